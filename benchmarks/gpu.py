@@ -133,8 +133,8 @@ class Replay(PPOTrainer):
     def rollout(self, rows: Any, *, stream: int) -> Rollout:
         return self.evaluate_samples(self.given.to(self.args.device), recompute=True)
 
-    def update(self, model: Any, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
-        progress = super().update(model, rollout, estimates)
+    def run_epochs(self, model: Any, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
+        progress = super().run_epochs(model, rollout, estimates)
         self.seen = {
             "log-probabilities": rollout.logprobs, "reference log-probabilities": rollout.ref_logprobs,
             "values": rollout.values, "scores": estimates.scores, "advantages": estimates.advantages,

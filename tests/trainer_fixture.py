@@ -163,8 +163,8 @@ class Spy(PPOTrainer):
         self.before = snapshot(self)
         self.updates: list[tuple[Rollout, Advantages, dict[str, torch.Tensor]]] = []
 
-    def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, torch.Tensor]:
-        progress = super().update(model, rollout, estimates)
+    def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, torch.Tensor]:
+        progress = super().run_epochs(model, rollout, estimates)
         self.updates.append((rollout, estimates, progress))
         return progress
 

@@ -45,7 +45,7 @@ def as_given(ids: torch.Tensor, _: torch.Tensor) -> torch.Tensor:
 #: What no key of the configuration switches off: the name of a lever -> the functions that it is, and what stands in.
 LEVERS: dict[str, list[tuple[Any, str, Any]]] = {
     "logits in chunks": [(logprobs, "logit_transform", nothing)],
-    "one pass of the head": [(PolicyLoss, "by_token", False)],
+    "one pass of the head": [(PolicyLoss, "is_separable_per_token", False)],
     "rows alike in length": [
         (module, "split_batches", in_order) for module in (logprobs, rollout_trainer, distributed_update)
     ],

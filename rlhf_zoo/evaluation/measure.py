@@ -316,7 +316,7 @@ def _against(
     policy: PreTrainedModel, evaluator: Evaluator, batch: Samples, rows: Sequence[int]
 ) -> tuple[list[float], list[list[float]]]:
     """Returns each completion's exact KL to the reference, summed over tokens, and log π_ref of each token, in nats."""
-    batch = batch.rows(slice(rows[0], rows[-1] + 1)).to(evaluator.reference.device)
+    batch = batch.select(slice(rows[0], rows[-1] + 1)).to(evaluator.reference.device)
     logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
     reference = selected_logprobs(logits, batch.completion_ids)
     if policy is evaluator.reference:

@@ -16,7 +16,7 @@ def split_batches(
     *,
     size: int,
     tokens: int | None = None,
-    even: bool = False,
+    minimize_padding: bool = False,
     packed: bool = False,
 ) -> list[Tensor]:
     """Splits rows into batches of similar length, so that little padding is computed.
@@ -26,20 +26,22 @@ def split_batches(
         rows: (R,) row numbers; None for all.
         size: The most rows of a batch.
         tokens: The most tokens of a batch, padding included; None for no bound. A longer row is a batch by itself.
-        even: Whether to choose the split with the least padding among those into the fewest batches. Otherwise batches
-            are filled one after the other, starting with the shortest row.
-        packed: Whether rows are packed without padding; then the fewest batches of about equal tokens.
+        minimize_padding: Whether to choose the split with the least padding among those with the fewest batches.
+            Otherwise batches are filled one after the other, starting with the shortest row.
+        packed: Whether rows are packed without padding. Then the split has the fewest batches, of about equal tokens.
 
     Returns:
-        Row numbers of each batch, int64.
+        The row numbers of each batch, int64.
     """
     if rows is None:
         rows = torch.arange(len(samples), device=samples.mask.device)
     lengths = (samples.prompt_mask[rows].sum(1) + samples.mask[rows].sum(1)).tolist()
     # `sorted` is stable, so rows of equal length keep their order on every device.
     order = sorted(range(len(lengths)), key=lengths.__getitem__)
-    if (even or packed) and tokens is not None:
-        bounds = (_packed_bounds if packed else _even_bounds)([lengths[row] for row in order], size=size, tokens=tokens)
+    if (minimize_padding or packed) and tokens is not None:
+        bounds = (_packed_bounds if packed else _least_padding_bounds)(
+            [lengths[row] for row in order], size=size, tokens=tokens
+        )
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
     for row in order:  # lengths increase, so this row determines the padded width of its batch
@@ -50,7 +52,7 @@ def split_batches(
     return [rows[batch] for batch in batches]
 
 
-def _even_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
+def _least_padding_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[int]:
     """Splits rows of increasing length into the fewest batches, with the least padding among such splits.
 
     Returns the boundaries, 0 and the number of rows included.

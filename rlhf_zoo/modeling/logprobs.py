@@ -128,7 +128,7 @@ def response_logprobs(
     temperature: float = 1.0,
     states: bool = False,
     logits: bool = False,
-    entropy_learns: bool = False,
+    entropy_requires_grad: bool = False,
     loss: TokenLoss | None = None,
 ) -> PolicyOutput:
     """Computes log π and entropy of the response tokens, and a loss of both.
@@ -141,7 +141,7 @@ def response_logprobs(
         temperature: Logits are divided by it.
         states: Whether to return the input of the model's head.
         logits: Whether to return the logits.
-        entropy_learns: Whether the entropy has a gradient.
+        entropy_requires_grad: Whether the entropy has a gradient.
         loss: Called with log π and entropy, (B, T) in nats. Each token's share may depend only on that token.
     """
     transform, mask = None if logits else logit_transform(model), samples.mask
@@ -153,7 +153,7 @@ def response_logprobs(
     if transform is None or head_states is None:
         scaled_logits = scale_logits(before_responses(outputs), temperature, samples.vocabulary)
         logprobs = selected_logprobs(scaled_logits, samples.completion_ids)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_learns):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_requires_grad):
             entropies = entropy(scaled_logits)
         # Padding has log-probabilities too, and where one is −∞ its gradient is NaN.
         logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
@@ -179,7 +179,7 @@ def response_logprobs(
         loss=None if loss is None else lambda *flat: loss(*map(padded, flat)),
     )
     entropies = padded(entropies)
-    entropies = entropies if entropy_learns else entropies.detach()
+    entropies = entropies if entropy_requires_grad else entropies.detach()
     return PolicyOutput(padded(logprobs), entropies, head_states, loss=total, loss_terms=terms)
 
 
@@ -221,7 +221,7 @@ def token_logprobs(
     """
     out = torch.zeros_like(samples.logprobs)
     for rows in split_batches(samples, size=batch_size, tokens=tokens, packed=supports_packing(model)):
-        logprobs = response_logprobs(model, samples.rows(rows), temperature=temperature).logprobs
+        logprobs = response_logprobs(model, samples.select(rows), temperature=temperature).logprobs
         # Rows of a batch are only as wide as its longest completion.
         out[rows, : logprobs.shape[1]] = logprobs.to(out)
     return out

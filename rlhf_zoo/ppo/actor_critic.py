@@ -22,12 +22,12 @@ from ..modeling.value_head import VALUE_HEAD_FILE, ValueHead, hidden_size_of, re
 
 
 class TextBatch(NamedTuple):
-    """Texts for the language-model loss.
+    """Texts for the PTX loss.
 
     Attributes:
         ids: (B, L) int64, right-padded.
         attention: (B, L) bool, True on tokens.
-        mask: (B, L−1) bool, the next tokens that count as targets.
+        mask: (B, L−1) bool, True where the next token is a target.
     """
 
     ids: Tensor
@@ -44,7 +44,7 @@ class ActorCriticOutput(NamedTuple):
         values: (B, T).
         exact_kl: (B, T) in nats, to the reference; None if its logits were not passed.
         text_logprobs: (B, L−1) in nats; None if no texts were passed.
-        policy_loss: a scalar; it has the gradients, and log π and entropy have none. None if no loss was passed.
+        policy_loss: a scalar; None if no loss was passed. With it, log π and entropy have no gradients.
         policy_terms: its terms for the metrics, without gradients.
     """
 
@@ -105,17 +105,17 @@ class ActorCritic(nn.Module):
         texts: TextBatch | None = None,
         *,
         ref_logits: Tensor | None = None,
-        entropy_learns: bool = False,
+        entropy_requires_grad: bool = False,
         policy_loss: TokenLoss | None = None,
     ) -> ActorCriticOutput:
         """Runs each trunk once.
 
         Args:
             samples: b completions.
-            temperature: of the sampling.
-            texts: for the language-model loss.
+            temperature: the sampling temperature.
+            texts: for the PTX loss.
             ref_logits: (b, T, V), the reference's, for an exact KL.
-            entropy_learns: whether the entropy has a gradient.
+            entropy_requires_grad: whether the entropy has a gradient.
             policy_loss: computed in the head's pass, chunk by chunk of logits. Without one, log π has gradients.
         """
         shared = self.shared
@@ -125,16 +125,16 @@ class ActorCritic(nn.Module):
             temperature=temperature,
             states=shared,
             logits=ref_logits is not None,
-            entropy_learns=entropy_learns,
+            entropy_requires_grad=entropy_requires_grad,
             loss=policy_loss,
         )
         # A shared critic reads the input of the LM head, which is the trunk's output in every architecture. The policy
         # runs first, so that its chunks of logits are freed before the critic's activations take memory.
         values = self.value_of(output.states) if shared else response_values(self.value_model, samples)
         kl = None if ref_logits is None or output.logits is None else exact_kl(output.logits, ref_logits)
-        texts_logprobs = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
+        text_token_logprobs = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
         return ActorCriticOutput(
-            output.logprobs, output.entropy, values, kl, texts_logprobs, output.loss, output.loss_terms
+            output.logprobs, output.entropy, values, kl, text_token_logprobs, output.loss, output.loss_terms
         )
 
     def value_of(self, states: Any) -> Tensor:
@@ -171,7 +171,7 @@ class ActorCritic(nn.Module):
             trunk.activation_checkpointing_enable(**kwargs)
 
     def gradient_checkpointing_enable(self, **kwargs: Any) -> None:
-        """The same, by the name of transformers up to 5.17.
+        """Switches gradient checkpointing on in both trunks, under the name in transformers up to 5.17.
 
         Args:
             **kwargs: as in transformers.
@@ -189,7 +189,7 @@ class ActorCritic(nn.Module):
         """Saves the policy as a plain checkpoint in `directory`, and the critic in `directory/critic`.
 
         Args:
-            directory: it is created if it is missing.
+            directory: created if it does not exist.
             merge: whether to merge a policy's adapter into its base.
             weights: state dicts of policy and critic, if the modules are sharded; None for the modules' own.
         """
@@ -217,7 +217,7 @@ class ActorCritic(nn.Module):
             directory: the checkpoint.
 
         Raises:
-            ZooError: it is no such checkpoint, or one of another model.
+            ZooError: the directory has no such checkpoint, or the checkpoint is of another model.
         """
         directory = Path(directory)
         _load_into(self.policy, directory)
@@ -277,9 +277,9 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
         )
     except OSError as error:
         raise ZooError(f"{directory} has no model*.safetensors: it is not a checkpoint; choose another.") from error
-    misfits = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
-    if misfits:
-        names = ", ".join(key if isinstance(key, str) else key[0] for key in misfits[:3])
+    wrong_keys = [key for name in ("unexpected_keys", "missing_keys", "mismatched_keys") for key in sorted(info[name])]
+    if wrong_keys:
+        names = ", ".join(key if isinstance(key, str) else key[0] for key in wrong_keys[:3])
         raise ZooError(
             f"{directory} does not fit this {type(model).__name__} ({names}): it is another model's checkpoint."
         )

@@ -37,6 +37,7 @@ from .token_checks import (
     narrowest_of,
 )
 
+#: More epochs over a rollout than this lead to a warning.
 MANY_EPOCHS = 4
 
 
@@ -48,9 +49,9 @@ class Parts:
         policy: the policy to train.
         critic: the critic to train.
         reference: None if there is none.
-        rewards: None if the user's own loop scores completions.
-        texts: for the language-model loss.
-        from_reference: whether the policy starts exactly at the reference.
+        rewards: None if a custom training loop scores completions.
+        text_source: for the PTX loss; None if it is off.
+        starts_at_reference: whether the policy starts exactly at the reference.
         context: the number of tokens that all models can read; None for no limit.
         vocabulary: the tokens that the policy can sample.
         narrowest: the model with the fewest embedding rows among those that read the policy's ids.
@@ -60,8 +61,8 @@ class Parts:
     critic: PreTrainedModel | ValueHead
     reference: Reference | None
     rewards: Rewards | None
-    texts: TextSource | None
-    from_reference: bool
+    text_source: TextSource | None
+    starts_at_reference: bool
     context: int | None
     vocabulary: Vocabulary
     narrowest: TokenConsumer
@@ -93,7 +94,7 @@ def assemble(
         peft_config: configures a new adapter of the policy; None for none.
         reward_funcs: one reward function or several.
         reward_processing_class: the reward models' tokenizers; None for the policy's.
-        ptx_dataset: texts for the language-model loss.
+        ptx_dataset: texts for the PTX loss.
         pad_apart: whether PAD must differ from EOS.
 
     Raises:
@@ -112,7 +113,7 @@ def assemble(
         policy = _with_adapter(policy, peft_config, args)
     # With dropout the ratio ρ would differ from 1 before the first optimizer step.
     disable_dropout(policy)
-    reference, from_reference = _reference(policy, ref_model, args)
+    reference, starts_at_reference = _reference(policy, ref_model, args)
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
     critic, critic_adapter = _critic(head, value_model, rewards, policy, peft_config, args)
     vocabulary = Vocabulary.of(tokenizer, policy)
@@ -121,7 +122,7 @@ def assemble(
     models = {
         "the policy": policy,
         "the critic": None if isinstance(critic, ValueHead) else critic,
-        "ref_model": reference.own if reference is not None else None,
+        "ref_model": reference.separate_model if reference is not None else None,
         **{f"the reward model {reward.name}": reward.model for reward in scoring},
     }
     narrowest = narrowest_of(vocabulary, models)
@@ -140,11 +141,11 @@ def assemble(
             f"stop_token_id is {args.stop_token_id}, which the policy never samples (ids up to {vocabulary.size - 1} "
             "that the tokenizer has): choose one of these."
         )
-    texts = _texts(ptx_dataset, policy, tokenizer, context, args)
+    text_source = _text_source(ptx_dataset, policy, tokenizer, context, args)
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
     for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(part, rate, subject=name)
-    return Parts(policy, critic, reference, rewards, texts, from_reference, context, vocabulary, narrowest)
+    return Parts(policy, critic, reference, rewards, text_source, starts_at_reference, context, vocabulary, narrowest)
 
 
 def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
@@ -162,7 +163,9 @@ def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tupl
         )
     # Rounding changes the reference a little. The user's own model or adapter may differ in any way.
     rounded = args.ref_load_in_8bit or (
-        reference is not None and reference.own is not None and reference.own.dtype != policy.dtype
+        reference is not None
+        and reference.separate_model is not None
+        and reference.separate_model.dtype != policy.dtype
     )
     return reference, ref_model is None and args.ref_adapter_name is None and not rounded
 
@@ -183,32 +186,32 @@ def _critic(
     if head is not None:
         return head, None
     config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
-    adapts = config is not None and args.critic_lora
-    # With an adapter, only that and the head of the critic train, so it can share the trunk with a reward model.
-    share = adapts and getattr(config, "bias", "none") == "none"
-    critic = build_critic(value_model, rewards, policy, args, share=share)
-    return critic, config if adapts and not isinstance(critic, ValueHead) and not is_peft(critic) else None
+    uses_adapter = config is not None and args.critic_lora
+    # With an adapter, only the adapter and the head of the critic train, so it can share the trunk with a reward model.
+    share_weights = uses_adapter and getattr(config, "bias", "none") == "none"
+    critic = build_critic(value_model, rewards, policy, args, share_weights=share_weights)
+    return critic, config if uses_adapter and not isinstance(critic, ValueHead) and not is_peft(critic) else None
 
 
-def _texts(
+def _text_source(
     dataset: Dataset | None,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     context: int | None,
     args: PPOConfig,
 ) -> TextSource | None:
-    """Returns the texts of the language-model loss; None if it is off."""
+    """Returns the texts for the PTX loss; None if it is off."""
     if not args.ptx_coef > 0:
         return None
     if dataset is None:
-        raise ZooError(f"ptx_coef is {args.ptx_coef} and there is no text to model: pass ptx_dataset.")
+        raise ZooError(f"ptx_coef is {args.ptx_coef}, but there are no texts for it: pass ptx_dataset.")
     return TextSource(
         dataset, tokenizer, context=context, pad_id=tokenizer.eos_token_id, embeddings=embedding_rows(policy)
     )
 
 
 def warn_if_many_epochs(epochs: int) -> None:
-    """Warns about more epochs over a rollout than PPO can use.
+    """Warns if there are more epochs over a rollout than PPO usually benefits from.
 
     Args:
         epochs: `num_ppo_epochs`.
@@ -327,39 +330,39 @@ def build_rewards(
         )
     kwargs: dict[str, Any] = {
         "batch_size": args.local_rollout_forward_batch_size,
-        "max_tokens": args.tokens_at_once,
+        "max_tokens": args.max_tokens_per_pass,
         **stored_statistics(args),
     }
 
-    def prepared(reward: Any, reads_with: PreTrainedTokenizerBase, **how: Any) -> Any:
+    def as_reward(reward: Any, own_tokenizer: PreTrainedTokenizerBase, **options: Any) -> Any:
         if isinstance(reward, str):
-            model = load_classifier(reward, label=how.get("label"), how=AS_SAVED)
-            return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **how)
+            model = load_classifier(reward, label=options.get("label"), how=AS_SAVED)
+            return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **options)
         if isinstance(reward, PreTrainedModel):
-            check_tokenizer_of(reward, reads_with, subject="the reward model")
+            check_tokenizer_of(reward, own_tokenizer, subject="the reward model")
             check_head_of(reward, subject="the reward model")
-            return RewardModel(reward, reads_with, tokenizer, **kwargs, **how)
+            return RewardModel(reward, own_tokenizer, tokenizer, **kwargs, **options)
         return reward
 
     # These settings apply to reward_model. For a model in reward_funcs, pass a RewardModel with its own settings.
     score_options = {"label": args.reward_label, "output": args.reward_output, "pad_token": args.reward_pad_token}
-    built = [
-        prepared(reward, own_tokenizer, **score_options)
+    rewards = [
+        as_reward(reward, own_tokenizer, **score_options)
         for reward, own_tokenizer in zip(models, tokenizers, strict=True)
     ]
-    if len(built) > 1:
-        built = [RewardEnsemble(built, how=args.reward_ensemble, penalty=args.reward_ensemble_lambda)]
-    built += [prepared(reward, listed[0]) for reward in _as_list(reward_funcs)]
-    if not built and reward_funcs is None:
+    if len(rewards) > 1:
+        rewards = [RewardEnsemble(rewards, how=args.reward_ensemble, penalty=args.reward_ensemble_lambda)]
+    rewards += [as_reward(reward, listed[0]) for reward in _as_list(reward_funcs)]
+    if not rewards and reward_funcs is None:
         return None
-    return Rewards(built, weights=args.reward_weights, tokenizer=tokenizer, timeout=args.reward_timeout)
+    return Rewards(rewards, weights=args.reward_weights, tokenizer=tokenizer, timeout=args.reward_timeout)
 
 
 def _as_list(value: Any) -> list[Any]:
     return [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
 
 
-def prompts_of(
+def prepare_prompt_data(
     data: Any,
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
@@ -374,9 +377,9 @@ def prompts_of(
         data: the data set, a mapping, or None.
         args: the settings.
         tokenizer: the policy's.
-        context: tokens that all models can read.
+        context: the number of tokens that all models can read; None for no limit.
         narrowest: the model with the fewest embedding rows.
-        training: whether these are training prompts; there must be enough of them for an update.
+        training: whether these are training prompts, of which there must be enough for an update.
 
     Returns:
         The same data with token ids; None for None.
@@ -389,7 +392,9 @@ def prompts_of(
     if isinstance(data, dict):
         if training:
             raise ZooError("train_dataset is a mapping of data sets: pass one of its splits, such as data['train'].")
-        return {name: prompts_of(dataset, args, tokenizer, context, narrowest) for name, dataset in data.items()}
+        return {
+            name: prepare_prompt_data(dataset, args, tokenizer, context, narrowest) for name, dataset in data.items()
+        }
     if not isinstance(data, Dataset):
         raise ZooError(
             f"The prompts are a {type(data).__name__}: pass a datasets.Dataset, which has a length and an order."

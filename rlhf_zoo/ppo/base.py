@@ -26,7 +26,7 @@ from ..modeling.length_grouping import GroupsByLength
 from ..modeling.value_head import ValueHead
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
 from .actor_critic import ActorCritic
-from .assembly import Parts, assemble, prompts_of
+from .assembly import Parts, assemble, prepare_prompt_data
 from .checkpoint import PPO_COMPLETE, MarkComplete
 from .completions import COMPLETIONS_DIR, DecodedCompletions, decode_rows, show_table
 from .config import PPOConfig
@@ -34,20 +34,20 @@ from .custom_loop import UserScores
 from .engines import make_engine
 from .guards import KLWatch, ReferenceWatch
 from .kl_controller import KLController, RunningScores
-from .metrics import Progress, completion_metrics, critic_health
+from .metrics import UpdateMetrics, completion_metrics, critic_health
 from .offload import on_device, place
 from .prompt_batches import PromptReader
 from .rollout import Advantages, Rollout
-from .step_guard import SKIPPED, Guarded
+from .step_guard import SKIPPED, GuardedTrainer
 from .timing import Phases
 
 PPO_STATE = "ppo_state.json"
-#: The first part of a row's random key: training, evaluation and the user's own loop never share random numbers.
+#: The first part of a row's random key. Training, evaluation and a custom training loop never share random numbers.
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
-    """A Trainer for a policy and its critic. Its abstract methods are the steps of an update that evaluation needs."""
+class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, GuardedTrainer, ABC):
+    """A Trainer for a policy and its critic. Its abstract methods are the phases of an update that evaluation needs."""
 
     args: PPOConfig
     processing_class: PreTrainedTokenizerBase
@@ -86,61 +86,61 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             ptx_dataset=ptx_dataset,
             pad_apart=self.pad_apart,
         )
-        self.reference, self.texts, self._rewards = parts.reference, parts.texts, parts.rewards
+        self.reference, self.text_source, self._rewards = parts.reference, parts.text_source, parts.rewards
         self.context, self.vocabulary, self.narrowest = parts.context, parts.vocabulary, parts.narrowest
-        # The id that fills padding. PAD itself may have no embedding, because scripts add it past the embeddings.
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
+        # Padding is filled with EOS if PAD has no embedding, as when a script added PAD past the embeddings.
         self.fill_id: int = pad if pad in self.vocabulary else eos
         self.controller = KLController(args.kl_coef, args.kl_target, args.kl_horizon)
-        self.scores_seen = RunningScores()
+        self.running_scores = RunningScores()
         self.last_metrics: dict[str, float] = {}
-        self._from_reference, self._start_checked = parts.from_reference, False
+        self._starts_at_reference, self._start_checked = parts.starts_at_reference, False
         self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
-        self._waiting: list[dict] = []
-        self._sizes: list[int] = []  # number of prompts in each batch that waits for its update
+        self._pending_prompts: list[dict] = []
+        self._prompts_per_batch: list[int] = []  # of the batches that wait for their update
         self._metrics: dict[str, list[float]] = defaultdict(list)
-        self._shown: dict[str, list[Any]] = {}
-        self._episodes = self._generated = 0
+        self._completions_table: dict[str, list[Any]] = {}
+        self._episodes = self._prompts_generated = 0
         self._loop_model: nn.Module | None = None
-        self.most_tokens = args.tokens_at_once
-        reading = args, processing_class, self.context, self.narrowest
+        self.max_tokens_per_micro_batch = args.max_tokens_per_pass
+        prompt_arguments = args, processing_class, self.context, self.narrowest
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
             data_collator=data_collator or _uncollate,
-            train_dataset=prompts_of(train_dataset, *reading, training=True),
-            eval_dataset=prompts_of(eval_dataset, *reading),
+            train_dataset=prepare_prompt_data(train_dataset, *prompt_arguments, training=True),
+            eval_dataset=prepare_prompt_data(eval_dataset, *prompt_arguments),
             processing_class=processing_class,
             callbacks=[MarkComplete(), *(callbacks or [])],
             optimizers=optimizers,
         )
         self.phases = Phases(self.accelerator.device)
         self.engine = make_engine(args, self.policy, processing_class, self.accelerator)
-        offload_for = self.model if args.offload_frozen else None
-        place(self.reference, self._scoring, device=self.accelerator.device, training=offload_for)
+        trained_model = self.model if args.offload_frozen else None
+        place(self.reference, self._reward_models, device=self.accelerator.device, offload_beside=trained_model)
         if args.fsdp2:
             self._shard_all(optimizers[0])
 
     def _shard_all(self, optimizer: Any) -> None:
-        """Shards the models. Refuses an optimizer that the user made, because it holds unsharded weights."""
+        """Shards the models. Raises ZooError if the user passed an optimizer, because that holds unsharded weights."""
         for unsupported, fix in (
             (isinstance(self.value_model, ValueHead), "a critic on the policy's trunk: set critic to 'policy'"),
-            (optimizer is not None, "an optimizer that was made before: remove it"),
+            (optimizer is not None, "an optimizer passed to the trainer: remove it"),
         ):
             if unsupported:
                 raise ZooError(f"fsdp2 does not support {fix}, or remove fsdp2.")
-        reference = self.reference.own if self.reference else None
-        frozen = [*(reward.model for reward in self._scoring), *([] if reference is None else [reference])]
+        reference = self.reference.separate_model if self.reference else None
+        frozen = [*(reward.model for reward in self._reward_models), *([] if reference is None else [reference])]
         self.shard(self.policy, self.value_model, frozen=frozen)
 
     @property
-    def _scoring(self) -> Sequence[RewardModel]:
+    def _reward_models(self) -> Sequence[RewardModel]:
         """The reward models."""
         return self._rewards.models if self._rewards is not None else ()
 
     @abstractmethod
-    def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
+    def compute_advantages(self, rollout: Rollout, scored: Scored) -> Advantages:
         """Computes rewards, advantages and returns.
 
         Args:
@@ -187,7 +187,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         """Whether only the critic is trained in this update."""
         return self.state.global_step < self.args.critic_warmup_updates
 
-    def total(self, x: Tensor) -> Tensor:
+    def sum_over_processes(self, x: Tensor) -> Tensor:
         """Sums a tensor over processes, elementwise.
 
         Args:
@@ -214,16 +214,17 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         n, total, _ = self.moments(x).tolist()
         return total / n if n else math.nan
 
-    def check_step(self, progress: Progress) -> None:
-        """Lets all processes agree on whether the loss of the current optimizer step is finite.
+    def check_step(self, metrics: UpdateMetrics) -> None:
+        """Checks the loss and the log-probabilities of the current optimizer step, in all processes alike.
 
         Args:
-            progress: has the sums of the step's micro-batches.
+            metrics: has the sums of the step's micro-batches.
 
         Raises:
-            NotFinite: log-probabilities, or weights, are not finite.
+            NotFinite: log-probabilities, or weights, are not finite. A loss that is not finite is only recorded.
         """
-        finite = self.agreed({"loss": progress.step_loss, "log-probabilities": progress.step_logprobs})
+        tensors = {"loss": metrics.step_loss, "log-probabilities": metrics.step_logprobs}
+        finite = self.finite_on_all_processes(tensors)
         if not finite["log-probabilities"]:
             self.check_weights()
             raise NotFinite(
@@ -232,18 +233,18 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             )
         self.guard.record({"loss": finite["loss"]})
 
-    def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
+    def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:
         """Adds this update's metrics to the ones that the next log line averages.
 
         Args:
             rollout: of all processes.
             estimates: its rewards and advantages.
-            progress: means of the update's losses.
+            loss_metrics: means of the update's losses and their terms.
         """
         names = ["given"] if isinstance(estimates.scored, UserScores) else self.rewards.names
         per_completion = completion_metrics(rollout, estimates, names)
         values, returns, mask = estimates.values, estimates.returns, estimates.mask
-        measured = {
+        rollout_metrics = {
             **{name: self.mean(column) for name, column in per_completion.items()},
             "objective/non_score_reward": self.mean(estimates.non_score),
             "objective/rlhf_reward": self.mean(estimates.non_score + estimates.scores),
@@ -253,26 +254,27 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         }
         # NaN means that a metric does not apply, so it is left out: for example, no completion reaches a quarter of the
         # positions, or returns do not vary, so that explained variance is undefined.
-        applies = {name: value for name, value in measured.items() if not math.isnan(value)}
-        metrics = {**applies, "kl_coef": self.controller.kl_coef, **progress}
+        applicable = {name: value for name, value in rollout_metrics.items() if not math.isnan(value)}
+        metrics = {**applicable, "kl_coef": self.controller.kl_coef, **loss_metrics}
         metrics |= {name: value for name, value in estimates.scored.metrics.items() if name not in metrics}
         if "running" in (self.args.score_centering, self.args.score_scaling):
             metrics |= {
-                "objective/score_mean_so_far": self.scores_seen.mean,
-                "objective/score_std_so_far": self.scores_seen.std,
+                "objective/score_mean_so_far": self.running_scores.mean,
+                "objective/score_std_so_far": self.running_scores.std,
             }
         # A metric that is infinite or could not be computed stays as NaN: metrics.jsonl has null for it.
         self.last_metrics = {name: float(x) if math.isfinite(x) else math.nan for name, x in metrics.items()}
         for name, value in self.last_metrics.items():
             self._metrics[name].append(value)
         self.last_metrics[SKIPPED] = self.guard.skipped
-        n, kl, squares = self.moments(rollout.kl if rollout.measured else estimates.scores).tolist()
-        self._episodes += int(n)
-        self.phases.sampled(int(rollout.mask.sum()))
-        if not rollout.measured:
+        self._episodes += len(rollout.samples)
+        self.phases.count_tokens(int(rollout.mask.sum()))
+        if not rollout.has_reference:
             return
-        error = math.sqrt(max(squares / n - (kl / n) ** 2, 0.0) / n)
-        self._kl_watch.observe(kl / n, error, measured["objective/score"])
+        n, kl_sum, kl_square_sum = self.moments(rollout.kl).tolist()
+        mean_kl = kl_sum / n
+        standard_error = math.sqrt(max(kl_square_sum / n - mean_kl**2, 0.0) / n)
+        self._kl_watch.observe(mean_kl, standard_error, rollout_metrics["objective/score"])
 
     def decode_and_score(self, rollout: Rollout, rows: Sequence[Mapping]) -> tuple[DecodedCompletions, Scored]:
         """Decodes completions and scores them.
@@ -286,7 +288,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         arguments = texts.prompts, texts.completions, texts.texts, texts.columns
         return texts, self.rewards(rollout.samples, *arguments, trainer_state=self.state, model_context=model_context)
 
-    def remember(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
+    def keep_completions_table(self, texts: DecodedCompletions, rollout: Rollout, scored: Scored) -> None:
         """Keeps the first completions of a rollout for the table of the next log line.
 
         Args:
@@ -297,7 +299,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         if not self.args.log_completions:
             return
         few = slice(self.args.num_completions_to_print)
-        self._shown = {
+        self._completions_table = {
             "prompt": texts.prompts[few],
             "completion": texts.completions[few],
             "score": scored.total[few].tolist(),
@@ -307,10 +309,10 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds the means of PPO's metrics over the updates since the last log line.
+        """Logs Trainer's metrics and the means of PPO's metrics over the updates since the last log line.
 
         Args:
-            logs: Trainer's own numbers.
+            logs: Trainer's metrics.
             start_time: as in Trainer.
         """
         if "loss" in logs and self._metrics:
@@ -318,10 +320,10 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             # is always 0. When a run resumes, Trainer's loss lacks the updates since the last log line.
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(values) / len(values) for name, values in self._metrics.items()}
-            logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.take()}
+            logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.pop_means()}
             self._metrics.clear()
-            if self._shown:
-                self.show(self._shown, "completions")
+            if self._completions_table:
+                self.show(self._completions_table, "completions")
         super().log(logs, start_time)
 
     def show(self, table: Mapping[str, Sequence[Any]], title: str, *, step: int | None = None) -> None:
@@ -342,7 +344,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
                 report_to=self.args.report_to or (),
             )
 
-    def last_good(self) -> str | None:
+    def last_complete_checkpoint(self) -> str | None:
         """Returns the last complete checkpoint of output_dir; None if there is none."""
         complete = [path.parent for path in Path(self.args.output_dir or ".").glob(f"checkpoint-*/{PPO_COMPLETE}")]
         return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
@@ -359,10 +361,12 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             ZooError: prompts or rewards are missing, there is no checkpoint, or it is incomplete.
         """
         if self.train_dataset is None:
-            raise ZooError("PPO has no prompts: pass train_dataset, or use generate() and step() in your own loop.")
+            raise ZooError(
+                "PPO has no prompts: pass train_dataset, or write your own training loop with generate() and step()."
+            )
         _ = self.rewards  # raises before anything is set up if there are none
         if resume_from_checkpoint is True:
-            resume_from_checkpoint = self.last_good()
+            resume_from_checkpoint = self.last_complete_checkpoint()
             if resume_from_checkpoint is None:
                 raise ZooError(f"{self.args.output_dir} has no complete checkpoint to resume from: check output_dir.")
         elif resume_from_checkpoint and not (Path(resume_from_checkpoint) / PPO_COMPLETE).is_file():
@@ -405,16 +409,16 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
         self.check_weights()
         directory = Path(output_dir or self.args.output_dir or ".")
         # Trainer passes a directory when it saves a checkpoint, and none for push_to_hub.
-        checkpoint = _internal_call and output_dir is not None
+        is_checkpoint = _internal_call and output_dir is not None
         weights = gather_weights(self.policy), gather_weights(self.value_model)
         if self.args.should_save:
             directory.mkdir(parents=True, exist_ok=True)
-            self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not checkpoint, weights=weights)
+            self.actor.save_pretrained(directory, merge=self.args.merge_adapter and not is_checkpoint, weights=weights)
             self.processing_class.save_pretrained(directory)
             state = {
                 "kl_coef": self.controller.kl_coef,
                 "episodes": self._episodes,
-                "scores_seen": list(vars(self.scores_seen).values()),
+                "scores_seen": list(vars(self.running_scores).values()),
                 # JSON has no NaN.
                 "unlogged": {
                     name: [None if math.isnan(value) else value for value in values]
@@ -445,7 +449,7 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, Guarded, ABC):
             raise ZooError(f"{directory} has no {PPO_STATE}: it is not a PPO checkpoint; choose another to resume.")
         state = json.loads((directory / PPO_STATE).read_text())
         self.controller = replace(self.controller, kl_coef=state["kl_coef"])
-        self.scores_seen = RunningScores(*state.get("scores_seen", ()))
+        self.running_scores = RunningScores(*state.get("scores_seen", ()))
         self._start_checked = True
         self._episodes = state["episodes"]
         self._metrics = defaultdict(list)

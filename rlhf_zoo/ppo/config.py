@@ -16,7 +16,7 @@ from ..modeling.special_tokens import stop_ids
 from ..rewards.model import REWARD_OUTPUTS
 
 #: Tokens per pass on a CPU. More would cost memory; in bf16 each pass casts all weights (docs/performance.md).
-TOKENS_ON_CPU, BF16_TOKENS_ON_CPU = 512, 2048
+CPU_TOKENS_PER_PASS, CPU_BF16_TOKENS_PER_PASS = 512, 2048
 #: Keys that take one of a few values.
 ONE_OF = {
     "kl_in": ("reward", "loss"),
@@ -138,7 +138,7 @@ class PPOConfig(TrainingArguments):
     cliprange_value: float | None = option(0.2, "ε_v of the value clip; None clips nothing.")
     vf_coef: float = option(0.1, "c_v, the weight of the value loss.")
     entropy_coef: float = option(0.0, "c_e, the weight of the entropy bonus.")
-    ptx_coef: float = option(0.0, "γ_ptx, the weight of the language-model loss on ptx_dataset (InstructGPT: 27.8).")
+    ptx_coef: float = option(0.0, "γ_ptx, the weight of the PTX loss on ptx_dataset (InstructGPT: 27.8).")
     loss_aggregation: str = option(
         "token-mean",
         "How a minibatch's losses are averaged: token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-sum-norm.",
@@ -253,7 +253,7 @@ class PPOConfig(TrainingArguments):
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     @property
-    def tokens_at_once(self) -> int | None:
+    def max_tokens_per_pass(self) -> int | None:
         """The most tokens of a forward pass, padding included; None if only the number of rows is limited."""
         return self.max_tokens_per_micro_batch or default_batch_tokens(
             cpu=self.device.type == "cpu", bf16=bool(self.bf16)
@@ -359,7 +359,7 @@ def default_batch_tokens(*, cpu: bool, bf16: bool) -> int | None:
         cpu: Whether the run computes on a CPU.
         bf16: Whether it computes in bfloat16.
     """
-    return (BF16_TOKENS_ON_CPU if bf16 else TOKENS_ON_CPU) if cpu else None
+    return (CPU_BF16_TOKENS_PER_PASS if bf16 else CPU_TOKENS_PER_PASS) if cpu else None
 
 
 def holds_reference(args: Any, *, has_ref_model: bool) -> bool:

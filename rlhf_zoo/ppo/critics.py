@@ -17,7 +17,7 @@ from .config import PPOConfig
 
 
 def stored_statistics(args: PPOConfig) -> dict[str, bool]:
-    """Returns which statistics stored with a reward model shape its scores, as keywords of `RewardModel`.
+    """Returns which stored statistics of a reward model center and scale its scores, as arguments of `RewardModel`.
 
     Args:
         args: The settings.
@@ -26,25 +26,26 @@ def stored_statistics(args: PPOConfig) -> dict[str, bool]:
 
 
 def build_critic(
-    value_model: Any, rewards: Rewards | None, policy: Any, args: PPOConfig, *, share: bool = False
+    value_model: Any, rewards: Rewards | None, policy: Any, args: PPOConfig, *, share_weights: bool = False
 ) -> PreTrainedModel | ValueHead:
     """Builds the critic.
 
     An adapter of the policy is merged into the critic's trunk. On a quantized policy the critic is a value head.
 
     Args:
-        value_model: The user's critic; None for the one that `args.critic` names. With 'auto' that starts as the reward
-            model if that reads the policy's tokens, otherwise as the policy.
+        value_model: The user's critic; None for the critic that `args.critic` names. With 'auto' the critic starts as
+            the reward model if it reads the policy's tokens, otherwise as the policy.
         rewards: The rewards, which may include a reward model to start from.
         policy: The policy to start from otherwise.
         args: The settings.
-        share: Whether a critic made from a reward model shares its weights, because only an adapter and the head train.
+        share_weights: Whether a critic made from a reward model shares its weights, because only an adapter and the
+            head train.
 
     Returns:
         A token classifier, or a value head on the policy's trunk.
 
     Raises:
-        ZooError: There is no model to start from, or it cannot be a critic.
+        ZooError: There is no model that the critic can start from, or value_model cannot be a critic.
     """
     statistics: dict[str, Any] = {**stored_statistics(args)}
     if value_model is not None:
@@ -76,7 +77,7 @@ def build_critic(
         # Shared weights keep their type, and the critic's float32 head reads a bf16 trunk only under bf16 autocast.
         model, weight = candidates[0]
         can_share = args.bf16 or model.dtype == torch.float32
-        return critic_from(model, **statistics, weight=weight, share=share and can_share)
+        return critic_from(model, **statistics, weight=weight, share=share_weights and can_share)
     if getattr(policy, "is_quantized", False):
         if args.critic == "policy":
             raise ZooError("critic is 'policy', whose quantized weights cannot be copied: set it to 'shared'.")
@@ -87,7 +88,7 @@ def build_critic(
     base = {name.replace(".base_layer", ""): weight for name, weight in policy.get_base_model().state_dict().items()}
     critic = critic_from(merged)
     if not all(name in base and torch.equal(weight, base[name]) for name, weight in merged.state_dict().items()):
-        critic.name_or_path = ""  # merged weights: a later adapter must not name the policy's base
+        critic.name_or_path = ""  # an adapter on merged weights must not name the policy's base as its own
     return critic
 
 

@@ -1,4 +1,4 @@
-"""Checks and converts what the user's own loop passes to `PPOTrainer.step`."""
+"""Checks and converts what a custom training loop passes to `PPOTrainer.step`."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from .token_checks import check_ids
 
 
 class UserScores(Scored):
-    """Scores from the user's own loop."""
+    """Scores from a custom training loop."""
 
 
 def _as_ids(value: Any) -> list[int] | None:
@@ -29,15 +29,15 @@ def _as_ids(value: Any) -> list[int] | None:
     return None
 
 
-def _answer_ids(query: Any, prompt: list[int], response: str, tokenizer: Any) -> list[int]:
+def _response_ids(query: Any, query_ids: list[int], response: str, tokenizer: Any) -> list[int]:
     """Tokenizes a text response in the context of its query, which may be token ids."""
     if _as_ids(query) is None:
         return tokenize_completion(query, response, tokenizer)
-    query_and_response = tokenizer(tokenizer.decode(prompt) + response, add_special_tokens=False)["input_ids"]
-    return encode_after(tokenizer, prompt, query_and_response, response)
+    query_and_response = tokenizer(tokenizer.decode(query_ids) + response, add_special_tokens=False)["input_ids"]
+    return encode_after(tokenizer, query_ids, query_and_response, response)
 
 
-def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
+def prompt_ids(prompt: Any, row: int, trainer: Any) -> list[int]:
     """Returns the token ids of a prompt.
 
     Args:
@@ -46,7 +46,7 @@ def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
         trainer: the trainer, whose tokenizer and context are used.
 
     Raises:
-        ZooError: it is empty, has unknown ids, or leaves no room for a completion.
+        ZooError: the prompt is empty, has unknown ids, or leaves no room for a completion.
     """
     ids = _as_ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
@@ -56,9 +56,9 @@ def prompt_row(prompt: Any, row: int, trainer: Any) -> list[int]:
 
 
 def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer: Any) -> Samples:
-    """Converts completions from the user's own loop, without log-probabilities so far.
+    """Converts completions from a custom training loop. Their log-probabilities are 0 until they are computed.
 
-    A text response gets no end-of-sequence token. Token ids must contain it if the response ended.
+    A text response gets no end token. If a response ended, pass its token ids with the end token.
 
     Args:
         queries: B texts, conversations or token ids.
@@ -66,7 +66,7 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
         trainer: the trainer, whose tokenizer, context and stop ids are used.
 
     Raises:
-        ZooError: counts differ, a query or response is empty, or it has ids that the policy cannot read or sample.
+        ZooError: counts differ, or a query or response is empty or has ids that the policy cannot read or sample.
     """
     if len(queries) != len(responses) or not len(queries):
         raise ZooError(
@@ -75,42 +75,44 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
     if isinstance(queries, str) or isinstance(responses, str):
         raise ZooError("step() got a single text: pass lists of queries and responses.")
     device, stops = trainer.args.device, set(trainer.stop_ids)
-    prompts, answers = [], []
+    all_query_ids, all_response_ids = [], []
     for row, (query, response) in enumerate(zip(queries, responses, strict=True)):
-        prompt, answer = _as_ids(query), _as_ids(response)
-        if prompt is None:
-            prompt = tokenize_prompt(query, trainer.processing_class)
-        if answer is None and not isinstance(response, str):
+        query_ids, response_ids = _as_ids(query), _as_ids(response)
+        if query_ids is None:
+            query_ids = tokenize_prompt(query, trainer.processing_class)
+        if response_ids is None and not isinstance(response, str):
             raise ZooError(f"Response {row} is {response!r}: pass a text or a 1-D tensor of token ids.")
-        if answer is None:
-            answer = _answer_ids(query, prompt, response, trainer.processing_class)
-        prompts.append(prompt)
-        answers.append(answer)
-        if not prompt or not answer:
+        if response_ids is None:
+            response_ids = _response_ids(query, query_ids, response, trainer.processing_class)
+        all_query_ids.append(query_ids)
+        all_response_ids.append(response_ids)
+        if not query_ids or not response_ids:
             raise ZooError(f"Query {row} or its response is empty: each needs at least one token.")
-        if trainer.context is not None and len(prompt) + len(answer) > trainer.context:
+        length = len(query_ids) + len(response_ids)
+        if trainer.context is not None and length > trainer.context:
             raise ZooError(
-                f"Query {row} and its response have {len(prompt) + len(answer)} tokens together and exceed the context "
-                f"of {trainer.context}: shorten them."
+                f"Query {row} and its response have {length} tokens together and exceed the context of "
+                f"{trainer.context}: shorten them."
             )
-        if stops & set(answer[:-1]):
+        if stops & set(response_ids[:-1]):
             raise ZooError(f"Response {row} continues after its end token: cut it there.")
-    check_ids(prompts, trainer.narrowest, label="Query")
-    check_ids(answers, trainer.narrowest, label="Response")
-    for row, answer in enumerate(answers):
-        if unknown := [index for index in answer if index not in trainer.vocabulary]:
+    check_ids(all_query_ids, trainer.narrowest, label="Query")
+    check_ids(all_response_ids, trainer.narrowest, label="Response")
+    for row, response_ids in enumerate(all_response_ids):
+        if unknown := [token_id for token_id in response_ids if token_id not in trainer.vocabulary]:
             raise ZooError(
                 f"Response {row} has the token id {unknown[0]}, which the tokenizer does not have and the policy never "
                 "samples: pass the ids that were sampled."
             )
-    prompt_ids, prompt_mask = left_pad(prompts, trainer.fill_id, device)
-    width = max(map(len, answers))
-    completion_ids = torch.tensor([ids + [trainer.fill_id] * (width - len(ids)) for ids in answers], device=device)
-    lengths = torch.tensor([len(ids) for ids in answers], device=device)
+    padded_query_ids, query_mask = left_pad(all_query_ids, trainer.fill_id, device)
+    width = max(map(len, all_response_ids))
+    padding = trainer.fill_id
+    completion_ids = torch.tensor([ids + [padding] * (width - len(ids)) for ids in all_response_ids], device=device)
+    lengths = torch.tensor([len(ids) for ids in all_response_ids], device=device)
     mask = torch.arange(width, device=device) < lengths.unsqueeze(1)
-    ended = torch.tensor([ids[-1] in stops for ids in answers], device=device)
+    ended = torch.tensor([ids[-1] in stops for ids in all_response_ids], device=device)
     logprobs = torch.zeros(mask.shape, device=device)
-    return Samples(prompt_ids, prompt_mask, completion_ids, mask, logprobs, ended, trainer.vocabulary)
+    return Samples(padded_query_ids, query_mask, completion_ids, mask, logprobs, ended, trainer.vocabulary)
 
 
 def scores_from_user(scores: Sequence[Any], samples: Samples) -> UserScores:

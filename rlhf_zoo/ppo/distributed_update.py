@@ -1,7 +1,7 @@
-"""One update in several processes: their rollouts are joined, and each process trains on its share.
+"""An update in several processes: gathers their rollouts and splits each minibatch among them.
 
-Every process has all of the scored rollout, in the order in which one process would have it. So advantages, whitening,
-minibatches, β and metrics are computed as in one process, and only gradients are exchanged.
+After gathering, every process has the complete scored rollout, in the order in which a single process would have it. So
+advantages, whitening, minibatches, β and metrics are computed as in one process, and only gradients are exchanged.
 """
 
 import math
@@ -19,37 +19,41 @@ from .actor_critic import TextBatch
 from .rollout import Rollout
 
 
-def place_of_rows(rows: Sequence[int], sizes: Sequence[Sequence[int]], *, group: int) -> list[int]:
-    """Orders the concatenated rows of all processes as one process would have them.
+def single_process_order(
+    row_counts: Sequence[int], prompts_per_batch: Sequence[Sequence[int]], *, group_size: int
+) -> list[int]:
+    """Orders the concatenated rows of all processes as a single process would have them.
 
-    One process alone would read batch after batch, and each batch in the order of the processes. Rows that only fill up
-    a batch are left out.
+    A single process would read batch after batch, and each batch in the order of the processes. Filler rows are left
+    out.
 
     Args:
-        rows: the number of rows of each process.
-        sizes: for each process, the number of prompts in each of its batches.
-        group: rows of each prompt.
+        row_counts: the number of rows of each process.
+        prompts_per_batch: for each process, the number of prompts in each of its batches.
+        group_size: rows of each prompt.
 
     Returns:
         Indices into the concatenation.
     """
-    starts = [sum(rows[:process]) for process in range(len(rows))]
-    places: list[int] = []
-    for batch in range(len(sizes[0])):
-        for start, batch_sizes in zip(starts, sizes, strict=True):
-            begin = start + sum(batch_sizes[:batch]) * group
-            places += range(begin, begin + batch_sizes[batch] * group)
-    return places
+    process_starts = [sum(row_counts[:process]) for process in range(len(row_counts))]
+    indices: list[int] = []
+    for batch in range(len(prompts_per_batch[0])):
+        for process_start, prompt_counts in zip(process_starts, prompts_per_batch, strict=True):
+            begin = process_start + sum(prompt_counts[:batch]) * group_size
+            indices += range(begin, begin + prompt_counts[batch] * group_size)
+    return indices
 
 
-def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], group: int) -> tuple[Rollout, Scored]:
+def gather_rollouts(
+    rollout: Rollout, scored: Scored, *, prompts_per_batch: Sequence[int], group_size: int
+) -> tuple[Rollout, Scored]:
     """Joins the rollouts of all processes.
 
     Args:
         rollout: of this process.
         scored: its rewards.
-        sizes: the number of prompts in each of this process's batches.
-        group: completions of each prompt.
+        prompts_per_batch: the number of prompts in each of this process's batches.
+        group_size: completions of each prompt.
 
     Returns:
         Rollout and rewards of all processes, in the order that a single process would produce.
@@ -57,7 +61,7 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
     from accelerate.utils import gather_object
 
     samples, device = rollout.samples, rollout.mask.device
-    # On the CPU, because objects are pickled for the exchange and another process's device may not exist here.
+    # Move tensors to the CPU, because they are pickled for exchange, and another process's device may not exist here.
     local_part: dict[str, Any] = {
         "samples": {n: x.cpu() for n, x in vars(samples).items() if isinstance(x, Tensor)},
         "ref_logprobs": rollout.ref_logprobs.cpu(),
@@ -67,44 +71,45 @@ def gather_rollouts(rollout: Rollout, scored: Scored, *, sizes: Sequence[int], g
         "each": scored.each.cpu(),
         "by_token": None if scored.by_token is None else scored.by_token.cpu(),
         "metrics": dict(scored.metrics),
-        "sizes": list(sizes),
+        "prompts_per_batch": list(prompts_per_batch),
     }
-    parts_of_all: list[dict[str, Any]] = gather_object([local_part])
-    every_size = [part["sizes"] for part in parts_of_all]
+    all_parts: list[dict[str, Any]] = gather_object([local_part])
+    prompt_counts = [part["prompts_per_batch"] for part in all_parts]
     # The shuffle picks rows by index, so all processes need the same order.
-    order = torch.tensor(place_of_rows([len(part["total"]) for part in parts_of_all], every_size, group=group))
+    row_counts = [len(part["total"]) for part in all_parts]
+    order = torch.tensor(single_process_order(row_counts, prompt_counts, group_size=group_size))
 
-    def rows(parts: Iterable[Tensor], *, left: bool = False) -> Tensor:
-        return _stack(list(parts), left=left)[order].to(device)
+    def join(tensors: Iterable[Tensor], *, left_padded: bool = False) -> Tensor:
+        return _stack(list(tensors), left_padded=left_padded)[order].to(device)
 
     fields = {
-        name: rows((part["samples"][name] for part in parts_of_all), left=name in ("prompt_ids", "prompt_mask"))
+        name: join((part["samples"][name] for part in all_parts), left_padded=name in ("prompt_ids", "prompt_mask"))
         for name in local_part["samples"]
     }
     joined = Rollout(
         Samples(**fields, vocabulary=samples.vocabulary),
-        rows(part["ref_logprobs"] for part in parts_of_all),
-        rows(part["values"] for part in parts_of_all),
-        measured=rollout.measured,
-        engine_logprobs=None if rollout.engine_logprobs is None else rows(part["engine"] for part in parts_of_all),
+        join(part["ref_logprobs"] for part in all_parts),
+        join(part["values"] for part in all_parts),
+        has_reference=rollout.has_reference,
+        engine_logprobs=None if rollout.engine_logprobs is None else join(part["engine"] for part in all_parts),
     )
     # A reward function may have returned per-token scores in some processes only.
-    token_scores = [part["by_token"] for part in parts_of_all]
+    token_scores = [part["by_token"] for part in all_parts]
     by_token = [
         torch.zeros_like(part["samples"]["logprobs"]) if scores is None else scores
-        for part, scores in zip(parts_of_all, token_scores, strict=True)
+        for part, scores in zip(all_parts, token_scores, strict=True)
     ]
     return joined, replace(
         scored,
-        total=rows(part["total"] for part in parts_of_all),
-        each=rows(part["each"] for part in parts_of_all),
+        total=join(part["total"] for part in all_parts),
+        each=join(part["each"] for part in all_parts),
         extra={},
-        metrics=_mean_metrics([part["metrics"] for part in parts_of_all], [sum(sizes) for sizes in every_size]),
-        by_token=None if all(scores is None for scores in token_scores) else rows(by_token),
+        metrics=_mean_metrics([part["metrics"] for part in all_parts], [sum(counts) for counts in prompt_counts]),
+        by_token=None if all(scores is None for scores in token_scores) else join(by_token),
     )
 
 
-def _stack(parts: Sequence[Tensor], *, left: bool) -> Tensor:
+def _stack(parts: Sequence[Tensor], *, left_padded: bool) -> Tensor:
     """Concatenates the rows of tensors, padded with 0 on the left or on the right to the widest."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
@@ -113,16 +118,16 @@ def _stack(parts: Sequence[Tensor], *, left: bool) -> Tensor:
     stacked = parts[0].new_zeros(sum(len(part) for part in parts), width)
     row = 0
     for part in parts:
-        columns = slice(width - part.shape[1], None) if left else slice(part.shape[1])
+        columns = slice(width - part.shape[1], None) if left_padded else slice(part.shape[1])
         stacked[row : row + len(part), columns] = part
         row += len(part)
     return stacked
 
 
-def _mean_metrics(metrics: Sequence[Mapping[str, float]], rows: Sequence[int]) -> dict[str, float]:
-    """Averages what reward functions logged, over the rows of the processes that logged it."""
+def _mean_metrics(metrics: Sequence[Mapping[str, float]], prompt_counts: Sequence[int]) -> dict[str, float]:
+    """Averages what reward functions logged, over the prompts of the processes that logged it."""
     means: dict[str, float] = {}
-    by_process = list(zip(metrics, rows, strict=True))
+    by_process = list(zip(metrics, prompt_counts, strict=True))
     for name in dict.fromkeys(name for logged, count in by_process if count for name in logged):
         values = [(logged[name], count) for logged, count in by_process if name in logged]
         means[name] = sum(value * count for value, count in values) / sum(count for _, count in values)
@@ -133,18 +138,18 @@ def split_samples(samples: Samples, *, process: int, processes: int, **how: Any)
     """Splits a minibatch into the micro-batches of one process.
 
     Processes wait for each other's gradients (and under FSDP for weights), so each gets the same number of
-    micro-batches. A process without a row left gets empty ones.
+    micro-batches. A process with no rows left gets empty micro-batches.
 
     Args:
         samples: the minibatch's, of all processes.
-        process: the index of this one.
+        process: the index of this process.
         processes: how many there are.
         **how: arguments of `split_batches`.
 
     Returns:
         Row indices within the minibatch, (m,) int64 for each micro-batch.
     """
-    # Rows are assigned in turn, from the shortest on, so that processes get rows of about the same lengths.
+    # Deal rows out in order of length, so that all processes get rows of about the same lengths.
     order = samples.mask.sum(1).argsort(stable=True)
     assigned = [split_batches(samples, order[index::processes], **how) for index in range(processes)]
     return assigned[process] + [order[:0]] * (max(map(len, assigned)) - len(assigned[process]))
@@ -162,14 +167,12 @@ def split_texts(texts: TextBatch, *, parts: int, process: int, processes: int) -
     Returns:
         At most `parts` batches, the same number in every process.
     """
-    # In turn, so that the number of texts differs by at most one between processes.
+    # Deal texts out one by one, so that their numbers differ by at most one between processes.
     local_texts = TextBatch(*(x[process::processes] for x in texts))
     size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
-    shares_of_texts = [
-        TextBatch(*(x[start * size : (start + 1) * size] for x in local_texts)) for start in range(parts)
-    ]
+    batches = [TextBatch(*(x[part * size : (part + 1) * size] for x in local_texts)) for part in range(parts)]
     if processes == 1:
-        return [part for part in shares_of_texts if len(part.ids)]
-    # A text whose tokens are all masked, for a process that has no text left.
-    nothing = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
-    return [part if len(part.ids) else nothing for part in shares_of_texts]
+        return [batch for batch in batches if len(batch.ids)]
+    # A process with no texts left gets a text whose tokens are all masked.
+    masked_text = TextBatch(texts.ids[:1], texts.attention[:1], torch.zeros_like(texts.mask[:1]))
+    return [batch if len(batch.ids) else masked_text for batch in batches]

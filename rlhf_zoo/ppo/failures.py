@@ -1,4 +1,4 @@
-"""Errors of an update that leave the earlier updates intact."""
+"""Errors that stop an update before it changes the weights."""
 
 from ..errors import ZooError
 
@@ -7,10 +7,10 @@ class UpdateFailed(ZooError):
     """An update could not be made. The weights are those from before the update.
 
     Attributes:
-        agreed: Whether all processes raise it, so that they can save a checkpoint together.
+        raised_on_all_processes: Whether all processes raise it, so that they can save a checkpoint together.
     """
 
-    agreed = False
+    raised_on_all_processes = False
 
 
 class ScoringFailed(UpdateFailed):

@@ -1,6 +1,6 @@
-"""Guards find faults in a run early: an error if the run cannot be right, a warning if it may be wrong.
+"""Guards detect bugs in a run early. They raise an error if the run cannot be right, and warn if it may be wrong.
 
-Each check takes only the values that it checks, so that tests can plant the fault.
+Each check takes only the values that it checks, so that tests can pass faulty values.
 """
 
 import warnings
@@ -18,28 +18,29 @@ from ..modeling.sampling.sampler import Samples
 from .failures import ScoringFailed
 from .reference import Reference
 
-#: KL of the first rollout, in nats per completion: far above the rounding of equal models in float32, and far below
-#: the KL of different models.
+#: The largest KL of the first rollout, in nats per completion. It is far above the rounding of equal models in float32,
+#: and far below the KL of different models.
 START_KL = 0.5
-#: Mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6 in float32
-#: on a CPU, 1e-3 where a GPU multiplies in TF32, some hundredths in bf16.
+#: The largest mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6
+#: in float32 on a CPU, 1e-3 if a GPU multiplies in TF32, a few hundredths in bf16.
 RATIO_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
 #: Number of tokens in each of the two texts that test whether a policy can be sampled from.
 PROBE_TOKENS = 4
-#: Max |Δ log π_ref|. The same code runs on the same row, so only a change of the weights shows.
+#: The largest |Δ log π_ref|. The same code runs on the same row, so only a change of the weights can exceed it.
 REFERENCE_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
-#: Number of updates over which score and KL are compared, and of updates in a row whose KL must not all be negative.
+#: The number of updates over which score and KL are compared.
 WINDOW = 20
+#: The number of updates in a row whose KL must not all be negative.
 NEGATIVE_RUN = 5
 
 
 class GuardWarning(UserWarning):
-    """Something that may be wrong with a run, with the number that shows it."""
+    """A run may be wrong. The message has the number that shows it."""
 
 
 @contextmanager
 def wrap_reward_errors() -> Iterator[None]:
-    """Turns errors from rewards into Unscored, so that the run can save what it has learned."""
+    """Turns errors from rewards into ScoringFailed, so that the run can save a checkpoint."""
     try:
         yield
     except NotFinite:
@@ -49,7 +50,7 @@ def wrap_reward_errors() -> Iterator[None]:
 
 
 def warn(message: str) -> None:
-    """Warns of something that may be wrong.
+    """Warns that a run may be wrong.
 
     Args:
         message: A sentence with the number that shows it.
@@ -82,7 +83,7 @@ def check_step_size(model: Any, rate: float, *, subject: str) -> None:
 
 
 def check_start(
-    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, precision: torch.dtype, at_reference: bool = True
+    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, *, precision: torch.dtype, starts_at_reference: bool = True
 ) -> None:
     """Checks that the first rollout of a run that starts at its reference has a KL near 0.
 
@@ -95,18 +96,18 @@ def check_start(
         ref_logprobs: (B, T) of the rollout.
         mask: (B, T) of the rollout.
         precision: of the policy's passes.
-        at_reference: False if the user chose another reference; then there is only a warning.
+        starts_at_reference: False if the user chose another reference. Then a large KL is only a warning.
 
     Raises:
         ZooError: the run starts at its reference, and the first rollout is too far from it.
     """
-    by_token, count = (logprobs - ref_logprobs)[mask].double(), len(mask)
-    kl = float(by_token.sum()) / count
+    token_kl, count = (logprobs - ref_logprobs)[mask].double(), len(mask)
+    kl = float(token_kl.sum()) / count
     if abs(kl) < START_KL:
         return
-    # The standard error over tokens, because their rounding is independent. Over completions it would be unreliable:
-    # they are few and differ in length.
-    standard_error = float(by_token.square().sum()) ** 0.5 / count
+    # Estimate the standard error over tokens, because their rounding is independent. Completions are too few and differ
+    # too much in length.
+    standard_error = float(token_kl.square().sum()) ** 0.5 / count
     low_precision, dtype_name = precision != torch.float32, str(precision).removeprefix("torch.")
     rounding = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
     bound = 0.5 * rounding**2 * float(mask.sum()) / count + (3 * standard_error if low_precision else 0.0)
@@ -117,7 +118,7 @@ def check_start(
             "round differently, so KL is no more precise than that: load the models in float32, or sample more "
             "completions per update."
         )
-    elif not at_reference:
+    elif not starts_at_reference:
         warn(f"{message}, but a run usually starts at 0: check that ref_model is the SFT policy.")
     else:
         rounding_note = f", more than the {bound:.2g} that {dtype_name} rounding can explain" if low_precision else ""
@@ -128,7 +129,7 @@ def check_start(
 
 
 def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
-    """Checks that each completion that ended has its end token inside the mask, and that the others have none.
+    """Checks that each completion that ended has its end token inside the mask, and that the others have no end token.
 
     Args:
         samples: B completions.
@@ -150,7 +151,7 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
 
 
 def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
-    """Checks that r_t = score·1[last] − β·KL_t, and recognizes the two most common mistakes.
+    """Checks that r_t = score·1[last] − β·KL_t. The error names the two most common mistakes.
 
     Args:
         rewards: (B, A).
@@ -207,7 +208,7 @@ def check_logprobs(logprobs: Tensor, mask: Tensor, *, subject: str) -> None:
         subject: the model, for the error.
 
     Raises:
-        NotFinite: one is NaN or infinite.
+        NotFinite: a log-probability is NaN or infinite.
     """
     if wrong := _rows_not_finite(logprobs, mask):
         raise NotFinite(
@@ -224,7 +225,7 @@ def check_values(values: Tensor, mask: Tensor) -> None:
         mask: (B, T) bool.
 
     Raises:
-        NotFinite: one is NaN or infinite.
+        NotFinite: a value is NaN or infinite.
     """
     if wrong := _rows_not_finite(values, mask):
         raise NotFinite(
@@ -234,14 +235,14 @@ def check_values(values: Tensor, mask: Tensor) -> None:
 
 
 def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
-    """Checks that the training pass agrees with the sampler before any step: ρ must be 1.
+    """Checks that the training pass agrees with the sampler: before the first optimizer step, ρ must be 1.
 
     Args:
         mismatch: mean |log ρ| over the first minibatch's tokens.
         precision: of the policy's passes, which sets the tolerance.
 
     Raises:
-        ZooError: they disagree.
+        ZooError: the mismatch exceeds rounding.
     """
     allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
     if not mismatch <= allowed:
@@ -260,7 +261,7 @@ class ReferenceWatch:
         self._first: Tensor | None = None
 
     def check(self, reference: Reference, samples: Samples, *, temperature: float, precision: torch.dtype) -> None:
-        """Compares the reference with what it was at the first call.
+        """Compares the reference's log-probabilities with those of the first call.
 
         Args:
             reference: The reference.
@@ -273,7 +274,7 @@ class ReferenceWatch:
         """
         if self._probe is None:
             # One row is enough: weights that are shared with the policy change every token's log-probability.
-            self._probe = samples.rows(slice(0, 1))
+            self._probe = samples.select(slice(0, 1))
         with reference.model() as model:
             logprobs = token_logprobs(model, self._probe, temperature=temperature)
         if self._first is None:
@@ -287,7 +288,7 @@ class ReferenceWatch:
 
 
 class KLWatch:
-    """Follows KL and score over updates, and warns once about each symptom that a correct run never shows."""
+    """Watches KL and score over updates, and warns once about each symptom that a correct run never shows."""
 
     def __init__(self) -> None:
         self._recent: deque[tuple[float, float, float]] = deque(maxlen=WINDOW)
@@ -303,7 +304,7 @@ class KLWatch:
         """
         self._recent.append((kl, kl_error, score))
         recent = list(self._recent)[-NEGATIVE_RUN:]
-        # In single rollouts k1 may be negative by chance; five in a row are not.
+        # The k1 of a single rollout may be negative by chance, but not of NEGATIVE_RUN rollouts in a row.
         if len(recent) == NEGATIVE_RUN and all(k < -2 * error for k, error, _ in recent):
             self._warn_once(
                 "negative",

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from ..errors import ZooError
 from ..modeling.reserved_columns import PROMPT_INDEX
-from .assembly import prompts_of
+from .assembly import prepare_prompt_data
 from .base import EVAL_STREAM
 from .metrics import completion_metrics
 from .rollout_trainer import RolloutTrainer
 
 
 class HeldOutTrainer(RolloutTrainer):
-    """Adds evaluation. The random streams are the same each time, so that only the policy makes evaluations differ."""
+    """Adds evaluation. Each evaluation uses the same random streams, so that only the policy makes results differ."""
 
     def evaluate(
         self,
@@ -31,7 +31,7 @@ class HeldOutTrainer(RolloutTrainer):
         Args:
             eval_dataset: the prompts, or several data sets by name; None for the trainer's own.
             ignore_keys: as in Trainer; not used.
-            metric_key_prefix: of the metrics' names.
+            metric_key_prefix: the prefix of the metrics' names.
 
         Returns:
             Means over all prompts and processes.
@@ -46,19 +46,19 @@ class HeldOutTrainer(RolloutTrainer):
         if data is None:
             raise ZooError("There are no prompts to evaluate on: pass eval_dataset.")
         if not isinstance(data, Dataset) or PROMPT_INDEX not in data.column_names:
-            data = prompts_of(data, self.args, self.processing_class, self.context, self.narrowest)
+            data = prepare_prompt_data(data, self.args, self.processing_class, self.context, self.narrowest)
         by_metric: dict[str, list[Tensor]] = defaultdict(list)
-        shown, self._shown = self._shown, {}  # the next log line shows completions of training
+        training_table, self._completions_table = self._completions_table, {}  # kept for the next log line
         self.callback_handler.eval_dataloader = self.get_eval_dataloader(data)
-        for rows in self.rows_of(self.callback_handler.eval_dataloader):
+        for rows in self.numbered_batches(self.callback_handler.eval_dataloader):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
-            estimates = self.estimate(rollout, self.score(rollout, rows))
-            for name, each in completion_metrics(rollout, estimates, self.rewards.names).items():
-                # Gathers from all processes, without the filler rows of the last batch.
-                by_metric[name].append(self.accelerator.gather_for_metrics(each))
+            estimates = self.compute_advantages(rollout, self.score(rollout, rows))
+            for name, values in completion_metrics(rollout, estimates, self.rewards.names).items():
+                # `gather_for_metrics` drops the filler rows of the last batch.
+                by_metric[name].append(self.accelerator.gather_for_metrics(values))
             self.control = self.callback_handler.on_prediction_step(self.args, self.state, self.control)
-        self._shown = shown
-        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(each).nanmean()) for name, each in by_metric.items()}
+        self._completions_table = training_table
+        metrics = {f"{metric_key_prefix}_{name}": float(torch.cat(x).nanmean()) for name, x in by_metric.items()}
         self.log({name: value for name, value in metrics.items() if not math.isnan(value)})
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, metrics)
         return metrics
@@ -67,7 +67,7 @@ class HeldOutTrainer(RolloutTrainer):
         """Samples completions of the held-out prompts, and shows them with their scores as a table.
 
         Args:
-            sampling: whether to stop after one batch.
+            sampling: whether to stop after one batch, as in TRL.
             step: the update that the table belongs to; None for the current one.
 
         Returns:
@@ -80,7 +80,7 @@ class HeldOutTrainer(RolloutTrainer):
             raise ZooError("generate_completions() samples held-out prompts: pass eval_dataset.")
         table: dict[str, list[Any]] = {"prompt": [], "completion": [], "score": []}
         held_out = self.eval_dataset if isinstance(self.eval_dataset, dict) else {"": self.eval_dataset}
-        for rows in chain.from_iterable(map(self.rows_of, map(self.get_eval_dataloader, held_out.values()))):
+        for rows in chain.from_iterable(map(self.numbered_batches, map(self.get_eval_dataloader, held_out.values()))):
             rollout = self.rollout(rows, stream=EVAL_STREAM)
             texts, scored = self.decode_and_score(rollout, rows)
             for name, column in zip(table, (texts.prompts, texts.completions, scored.total.tolist()), strict=True):

@@ -11,9 +11,9 @@ from .config import PPOConfig
 from .minibatch import Minibatch, MinibatchSize
 
 #: |log ρ|. Before the first optimizer step it is the mismatch between the sampler and the training pass.
-FIRST_PASS = "policy/logprob_mismatch"
+LOGPROB_MISMATCH = "policy/logprob_mismatch"
 #: Terms that are averaged over tokens even if the completion is one action.
-PER_TOKEN = ("policy/approxkl", "objective/entropy", FIRST_PASS)
+PER_TOKEN = ("policy/approxkl", "objective/entropy", LOGPROB_MISMATCH)
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,14 @@ class PolicyLoss:
     kl_coef: float
 
     @property
-    def by_token(self) -> bool:
-        """Whether each token's share depends on its own log π and entropy alone.
+    def is_separable_per_token(self) -> bool:
+        """Whether the loss of a token depends only on its own log π and entropy.
 
         Only then can the head's forward pass compute the gradients chunk by chunk, so that logits are computed once.
-        But the ratio of a completion depends on all its tokens, and an exact KL depends on the whole vocabulary.
+        The ratio of a whole completion depends on all of its tokens, and an exact KL on the whole vocabulary.
         """
-        exact = self.args.kl_in == "loss" and self.args.kl_estimator == "full"
-        return not exact and self.args.action_level == "token"
+        uses_exact_kl = self.args.kl_in == "loss" and self.args.kl_estimator == "full"
+        return not uses_exact_kl and self.args.action_level == "token"
 
     def __call__(
         self, logprobs: Tensor, entropy: Tensor, exact_kl: Tensor | None = None
@@ -57,13 +57,13 @@ class PolicyLoss:
         """
         args, rollout, estimates, size = self.args, self.batch.rollout, self.batch.estimates, self.batch.size
         samples, level, mask = rollout.samples, args.action_level, estimates.mask
-        # Log-probabilities are taken relative to log π_old, which makes `old` 0. The log-ratio of a completion is then
-        # a sum of small differences. A difference of large sums would lose precision.
-        new = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
-        old = torch.zeros_like(new)
+        # All log-probabilities are relative to log π_old, so log π_old itself is 0. The log-ratio of a completion is
+        # then a sum of small differences. A difference of large sums would lose precision.
+        new_logprobs = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
+        old_logprobs = torch.zeros_like(new_logprobs)
         policy_loss, clipped = F.clipped_policy_loss(
-            new,
-            old,
+            new_logprobs,
+            old_logprobs,
             estimates.advantages,
             cliprange=args.cliprange if level == "token" else args.cliprange_sequence,
             cliprange_high=args.cliprange_high,
@@ -77,25 +77,24 @@ class PolicyLoss:
                 cap=args.importance_sampling_cap,
                 level=level,
             )
-        # By token even if the whole completion is the action, so that metrics of different runs can be compared.
+        # Per token even if the whole completion is the action, so that metrics of different runs can be compared.
         log_ratio = (logprobs - samples.logprobs).detach()
         terms = {
             "loss/policy": policy_loss,
             "objective/entropy": entropy,
             "policy/clipfrac": clipped.float(),
             "policy/approxkl": torch.expm1(log_ratio) - log_ratio,
-            "policy/ratio": new.exp(),
-            FIRST_PASS: log_ratio.abs(),
+            "policy/ratio": new_logprobs.exp(),
+            LOGPROB_MISMATCH: log_ratio.abs(),
         }
         loss = _share(policy_loss, mask, size, args.loss_aggregation)
         if args.entropy_coef:
             bonus = F.actions(entropy, samples.mask, level=level)
             loss = loss - args.entropy_coef * _share(bonus, mask, size, args.loss_aggregation)
         if args.kl_in == "loss":
-            # Relative to log π_old too, like the new log-probabilities.
-            ref = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
+            ref_logprobs = F.actions(rollout.ref_logprobs - samples.logprobs, samples.mask, level=level)
             terms["loss/kl"] = (
-                F.kl_loss(new, old, ref, estimator=args.kl_estimator)
+                F.kl_loss(new_logprobs, old_logprobs, ref_logprobs, estimator=args.kl_estimator)
                 if exact_kl is None
                 else F.actions(exact_kl, samples.mask, level=level)
             )
@@ -110,8 +109,8 @@ def micro_batch_loss(
 
     Args:
         policy_loss: the policy's loss, with the micro-batch and the settings.
-        output: of the models in training. If it already has the policy's loss, that is used.
-        critic_only: whether to return L_V alone, while the critic warms up.
+        output: what the models in training computed. If it already has the policy's loss, that is used.
+        critic_only: whether to return L_V alone, as during critic warm-up.
 
     Returns:
         The scalar, and its terms by the metrics' names, without gradients: (b, T) for the names in PER_TOKEN, (b, A)
@@ -135,4 +134,4 @@ def micro_batch_loss(
 
 
 def _share(loss: Tensor, mask: Tensor, size: MinibatchSize, mode: str) -> Tensor:
-    return F.aggregate(loss, mask, tokens=size.actions, sequences=size.sequences, length=size.length, mode=mode)
+    return F.aggregate(loss, mask, tokens=size.actions, sequences=size.sequences, length=size.max_actions, mode=mode)

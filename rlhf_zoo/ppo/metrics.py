@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from .. import functional as F
-from .loss import FIRST_PASS, PER_TOKEN
+from .loss import LOGPROB_MISMATCH, PER_TOKEN
 from .rollout import Advantages, Rollout
 
-POSITIONS = 4
+QUARTERS = 4
 
 
 def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]) -> dict[str, Tensor]:
@@ -23,7 +23,7 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
     Args:
         rollout: B completions.
         estimates: Their rewards.
-        names: Of the reward functions.
+        names: The names of the reward functions.
 
     Returns:
         (B,) by metric, NaN where it does not apply.
@@ -59,10 +59,10 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
     if mask.shape[1] > 1:
         # A quarter of the longest possible completion, not of this batch's longest, so that the quarters of different
         # updates can be compared.
-        quarter = -(-length // POSITIONS)
-        for part in range(POSITIONS):
-            positions = slice(part * quarter, (part + 1) * quarter)
-            name = f"critic/explained_variance/quarter_{part + 1}"
+        quarter_length = math.ceil(length / QUARTERS)
+        for quarter in range(QUARTERS):
+            positions = slice(quarter * quarter_length, (quarter + 1) * quarter_length)
+            name = f"critic/explained_variance/quarter_{quarter + 1}"
             reached = mask[:, positions]
             health[name] = (
                 F.explained_variance(values[:, positions], returns[:, positions], reached)
@@ -72,11 +72,11 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
     return {name: float(value) for name, value in health.items()}
 
 
-class Progress:
-    """Sums over the micro-batches of an update, for its means over tokens and actions.
+class UpdateMetrics:
+    """Accumulates the loss terms of an update over its micro-batches, and averages them over tokens or actions.
 
     Args:
-        device: Where the sums are; copying them to the CPU for each micro-batch would make the GPU wait.
+        device: Where the sums are kept. Copying them to the CPU for each micro-batch would make the GPU wait.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -86,18 +86,18 @@ class Progress:
         self.step_logprobs = torch.zeros((), device=device)
         self.steps = 0
         self.epochs = 0
-        self._epoch_began = torch.zeros(2, dtype=torch.float64, device=device)
+        self._sums_before_epoch = torch.zeros(2, dtype=torch.float64, device=device)
 
     def add_loss(self, loss: Tensor) -> None:
         """Adds a micro-batch's share of the minibatch's loss.
 
         Args:
-            loss: the scalar that gradients are taken of.
+            loss: the scalar that is differentiated.
         """
         self.sums["loss"] += loss.detach().double()
         self.step_loss += loss.detach()
 
-    def add(self, terms: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
+    def add_terms(self, terms: Mapping[str, Tensor], tokens: Tensor, actions: Tensor) -> None:
         """Adds the terms of a micro-batch.
 
         Args:
@@ -106,30 +106,29 @@ class Progress:
             actions: (b, A) bool, the mask of actions.
         """
         # A single NaN makes the sum NaN, so one copy to the CPU per optimizer step checks all log-probabilities.
-        self.step_logprobs += terms[FIRST_PASS].masked_fill(~tokens, 0).sum()
-        for name, each in terms.items():
-            # After the first optimizer step log ρ is a change of the policy and no mismatch any more.
-            if name == FIRST_PASS and self.steps:
+        self.step_logprobs += terms[LOGPROB_MISMATCH].masked_fill(~tokens, 0).sum()
+        for name, term in terms.items():
+            # After the first optimizer step, log ρ measures the change of the policy and not a mismatch.
+            if name == LOGPROB_MISMATCH and self.steps:
                 continue
             mask = tokens if name in PER_TOKEN else actions
-            self.sums[name] += each.double().masked_fill(~mask, 0).sum()
+            self.sums[name] += term.double().masked_fill(~mask, 0).sum()
         self.sums["tokens"] += tokens.sum()
         self.sums["actions"] += actions.sum()
         if not self.steps:
             self.sums["first tokens"] += tokens.sum()
 
-    def add_names(self, other: Progress) -> None:
-        """Adds names with sums of 0, because all processes must reduce the same names.
+    def register_keys(self, other: UpdateMetrics) -> None:
+        """Adds the keys of other metrics with sums of 0, because all processes must reduce the same keys.
 
         Args:
-            other: Has the names.
+            other: The metrics whose keys are added. Their values are ignored.
         """
-        # A sum of 0 changes no mean.
         for name in other.sums:
             self.sums[name] += 0
 
     def add_texts(self, nll: Tensor, mask: Tensor) -> None:
-        """Adds the language-model loss of texts.
+        """Adds the negative log-likelihood of PTX texts.
 
         Args:
             nll: (b, L−1) in nats.
@@ -138,38 +137,38 @@ class Progress:
         self.sums["loss/ptx"] += nll.detach().double().masked_fill(~mask, 0).sum()
         self.sums["texts"] += mask.sum()
 
-    def stepped(self, norms: Mapping[str, Tensor]) -> None:
-        """Counts an optimizer step, made or skipped.
+    def record_step(self, norms: Mapping[str, Tensor]) -> None:
+        """Counts an optimizer step, whether it was made or skipped.
 
         Args:
-            norms: Of its gradients, by name.
+            norms: The gradient norms, by name.
         """
         self.steps += 1
         self.step_loss, self.step_logprobs = (torch.zeros_like(x) for x in (self.step_loss, self.step_logprobs))
         for name, norm in norms.items():
             self.norms[name].append(norm)
 
-    def first_pass(self, reduce: Any) -> float:
+    def first_pass_mismatch(self, reduce: Any) -> float:
         """Returns the mean |log ρ| per token before the first optimizer step, over all processes.
 
         Args:
             reduce: Sums a tensor over processes.
         """
-        mismatch, tokens = reduce(torch.stack([self.sums[FIRST_PASS], self.sums["first tokens"]])).tolist()
+        mismatch, tokens = reduce(torch.stack([self.sums[LOGPROB_MISMATCH], self.sums["first tokens"]])).tolist()
         return mismatch / tokens
 
     def end_epoch(self, reduce: Any) -> float:
-        """Returns the mean ρ − 1 − log ρ per token of this epoch, over all processes, in nats.
+        """Returns the approximate KL of this epoch: the mean ρ − 1 − log ρ per token over all processes, in nats.
 
         Args:
             reduce: Sums a tensor over processes.
         """
-        # The sums run over all epochs, so an epoch's own are a difference.
-        so_far = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
-        drift, tokens = (so_far - self._epoch_began).tolist()
-        self._epoch_began = so_far
+        # The sums run over all epochs, so those of one epoch are a difference.
+        sums = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
+        approx_kl, tokens = (sums - self._sums_before_epoch).tolist()
+        self._sums_before_epoch = sums
         self.epochs += 1
-        return drift / tokens
+        return approx_kl / tokens
 
     def means(self, reduce: Any) -> dict[str, float]:
         """Averages over all processes.
@@ -177,13 +176,13 @@ class Progress:
         Args:
             reduce: sums a tensor over processes.
         """
-        # Sorted, because every process must reduce in the same order, and dictionaries are filled in the order of
-        # micro-batches.
+        # Sort the names, because every process must reduce in the same order, and each process fills its dictionary in
+        # the order of its micro-batches.
         names = sorted(self.sums)
-        summed = reduce(torch.stack([self.sums[name] for name in names]))
-        totals = dict(zip(names, summed.tolist(), strict=True))
+        reduced = reduce(torch.stack([self.sums[name] for name in names]))
+        totals = dict(zip(names, reduced.tolist(), strict=True))
         tokens, actions, texts = totals.pop("tokens"), totals.pop("actions"), totals.pop("texts", 0.0)
-        divisors = {"loss": max(self.steps, 1), "loss/ptx": texts, FIRST_PASS: totals.pop("first tokens")}
+        divisors = {"loss": max(self.steps, 1), "loss/ptx": texts, LOGPROB_MISMATCH: totals.pop("first tokens")}
         means = {
             name: total / divisors.get(name, tokens if name in PER_TOKEN else actions) for name, total in totals.items()
         }

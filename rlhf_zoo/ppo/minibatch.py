@@ -18,78 +18,84 @@ class MinibatchSize(NamedTuple):
     Attributes:
         actions: () int64, the actions of all its completions.
         sequences: () int64, completions.
-        length: the most actions that a completion may have.
+        max_actions: the most actions that a completion may have.
         text_tokens: () int64, target tokens of all its texts; None without texts.
     """
 
     actions: Tensor
     sequences: Tensor
-    length: int
+    max_actions: int
     text_tokens: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class Minibatch:
-    """b completions with their estimates, and texts for the language-model loss; or a micro-batch of these.
+    """b completions with their advantages, and texts for the PTX loss; or a micro-batch of these.
 
     Attributes:
         rollout: the completions, with log π_old, log π_ref and V_old.
         estimates: their advantages and returns, by action.
-        rows: (b,) int64, their rows in the update's rollout.
-        size: of the minibatch, even if this is a micro-batch. Losses are divided by it, so that those of the
+        indices: (b,) int64, their places in the update's rollout.
+        size: of the whole minibatch, even if this is a micro-batch. Losses are divided by it, so that the losses of the
             micro-batches add up to the minibatch's.
-        texts: for the language-model loss; None for none.
+        texts: for the PTX loss; None for none.
     """
 
     rollout: Rollout
     estimates: Advantages
-    rows: Tensor
+    indices: Tensor
     size: MinibatchSize
     texts: TextBatch | None = None
 
     @classmethod
     def of(
-        cls, rollout: Rollout, estimates: Advantages, rows: Tensor, *, length: int, texts: TextBatch | None = None
+        cls,
+        rollout: Rollout,
+        estimates: Advantages,
+        indices: Tensor,
+        *,
+        max_actions: int,
+        texts: TextBatch | None = None,
     ) -> Minibatch:
-        """Takes some rows of an update's rollout as a minibatch.
+        """Makes a minibatch of some completions of an update's rollout.
 
         Args:
             rollout: all completions of the update, of all processes.
             estimates: their advantages and returns.
-            rows: (b,) int64, the completions to take.
-            length: the most actions that a completion may have.
-            texts: for the language-model loss, of all processes.
+            indices: (b,) int64, the completions to take.
+            max_actions: the most actions that a completion may have.
+            texts: for the PTX loss, of all processes.
 
         Returns:
-            The minibatch, without columns that are padding in all of its rows.
+            The minibatch, without columns that are padding in all of its completions.
         """
-        # Counted before the minibatch is split, because each micro-batch and process divides by the whole size.
+        # Count before the minibatch is split, because each micro-batch and process divides by the whole size.
         size = MinibatchSize(
-            actions=estimates.mask[rows].sum(),
-            sequences=torch.tensor(len(rows), device=rows.device),
-            length=length,
+            actions=estimates.mask[indices].sum(),
+            sequences=torch.tensor(len(indices), device=indices.device),
+            max_actions=max_actions,
             text_tokens=None if texts is None else texts.mask.sum(),
         )
-        return cls(rollout.rows(rows), estimates.rows(rows), rows, size, texts)
+        return cls(rollout.select(indices), estimates.select(indices), indices, size, texts)
 
     def __len__(self) -> int:
         """Number of completions."""
         return len(self.rollout.samples)
 
-    def micro_batch(self, rows: Tensor, texts: TextBatch | None = None) -> Minibatch:
-        """Takes some rows of this minibatch; the size stays the minibatch's.
+    def micro_batch(self, indices: Tensor, texts: TextBatch | None = None) -> Minibatch:
+        """Makes a micro-batch of some completions of this minibatch. Its size stays the minibatch's.
 
         Args:
-            rows: (m,) int64, places within this minibatch.
+            indices: (m,) int64, places within this minibatch.
             texts: the part of the minibatch's texts for this micro-batch.
 
         Returns:
-            The micro-batch, without columns that are padding in all of its rows.
+            The micro-batch, without columns that are padding in all of its completions.
         """
         return replace(
             self,
-            rollout=self.rollout.rows(rows),
-            estimates=self.estimates.rows(rows),
-            rows=self.rows[rows],
+            rollout=self.rollout.select(indices),
+            estimates=self.estimates.select(indices),
+            indices=self.indices[indices],
             texts=texts,
         )

@@ -15,7 +15,11 @@ from .reference import Reference
 
 
 def place(
-    reference: Reference | None, rewards: Sequence[RewardModel], *, device: torch.device, training: nn.Module | None
+    reference: Reference | None,
+    rewards: Sequence[RewardModel],
+    *,
+    device: torch.device,
+    offload_beside: nn.Module | None,
 ) -> None:
     """Moves frozen models to the device, or to the CPU for offloading.
 
@@ -23,16 +27,16 @@ def place(
         reference: The reference; None for none.
         rewards: The reward models.
         device: The device.
-        training: The models in training, to offload frozen models that share no weight with them; None offloads none.
+        offload_beside: The models in training. Frozen models that share no weight with them are offloaded. None
+            offloads none.
 
     Raises:
-        ZooError: Nothing can be offloaded.
+        ZooError: No model can be offloaded.
     """
-    separate_reference = reference.own if reference is not None else None
-    offloaded = (
-        [] if training is None else _separate([separate_reference, *(reward.model for reward in rewards)], training)
-    )
-    if training is not None and not offloaded:
+    separate_reference = reference.separate_model if reference is not None else None
+    frozen = [separate_reference, *(reward.model for reward in rewards)]
+    offloaded = [] if offload_beside is None else _movable_models(frozen, offload_beside)
+    if offload_beside is not None and not offloaded:
         raise ZooError(
             "offload_frozen has no model to move: every frozen model is quantized or shares weights with one in "
             "training; remove it."
@@ -42,10 +46,10 @@ def place(
             part.to("cpu" if model in offloaded else device)
 
 
-def _separate(frozen: Sequence[PreTrainedModel | None], training: nn.Module) -> list[PreTrainedModel]:
-    """Returns the models that may be moved: not quantized, and without shared weights."""
+def _movable_models(frozen: Sequence[PreTrainedModel | None], trained: nn.Module) -> list[PreTrainedModel]:
+    """Returns the models that are not quantized and share no weight with the trained models."""
     # Moving a shared weight would move the policy off the device as well.
-    trained_ids = {id(weight) for weight in training.parameters()}
+    trained_ids = {id(weight) for weight in trained.parameters()}
     models = [model for model in frozen if model is not None and not getattr(model, "is_quantized", False)]
     return [model for model in models if not trained_ids & {id(weight) for weight in model.parameters()}]
 

@@ -1,4 +1,4 @@
-"""Texts for a language-model loss during PPO: the PTX mix of InstructGPT (arXiv:2203.02155 §3.5)."""
+"""Pretraining texts for the PTX loss of InstructGPT: language modeling mixed into PPO (arXiv:2203.02155 §3.5)."""
 
 import torch
 from datasets import Dataset
@@ -11,25 +11,25 @@ from .actor_critic import TextBatch
 
 
 class TextSource:
-    """Texts, tokenized once and drawn at random."""
+    """Texts that are tokenized once and drawn at random."""
 
     def __init__(
         self, dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, context: int | None, pad_id: int, embeddings: int
     ) -> None:
         """Tokenizes the texts, appends EOS, and cuts them to the context.
 
-        A text without a token to model is dropped.
+        A text without a target token is dropped.
 
         Args:
             dataset: a column `text`, or `prompt` and `completion` (only the completion is modeled), or `input_ids`.
             tokenizer: the policy's.
             context: the most tokens of a text; None for no limit.
             pad_id: pads shorter texts.
-            embeddings: rows of the policy's embedding.
+            embeddings: the number of rows of the policy's embedding table.
 
         Raises:
-            ZooError: this is no data set, it has other columns, a row is no text, an id has no embedding, or no text
-                has a token to model.
+            ZooError: `dataset` is not a data set or has other columns, a row is not a text, an id has no embedding, or
+                no text has a target token.
         """
         if not isinstance(dataset, Dataset):
             raise ZooError(f"ptx_dataset is a {type(dataset).__name__}: pass a datasets.Dataset.")
@@ -57,13 +57,13 @@ class TextSource:
         self._rows = [(prompt, text) for prompt, text in rows if len((prompt + text)[:context]) > max(len(prompt), 1)]
         if not self._rows:
             raise ZooError(
-                "No text of ptx_dataset has a token to model (the second or a later one, after its prompt and within "
-                "the context): choose another."
+                "No text of ptx_dataset has a target token (one after the first and after the prompt, within "
+                "the context): choose another data set."
             )
         for prompt, text in self._rows:
-            if wrong := [index for index in prompt + text if not 0 <= index < embeddings]:
+            if wrong := [token_id for token_id in prompt + text if not 0 <= token_id < embeddings]:
                 raise ZooError(
-                    f"ptx_dataset has the token id {wrong[0]}, and the policy has {embeddings} embedding rows: "
+                    f"ptx_dataset has the token id {wrong[0]}, but the policy has only {embeddings} embedding rows: "
                     "tokenize it with the policy's own tokenizer."
                 )
         self._context, self._pad = context, pad_id
@@ -72,11 +72,11 @@ class TextSource:
         """Draws texts, with replacement.
 
         Args:
-            count: how many.
-            generator: of random numbers, on the CPU.
-            device: where the tensors go.
+            count: the number of texts.
+            generator: a random generator on the CPU.
+            device: the device of the batch.
         """
-        # With replacement, so that nothing has to be saved to resume.
+        # Draw with replacement, so that nothing has to be saved to resume.
         picked = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
         rows = [self._rows[index] for index in picked]
         sequences = [(prompt + text)[: self._context] for prompt, text in rows]

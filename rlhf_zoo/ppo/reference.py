@@ -82,7 +82,7 @@ class Reference:
                 yield self._model
 
     @property
-    def own(self) -> PreTrainedModel | None:
+    def separate_model(self) -> PreTrainedModel | None:
         """The reference if it is a separate model; otherwise None."""
         return self._model if self._adapted is None else None
 

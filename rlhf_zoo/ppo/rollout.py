@@ -22,14 +22,14 @@ class Rollout:
         samples: prompts, completions, mask and log π_old.
         ref_logprobs: (B, T) in nats, log π_ref.
         values: (B, T), V_old.
-        measured: whether there is a reference. Without one ref_logprobs is log π_old, and KL is unknown.
+        has_reference: whether there is a reference. Without a reference, ref_logprobs is log π_old and KL is unknown.
         engine_logprobs: (B, T) in nats, log π from another engine that sampled; None for the trainer's own sampler.
     """
 
     samples: Samples
     ref_logprobs: Tensor
     values: Tensor
-    measured: bool = True
+    has_reference: bool = True
     engine_logprobs: Tensor | None = None
 
     @property
@@ -48,7 +48,7 @@ class Rollout:
 
         The metrics use this KL, whatever estimator the penalty uses.
         """
-        if not self.measured:
+        if not self.has_reference:
             return torch.full((len(self.mask),), torch.nan, device=self.mask.device)
         return F.kl_penalty(self.logprobs, self.ref_logprobs, estimator="k1").masked_fill(~self.mask, 0).sum(1)
 
@@ -60,28 +60,28 @@ class Rollout:
         difference = (self.logprobs - self.engine_logprobs).abs().masked_fill(~self.mask, 0)
         return difference.sum(1) / self.mask.sum(1)
 
-    def rows(self, index: Tensor) -> Rollout:
+    def select(self, indices: Tensor) -> Rollout:
         """Selects rows, without columns that are padding in all of them.
 
         Args:
-            index: (n,) int64.
+            indices: (n,) int64.
         """
-        samples = self.samples.rows(index)
-        # Samples.rows drops columns that are padding in all of these rows, so the other tensors must too.
+        samples = self.samples.select(indices)
+        # Samples.select drops columns that are padding in all of these rows, so the other tensors must too.
         width = samples.mask.shape[1]
-        engine = None if self.engine_logprobs is None else self.engine_logprobs[index, :width]
+        engine = None if self.engine_logprobs is None else self.engine_logprobs[indices, :width]
         return replace(
             self,
             samples=samples,
-            ref_logprobs=self.ref_logprobs[index, :width],
-            values=self.values[index, :width],
+            ref_logprobs=self.ref_logprobs[indices, :width],
+            values=self.values[indices, :width],
             engine_logprobs=engine,
         )
 
 
 @dataclass(frozen=True)
 class Advantages:
-    """Estimates of a rollout by action. A is T if each token is an action, and 1 if the whole completion is.
+    """Rewards, advantages and returns of a rollout's actions. A is T if each token is an action, 1 if a completion is.
 
     Attributes:
         scored: the rewards.
@@ -103,43 +103,43 @@ class Advantages:
     returns: Tensor
     mask: Tensor
 
-    def rows(self, index: Tensor) -> Advantages:
+    def select(self, indices: Tensor) -> Advantages:
         """Selects rows, without actions that are padding in all of them.
 
         Args:
-            index: (n,) int64.
+            indices: (n,) int64.
         """
-        # Actions, not tokens: if the completion is one action, there is a single column.
-        width = int(self.mask[index].sum(1).max())
-        by_action = ("rewards", "values", "advantages", "returns", "mask")
-        cut = {name: getattr(self, name)[index, :width] for name in by_action}
-        return replace(self, scores=self.scores[index], non_score=self.non_score[index], **cut)
+        # The width counts actions, not tokens: if the completion is one action, there is a single column.
+        width = int(self.mask[indices].sum(1).max())
+        per_action = ("rewards", "values", "advantages", "returns", "mask")
+        selected = {name: getattr(self, name)[indices, :width] for name in per_action}
+        return replace(self, scores=self.scores[indices], non_score=self.non_score[indices], **selected)
 
 
-def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor:
+def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor:
     """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
     Args:
         scored: the rewards of B completions.
         ended: (B,) bool.
         args: the settings.
-        so_far: the running statistics.
+        running_scores: the running statistics.
 
     Returns:
         (B,).
     """
     scores = F.shape_scores(
         scored.total,
-        mean=so_far.mean if args.score_centering == "running" else 0.0,
-        std=so_far.std if args.score_scaling == "running" else 1.0,
+        mean=running_scores.mean if args.score_centering == "running" else 0.0,
+        std=running_scores.std if args.score_scaling == "running" else 1.0,
         clip=args.score_clip,
     )
-    # After clipping, so that score_clip cannot undo the penalty.
+    # Subtract the penalty after clipping, so that score_clip cannot undo it.
     scores = F.missing_eos_penalty(scores, ended, penalty=args.missing_eos_penalty)
     return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
 
 
-def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: RunningScores) -> Tensor | None:
+def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
     """Scales the per-token scores to units of the shaped score: d_t/σ, and 0 if the score was replaced.
 
     What centering, clipping and penalties change in a score goes to the last token.
@@ -148,14 +148,14 @@ def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, so_far: Runn
         scored: the rewards of B completions.
         ended: (B,) bool.
         args: the settings.
-        so_far: the running statistics.
+        running_scores: the running statistics.
 
     Returns:
         (B, T); None if no reward gives per-token scores.
     """
     if scored.by_token is None:
         return None
-    token_scores = F.shape_scores(scored.by_token, std=so_far.std if args.score_scaling == "running" else 1.0)
+    token_scores = F.shape_scores(scored.by_token, std=running_scores.std if args.score_scaling == "running" else 1.0)
     # A replaced score is the completion's only reward.
     replaced = torch.zeros_like(ended) if args.missing_eos_score is None else ~ended
     return token_scores.masked_fill(replaced.unsqueeze(1), 0)

@@ -19,25 +19,25 @@ from .rollout import Rollout
 
 
 class RolloutTrainer(BasePPOTrainer):
-    """Adds sampling and scoring, which training, evaluation and the user's own loop share."""
+    """Adds sampling and scoring, which training, evaluation and a custom training loop share."""
 
     @torch.no_grad()
     def rollout(self, rows: Sequence[Mapping], *, stream: int) -> Rollout:
         """Samples a completion for each row, with log π, log π_ref and V of its tokens.
 
-        Each row's random stream is keyed by (stream, update, prompt index, index of the completion), so that the batch
+        Each row's random numbers depend on (stream, update, prompt index, completion index) only, so that the batch
         size, the number of processes and resuming do not change what is sampled.
 
         Args:
             rows: prompts, with their token ids and their index in the data set.
-            stream: separates training, evaluation and the user's own loop.
+            stream: separates training, evaluation and a custom training loop.
 
         Raises:
             NotFinite: a log-probability or a value is not finite.
         """
         args, actor = self.args, self.actor
         actor.eval()
-        # Each evaluation samples with the same random numbers, so that only the policy makes them differ.
+        # Each evaluation samples with the same random numbers, so that only the policy makes results differ.
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
         with self.accelerator.autocast(), unsharded(actor.policy):
@@ -58,7 +58,7 @@ class RolloutTrainer(BasePPOTrainer):
         samples = args.truncation(samples, self.processing_class, seed=args.seed, keys=keys)
         if args.rollout_engine == "native":
             return self.evaluate_samples(samples, recompute=args.recompute_logprobs)
-        # Another engine's log-probabilities are not those of our forward pass, so log π_old comes from our own.
+        # Another engine's log-probabilities differ from our forward pass, so compute log π_old with our own.
         return replace(self.evaluate_samples(samples, recompute=True), engine_logprobs=samples.logprobs)
 
     @torch.no_grad()
@@ -74,22 +74,23 @@ class RolloutTrainer(BasePPOTrainer):
         """
         args, actor = self.args, self.actor
         actor.eval()
-        temperature, budget = args.temperature, self.most_tokens
+        temperature, max_tokens = args.temperature, self.max_tokens_per_micro_batch
         size = args.local_rollout_forward_batch_size
-        passes: Any = {"size": size, "tokens": budget, "packed": args.padding_free}
+        batching: Any = {"size": size, "tokens": max_tokens, "packed": args.padding_free}
         sampled_values, samples = None if recompute else samples.values, replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
-            running = actor.policy if recompute or actor.shared else None, None if actor.shared else actor.value_model
-            with self.phases("values"), unsharded(*running):
-                for rows in split_batches(samples, **passes) if sampled_values is None else ():
-                    chosen = samples.rows(rows)
-                    places = rows, slice(chosen.mask.shape[1])
+            policy = actor.policy if recompute or actor.shared else None
+            critic = None if actor.shared else actor.value_model
+            with self.phases("values"), unsharded(policy, critic):
+                for indices in split_batches(samples, **batching) if sampled_values is None else ():
+                    batch = samples.select(indices)
+                    batch_entries = indices, slice(batch.mask.shape[1])
                     if recompute:
-                        output = actor(chosen, temperature)
-                        logprobs[places], values[places] = output.logprobs, output.values
+                        output = actor(batch, temperature)
+                        logprobs[batch_entries], values[batch_entries] = output.logprobs, output.values
                     else:
-                        values[places] = actor.values(chosen)
+                        values[batch_entries] = actor.values(batch)
             if recompute:
                 samples = replace(samples, logprobs=logprobs)
             values = values if sampled_values is None else sampled_values
@@ -97,20 +98,20 @@ class RolloutTrainer(BasePPOTrainer):
             # Without a reference every KL term is 0.
             ref_logprobs = samples.logprobs
             if self.reference is not None:
-                separate_reference, device = self.reference.own, self.accelerator.device
+                separate_reference, device = self.reference.separate_model, self.accelerator.device
                 with (
                     self.phases("reference"),
                     self.reference.model() as reference,
                     on_device(separate_reference, device=device),
                 ):
                     ref_logprobs = token_logprobs(
-                        reference, samples, temperature=temperature, batch_size=size, tokens=budget
+                        reference, samples, temperature=temperature, batch_size=size, tokens=max_tokens
                     )
                     check_logprobs(ref_logprobs, samples.mask, subject="reference")
                     self._watch.check(self.reference, samples, temperature=temperature, precision=self.precision)
         check_values(values, samples.mask)
         values = values.masked_fill(~samples.mask, 0)
-        return Rollout(samples, ref_logprobs, values, measured=self.reference is not None)
+        return Rollout(samples, ref_logprobs, values, has_reference=self.reference is not None)
 
     def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
         """Scores each completion by the rewards.
@@ -120,5 +121,5 @@ class RolloutTrainer(BasePPOTrainer):
             rows: one data-set row for each completion, the row of its prompt.
         """
         texts, scored = self.decode_and_score(rollout, rows)
-        self.remember(texts, rollout, scored)
+        self.keep_completions_table(texts, rollout, scored)
         return scored

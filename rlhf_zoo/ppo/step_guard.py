@@ -1,8 +1,8 @@
 """Skips optimizer steps whose loss or gradients are not finite, and stops a run that keeps failing.
 
 If a loss or gradient norm is not finite, all processes skip the optimizer step: weights, moments and the optimizer's
-counters do not change, but the learning-rate schedule continues. IN_A_ROW skipped steps in a row, or a single weight
-that is not finite, end the run with `NotFinite`, and no checkpoint of such weights is written.
+counters do not change, but the learning-rate schedule continues. MAX_SKIPPED_IN_A_ROW skipped steps in a row, or a
+single weight that is not finite, end the run with `NotFinite`. Weights that are not finite are never saved.
 """
 
 import math
@@ -22,7 +22,7 @@ from ..errors import NotFinite
 MAX_SKIPPED_IN_A_ROW = 3
 #: The metric that counts optimizer steps skipped since the run began.
 SKIPPED = "skipped_steps"
-FIX = "lower learning_rate ({rate:g}), lower max_grad_norm, or switch bf16 or fp16 off"
+FIX = "lower learning_rate ({learning_rate:g}), lower max_grad_norm, or switch bf16 or fp16 off"
 
 
 class StepGuard(TrainerCallback, ExportableState):
@@ -32,7 +32,7 @@ class StepGuard(TrainerCallback, ExportableState):
         self.skipped = 0
         self.in_a_row = 0
         self.loss_failed = False  # since the last log line
-        self._wrong: list[str] = []
+        self._not_finite: list[str] = []
 
     def state(self) -> dict:
         """Returns what Trainer saves with a checkpoint."""
@@ -52,41 +52,42 @@ class StepGuard(TrainerCallback, ExportableState):
             setattr(self, name, value)
 
     def record(self, finite: Mapping[str, bool]) -> None:
-        """Records what is finite in the current step.
+        """Records which quantities of the current step are finite.
 
         Args:
-            finite: By name, as all processes agreed on it.
+            finite: Whether each is finite, by name, the same in all processes.
         """
-        self._wrong += [name for name, is_finite in finite.items() if not is_finite]
+        self._not_finite += [name for name, is_finite in finite.items() if not is_finite]
         self.loss_failed |= not finite.get("loss", True)
 
-    def keep(self, *, step: int, rate: float, expected: bool = False) -> bool:
+    def should_step(self, *, step: int, learning_rate: float, scale_search: bool = False) -> bool:
         """Decides from what was recorded whether to make the optimizer step.
 
         Args:
-            step: its number, for the error.
-            rate: the learning rate, for the error.
-            expected: whether a gradient scaler is still searching for its scale, so that an overflow does not count.
+            step: the number of the step, for the error.
+            learning_rate: for the error.
+            scale_search: whether a gradient scaler is still searching for its scale. Then an overflow is expected and
+                does not count as a skipped step in a row.
 
         Raises:
-            NotFinite: IN_A_ROW steps in a row are not finite.
+            NotFinite: MAX_SKIPPED_IN_A_ROW steps in a row are not finite.
         """
-        wrong, self._wrong = self._wrong, []
-        if not wrong:
+        names, self._not_finite = self._not_finite, []
+        if not names:
             self.in_a_row = 0
             return True
         self.skipped += 1
-        # A scaler that is still halving its scale does not mean that the run fails.
-        self.in_a_row += not expected
+        self.in_a_row += not scale_search
         if self.in_a_row >= MAX_SKIPPED_IN_A_ROW:
+            fix = FIX.format(learning_rate=learning_rate)
             raise NotFinite(
-                f"The {' and the '.join(wrong)} of step {step} {'is' if len(wrong) == 1 else 'are'} not finite, and "
-                f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: {FIX.format(rate=rate)}."
+                f"The {' and the '.join(names)} of step {step} {'is' if len(names) == 1 else 'are'} not finite, and "
+                f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: {fix}."
             )
         return False
 
 
-class Guarded(Trainer):
+class GuardedTrainer(Trainer):
     """A Trainer that saves only finite weights, and whose errors name the last good checkpoint."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -101,16 +102,16 @@ class Guarded(Trainer):
         """The guard. It is looked up each time, because Trainer replaces it when it restores callbacks."""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, StepGuard))
 
-    def agreed(self, tensors: Mapping[str, Tensor]) -> dict[str, bool]:
+    def finite_on_all_processes(self, tensors: Mapping[str, Tensor]) -> dict[str, bool]:
         """Returns which tensors are finite in all processes, with one reduction and one copy from the device.
 
         Args:
             tensors: By name; each process passes the same names.
         """
-        wrong = torch.stack([(~x.detach().isfinite()).any().float().to(self.args.device) for x in tensors.values()])
+        flags = torch.stack([(~x.detach().isfinite()).any().float().to(self.args.device) for x in tensors.values()])
         # All processes must decide alike. If only some made the step, their weights would diverge.
-        votes = self.accelerator.reduce(wrong, "sum").tolist()
-        return {name: vote == 0 for name, vote in zip(tensors, votes, strict=True)}
+        failures = self.accelerator.reduce(flags, "sum").tolist()
+        return {name: count == 0 for name, count in zip(tensors, failures, strict=True)}
 
     def check_weights(self) -> None:
         """Checks the weights that are trained.
@@ -121,21 +122,22 @@ class Guarded(Trainer):
         model: Any = self.model
         # Each process checks its own shard, which may be empty.
         weights = [_local(weight) for weight in model.parameters() if weight.requires_grad]
-        if self.agreed({"weights": _norm([each for each in weights if each.numel()], math.inf)})["weights"]:
+        norm = _norm([weight for weight in weights if weight.numel()], math.inf)
+        if self.finite_on_all_processes({"weights": norm})["weights"]:
             return
         trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
-        # Only after a failure, because a check of each tensor waits for the GPU.
-        wrong = [name for name, weight in trained if not _local(weight).isfinite().all()]
-        if not wrong:
+        # Check single tensors only after a failure, because each check waits for the GPU.
+        not_finite = [name for name, weight in trained if not _local(weight).isfinite().all()]
+        if not not_finite:
             raise NotFinite(
                 f"After step {self.state.global_step} weights of another process are not finite: see its error."
             )
         raise NotFinite(
-            f"After step {self.state.global_step} {len(wrong)} of {len(trained)} weight tensors are not finite "
-            f"({wrong[0]} is the first): {FIX.format(rate=self.args.learning_rate)}."
+            f"After step {self.state.global_step} {len(not_finite)} of {len(trained)} weight tensors are not finite "
+            f"({not_finite[0]} is the first): {FIX.format(learning_rate=self.args.learning_rate)}."
         )
 
-    def last_good(self) -> str | None:
+    def last_complete_checkpoint(self) -> str | None:
         """Returns the last complete checkpoint; None if there is none."""
         directory = self.args.output_dir
         return get_last_checkpoint(directory) if directory and Path(directory).is_dir() else None
@@ -153,7 +155,7 @@ class Guarded(Trainer):
         try:
             return super().train(*args, **kwargs)
         except NotFinite as error:
-            last = self.last_good()
+            last = self.last_complete_checkpoint()
             checkpoint_note = f"the last good checkpoint is {last}" if last else "no checkpoint was saved before"
             raise NotFinite(f"{str(error).rstrip('.')}; {checkpoint_note}.") from error
 
@@ -171,7 +173,7 @@ class Guarded(Trainer):
         super().save_model(*args, **kwargs)
 
 
-class FiniteSteps(Guarded):
+class FiniteStepsTrainer(GuardedTrainer):
     """Guards the optimizer step of Trainer's own loop, for any trainer that uses it.
 
     A step is skipped by removing the gradients: torch's optimizers then do not touch a parameter, its moments and its
@@ -197,38 +199,40 @@ class FiniteSteps(Guarded):
         loss = super().training_step(model, *args, **kwargs)
         self._losses = loss.detach() if self._losses is None else self._losses + loss.detach()
         if self.accelerator.sync_gradients:
-            self._decide(model, self._losses)
+            self._skip_if_not_finite(model, self._losses)
             self._losses = None
         return torch.where(loss.isfinite(), loss, 0)
 
-    def _decide(self, model: nn.Module, losses: Tensor) -> None:
+    def _skip_if_not_finite(self, model: nn.Module, losses: Tensor) -> None:
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         scaler = self.accelerator.scaler
         # A sum of squares of scaled gradients could overflow although no element did, so the norm is their maximum.
         norm = _norm(gradients, 2.0 if scaler is None else math.inf)
-        self.guard.record(self.agreed({"loss": losses, "gradient norm": norm}))
-        searching = scaler is not None and bool(losses.isfinite()) and scaler.get_scale() > 1
-        if self.guard.keep(step=self.state.global_step + 1, rate=self.args.learning_rate, expected=searching):
+        self.guard.record(self.finite_on_all_processes({"loss": losses, "gradient norm": norm}))
+        scale_search = scaler is not None and bool(losses.isfinite()) and scaler.get_scale() > 1
+        if self.guard.should_step(
+            step=self.state.global_step + 1, learning_rate=self.args.learning_rate, scale_search=scale_search
+        ):
             return
         for weight in model.parameters():
             if scaler is None:
                 weight.grad = None
-            # Under fp16 the scaler decides by itself, and NaN makes it skip the step and lower its scale.
+            # Under fp16 the scaler skips the step itself: NaN makes it do so and lower its scale.
             elif weight.grad is not None:
                 weight.grad.fill_(math.nan)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Adds the number of skipped steps, and logs NaN for a loss or norm that failed since the last line.
+        """Adds the number of skipped steps, and logs NaN for a loss or norm that was not finite since the last line.
 
         Args:
-            logs: Trainer's own numbers.
+            logs: Trainer's metrics.
             *args: As in Trainer.
             **kwargs: As in Trainer.
         """
         if "loss" in logs:
             guard = self.guard
             logs = logs | {SKIPPED: guard.skipped}
-            # `training_step` returned 0 for it, which would look like a perfect loss.
+            # `training_step` returned 0 for a loss that is not finite, which would look like a perfect loss.
             if guard.loss_failed:
                 logs["loss"] = math.nan
             if guard.in_a_row and "grad_norm" in logs:
@@ -246,7 +250,7 @@ def with_finite_steps(trainer_class: type[Trainer]) -> type[Any]:
     Returns:
         A subclass of the same name.
     """
-    return type(trainer_class.__name__, (FiniteSteps, trainer_class), {})
+    return type(trainer_class.__name__, (FiniteStepsTrainer, trainer_class), {})
 
 
 def _local(weight: Any) -> Tensor:

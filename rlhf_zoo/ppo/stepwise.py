@@ -1,4 +1,4 @@
-"""`generate` and `step`: PPO in the user's own loop, which scores completions itself."""
+"""`generate` and `step`: PPO in a custom training loop, which scores the completions."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from ..errors import ZooError
 from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..rewards import Scored
 from .base import LOOP_STREAM
-from .custom_loop import prompt_row, samples_from_user, scores_from_user
+from .custom_loop import prompt_ids, samples_from_user, scores_from_user
 from .held_out import HeldOutTrainer
 from .rollout import Rollout
 
 
 class StepwiseTrainer(HeldOutTrainer):
-    """Adds the methods for the user's own loop. Its abstract methods are the steps of an update that the loop needs."""
+    """Adds the methods for a custom training loop. Its abstract methods are the phases of an update that it needs."""
 
     @abstractmethod
-    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
+    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
         """Joins the rollouts of all processes."""
 
     @abstractmethod
-    def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
-        """Makes one update from all processes' rollout."""
+    def ppo_update(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
+        """Makes the PPO update of a scored rollout."""
 
     def prepare_loop(self) -> nn.Module:
         """Prepares the model, the optimizer and the schedule on the first call.
@@ -51,8 +51,8 @@ class StepwiseTrainer(HeldOutTrainer):
             num_generations: completions of each prompt.
 
         Returns:
-            1-D tensors of token ids without the prompt, with the end-of-sequence token if there is one. Completions of
-            one prompt follow each other.
+            1-D tensors of token ids without the prompt. If a completion ended, its last token is the end token.
+            Completions of the same prompt are adjacent.
 
         Raises:
             ZooError: there are no prompts, or one cannot be sampled from.
@@ -66,14 +66,14 @@ class StepwiseTrainer(HeldOutTrainer):
             )
         rows = [
             {
-                PROMPT_TOKENS: prompt_row(prompt, row, self),
-                PROMPT_INDEX: self.index_here(self._generated + row),
+                PROMPT_TOKENS: prompt_ids(prompt, row, self),
+                PROMPT_INDEX: self.global_index(self._prompts_generated + row),
                 GENERATION: n,
             }
             for row, prompt in enumerate(prompts)
             for n in range(num_generations)
         ]
-        self._generated += len(prompts)
+        self._prompts_generated += len(prompts)
         rollout = self.rollout(rows, stream=LOOP_STREAM)
         device = rollout.mask.device
         return [torch.tensor(ids, device=device) for ids in rollout.samples.token_lists()]
@@ -95,8 +95,8 @@ class StepwiseTrainer(HeldOutTrainer):
         model = self.prepare_loop()
         samples = samples_from_user(queries, responses, self)
         rollout = self.evaluate_samples(samples, recompute=True)
-        self.learn(model, *self.gather_rollouts(rollout, scores_from_user(scores, samples)))
-        self._metrics.clear()  # the caller gets them, and no log line of Trainer's will average them
+        self.ppo_update(model, *self.gather_rollouts(rollout, scores_from_user(scores, samples)))
+        self._metrics.clear()  # the caller gets the metrics, so Trainer's next log line must not average them
         if self.lr_scheduler is not None:
             self.lr_scheduler.step()
         self.state.global_step += 1

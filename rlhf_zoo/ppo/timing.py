@@ -11,10 +11,10 @@ TOKENS_PER_SECOND = "tokens_per_second"
 
 
 class Phases:
-    """Seconds of the phases of updates in this process, averaged over the updates since the last `take`.
+    """Seconds of the phases of updates in this process, averaged over the updates since the last `pop_means`.
 
     Args:
-        device: Where kernels run. Their end is awaited at each change of phase.
+        device: Where kernels run. Each change of phase waits for them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -28,21 +28,21 @@ class Phases:
         self._updates = self._tokens = 0
 
     @contextmanager
-    def of_update(self) -> Iterator[None]:
+    def whole_update(self) -> Iterator[None]:
         """Times one update. Phases are counted only while this context is open."""
         with self._within("rest"):
             yield
         self._updates += 1
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Counts the time of a context as a phase, and not as the phase around it.
+        """Counts the time of a context as this phase, and not as the enclosing phase.
 
         Args:
             name: The phase.
         """
         return self._within(name) if self._running else nullcontext()
 
-    def sampled(self, tokens: int) -> None:
+    def count_tokens(self, tokens: int) -> None:
         """Counts sampled tokens.
 
         Args:
@@ -50,12 +50,12 @@ class Phases:
         """
         self._tokens += tokens if self._running else 0
 
-    def take(self) -> dict[str, float]:
+    def pop_means(self) -> dict[str, float]:
         """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`; resets both."""
         metrics: dict[str, float] = {}
         if self._updates:
             seconds = sum(self._seconds.values())
-            metrics = {f"time/{name}": spent / self._updates for name, spent in self._seconds.items() if name != "rest"}
+            metrics = {f"time/{name}": total / self._updates for name, total in self._seconds.items() if name != "rest"}
             metrics[TOKENS_PER_SECOND] = self._tokens / seconds
         self._begin()
         return metrics

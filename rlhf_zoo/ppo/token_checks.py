@@ -1,4 +1,4 @@
-"""Refuses tokenizers and models that do not fit together, before any sampling."""
+"""Checks before sampling that tokenizers and models fit together."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *,
     Args:
         tokenizer: the policy's.
         policy: the model in training.
-        pad_apart: whether PAD must differ from EOS. It need not if the length of every completion is known.
+        pad_apart: whether PAD must differ from EOS. It need not differ if the length of every completion is known.
 
     Raises:
-        ZooError: there is no EOS, PAD is missing or equals EOS, or an id has no embedding.
+        ZooError: EOS or PAD is missing, PAD equals EOS, or an id has no embedding.
     """
     if tokenizer.eos_token_id is None:
         raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
@@ -39,11 +39,11 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *,
             "The tokenizer has no pad_token other than its eos_token: add one, because PPO must tell them apart."
         )
     rows = embedding_rows(policy)
-    highest = max(index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id)
+    highest = max(token_id for token_id in tokenizer.get_vocab().values() if token_id != tokenizer.pad_token_id)
     if highest >= rows:
         raise ZooError(
-            f"The tokenizer has ids up to {highest} and the policy {rows} embedding rows: resize them or use the "
-            "policy's own tokenizer."
+            f"The tokenizer has ids up to {highest}, but the policy has only {rows} embedding rows: resize the "
+            "embeddings or use the policy's own tokenizer."
         )
 
 
@@ -61,12 +61,12 @@ class TokenConsumer(NamedTuple):
     """A model that reads the policy's token ids.
 
     Attributes:
-        name: What errors call it.
-        rows: Its embedding rows.
+        name: The model's name in errors.
+        embedding_rows: The number of its embedding rows.
     """
 
     name: str
-    rows: int
+    embedding_rows: int
 
     @classmethod
     def of(cls, model: PreTrainedModel, name: str = "the policy") -> Self:
@@ -74,7 +74,7 @@ class TokenConsumer(NamedTuple):
 
         Args:
             model: The model.
-            name: What errors call it.
+            name: The model's name in errors.
         """
         return cls(name, embedding_rows(model))
 
@@ -89,42 +89,43 @@ def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | 
     Raises:
         ZooError: a model has no embedding for a token that the policy can sample.
     """
-    readers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
-    narrowest = min(readers, key=lambda reader: reader.rows)
-    if narrowest.rows < vocabulary.size:
+    consumers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
+    narrowest = min(consumers, key=lambda consumer: consumer.embedding_rows)
+    if narrowest.embedding_rows < vocabulary.size:
         name, rows = narrowest
         raise ZooError(
-            f"{name[0].upper()}{name[1:]} has {rows} embedding rows and the policy {readers[0].rows}, which can sample "
-            f"ids up to {vocabulary.size - 1}: use one that reads the policy's tokens."
+            f"{name[0].upper()}{name[1:]} has {rows} embedding rows, but the policy has {consumers[0].embedding_rows} "
+            f"and can sample ids up to {vocabulary.size - 1}: use a model that reads the policy's tokens."
         )
     return narrowest
 
 
-def check_ids(prompts: Sequence[Sequence[int]], reader: TokenConsumer, *, label: str = "Prompt") -> None:
+def check_ids(sequences: Sequence[Sequence[int]], consumer: TokenConsumer, *, label: str = "Prompt") -> None:
     """Checks that a model has an embedding for each token id.
 
     Args:
-        prompts: token ids.
-        reader: the model.
-        label: what errors call a row, before its number.
+        sequences: sequences of token ids.
+        consumer: the model.
+        label: the name of a sequence in errors, such as "Prompt" in "Prompt 3".
 
     Raises:
-        ZooError: an id is beyond the embedding rows, or is not an id.
+        ZooError: an id is not an integer, is negative, or is beyond the embedding rows.
     """
-    for row, ids in enumerate(prompts):
-        if wrong := [index for index in ids if not isinstance(index, int) or not 0 <= index < reader.rows]:
+    rows = consumer.embedding_rows
+    for index, ids in enumerate(sequences):
+        if wrong := [token_id for token_id in ids if not isinstance(token_id, int) or not 0 <= token_id < rows]:
             raise ZooError(
-                f"{label} {row} has the token id {wrong[0]}, and {reader.name} has {reader.rows} embedding rows: "
+                f"{label} {index} has the token id {wrong[0]}, but {consumer.name} has only {rows} embedding rows: "
                 "tokenize it with the policy's own tokenizer."
             )
 
 
 @torch.no_grad()
 def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
-    """Checks that a policy can be sampled from in batches with a cache.
+    """Checks that a policy can be sampled from in batches with a KV cache.
 
-    Samples a few tokens after two short prompts of different lengths. Each token's log-probability must be the same in
-    a forward pass over its row alone, and in a pass over both rows with padding.
+    Samples a few tokens after two short prompts of different lengths. Each token must have the same log-probability in
+    the sampler, in a forward pass over its row alone, and in a forward pass over both rows with padding.
 
     Args:
         policy: the policy.
@@ -133,9 +134,10 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
     Raises:
         ZooError: log-probabilities differ by more than rounding, or sampling fails.
     """
-    name, training = type(base_of(policy)).__name__, policy.training
-    # Ids from the middle of the vocabulary, because special tokens are usually at its ends.
-    ids = [index for index in range(vocabulary.size // 2, vocabulary.size) if index in vocabulary][:PROBE_TOKENS]
+    name, was_training = type(base_of(policy)).__name__, policy.training
+    # Take ids from the middle of the vocabulary, because special tokens are usually at its ends.
+    upper_half = range(vocabulary.size // 2, vocabulary.size)
+    ids = [token_id for token_id in upper_half if token_id in vocabulary][:PROBE_TOKENS]
     policy.eval()
     try:
         samples = sample(
@@ -148,34 +150,34 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
             pad_id=ids[0],
             vocabulary=vocabulary,
         )
-        alone = torch.cat([token_logprobs(policy, samples.rows(slice(row, row + 1))) for row in range(2)])
+        unpadded = torch.cat([token_logprobs(policy, samples.select(slice(row, row + 1))) for row in range(2)])
         padded = token_logprobs(policy, samples)
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise ZooError(
-            f"A {name} cannot be sampled from in batches with a cache ({first_line(error)}): choose another "
+            f"A {name} cannot be sampled from in batches with a KV cache ({first_line(error)}): choose another "
             "architecture."
         ) from error
     finally:
-        policy.train(training)
-    drift = max(float((logprobs - alone).abs().mean()) for logprobs in (samples.logprobs, padded))
+        policy.train(was_training)
+    difference = max(float((logprobs - unpadded).abs().mean()) for logprobs in (samples.logprobs, padded))
     allowed = RATIO_ROUNDING.get(policy.dtype, RATIO_ROUNDING[torch.bfloat16])
-    if not drift <= allowed:
+    if not difference <= allowed:
         raise ZooError(
-            f"A {name} gives other log-probabilities with left padding, or from its cache, than alone (by {drift:.3g} "
-            f"nats per token, where rounding explains {allowed:g}): it may ignore the attention mask or not be causal; "
-            "choose another policy."
+            f"With left padding or a KV cache, log-probabilities of {name} differ by {difference:.3g} nats per token "
+            f"from those of a single unpadded row, more than the {allowed:g} that rounding can explain: it may ignore "
+            "the attention mask or not be causal; choose another policy."
         )
 
 
 def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> None:
     """Checks that a tokenizer is the one that the model was saved with.
 
-    A model that was made in memory, or whose tokenizer is not on this machine, cannot be checked.
+    A model that was made in memory, or whose tokenizer is not on this machine, is not checked.
 
     Args:
         model: the model.
-        tokenizer: the tokenizer passed for it.
-        subject: what errors call the model.
+        tokenizer: the tokenizer that was passed for the model.
+        subject: the model's name in errors.
 
     Raises:
         ZooError: the tokenizer in the model's files has other ids.
@@ -189,11 +191,11 @@ def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBas
             return
         saved_tokenizer = load_tokenizer(name, local_files_only=True)
     except (OSError, ValueError, ZooError):
-        return  # there is no tokenizer with the weights, so nothing to compare
-    vocabulary, tokens = saved_tokenizer.get_vocab(), tokenizer.get_vocab()
-    moved = [token for token, index in tokens.items() if vocabulary.get(token, index) != index]
-    missing = [token for token in tokens if token not in vocabulary]
-    if moved or len(missing) > len(tokens) // 2:
+        return  # there is no tokenizer with the weights
+    saved_vocabulary, vocabulary = saved_tokenizer.get_vocab(), tokenizer.get_vocab()
+    moved = [token for token, token_id in vocabulary.items() if saved_vocabulary.get(token, token_id) != token_id]
+    missing = [token for token in vocabulary if token not in saved_vocabulary]
+    if moved or len(missing) > len(vocabulary) // 2:
         example = repr((moved or missing)[0])
         raise ZooError(
             f"The tokenizer passed for {subject} is not the one that {name} was saved with ({example} has another id "
@@ -205,11 +207,11 @@ def check_head_of(model: PreTrainedModel, *, subject: str) -> None:
     """Warns if the files of a model have no classification head, so that its head may be random.
 
     This is not an error, because the head may have been trained since. A model that was made in memory, or whose files
-    are not on this machine, cannot be checked.
+    are not on this machine, is not checked.
 
     Args:
         model: the model.
-        subject: what the warning calls it.
+        subject: the model's name in the warning.
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name or not type(model).__module__.startswith("transformers."):

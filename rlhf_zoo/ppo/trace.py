@@ -29,12 +29,12 @@ from .token_checks import TokenConsumer, check_ids
 #: The first part of a traced completion's random key.
 TRACE_STREAM = 8
 #: Fields of a trace that are copied from PPOConfig.
-AS_CONFIGURED = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "temperature")
+CONFIG_FIELDS = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "temperature")
 
 
 @dataclass(frozen=True)
 class TracedToken:
-    """A sampled token with its numbers.
+    """A sampled token with its log-probabilities, reward, value and advantage.
 
     If the completion is one action, the last token has that action's reward, value, delta, advantage and clipped, and
     the other tokens have None. All numbers are from before any whitening.
@@ -72,10 +72,10 @@ class Trace:
     Attributes:
         prompt: a text or a conversation.
         completion: its text.
-        tokens: its tokens with their numbers.
-        scores: by reward; None where a reward does not apply.
-        score: their weighted sum.
-        shaped_score: that sum centered, scaled, clipped and corrected for a missing end, as training uses it.
+        tokens: its tokens.
+        scores: one for each reward; None where a reward does not apply.
+        score: the weighted sum of the scores.
+        shaped_score: the score centered, scaled, clipped and corrected for a missing end, as in training.
         kl: Σ k1 in nats.
         kl_coef: β.
         kl_in: where β·KL enters, "reward" or "loss".
@@ -85,8 +85,8 @@ class Trace:
         action_level, gamma, lam, temperature: as in PPOConfig.
         ended: whether the completion ended by itself.
         length: the number of its tokens.
-        seed: of the sampling.
-        max_new_tokens: the most tokens.
+        seed: the random seed of the sampling.
+        max_new_tokens: the most tokens that a completion may have.
         whitening: a sentence about what whitening in training would change; "" without whitening.
     """
 
@@ -131,7 +131,7 @@ def trace(
     args: PPOConfig,
     old: PreTrainedModel | None = None,
     kl_coef: float | None = None,
-    scores_seen: RunningScores | None = None,
+    running_scores: RunningScores | None = None,
     columns: Mapping[str, Any] | None = None,
     seed: int = 1,
 ) -> Trace:
@@ -150,7 +150,7 @@ def trace(
         args: the settings of the training.
         old: the policy in the denominator of ρ; None for the reference.
         kl_coef: β; None for args.kl_coef.
-        scores_seen: the running statistics for centering and scaling; None for none yet.
+        running_scores: the running statistics for centering and scaling; None for none yet.
         columns: the prompt's other columns, for reward functions.
         seed: of the completion.
 
@@ -165,22 +165,23 @@ def trace(
             disable_dropout(model)
             model.eval()
     prompt = wrap_prompt(prompt, tokenizer)
-    ids = _encode_prompt_ids(prompt, policy, tokenizer, args.response_length)
-    samples = _sample_completion(ids, policy, tokenizer, args, seed)
+    prompt_ids = _encode_prompt(prompt, policy, tokenizer, args.response_length)
+    samples = _sample_completion(prompt_ids, policy, tokenizer, args, seed)
     logprobs, ref_logprobs, old_logprobs = (
         token_logprobs(model, samples, temperature=args.temperature) for model in (policy, reference, old or reference)
     )
-    texts = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: ids}])
+    texts = decode_rows(tokenizer, samples, [{**(columns or {}), "prompt": prompt, PROMPT_TOKENS: prompt_ids}])
     scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
-    so_far = scores_seen or RunningScores()
-    shaped = shaped_scores(scored, samples.ended, args, so_far)
-    token_scores = shaped_by_token(scored, samples.ended, args, so_far)
+    running_scores = running_scores or RunningScores()
+    shaped = shaped_scores(scored, samples.ended, args, running_scores)
+    token_scores = shaped_by_token(scored, samples.ended, args, running_scores)
     beta = args.kl_coef if kl_coef is None else kl_coef
-    by_action = _estimates(
+    action_columns = _action_columns(
         logprobs, ref_logprobs, shaped, token_scores, actor.values(samples), samples.mask, args, beta
     )
-    by_action["clipped"] = _find_clipped(logprobs, old_logprobs, by_action["advantage"], samples.mask, args)
-    tokens, completion = _tokens(tokenizer, ids, _by_token(samples, logprobs, ref_logprobs, old_logprobs), by_action)
+    action_columns["clipped"] = _find_clipped(logprobs, old_logprobs, action_columns["advantage"], samples.mask, args)
+    token_columns = _token_columns(samples, logprobs, ref_logprobs, old_logprobs)
+    tokens, completion = _traced_tokens(tokenizer, prompt_ids, token_columns, action_columns)
     scores = zip(rewards.names, scored.each[0].tolist(), strict=True)
     return Trace(
         prompt=prompt,
@@ -196,59 +197,59 @@ def trace(
         ended=bool(samples.ended[0]),
         length=len(tokens),
         seed=seed,
-        **{name: getattr(args, name) for name in AS_CONFIGURED},
+        **{name: getattr(args, name) for name in CONFIG_FIELDS},
         max_new_tokens=args.response_length,
         whitening=_whitening(args),
     )
 
 
 def _sample_completion(
-    ids: list[int], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: PPOConfig, seed: int
+    prompt_ids: list[int], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, args: PPOConfig, seed: int
 ) -> Samples:
     """Samples one completion as training does."""
     keys = [(TRACE_STREAM,)]
     samples = sample(
         policy,
-        [ids],
+        [prompt_ids],
         keys=keys,
         seed=seed,
         max_new_tokens=args.response_length,
         stop_ids=args.stop_ids(tokenizer, policy),
-        pad_id=0,  # one row is never padded
+        pad_id=0,  # not used, because a single row is not padded
         temperature=args.temperature,
         vocabulary=Vocabulary.of(tokenizer, policy),
     )
     return args.truncation(samples, tokenizer, seed=seed, keys=keys)
 
 
-def _estimates(
+def _action_columns(
     logprobs: Tensor,
     ref_logprobs: Tensor,
     shaped: Tensor,
-    dense: Tensor | None,
+    token_scores: Tensor | None,
     values: Tensor,
     mask: Tensor,
     args: PPOConfig,
     kl_coef: float,
 ) -> dict[str, Tensor]:
-    """Computes rewards, values, δ and advantages, (1, A) each, as `PPOTrainer.estimate` does without whitening."""
-    level, in_reward = args.action_level, args.kl_in == "reward"
-    kl = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if in_reward else "k1")
+    """Computes rewards, values, δ and advantages, (1, A) each, as `compute_advantages` does without whitening."""
+    level, kl_in_reward = args.action_level, args.kl_in == "reward"
+    kl = F.kl_penalty(logprobs, ref_logprobs, estimator=args.kl_estimator if kl_in_reward else "k1")
     kl = F.actions(kl, mask, level=level)
     width = kl.shape[1]
     values, action_mask = values[:, :width], mask[:, :width]
-    dense = None if dense is None else F.actions(dense, mask, level=level)
-    terminal_scores = shaped if dense is None else F.terminal_remainder(shaped, dense, action_mask)
-    rewards = F.token_rewards(terminal_scores, kl, action_mask, kl_coef=kl_coef if in_reward else 0.0)
-    rewards = rewards if dense is None else rewards + dense
+    token_scores = None if token_scores is None else F.actions(token_scores, mask, level=level)
+    terminal_scores = shaped if token_scores is None else F.terminal_remainder(shaped, token_scores, action_mask)
+    rewards = F.token_rewards(terminal_scores, kl, action_mask, kl_coef=kl_coef if kl_in_reward else 0.0)
+    rewards = rewards if token_scores is None else rewards + token_scores
     # With λ = 0 the generalized advantage is δ itself.
     deltas, _ = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=0.0)
     advantages, _ = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=args.lam)
     return {"reward": rewards, "value": values, "delta": deltas, "advantage": advantages}
 
 
-def _by_token(samples: Samples, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
-    """Collects the numbers of single tokens, (1, T) each."""
+def _token_columns(samples: Samples, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
+    """Collects what each token has even if the completion is one action, (1, T) each."""
     return {
         "token_id": samples.completion_ids,
         "logprob": logprobs,
@@ -263,12 +264,12 @@ def _cliprange(args: PPOConfig) -> float:
 
 
 def _bounds_of_ratio(args: PPOConfig) -> tuple[float, float]:
-    low = _cliprange(args)
-    return 1 - low, 1 + (low if args.cliprange_high is None else args.cliprange_high)
+    cliprange = _cliprange(args)
+    return 1 - cliprange, 1 + (cliprange if args.cliprange_high is None else args.cliprange_high)
 
 
 def _find_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, args: PPOConfig) -> Tensor:
-    """Whether the clip stops the gradient of each action, (1, A) bool."""
+    """Returns whether the clip stops the gradient of each action, (1, A) bool."""
     _, clipped = F.clipped_policy_loss(
         F.actions(logprobs, mask, level=args.action_level),
         F.actions(old_logprobs, mask, level=args.action_level),
@@ -280,19 +281,22 @@ def _find_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, ma
     return clipped
 
 
-def _tokens(
-    tokenizer: PreTrainedTokenizerBase, ids: list[int], by_token: Mapping[str, Tensor], by_action: Mapping[str, Tensor]
+def _traced_tokens(
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_ids: list[int],
+    token_columns: Mapping[str, Tensor],
+    action_columns: Mapping[str, Tensor],
 ) -> tuple[tuple[TracedToken, ...], str]:
-    """Returns the tokens with their numbers, and the completion's text, which depends on the prompt's last ids."""
-    width = next(iter(by_action.values())).shape[1]
-    padding: list[None] = [None] * (by_token["token_id"].shape[1] - width)
+    """Returns the traced tokens and the completion's text, which depends on the prompt's last ids."""
+    width = next(iter(action_columns.values())).shape[1]
+    padding: list[None] = [None] * (token_columns["token_id"].shape[1] - width)
     columns = {
-        **{name: column[0].tolist() for name, column in by_token.items()},
-        **{name: padding + column[0].tolist() for name, column in by_action.items()},
+        **{name: column[0].tolist() for name, column in token_columns.items()},
+        **{name: padding + column[0].tolist() for name, column in action_columns.items()},
     }
-    pieces = Pieces(tokenizer, ids)
-    for token in columns["token_id"]:
-        pieces.add(token)
+    pieces = Pieces(tokenizer, prompt_ids)
+    for token_id in columns["token_id"]:
+        pieces.add(token_id)
     completion = pieces.finish()
     tokens = tuple(
         TracedToken(token=piece, **dict(zip(columns, row, strict=True)))
@@ -301,8 +305,8 @@ def _tokens(
     return tokens, completion
 
 
-def _encode_prompt_ids(
-    prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, room: int
+def _encode_prompt(
+    prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
 ) -> list[int]:
     if isinstance(prompt, str):
         if not prompt.strip():
@@ -315,10 +319,10 @@ def _encode_prompt_ids(
     if not ids:
         raise ZooError("The tokenizer has no token for this prompt: write other characters.")
     context = context_length(policy)
-    if context is not None and len(ids) + room > context:
+    if context is not None and len(ids) + max_new_tokens > context:
         raise ZooError(
-            f"The prompt has {len(ids)} tokens, and with {room} new ones it exceeds the context of {context}: shorten "
-            "it or request fewer."
+            f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new ones it exceeds the context of "
+            f"{context}: shorten the prompt or request fewer new tokens."
         )
     check_ids([ids], TokenConsumer.of(policy))
     return ids

@@ -1,13 +1,14 @@
 """PPO for language models on `transformers.Trainer`.
 
-One update: prompts → `rollout` (sample, log-probs, values, reference) → `score` (rewards) → `estimate` (KL, GAE) →
-`update` (epochs × minibatches) → metrics. All formulas are in `rlhf_zoo.functional`. What Trainer calls
+One update: prompts → `rollout` (sample, log-probs, values, reference) → `score` (rewards) → `compute_advantages` (KL,
+GAE) → `run_epochs` (epochs × minibatches) → metrics. All formulas are in `rlhf_zoo.functional`. What Trainer calls
 (optimizer, logging, saving, resuming) is in `rlhf_zoo.ppo.base`, sampling and scoring in `rollout_trainer`,
-evaluation in `held_out`, and the user's own loop in `stepwise`.
+evaluation in `held_out`, and the methods for a custom training loop (`generate` and `step`) in `stepwise`.
 
-A step of this trainer is one update: `global_step`, `save_steps`, schedules and tags count updates. Trainer keeps the
-loop, precision, callbacks, logging, saving and resuming. It calls `training_step` once for each batch of prompts, and
-the update with its own optimizer steps happens in the last call of a step. Checkpoints are written between updates.
+One Trainer step is one PPO update: `global_step`, `save_steps`, the learning-rate schedule and checkpoint tags all
+count updates. Trainer keeps the loop, precision, callbacks, logging, saving and resuming. It calls `training_step` once
+for each batch of prompts. The last of these calls makes the update, with all of its optimizer steps. Checkpoints are
+written between updates.
 """
 
 import copy
@@ -30,9 +31,10 @@ from ..modeling.reserved_columns import GENERATION
 from ..rewards import Scored
 from .actor_critic import TextBatch
 from .base import TRAIN_STREAM
-from .config import TOKENS_ON_CPU
+from .config import CPU_TOKENS_PER_PASS
 from .custom_loop import UserScores
-from .distributed_update import gather_rollouts, split_samples, split_texts
+from .distributed_update import gather_rollouts as gather_across_processes
+from .distributed_update import split_samples, split_texts
 from .guards import (
     check_ratio,
     check_rewards,
@@ -41,18 +43,21 @@ from .guards import (
     wrap_reward_errors,
 )
 from .loss import PolicyLoss, micro_batch_loss
-from .metrics import Progress
+from .metrics import UpdateMetrics
 from .minibatch import Minibatch
 from .rollout import Advantages, Rollout, shaped_by_token, shaped_scores
 from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
 
+#: Shift of a shuffle's seed, so that the generator of PTX texts has a seed that no shuffle has.
+TEXT_SEED_SHIFT = 12
+
 
 class PPOTrainer(StepwiseTrainer):
     """Proximal policy optimization of a language model (arXiv:1707.06347, arXiv:1909.08593, arXiv:2403.17031).
 
-    Each step of an update is a method that a subclass may override.
+    Each phase of an update is a method that a subclass may override.
 
     Args:
         args: the settings.
@@ -66,13 +71,13 @@ class PPOTrainer(StepwiseTrainer):
         value_model: the critic; None for the one that `args.critic` names.
         eval_dataset: held-out prompts, in the same form.
         peft_config: configures a new adapter of the policy.
-        reward_funcs: score completions, called as TRL's GRPO calls them. The user's own loop needs no rewards.
+        reward_funcs: score completions, called as TRL's GRPO calls them. A custom training loop needs no rewards.
         reward_processing_class: the reward models' tokenizers; None for the policy's.
-        ptx_dataset: text for the language-model loss, with `args.ptx_coef`.
+        ptx_dataset: pretraining text for the PTX loss, with `args.ptx_coef`.
 
     Raises:
-        ZooError: these cannot be trained together: PAD missing or equal to EOS, a prompt longer than the context, a
-            critic or a reward that does not fit.
+        ZooError: these cannot be trained together: PAD is missing or equal to EOS, a prompt is longer than the context,
+            or a critic or reward model has another tokenizer, vocabulary or context than the policy needs.
     """
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
@@ -86,43 +91,48 @@ class PPOTrainer(StepwiseTrainer):
         Returns:
             The loss, a scalar; 0 while prompts are being collected.
         """
-        batch = self.as_rows(inputs, before=sum(self._sizes) * self.args.world_size)
-        # Trainer reads all batches of a step in advance, so only the last batch of a step can be the last of an epoch.
-        real = self.not_filling(len(batch)) if self.accelerator.sync_gradients else len(batch)
-        self._waiting += batch[:real]
-        self._sizes.append(real)
-        if not self.accelerator.sync_gradients:
+        batch = self.rows_from_batch(inputs, offset=sum(self._prompts_per_batch) * self.args.world_size)
+        # Trainer prefetches a step's batches, so only the last one can end an epoch and contain filler prompts.
+        last_of_step = self.accelerator.sync_gradients
+        prompt_count = self.count_without_filler(len(batch)) if last_of_step else len(batch)
+        self._pending_prompts += batch[:prompt_count]
+        self._prompts_per_batch.append(prompt_count)
+        if not last_of_step:
             return torch.zeros((), device=self.args.device)
         # A process that got only filler prompts still runs one of them, because the other processes would wait for it.
         # gather_rollouts drops it.
-        prompts, self._waiting = self._waiting or batch[:1], []
+        prompts, self._pending_prompts = self._pending_prompts or batch[:1], []
         # All completions of a prompt are adjacent, because groups are formed by reshaping.
-        rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
-        with self.phases.of_update():
+        prompt_rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
+        with self.phases.whole_update():
             with self.phases("rollout"):
-                rollout = self.rollout(rows, stream=TRAIN_STREAM)
+                rollout = self.rollout(prompt_rows, stream=TRAIN_STREAM)
             with self.phases("reward"), wrap_reward_errors():
-                scored = self.score(rollout, rows)
+                scored = self.score(rollout, prompt_rows)
             with self.phases("update"):
-                loss = self.learn(model, *self.gather_rollouts(rollout, scored, group=self.args.num_generations))
+                gathered = self.gather_rollouts(rollout, scored, group_size=self.args.num_generations)
+                loss = self.ppo_update(model, *gathered)
         self.log_eval_samples()
         return loss
 
-    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group: int = 1) -> tuple[Rollout, Scored]:
+    def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
         """Joins the rollouts of all processes, in the order that a single process would produce.
 
         Args:
             rollout: of this process.
             scored: its rewards.
-            group: completions of each prompt.
+            group_size: completions of each prompt.
         """
-        sizes, self._sizes = self._sizes, []
+        prompts_per_batch, self._prompts_per_batch = self._prompts_per_batch, []
         if self.args.world_size == 1:
             return rollout, scored
-        return gather_rollouts(rollout, scored, sizes=sizes or [len(rollout.samples)], group=group)
+        # A custom training loop has no batches of prompts: all its completions are one batch of groups of 1.
+        return gather_across_processes(
+            rollout, scored, prompts_per_batch=prompts_per_batch or [len(rollout.samples)], group_size=group_size
+        )
 
-    def learn(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
-        """Makes one update: advantages, epochs, metrics, β.
+    def ppo_update(self, model: nn.Module, rollout: Rollout, scored: Scored) -> Tensor:
+        """Makes the PPO update of a scored rollout: advantages, epochs, metrics, β.
 
         Args:
             model: policy and critic, wrapped for training.
@@ -133,37 +143,37 @@ class PPOTrainer(StepwiseTrainer):
             The loss, a scalar.
         """
         if not self._start_checked:
-            if rollout.measured:
+            if rollout.has_reference:
                 check_start(
                     rollout.logprobs,
                     rollout.ref_logprobs,
                     rollout.mask,
                     precision=self.precision,
-                    at_reference=self._from_reference,
+                    starts_at_reference=self._starts_at_reference,
                 )
             warn_if_scores_identical(scored.total, subject="first update")
             self._start_checked = True
-        # Before `estimate`, so that running centering and scaling include this rollout.
+        # Update the running statistics first, because `compute_advantages` centers and scales with them.
         moments = self.moments(scored.total).tolist()
-        self.scores_seen = self.scores_seen.update(moments)
-        estimates = self.estimate(rollout, scored)
-        # In the user's own loop it is unknown which completions share a prompt.
-        group = 1 if isinstance(scored, UserScores) else self.args.num_generations
-        zero_variance = F.zero_variance_groups(estimates.scores, size=group)
-        if group > 1 and self.args.skip_equal_scores:
-            progress = self.update_from(
-                model, rollout, scored, (~zero_variance).repeat_interleave(group).nonzero().squeeze(1)
-            )
+        self.running_scores = self.running_scores.update(moments)
+        estimates = self.compute_advantages(rollout, scored)
+        # A custom training loop does not say which completions share a prompt.
+        group_size = 1 if isinstance(scored, UserScores) else self.args.num_generations
+        zero_variance = F.zero_variance_groups(estimates.scores, size=group_size)
+        if group_size > 1 and self.args.skip_equal_scores:
+            indices = (~zero_variance).repeat_interleave(group_size).nonzero().squeeze(1)
+            metrics = self.run_epochs_on_subset(model, rollout, scored, indices)
         else:
-            progress = self.update(model, rollout, estimates)
-        if group > 1:
-            progress["objective/equal_scores"] = self.mean(zero_variance.float())
-        self.observe(rollout, estimates, progress)
-        # After the update, because the rewards of this rollout were computed with the old β.
-        self.controller = self.controller.update(self.mean(rollout.kl), int(moments[0]))
-        return torch.tensor(progress["loss"], device=self.args.device)
+            metrics = self.run_epochs(model, rollout, estimates)
+        if group_size > 1:
+            metrics["objective/equal_scores"] = self.mean(zero_variance.float())
+        self.record_metrics(rollout, estimates, metrics)
+        # Update β last, because the rewards of this rollout were computed with the old β.
+        completion_count = int(moments[0])
+        self.controller = self.controller.update(self.mean(rollout.kl), completion_count)
+        return torch.tensor(metrics["loss"], device=self.args.device)
 
-    def shape(self, scored: Scored, ended: Tensor) -> Tensor:
+    def shape_scores(self, scored: Scored, ended: Tensor) -> Tensor:
         """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
         Args:
@@ -173,10 +183,10 @@ class PPOTrainer(StepwiseTrainer):
         Returns:
             (B,).
         """
-        return shaped_scores(scored, ended, self.args, self.scores_seen)
+        return shaped_scores(scored, ended, self.args, self.running_scores)
 
-    def estimate(self, rollout: Rollout, scored: Scored) -> Advantages:
-        """Computes rewards, advantages and returns, by token or with the completion as one action.
+    def compute_advantages(self, rollout: Rollout, scored: Scored) -> Advantages:
+        """Computes rewards, advantages and returns, per token or, with action_level "sequence", per completion.
 
         Args:
             rollout: B completions.
@@ -185,34 +195,37 @@ class PPOTrainer(StepwiseTrainer):
         Raises:
             ZooError: an override of `token_rewards` changed the sum of a completion's rewards.
         """
-        args, tokens = self.args, rollout.mask
-        scores = self.shape(scored, rollout.samples.ended)
-        beta = self.controller.kl_coef if args.kl_in == "reward" else 0.0
-        estimator = args.kl_estimator if args.kl_in == "reward" else "k1"
-        kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~tokens, 0)
-        kl = F.actions(kl, tokens, level=args.action_level)
-        mask, values = tokens[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
-        token_scores = shaped_by_token(scored, rollout.samples.ended, args, self.scores_seen)
-        token_scores = None if token_scores is None else F.actions(token_scores, tokens, level=args.action_level)
+        args, token_mask = self.args, rollout.mask
+        scores = self.shape_scores(scored, rollout.samples.ended)
+        kl_in_reward = args.kl_in == "reward"
+        # With the KL in the loss, β is 0 here. The KL is still computed, so that `token_rewards` gets it in both cases.
+        beta = self.controller.kl_coef if kl_in_reward else 0.0
+        estimator = args.kl_estimator if kl_in_reward else "k1"
+        kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~token_mask, 0)
+        kl = F.actions(kl, token_mask, level=args.action_level)
+        action_mask, values = token_mask[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
+        token_scores = shaped_by_token(scored, rollout.samples.ended, args, self.running_scores)
+        token_scores = None if token_scores is None else F.actions(token_scores, token_mask, level=args.action_level)
         # The last token gets the rest of the score, so that a completion's rewards add up to its score.
-        terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, mask)
-        rewards = self.token_rewards(terminal_scores, kl, mask, kl_coef=beta)
+        terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, action_mask)
+        rewards = self.token_rewards(terminal_scores, kl, action_mask, kl_coef=beta)
         rewards = rewards if token_scores is None else rewards + token_scores
-        check_rewards(rewards, scores, kl, mask, kl_coef=beta)
+        check_rewards(rewards, scores, kl, action_mask, kl_coef=beta)
         if args.whiten_rewards:
-            rewards = F.whiten(rewards, mask, self.moments(rewards, mask), shift_mean=False)
-        advantages, returns = F.gae(rewards, values, mask, gamma=args.gamma, lam=args.lam)
+            rewards = F.whiten(rewards, action_mask, self.moments(rewards, action_mask), shift_mean=False)
+        advantages, returns = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=args.lam)
         if args.whiten_advantages:
-            advantages = F.whiten(advantages, mask, self.moments(advantages, mask))
-        return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, mask)
+            advantages = F.whiten(advantages, action_mask, self.moments(advantages, action_mask))
+        return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, action_mask)
 
-    def token_rewards(self, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
-        """Computes r_t of each action, without the per-token rewards of reward functions.
+    def token_rewards(self, terminal_scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
+        """Computes r_t of each action, excluding the per-token rewards that reward functions return.
 
-        An override may place a score elsewhere, but must not change the sum over a completion. That is checked.
+        `compute_advantages` adds those. An override may place a score elsewhere, but must not change the sum over a
+        completion; `compute_advantages` checks the sum.
 
         Args:
-            scores: (B,), the part of the score that goes to the last token.
+            terminal_scores: (B,), the part of each score that goes to the last token.
             kl: (B, A) in nats.
             mask: (B, A).
             kl_coef: β.
@@ -220,28 +233,31 @@ class PPOTrainer(StepwiseTrainer):
         Returns:
             (B, A).
         """
-        return F.token_rewards(scores, kl, mask, kl_coef=kl_coef)
+        return F.token_rewards(terminal_scores, kl, mask, kl_coef=kl_coef)
 
-    def update_from(self, model: nn.Module, rollout: Rollout, scored: Scored, rows: Tensor) -> dict[str, float]:
-        """Makes an update from some rows of a rollout, as if only these had been sampled.
+    def run_epochs_on_subset(
+        self, model: nn.Module, rollout: Rollout, scored: Scored, indices: Tensor
+    ) -> dict[str, float]:
+        """Runs the epochs of an update on some completions of a rollout, as if only these had been sampled.
 
         Args:
             model: policy and critic, wrapped for training.
             rollout: of all processes.
             scored: its rewards.
-            rows: (n,) int64; if it is empty, no optimizer step is made.
+            indices: (n,) int64, the completions; if it is empty, no optimizer step is made.
 
         Returns:
             Means over all processes.
         """
-        if not len(rows):
+        if not len(indices):
             return {"loss": 0.0, "policy/epochs": 0.0}
-        # Estimated again, because whitening and the minibatch sizes depend on the rows that are left.
-        subset = rollout.rows(rows)
-        return self.update(model, subset, self.estimate(subset, scored.rows(rows, width=subset.mask.shape[1])))
+        # Compute the advantages again, because whitening and the minibatch sizes depend on which completions are left.
+        subset = rollout.select(indices)
+        scored_subset = scored.select(indices, width=subset.mask.shape[1])
+        return self.run_epochs(model, subset, self.compute_advantages(subset, scored_subset))
 
-    def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
-        """Makes the optimizer steps of an update: epochs × minibatches.
+    def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, float]:
+        """Makes all optimizer steps of an update: epochs × minibatches.
 
         Args:
             model: policy and critic, wrapped for training.
@@ -253,63 +269,71 @@ class PPOTrainer(StepwiseTrainer):
         """
         args = self.args
         model.train()
-        # A function of the step, so that a resumed run shuffles as an uninterrupted one does.
+        # Seed from the step, so that a resumed run shuffles as an uninterrupted one does.
         shuffle = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
-        # A separate generator, so that texts do not change how completions are shuffled.
-        texts = torch.Generator().manual_seed(shuffle.initial_seed() << 12)
-        progress = Progress(args.device)
+        # Texts have their own generator, so that they do not change how completions are shuffled.
+        text_generator = torch.Generator().manual_seed(shuffle.initial_seed() << TEXT_SEED_SHIFT)
+        metrics = UpdateMetrics(args.device)
         # The last batch of an epoch over the prompts may have fewer completions than num_mini_batches.
         minibatch_count = min(args.num_mini_batches, len(rollout.samples))
-        length = args.response_length if args.action_level == "token" else 1
+        max_actions = args.response_length if args.action_level == "token" else 1
         for _ in range(args.num_ppo_epochs):
-            # On the CPU, because a GPU's generator would give a different order.
+            # Shuffle on the CPU, because a GPU's generator would give a different order.
             order = torch.randperm(len(rollout.samples), generator=shuffle, device="cpu").to(rollout.mask.device)
-            for rows in torch.tensor_split(order, minibatch_count):
-                text_batch = self.texts.draw(len(rows), texts, args.device) if self.texts is not None else None
-                self.minibatch(model, Minibatch.of(rollout, estimates, rows, length=length, texts=text_batch), progress)
-            drift = progress.end_epoch(self.total)
+            for indices in torch.tensor_split(order, minibatch_count):
+                texts = None
+                if self.text_source is not None:
+                    texts = self.text_source.draw(len(indices), text_generator, args.device)
+                batch = Minibatch.of(rollout, estimates, indices, max_actions=max_actions, texts=texts)
+                self.train_on_minibatch(model, batch, metrics)
+            approx_kl = metrics.end_epoch(self.sum_over_processes)
             # The factor 1.5 is from OpenAI's Spinning Up: KL may exceed the target, but not by much.
-            if args.early_stop_kl is not None and drift > 1.5 * args.early_stop_kl:
+            if args.early_stop_kl is not None and approx_kl > 1.5 * args.early_stop_kl:
                 break
         self.check_weights()
-        return progress.means(self.total)
+        return metrics.means(self.sum_over_processes)
 
-    def minibatch(self, model: nn.Module, batch: Minibatch, progress: Progress) -> None:
+    def train_on_minibatch(self, model: nn.Module, batch: Minibatch, metrics: UpdateMetrics) -> None:
         """Computes gradients of this process's share of a minibatch, by micro-batch, and makes one optimizer step.
 
         If a micro-batch does not fit into memory, the minibatch starts again with half as many tokens per micro-batch,
-        and later ones keep that limit. Several processes would have to agree on it, so there the error ends the run.
+        and later minibatches keep that limit. With several processes running out of memory ends the run, because all
+        of them would have to agree on the new limit.
 
         Args:
             model: policy and critic, wrapped for training.
             batch: the minibatch, of all processes.
-            progress: gets the measurements.
+            metrics: accumulates the loss terms.
 
         Raises:
-            ZooError: a single row does not fit into memory.
+            ZooError: a single completion does not fit into memory.
         """
-        # Restored if the minibatch has to start again.
-        saved_progress = copy.deepcopy(vars(progress))
+        # Saved, because the minibatch may have to start again.
+        saved_metrics = copy.deepcopy(vars(metrics))
         while True:
             micro_batches = self.micro_batches(batch)
             if self.args.world_size > 1:
-                self.accumulate(model, batch, micro_batches, progress)
+                self.accumulate(model, batch, micro_batches, metrics)
                 break
-            if try_with_oom_fallback(self.accumulate, model, batch, micro_batches, progress) is not None:
+            if try_with_oom_fallback(self.accumulate, model, batch, micro_batches, metrics) is not None:
                 break
             if max(map(len, micro_batches)) == 1:
                 raise too_large()
             model.zero_grad()
-            # The micro-batches that did fit will be computed again, so what they added is undone.
-            vars(progress).update(copy.deepcopy(saved_progress))
+            # The micro-batches that fit will be computed again, so remove what they added.
+            vars(metrics).update(copy.deepcopy(saved_metrics))
             samples, packed = batch.rollout.samples, self.args.padding_free
-            largest = max(count_tokens(samples, rows, packed=packed) for rows in micro_batches)
-            self.most_tokens = largest // 2
-            log.warning("%d tokens do not fit into memory: continuing with %d at a time.", largest, self.most_tokens)
-        self.check_step(progress)
-        if not progress.steps:  # before the first optimizer step of an update, ρ must be 1
-            check_ratio(progress.first_pass(self.total), precision=self.precision)
-        progress.stepped(self.optimizer_step(model))
+            largest = max(count_tokens(samples, indices, packed=packed) for indices in micro_batches)
+            self.max_tokens_per_micro_batch = largest // 2
+            log.warning(
+                "%d tokens do not fit into memory: continuing with %d at a time.",
+                largest,
+                self.max_tokens_per_micro_batch,
+            )
+        self.check_step(metrics)
+        if not metrics.steps:  # before the first optimizer step of an update, ρ must be 1
+            check_ratio(metrics.first_pass_mismatch(self.sum_over_processes), precision=self.precision)
+        metrics.record_step(self.optimizer_step(model))
 
     def micro_batches(self, batch: Minibatch) -> list[Tensor]:
         """Splits a minibatch into micro-batches, which run through the models one by one.
@@ -318,22 +342,23 @@ class PPOTrainer(StepwiseTrainer):
             batch: the minibatch, of all processes.
 
         Returns:
-            This process's micro-batches, as row indices within the minibatch. Every process gets the same number of
-            them, so some may be empty.
+            This process's micro-batches, as indices within the minibatch. Every process gets the same number of
+            micro-batches, so some may be empty.
         """
         args = self.args
         return split_samples(
             batch.rollout.samples,
             size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
-            tokens=self.most_tokens,
-            even=self.most_tokens != TOKENS_ON_CPU,  # the CPU default keeps the summation order of earlier versions
+            tokens=self.max_tokens_per_micro_batch,
+            # Off for the CPU default, so that sums keep the order of earlier versions and results stay bitwise equal.
+            minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process=args.process_index,
             processes=args.world_size,
         )
 
     def accumulate(
-        self, model: nn.Module, batch: Minibatch, micro_batches: Sequence[Tensor], progress: Progress
+        self, model: nn.Module, batch: Minibatch, micro_batches: Sequence[Tensor], metrics: UpdateMetrics
     ) -> None:
         """Accumulates the gradients of this process's share of a minibatch.
 
@@ -341,37 +366,37 @@ class PPOTrainer(StepwiseTrainer):
             model: policy and critic, wrapped for training.
             batch: the minibatch, of all processes.
             micro_batches: this process's, as `micro_batches` returns them.
-            progress: gets the measurements.
+            metrics: accumulates the loss terms.
         """
         args = self.args
-        texts: list[TextBatch] = []
+        text_batches: list[TextBatch] = []
         if batch.texts is not None:
-            texts = split_texts(
+            text_batches = split_texts(
                 batch.texts, parts=len(micro_batches), process=args.process_index, processes=args.world_size
             )
-        for number, (rows, text) in enumerate(zip_longest(micro_batches, texts), start=1):
-            # A process with no rows left computes one row with weight 0, because the others wait for its gradients.
-            has_rows = len(rows) > 0
-            measurements = progress if has_rows else Progress(args.device)
-            micro_batch = batch.micro_batch(rows if has_rows else torch.zeros_like(batch.rows[:1]), text)
+        for number, (indices, text_batch) in enumerate(zip_longest(micro_batches, text_batches), start=1):
+            # A process with no completions left computes one with weight 0, because the others wait for its gradients.
+            is_empty = len(indices) == 0
+            micro_batch_metrics = UpdateMetrics(args.device) if is_empty else metrics
+            micro_batch = batch.micro_batch(torch.zeros_like(batch.indices[:1]) if is_empty else indices, text_batch)
             # Processes exchange gradients once per optimizer step, with the last micro-batch.
             with self.accelerator.no_sync(model) if number < len(micro_batches) else nullcontext():
                 with self.compute_loss_context_manager():
-                    loss = self.loss(model, micro_batch, measurements)
-                if not has_rows:
+                    loss = self.loss(model, micro_batch, micro_batch_metrics)
+                if is_empty:
                     loss = loss * 0
-                    progress.add_names(measurements)
-                progress.add_loss(loss)
+                    metrics.register_keys(micro_batch_metrics)  # all processes must reduce the same keys
+                metrics.add_loss(loss)
                 # DDP averages gradients over processes, but the losses of all processes should add up.
                 self.accelerator.backward(loss * args.world_size)
 
-    def loss(self, model: nn.Module, batch: Minibatch, progress: Progress) -> Tensor:
+    def loss(self, model: nn.Module, batch: Minibatch, metrics: UpdateMetrics) -> Tensor:
         """Computes a micro-batch's share of the minibatch's loss.
 
         Args:
             model: policy and critic, wrapped for training.
             batch: the micro-batch.
-            progress: gets the measurements.
+            metrics: accumulates the loss terms.
 
         Returns:
             The scalar. The shares of all micro-batches and processes add up to the minibatch's loss.
@@ -388,24 +413,24 @@ class PPOTrainer(StepwiseTrainer):
             args.temperature,
             texts,
             ref_logits=ref_logits,
-            entropy_learns=args.entropy_coef > 0,
-            # Computed in the forward pass if possible, so that each chunk of logits is computed only once.
-            policy_loss=policy_loss if policy_loss.by_token and not self.warming_up else None,
+            entropy_requires_grad=args.entropy_coef > 0,
+            # If possible, the head's forward pass computes the loss, so that each chunk of logits is computed once.
+            policy_loss=policy_loss if policy_loss.is_separable_per_token and not self.warming_up else None,
         )
         loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.warming_up)
         text_tokens = batch.size.text_tokens
         if texts is not None and output.text_logprobs is not None and text_tokens is not None:
-            progress.add_texts(-output.text_logprobs, texts.mask)
+            metrics.add_texts(-output.text_logprobs, texts.mask)
             if not self.warming_up:
                 loss = loss + args.ptx_coef * F.aggregate(-output.text_logprobs, texts.mask, tokens=text_tokens)
-        progress.add(terms, samples.mask, batch.estimates.mask)
+        metrics.add_terms(terms, samples.mask, batch.estimates.mask)
         return loss
 
     def optimizer_step(self, model: nn.Module) -> dict[str, Tensor]:
         """Clips the gradients of policy and critic separately and makes an optimizer step.
 
-        With a joint norm, a noisy critic would shrink the policy's step. A step whose loss or norms are not finite is
-        skipped in all processes.
+        With a joint norm, a noisy critic would shrink the policy's step. If the loss or a norm is not finite, all
+        processes skip the optimizer step.
 
         Args:
             model: policy and critic, wrapped for training.
@@ -414,7 +439,7 @@ class PPOTrainer(StepwiseTrainer):
             The norms before clipping, by name.
 
         Raises:
-            NotFinite: several steps in a row were skipped.
+            NotFinite: several optimizer steps in a row were skipped.
         """
         actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
@@ -426,8 +451,9 @@ class PPOTrainer(StepwiseTrainer):
             parameters = [p for p in part.parameters() if p.requires_grad]
             norms[name] = gather_tensor(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
         assert self.optimizer is not None
-        self.guard.record(self.agreed({f"{name}'s gradient norm": norm for name, norm in norms.items()}))
-        if self.guard.keep(step=self.state.global_step + 1, rate=self.args.learning_rate):
+        named_norms = {f"{name}'s gradient norm": norm for name, norm in norms.items()}
+        self.guard.record(self.finite_on_all_processes(named_norms))
+        if self.guard.should_step(step=self.state.global_step + 1, learning_rate=self.args.learning_rate):
             self.optimizer.step()
         model.zero_grad()
         return norms

@@ -140,7 +140,7 @@ class VLLMEngine:
             ]
             if sentences:
                 problem, cause = SamplingFailed(sentences[0]), problem
-                problem.agreed = True
+                problem.raised_on_all_processes = True
                 raise problem from cause
         if problem is not None:
             raise problem

@@ -48,15 +48,15 @@ class Scored:
     metrics: Mapping[str, float] = field(default_factory=dict)
     by_token: Tensor | None = None
 
-    def rows(self, index: Tensor, *, width: int) -> Scored:
+    def select(self, indices: Tensor, *, width: int) -> Scored:
         """Selects rows, without what functions logged.
 
         Args:
-            index: The rows.
+            indices: The rows.
             width: Tokens of their longest completion.
         """
-        by_token = None if self.by_token is None else self.by_token[index, :width]
-        return Scored(self.total[index], self.each[index], by_token=by_token)
+        by_token = None if self.by_token is None else self.by_token[indices, :width]
+        return Scored(self.total[indices], self.each[indices], by_token=by_token)
 
 
 class Rewards:

@@ -195,7 +195,7 @@ def sharded(directory: Path, processes: int) -> Any:
 
 def models_of(trainer: Any) -> dict[str, Any]:
     return {
-        "policy": trainer.policy, "critic": trainer.value_model, "reference": trainer.reference.own,
+        "policy": trainer.policy, "critic": trainer.value_model, "reference": trainer.reference.separate_model,
         **{f"reward {place}": one.model for place, one in enumerate(trainer.rewards.models)},
     }  # fmt: skip
 

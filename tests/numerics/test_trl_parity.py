@@ -206,7 +206,7 @@ def test_models_say_what_trl_read_from_them(update: Update) -> None:
     with torch.no_grad():
         close(response_values(critic, extended), update["values"], "values", update.value_mask)
         rows = update["micro_rows"][0]
-        first = samples.rows(rows)
+        first = samples.select(rows)
         logits = response_logits(update.model("policy"), first, temperature=update.temperature)
         logprobs = F.selected_logprobs(logits, first.completion_ids)
         width = first.mask.shape[1]
@@ -304,9 +304,9 @@ class Replay(PPOTrainer):
         assert [row[PROMPT_TOKENS] for row in rows] == prompts
         return self.evaluate_samples(samples, recompute=True)
 
-    def update(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
+    def run_epochs(self, model: nn.Module, rollout: Rollout, estimates: Advantages) -> dict[str, Tensor]:
         self.updating = True
-        progress = super().update(model, rollout, estimates)
+        progress = super().run_epochs(model, rollout, estimates)
         self.updating = False
         layout = FACTS["layout"]
         parts = {"policy": self.policy, "value_model": self.value_model}

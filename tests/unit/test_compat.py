@@ -273,8 +273,8 @@ def test_completions_with_eos_in_them_escape_the_penalty_for_a_missing_one(
     seen: list[tuple[Any, Tensor]] = []
 
     class Watched(PPOTrainer):
-        def estimate(self, rollout: Any, scored: Any) -> Any:
-            estimates = super().estimate(rollout, scored)
+        def compute_advantages(self, rollout: Any, scored: Any) -> Any:
+            estimates = super().compute_advantages(rollout, scored)
             seen.append((rollout.samples, scored.total - estimates.scores))
             return estimates
 

@@ -120,18 +120,18 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("no column 'prompt'", {"eval_dataset": Dataset.from_dict({"text": ["a"] * 8})}),
         ("neither a text nor a conversation", {"train_dataset": prompts(1)}),
         ("no chat template", {"train_dataset": prompts([{"role": "user", "content": "a"}])}),
-        ("Prompt 7 has the token id 17, and the policy has 17", {"train_dataset": prompts([4, 5], [5, 17])}),
-        ("Prompt 7 has the token id -1, and the policy has 17", {"train_dataset": prompts([4, 5], [-1, 5])}),
-        ("Prompt 7 has the token id 30, and the critic has 17", {
+        ("Prompt 7 has the token id 17, but the policy has only 17", {"train_dataset": prompts([4, 5], [5, 17])}),
+        ("Prompt 7 has the token id -1, but the policy has only 17", {"train_dataset": prompts([4, 5], [-1, 5])}),
+        ("Prompt 7 has the token id 30, but the critic has only 17", {
             "model": wide, "value_model": make_reward_model(), "train_dataset": prompts([4, 5], [4, 30])}),
         ("train_dataset is a mapping", {"train_dataset": {"train": 5}}),
         ("The prompts are a list", {"train_dataset": ["a"]}),
         # tokenizers and models
         ("no pad_token other than its eos_token", {"processing_class": no_pad}),
         ("no eos_token", {"processing_class": no_eos}),
-        ("ids up to 16 and the policy 10 embedding rows", {"model": make_policy(vocab_size=10)}),
+        ("ids up to 16, but the policy has only 10 embedding rows", {"model": make_policy(vocab_size=10)}),
         ("stop_token_id is 40", {"model": wide, "stop_token": None, "stop_token_id": 40}),
-        ("Ref_model has 10 embedding rows and the policy 17", {"ref_model": make_policy(vocab_size=10)}),
+        ("Ref_model has 10 embedding rows, but the policy has 17", {"ref_model": make_policy(vocab_size=10)}),
         ("ref_model is the policy itself", {"model": policy, "ref_model": policy}),
         ("The model is a LlamaForSequenceClassification", {"model": short}),
         # rewards; test_rewards.py and test_reward_models.py have what is no reward
@@ -140,7 +140,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("critic is 'shared' and value_model is passed too", {"critic": "shared", "value_model": short}),
         ("no reward model has one output and the policy's tokenizer", {"critic": "reward"}),
         ("needs one output", {"value_model": make_reward_model(num_labels=3)}),
-        ("critic has 10 embedding rows and the policy 17", {"value_model": make_reward_model(vocab_size=10)}),
+        ("critic has 10 embedding rows, but the policy has 17", {"value_model": make_reward_model(vocab_size=10)}),
         ("value_model has the type int", {"value_model": 5}),
         ("/nowhere/at/all is neither a folder nor a readable repository", {"value_model": "/nowhere/at/all"}),
         ("has a value head and value_model is passed too", headed | {"value_model": short}),
@@ -157,14 +157,14 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (None, "ptx_coef is 1.0 and there is no text to model"),
+        (None, "ptx_coef is 1.0, but there are no texts for it"),
         (["abc"], "is a list"),
         (Dataset.from_dict({"text": []}), "ptx_dataset is empty"),
         (Dataset.from_dict({"words": ["a"]}), "has the columns 'words'"),
         (Dataset.from_dict({"text": [1, 2]}), "Row 0 of ptx_dataset has 1 in 'text'"),
-        (Dataset.from_dict({"input_ids": [[3]]}), "has a token to model"),
-        (Dataset.from_dict({"prompt": ["a" * 32], "completion": ["b"]}), "has a token to model"),
-        (Dataset.from_dict({"input_ids": [[3, 17]]}), "the token id 17, and the policy has 17 embedding rows"),
+        (Dataset.from_dict({"input_ids": [[3]]}), "has a target token"),
+        (Dataset.from_dict({"prompt": ["a" * 32], "completion": ["b"]}), "has a target token"),
+        (Dataset.from_dict({"input_ids": [[3, 17]]}), "the token id 17, but the policy has only 17 embedding rows"),
     ],
     ids=["none", "list", "empty", "columns", "numbers", "short", "prompt fills the context", "ids"],
 )
@@ -178,9 +178,9 @@ def test_text_that_cannot_be_modelled(tmp_path: Path, dataset: Any, message: str
 class Moving(PPOTrainer):
     """The reference follows the policy from the second update on, as one that shares its weights would."""
 
-    def learn(self, *args: Any, **kwargs: Any) -> Tensor:
-        loss = super().learn(*args, **kwargs)
-        own = self.reference.own
+    def ppo_update(self, *args: Any, **kwargs: Any) -> Tensor:
+        loss = super().ppo_update(*args, **kwargs)
+        own = self.reference.separate_model
         assert own is not None
         own.load_state_dict(self.policy.state_dict())
         return loss
@@ -282,10 +282,10 @@ def test_a_critic_that_returns_nan(tmp_path: Path) -> None:
 class Noisy(PPOTrainer):
     """The policy does not run in training as it samples: dropout is on again."""
 
-    def update(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
+    def run_epochs(self, model: Any, *args: Any, **kwargs: Any) -> dict[str, float]:
         for layer in self.policy.model.layers:
             layer.self_attn.attention_dropout = 0.5
-        return super().update(model, *args, **kwargs)
+        return super().run_epochs(model, *args, **kwargs)
 
 
 def test_a_first_pass_whose_ratio_is_not_one(tmp_path: Path) -> None:

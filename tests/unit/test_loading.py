@@ -132,8 +132,12 @@ def test_weights_are_held_as_asked_and_frozen_ones_as_they_were_saved(tmp_path: 
     assert load_classifier(tmp_path / "reward").dtype == torch.float32
     # A copy in fewer bits, where it loses nothing.
     exact = make_policy().to(torch.bfloat16).float()
-    assert Reference(exact, in_bf16=True).own.dtype == torch.bfloat16
-    assert Reference(exact).own.dtype == Reference(make_policy(), in_bf16=True).own.dtype == torch.float32
+    assert Reference(exact, in_bf16=True).separate_model.dtype == torch.bfloat16
+    assert (
+        Reference(exact).separate_model.dtype
+        == Reference(make_policy(), in_bf16=True).separate_model.dtype
+        == torch.float32
+    )
 
 
 def adapter(base: Path, folder: Path, task: str, model: Any = None, **fields: Any) -> Path:
@@ -201,7 +205,7 @@ def test_two_bases_are_held_where_policy_and_critic_train_adapters(tmp_path: Pat
     half = {"bf16": True, "reward_model": make_reward_model().to(torch.bfloat16)}
     for name, more in {"two": {}, "half": {**half, "model": make_policy().to(torch.bfloat16)}}.items():
         trainer, reward, held = run(name, peft_config=lora, **more)
-        assert reward <= held and trainer.reference.own is None
+        assert reward <= held and trainer.reference.separate_model is None
         before = copy.deepcopy(trainer.rewards.models[0].model.state_dict())
         trainer.train()
         after = trainer.rewards.models[0].model.state_dict()

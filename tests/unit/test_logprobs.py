@@ -56,7 +56,7 @@ def both_ways(
         said = response_logprobs(model, samples, temperature=0.7, **given)
         weights = torch.linspace(-1, 2, said.logprobs.numel(), device=said.logprobs.device).view_as(said.logprobs)
         loss = (weights * said.logprobs).sum()
-        if given.get("entropy_learns"):
+        if given.get("entropy_requires_grad"):
             loss = loss + (weights.flip(1) * said.entropy).sum()
         learning = [weight for weight in model.parameters() if weight.requires_grad]
         gradients = torch.autograd.grad(loss, learning, allow_unused=True)
@@ -82,7 +82,7 @@ def test_chunks_say_what_the_plain_path_says(monkeypatch: pytest.MonkeyPatch, na
         model = load(name)[0]
     assert logit_transform(model.to(DEVICE)) is not None
     for vocabulary in (None, HOLES):
-        assert_equal(*both_ways(monkeypatch, model, some(vocabulary=vocabulary), entropy_learns=learns))
+        assert_equal(*both_ways(monkeypatch, model, some(vocabulary=vocabulary), entropy_requires_grad=learns))
 
 
 class Widest(TorchDispatchMode):
@@ -125,7 +125,7 @@ def test_a_head_that_is_held_back_or_adapted_and_one_in_bf16(monkeypatch: pytest
     """A head without a gradient gets none; bfloat16 rounds its products, and sums stay in float32."""
     model = make_policy()
     model.lm_head.requires_grad_(False)
-    plain, chunked = both_ways(monkeypatch, model, some(), entropy_learns=True)
+    plain, chunked = both_ways(monkeypatch, model, some(), entropy_requires_grad=True)
     assert_equal(plain, chunked)
     with torch.autocast(DEVICE, torch.bfloat16):
         plain, chunked = both_ways(monkeypatch, make_policy(), some())
@@ -200,7 +200,7 @@ def test_even_batches_are_few_and_have_the_least_padding(lengths: list[int], siz
 
     mask = torch.arange(9) < torch.tensor(lengths).unsqueeze(1)
     samples = Samples(mask.long()[:, :1], mask[:, :1], mask.long()[:, 1:], mask[:, 1:], mask[:, 1:].float(), mask[:, 0])
-    batches = split_batches(samples, size=size, tokens=tokens, even=True)
+    batches = split_batches(samples, size=size, tokens=tokens, minimize_padding=True)
     assert sorted(torch.cat(batches).tolist()) == list(range(len(lengths)))
     found = [[lengths[row] for row in batch.tolist()] for batch in batches]
     ordered, ways = sorted(lengths), []
@@ -260,7 +260,7 @@ def test_a_run_with_any_option_is_the_plain_run(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.skipif(DEVICE != "cpu", reason="a CPU's bound")
 def test_a_cpu_bounds_the_tokens_of_a_pass_beside_its_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And a number of one's own stands instead of both."""
-    monkeypatch.setattr(config, "TOKENS_ON_CPU", 20)
+    monkeypatch.setattr(config, "CPU_TOKENS_PER_PASS", 20)
     given: dict[str, Any] = {
         "kind": Sized, "max_steps": 1, "num_ppo_epochs": 1, "stop_token_id": 3, "num_mini_batches": 1,
         "per_device_train_batch_size": 2, "gradient_accumulation_steps": 4,

@@ -58,12 +58,12 @@ def both_ways(
     """Plain, then chunked: the loss, log π, the entropy, terms, and each weight's gradient by three times the loss."""
     args, samples = settings(**given), some(vocabulary=vocabulary)
     loss = PolicyLoss(args, around(model, samples), 0.7)
-    assert loss.by_token
+    assert loss.is_separable_per_token
     results = []
     for ask in (lambda _: None, logit_transform):
         monkeypatch.setattr(logprobs, "logit_transform", ask)
         output = response_logprobs(
-            model, loss.batch.rollout.samples, temperature=0.7, entropy_learns=args.entropy_coef > 0, loss=loss
+            model, loss.batch.rollout.samples, temperature=0.7, entropy_requires_grad=args.entropy_coef > 0, loss=loss
         )
         assert output.loss is not None and output.loss_terms is not None
         kept = [output.logprobs, output.entropy, *output.loss_terms.values()]
@@ -111,7 +111,7 @@ def test_a_head_that_is_held_back_and_one_in_bf16(monkeypatch: pytest.MonkeyPatc
 def test_what_is_not_by_token_has_no_such_loss(name: str) -> None:
     """A completion's ratio is of all its tokens, and an exact KL of the whole vocabulary."""
     model = make_policy()
-    assert not PolicyLoss(settings(**SETTINGS[name]), around(model, some()), 0.7).by_token
+    assert not PolicyLoss(settings(**SETTINGS[name]), around(model, some()), 0.7).is_separable_per_token
 
 
 def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,10 +150,10 @@ def test_a_loss_of_the_forward_pass_is_not_computed_again(monkeypatch: pytest.Mo
 def test_a_micro_batch_has_the_size_of_its_minibatch_and_the_rows_of_the_rollout() -> None:
     update = around(make_policy(), some())
     rows = torch.tensor([2, 0])
-    whole = Minibatch.of(update.rollout, update.estimates, rows, length=10)
+    whole = Minibatch.of(update.rollout, update.estimates, rows, max_actions=10)
     assert whole.size.actions == update.estimates.mask[rows].sum() and whole.size.sequences == len(whole) == 2
     part = whole.micro_batch(torch.tensor([1]))
-    assert part.size is whole.size and part.rows.tolist() == [0] and len(part) == 1
+    assert part.size is whole.size and part.indices.tolist() == [0] and len(part) == 1
     length = int(update.rollout.mask[0].sum())
     assert torch.equal(part.rollout.logprobs, update.rollout.logprobs[:1, :length])
     assert torch.equal(part.estimates.advantages, update.estimates.advantages[:1, :length])

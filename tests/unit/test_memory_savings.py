@@ -40,7 +40,7 @@ class Carried(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(1), requires_grad=False)
         self.device, self.is_quantized = torch.device("cpu"), quantized
-        self.model = self.own = self
+        self.model = self.separate_model = self
 
     def to(self, device: Any) -> None:  # type: ignore[override]
         self.device = torch.device(device)
@@ -62,13 +62,13 @@ def test_what_can_wait_on_the_cpu_does() -> None:
     shares.weight = training.weight
     rewards: Any = [alone, quantized, shares]
     given: Any = reference
-    place(given, rewards, device=ELSEWHERE, training=training)
+    place(given, rewards, device=ELSEWHERE, offload_beside=training)
     homes = [model.device.type for model in (reference, alone, quantized, shares)]
     assert homes == ["cpu", "cpu", "cuda", "cuda"]
-    place(given, rewards, device=ELSEWHERE, training=None)
+    place(given, rewards, device=ELSEWHERE, offload_beside=None)
     assert {model.device for model in (reference, *rewards)} == {ELSEWHERE}
     with pytest.raises(ZooError, match=r"^offload_frozen has no model to move"):
-        place(None, [quantized, shares], device=ELSEWHERE, training=training)  # type: ignore[list-item]
+        place(None, [quantized, shares], device=ELSEWHERE, offload_beside=training)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_micro_batches_are_halved_until_they_fit_and_the_run_is_the_same(
         narrow.train()
     said = [record.message for record in caplog.records if "do not fit" in record.message]
     assert full.failed == len(said) >= 1
-    assert said[-1].endswith(f"memory: continuing with {narrow.most_tokens} at a time.")
+    assert said[-1].endswith(f"memory: continuing with {narrow.max_tokens_per_micro_batch} at a time.")
     assert distance(snapshot(whole), snapshot(narrow)) < 1e-5 < distance(whole.before, snapshot(whole))
     for mine, theirs in zip(updates_of(whole), updates_of(narrow), strict=True):
         assert theirs == pytest.approx(mine, rel=1e-4, abs=1e-5, nan_ok=True)

@@ -51,7 +51,7 @@ def test_steps_of_ones_own_are_those_of_train(tmp_path: Path) -> None:
     whole = trained(tmp_path, recompute_logprobs=True, **settings)
     steps, metrics, rates = replayed(tmp_path, whole, **settings)
     assert digests(steps) == digests(whole) != digests(whole.before)
-    assert steps.controller == whole.controller and steps.scores_seen == whole.scores_seen
+    assert steps.controller == whole.controller and steps.running_scores == whole.running_scores
     assert steps.state.global_step == 3
     assert rates == pytest.approx([1e-3, 1e-3 * 2 / 3, 1e-3 / 3])
     for one, other in zip(metrics, updates_of(whole), strict=True):
@@ -145,7 +145,7 @@ def loop(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
         ((["a", ""], ["b", "c"], [1.0, 1.0]), "Query 1 or its response is empty"),
         ((["a"], [[]], [1.0]), "Query 0 or its response is empty"),
         ((["a"], ["b" * 32], [1.0]), "have 33 tokens together and exceed the context of 32"),
-        ((["a"], [[17]], [1.0]), "the token id 17, and the policy has 17 embedding rows"),
+        ((["a"], [[17]], [1.0]), "the token id 17, but the policy has only 17 embedding rows"),
         ((["a"], [[4, EOS, 5]], [1.0]), "Response 0 continues after its end token"),
         ((["a"], [None], [1.0]), "Response 0 is None"),
         ((["a"], [torch.tensor([[4, 5]])], [1.0]), "pass a text or a 1-D tensor"),

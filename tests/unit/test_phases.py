@@ -17,21 +17,21 @@ def test_a_phase_counts_without_those_within_it_and_only_in_an_update(monkeypatc
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     phases = Phases(torch.device("cpu"))
-    assert phases.take() == {}
+    assert phases.pop_means() == {}
     with phases("reference"):  # of an evaluation
         now += 100
-        phases.sampled(100)
+        phases.count_tokens(100)
     for _ in range(2):
-        with phases.of_update():
+        with phases.whole_update():
             now += 1
             with phases("rollout"):
                 now += 2
                 with phases("reference"):
                     now += 4
                 now += 1
-            phases.sampled(24)
-    assert phases.take() == {"time/rollout": 3.0, "time/reference": 4.0, "tokens_per_second": 48 / 16}
-    assert phases.take() == {}
+            phases.count_tokens(24)
+    assert phases.pop_means() == {"time/rollout": 3.0, "time/reference": 4.0, "tokens_per_second": 48 / 16}
+    assert phases.pop_means() == {}
 
 
 def test_every_row_of_training_has_the_phases_of_its_updates(tmp_path: Path) -> None:

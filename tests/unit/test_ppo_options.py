@@ -37,8 +37,8 @@ from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.ppo.actor_critic import ActorCriticOutput
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.ppo.kl_controller import KLController, RunningScores
-from rlhf_zoo.ppo.loss import FIRST_PASS, PolicyLoss, micro_batch_loss
-from rlhf_zoo.ppo.metrics import Progress
+from rlhf_zoo.ppo.loss import LOGPROB_MISMATCH, PolicyLoss, micro_batch_loss
+from rlhf_zoo.ppo.metrics import UpdateMetrics
 from rlhf_zoo.ppo.minibatch import Minibatch, MinibatchSize
 from rlhf_zoo.ppo.rollout import Advantages, Rollout
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
@@ -210,14 +210,14 @@ def test_what_is_of_tokens_is_averaged_over_them_where_completions_are_actions(t
     assert 0 < bandit["objective/entropy"] < math.log(17)
     for name in ("objective/entropy", "policy/logprob_mismatch"):
         assert bandit[name] == pytest.approx(plain[name], rel=1e-5), name
-    progress = Progress(torch.device("cpu"))
+    progress = UpdateMetrics(torch.device("cpu"))
     tokens, actions = torch.tensor([[True, True, True], [True, False, False]]), torch.ones(2, 1, dtype=torch.bool)
-    by_token = dict.fromkeys(("objective/entropy", "policy/approxkl", FIRST_PASS), torch.ones(2, 3))
+    by_token = dict.fromkeys(("objective/entropy", "policy/approxkl", LOGPROB_MISMATCH), torch.ones(2, 3))
     by_action = dict.fromkeys(("loss/policy", "loss/value", "policy/ratio", "policy/clipfrac"), torch.ones(2, 1))
-    progress.add(by_token | by_action, tokens, actions)
+    progress.add_terms(by_token | by_action, tokens, actions)
     means = progress.means(lambda x: x)
     assert {name: means[name] for name in by_token | by_action} == dict.fromkeys(by_token | by_action, 1.0)
-    assert progress.end_epoch(lambda x: x) == progress.first_pass(lambda x: x) == 1.0
+    assert progress.end_epoch(lambda x: x) == progress.first_pass_mismatch(lambda x: x) == 1.0
 
 
 def test_an_evaluation_leaves_out_what_does_not_apply(tmp_path: Path) -> None:
@@ -261,13 +261,13 @@ def test_a_whole_completion_as_one_action(tmp_path: Path) -> None:
 def test_epochs_stop_by_the_kl_to_the_sampling_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Just below the drift of the second pass, and not just above. Their mean over passes is policy/approxkl."""
     drifts: list[float] = []
-    end_epoch = Progress.end_epoch
+    end_epoch = UpdateMetrics.end_epoch
 
-    def told(self: Progress, reduce: Any) -> float:
+    def told(self: UpdateMetrics, reduce: Any) -> float:
         drifts.append(end_epoch(self, reduce))
         return drifts[-1]
 
-    monkeypatch.setattr(Progress, "end_epoch", told)
+    monkeypatch.setattr(UpdateMetrics, "end_epoch", told)
 
     def run(limit: float | None) -> dict[str, float]:
         settings = {"num_mini_batches": 2, "learning_rate": 0.5, "num_ppo_epochs": 4, "early_stop_kl": limit}
@@ -302,14 +302,14 @@ def test_pretraining_text_adds_its_language_model_loss(
         tmp_path, kind=Spy, reward_funcs=nothing, kl_coef=0.0, temperature=0.5, ptx_coef=0.7,
         ptx_dataset=Dataset.from_dict(data), per_device_train_batch_size=2, gradient_accumulation_steps=4, **ONE_STEP,
     )  # fmt: skip
-    assert trainer.texts is not None
-    kept, draw, policy = [], trainer.texts.draw, make_policy()
+    assert trainer.text_source is not None
+    kept, draw, policy = [], trainer.text_source.draw, make_policy()
 
     def drawn(*args: Any) -> Any:
         kept.append(draw(*args))
         return kept[-1]
 
-    monkeypatch.setattr(trainer.texts, "draw", drawn)
+    monkeypatch.setattr(trainer.text_source, "draw", drawn)
     trainer.train()
     [batch] = kept
     texts = [tuple(ids[real].tolist()) for ids, real in zip(batch.ids, batch.attention, strict=True)]
@@ -335,8 +335,8 @@ def test_a_completion_gets_no_second_beginning(tmp_path: Path) -> None:
         tmp_path, processing_class=tokenizer, ptx_coef=1.0,
         ptx_dataset=Dataset.from_dict({"prompt": ["ab"], "completion": ["c"]}),
     )  # fmt: skip
-    assert trainer.texts is not None
-    batch = trainer.texts.draw(1, torch.Generator(), torch.device("cpu"))
+    assert trainer.text_source is not None
+    batch = trainer.text_source.draw(1, torch.Generator(), torch.device("cpu"))
     assert batch.ids.tolist() == [[2, 3, 4, 5, EOS]] and batch.mask.tolist() == [[False, False, True, True]]
 
 
@@ -374,7 +374,7 @@ def test_several_completions_of_a_prompt(tmp_path: Path) -> None:
 def test_a_reference_in_eight_bits_is_near_the_policy(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
     trainer = trained(tmp_path, ref_load_in_8bit=True)
-    own = trainer.reference.own
+    own = trainer.reference.separate_model
     assert own is not None and own.model.layers[0].self_attn.q_proj.weight.dtype == torch.int8
     assert not any(weight.requires_grad for weight in own.parameters())
     # A few hundredths of a nat a completion: far from 0 in float32, and far from a model that differs.
@@ -413,7 +413,7 @@ def test_a_collator_that_pads(tmp_path: Path) -> None:
     assert timeless(padded.state.log_history) == timeless(plain.state.log_history)
     # A mask is heeded, also where a prompt holds PAD; rows without a number get one each.
     batch = {"input_ids": torch.tensor([[0, 0, 5], [4, 0, 3]]), "attention_mask": torch.tensor([[0, 0, 1], [1, 1, 1]])}
-    assert plain.as_rows(batch) == [
+    assert plain.rows_from_batch(batch) == [
         {"input_ids": [5], PROMPT_INDEX: 0},
         {"input_ids": [4, 0, 3], PROMPT_INDEX: 1},
     ]

@@ -181,7 +181,7 @@ def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
         trained(tmp_path / str(held), kl_coef=0.0, reference=held or None, max_steps=3) for held in (True, False)
     )
     assert make_trainer(tmp_path / "given", kl_coef=0.0, ref_model=make_policy()).reference is not None
-    assert without.reference is None and with_one.reference.own is not None
+    assert without.reference is None and with_one.reference.separate_model is not None
     assert digests(without.policy) == digests(with_one.policy)
     logged = [updates_of(trainer) for trainer in (with_one, without)]
     assert len(logged[1]) == 3

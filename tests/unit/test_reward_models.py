@@ -67,7 +67,7 @@ def test_an_id_beyond_the_embeddings_is_one_sentence(samples: Samples) -> None:
     assert scorer.vocabulary == 17
     beyond = samples.completion_ids.clone()
     beyond[1, 0] = scorer.vocabulary
-    with pytest.raises(ZooError, match=r"has the token id 17, and the reward model .* has 17 embedding rows"):
+    with pytest.raises(ZooError, match=r"has the token id 17, but the reward model .* has only 17 embedding rows"):
         scorer.score_samples(Samples(**{**vars(samples), "completion_ids": beyond}), [""] * 3)
 
 

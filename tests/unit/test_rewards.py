@@ -259,7 +259,7 @@ def test_one_row_is_not_tried_twice(samples: Samples) -> None:
         raise ValueError("first")
 
     with pytest.raises(ZooError, match="once raised ValueError: first on row 0, prompt 'abc'"):
-        Rewards([once])(samples.rows(slice(0, 1)), ["abc"], ["x"], ["abcx"], {})
+        Rewards([once])(samples.select(slice(0, 1)), ["abc"], ["x"], ["abcx"], {})
     assert len(calls) == 1
 
 

@@ -70,12 +70,12 @@ def test_a_row_depends_on_its_prompt_and_stream_alone(model: PreTrainedModel) ->
     together = draw(model)
     order = [3, 0, 7, 5, 1, 6, 2, 4]
     shuffled = draw(model, [PROMPTS[i] for i in order], keys=[KEYS[i] for i in order])
-    same_rows(shuffled, together.rows(torch.tensor(order)))
+    same_rows(shuffled, together.select(torch.tensor(order)))
     for i, (prompt, key) in enumerate(zip(PROMPTS, KEYS, strict=True)):
-        same_rows(draw(model, [prompt], keys=[key]), together.rows(slice(i, i + 1)))
+        same_rows(draw(model, [prompt], keys=[key]), together.select(slice(i, i + 1)))
     wide = draw(model, [*PROMPTS, [3] * 30], keys=[*KEYS, (9, 9)])
     assert wide.prompt_ids.shape[1] == 30
-    same_rows(wide.rows(slice(0, len(PROMPTS))), together)
+    same_rows(wide.select(slice(0, len(PROMPTS))), together)
     same_rows(draw(model, pad_id=11), together)
     assert draw(model, max_new_tokens=5).token_lists() == [tokens[:5] for tokens in together.token_lists()]
     with torch.random.fork_rng():
@@ -277,7 +277,7 @@ def test_chosen_rows_lose_the_columns_that_are_padding_in_all_of_them() -> None:
         ended=torch.tensor([True, True, False]),
     )
     assert three.token_lists() == [[3, 1], [1], [2, 2, 2, 2]], "with the end token"
-    part = three.rows(torch.tensor([1, 0]))
+    part = three.select(torch.tensor([1, 0]))
     assert part.prompt_ids.tolist() == [[6, 7], [0, 5]]
     assert part.prompt_mask.tolist() == [[True, True], [False, True]]
     assert part.completion_ids.tolist() == [[1, 0], [3, 1]]

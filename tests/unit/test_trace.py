@@ -98,16 +98,16 @@ def test_every_figure_is_the_trainers_or_by_its_definition(tmp_path: Path, name:
         reward_weights=[1.0, 0.5], train_dataset=prompt_rows(8), whiten_advantages=False, **given | CASES[name],
     )  # fmt: skip
     config, old = trainer.args, make_policy(seed=6)
-    trainer.controller, trainer.scores_seen = KLController(0.7), RunningScores(4, 2.0, 9.0)
+    trainer.controller, trainer.running_scores = KLController(0.7), RunningScores(4, 2.0, 9.0)
     signs: set[tuple[bool, bool]] = set()
     for seed in (1, 2, 3):
         found = traced(
             config, seed=seed, kl_coef=0.7, old=old, critic=trainer.value_model, rewards=trainer.rewards,
-            scores_seen=trainer.scores_seen,
+            running_scores=trainer.running_scores,
         )  # fmt: skip
         ids = [token.token_id for token in found.tokens]
         rollout = trainer.evaluate_samples(samples_from_user([PROMPT], [ids], trainer), recompute=True)
-        estimates = trainer.estimate(
+        estimates = trainer.compute_advantages(
             rollout, trainer.score(rollout, [{"prompt": PROMPT, "input_ids": [0], "answer": "e"}])
         )
         ratios = (rollout.logprobs - token_logprobs(old, rollout.samples, temperature=1.3)).exp()

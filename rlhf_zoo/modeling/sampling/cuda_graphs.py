@@ -174,7 +174,7 @@ class FixedDecoder:
         self._mask[:rows, self._at] = 1  # idle rows too: attention over no column gives NaN
         self._positions[count:rows] = 0  # a table of learned positions fails on a position past its end
         self._place.column.fill_(self._at)
-        output = self._graph(rows, columns)().rows(slice(count))
+        output = self._graph(rows, columns)().select(slice(count))
         self._at += 1
         self._positions[:count] += 1
         return output, self.rows

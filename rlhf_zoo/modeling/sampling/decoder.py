@@ -28,13 +28,13 @@ class NextLogits(NamedTuple):
     logits: Tensor
     states: Tensor | None
 
-    def rows(self, index: Tensor | slice) -> NextLogits:
+    def select(self, indices: Tensor | slice) -> NextLogits:
         """Selects rows.
 
         Args:
-            index: The rows.
+            indices: The rows.
         """
-        return NextLogits(self.logits[index], None if self.states is None else self.states[index])
+        return NextLogits(self.logits[indices], None if self.states is None else self.states[indices])
 
 
 class Decoder(Protocol):
@@ -215,7 +215,7 @@ def prefill_prompts(
     if len(unique_prompts) < len(prompts):
         row_indices: Any = torch.tensor(prompt_indices, device=mask.device)
         cache.reorder_cache(row_indices)
-        output, mask = output.rows(row_indices), mask[row_indices]
+        output, mask = output.select(row_indices), mask[row_indices]
     return output, mask, cache
 
 

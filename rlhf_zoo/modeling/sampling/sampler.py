@@ -84,14 +84,14 @@ class Samples:
     def __len__(self) -> int:
         return self.prompt_ids.shape[0]
 
-    def rows(self, index: Tensor | slice) -> Samples:
+    def select(self, indices: Tensor | slice) -> Samples:
         """Selects rows, without columns that are padding in all of them.
 
         Args:
-            index: The rows.
+            indices: The rows.
         """
         tensors = {name: value for name, value in vars(self).items() if name != "vocabulary" and value is not None}
-        selected = {name: value[index] for name, value in tensors.items()}
+        selected = {name: value[indices] for name, value in tensors.items()}
         prompt_width = int(selected["prompt_mask"].sum(1).max())
         response_width = int(selected["mask"].sum(1).max())
         for name in ("prompt_ids", "prompt_mask"):

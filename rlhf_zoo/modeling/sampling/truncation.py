@@ -29,7 +29,7 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     # Sums over rows need no mask because of these zeros.
     logprobs = samples.logprobs.masked_fill(~mask, 0)
     shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
-    return shorter.rows(slice(None))  # drops the columns that no row reaches any more
+    return shorter.select(slice(None))  # drops the columns that no row reaches any more
 
 
 def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:

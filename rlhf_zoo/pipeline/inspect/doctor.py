@@ -458,7 +458,7 @@ def _rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[Sc
 
 def _sum(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], scored: Scored) -> tuple[None, str]:
     _, rollout = trial
-    estimates: Advantages = trainer.estimate(rollout, scored)
+    estimates: Advantages = trainer.compute_advantages(rollout, scored)
     args = trainer.args
     if args.whiten_rewards:
         return None, "not checked: whitened rewards do not sum to score − β·ΣKL"

@@ -350,7 +350,7 @@ def trace_checkpoint(
         tokenizer=tokenizer,
         args=args,
         kl_coef=kl_coef,
-        scores_seen=scores,
+        running_scores=scores,
         columns=columns,
         seed=seed,
     )

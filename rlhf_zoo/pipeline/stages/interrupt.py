@@ -21,7 +21,7 @@ class Stopped(KeyboardInterrupt):
 class EvaluationEnded(WaitEnded):
     """Ctrl-C ended an evaluation between two batches, in every process."""
 
-    agreed = True
+    raised_on_all_processes = True
 
 
 class Interruptible:

@@ -395,7 +395,7 @@ def _save_finished(trainer: Any, record: StageRecord, error: UpdateFailed | Wait
     Re-raises the error if the disk is full.
     """
     step = trainer.state.global_step
-    if (distributed.count() > 1 and not getattr(error, "agreed", False)) or step == 0:
+    if (distributed.count() > 1 and not getattr(error, "raised_on_all_processes", False)) or step == 0:
         return False
     if not (record.checkpoint_path(step) / COMPLETE).is_file():
         try:

@@ -175,7 +175,7 @@ class PPOTrainer:
     def ref_model(self) -> Any:
         """The reference where it is a model of its own, without a value head."""
         assert self._trainer.reference is not None  # its configuration always has one
-        return self._trainer.reference.own
+        return self._trainer.reference.separate_model
 
     @torch.no_grad()
     def generate(

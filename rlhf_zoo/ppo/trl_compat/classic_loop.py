@@ -30,15 +30,15 @@ class ClassicLoop(ZooPPOTrainer):
     pad_apart = False
     statistics: Mapping[str, Any] = {}
 
-    def observe(self, rollout: Rollout, estimates: Advantages, progress: Mapping[str, float]) -> None:
+    def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:
         """Also computes TRL's statistics of this update: means over completions or tokens of all processes.
 
         Args:
             rollout: Of all processes.
             estimates: Its rewards and advantages.
-            progress: Means of the update's losses.
+            loss_metrics: Means of the update's losses and their terms.
         """
-        super().observe(rollout, estimates, progress)
+        super().record_metrics(rollout, estimates, loss_metrics)
         tokens, mask = rollout.mask, estimates.mask
         error = (estimates.values - estimates.returns).square()
         returns, values = (self.spread(x, mask) for x in (estimates.returns, estimates.values))

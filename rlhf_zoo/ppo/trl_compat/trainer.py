@@ -55,7 +55,7 @@ class PPOTrainer(ZooPPOTrainer):
     @property
     def ref_model(self) -> Any:
         """The reference if it is a separate model; None if it is the policy with its adapter off, as in TRL."""
-        return None if self.reference is None else self.reference.own
+        return None if self.reference is None else self.reference.separate_model
 
     @property
     def stop_token_id(self) -> int | None:
