@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Seconds that code under `deadline(..., hurried=True)` still gets after `hurry`.
+#: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still gets after `hurry`.
 GRACE = 10.0
 _TICK = 0.1
 # Seconds before memory is checked, because what other threads allocate is counted too.
@@ -41,7 +41,7 @@ class _Watch:
     main: bool
     began: float
     ends: float
-    hurried: bool
+    shorten_on_interrupt: bool
     memory: int | None
     fired: bool = False
 
@@ -93,13 +93,13 @@ def _watcher(process: int) -> _Watcher:
 
 
 @contextlib.contextmanager
-def deadline(seconds: float | None, *, memory: int | None = None, hurried: bool = False) -> Iterator[None]:
+def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_interrupt: bool = False) -> Iterator[None]:
     """Raises `Expired` in the code that runs while this is open, if it takes too long.
 
     Args:
         seconds: The limit; None for none.
         memory: Bytes by which this process may grow meanwhile. Checked on Linux, after half a second.
-        hurried: Whether it ends GRACE seconds after `hurry` at the latest.
+        shorten_on_interrupt: Whether it ends GRACE seconds after `hurry` at the latest.
 
     Raises:
         Expired: Time or memory is used up.
@@ -107,7 +107,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, hurried: bool 
     watcher, now, main = _watcher(os.getpid()), time.monotonic(), threading.current_thread() is threading.main_thread()
     most = None if memory is None or not _STATM.exists() else _resident() + memory
     ends = now + seconds if seconds is not None else float("inf")
-    watch = _Watch(threading.get_ident(), main, now, ends, hurried, most)
+    watch = _Watch(threading.get_ident(), main, now, ends, shorten_on_interrupt, most)
     with _signals(watcher) if main else contextlib.nullcontext():
         try:
             with watcher.lock:
@@ -142,11 +142,11 @@ def _signals(watcher: _Watcher) -> Iterator[None]:
 
 
 def hurry() -> None:
-    """Shortens every deadline that is `hurried` to GRACE seconds from now, for a handler of Ctrl-C."""
+    """Shortens every deadline that is `shorten_on_interrupt` to GRACE seconds from now, for a handler of Ctrl-C."""
     watcher, ends = _watcher(os.getpid()), time.monotonic() + GRACE
     # Without the lock, which the interrupted thread may hold. Reading a list and setting a number are atomic.
     for watch in list(watcher.watches):
-        if watch.hurried:
+        if watch.shorten_on_interrupt:
             watch.ends = min(watch.ends, ends)
 
 

@@ -9,7 +9,7 @@ from ..modeling.alignment import TokenText
 
 
 class PartsMismatch(Exception):
-    """A reward for parts of a completion does not fit the completion. The caller adds the function and the row."""
+    """A reward for parts of a completion does not fit it. The caller adds the names of the function and the row."""
 
 
 def is_list(value: Any) -> bool:
@@ -29,7 +29,7 @@ def rewards_by_token(
     text: str,
     ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase | None,
-    prompt: Sequence[int] = (),
+    prompt_ids: Sequence[int] = (),
 ) -> list[float]:
     """Converts a reward for parts of a completion to one number per token.
 
@@ -38,49 +38,49 @@ def rewards_by_token(
 
     Args:
         values: T numbers, or spans (start, end, value) of `text`. An empty list gives 0 for each token.
-        text: The completion as the function read it, a part of the text that the tokens add to the prompt.
+        text: The completion as the function read it, which may be a part of the completion's decoded text.
         ids: T token ids of the completion.
         tokenizer: The policy's, to find the tokens of spans.
-        prompt: Token ids of the prompt.
+        prompt_ids: Token ids of the prompt.
 
     Returns:
         T numbers.
 
     Raises:
-        Misfit: The number of values is not T, or a span is not in the text.
+        PartsMismatch: The number of values is not T, or a span is not in the text.
         TypeError, ValueError, RuntimeError: A value is not a number, as for `to_float`.
     """
     if len(values) and not any(is_list(item) for item in values):
         if len(values) != len(ids):
             raise PartsMismatch(f"{len(values)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
         return [to_float(item) for item in values]
-    token_values = [0.0] * len(ids)
+    token_rewards = [0.0] * len(ids)
     spans = [_parse_span(item, text) for item in values]
     if not spans:
-        return token_values
+        return token_rewards
     if tokenizer is None:
         raise PartsMismatch("spans, but there is no tokenizer to find their tokens with")
-    token_text = TokenText(tokenizer, ids, prompt)
-    # The function may have read only a part of the tokens' text, such as an answer without thoughts, so search for it.
+    token_text = TokenText(tokenizer, ids, prompt_ids)
+    # The function may have read only a part of the decoded text, such as an answer without thoughts, so search for it.
     offset = token_text.text.rfind(text)
     if offset < 0:
         raise PartsMismatch("spans of a text that is not what its tokens decode to")
-    for _, end, value in spans:
-        token_values[token_text.completing(offset + end)] += value
-    return token_values
+    for _, end, reward in spans:
+        token_rewards[token_text.completing(offset + end)] += reward
+    return token_rewards
 
 
-def _parse_span(value: Any, text: str) -> tuple[int, int, float]:
-    if not is_list(value) or len(value) != 3:
-        raise PartsMismatch(f"{value!r}, which is not a span (start, end, value)")
-    start, end, reward = value
+def _parse_span(span: Any, text: str) -> tuple[int, int, float]:
+    if not is_list(span) or len(span) != 3:
+        raise PartsMismatch(f"{span!r}, which is not a span (start, end, value)")
+    start, end, reward = span
     if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
         raise PartsMismatch(f"the span from {start!r} to {end!r} for a text of {len(text)} characters")
     return start, end, to_float(reward)
 
 
 def to_float(value: Any) -> float:
-    """Converts a number of Python, NumPy or torch to a float.
+    """Converts a Python, NumPy or torch number to a float.
 
     Args:
         value: The number. An integer that is too large for a float becomes infinity.

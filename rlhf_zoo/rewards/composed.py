@@ -16,7 +16,7 @@ from ..modeling.sampling.sampler import Samples
 from .ensemble import RewardEnsemble
 from .functions import (
     Batch,
-    FunctionCall,
+    NamedReward,
     RewardFunction,
     call_functions,
     collect_logs,
@@ -36,9 +36,9 @@ class Scored:
 
     Attributes:
         total: (B,) the weighted sum.
-        each: (B, F), one column for each name of `Rewards`; NaN where a reward does not apply.
+        each: (B, F), one column for each of `Rewards.names`; NaN where a reward does not apply.
         extra: Columns of B values to show beside the completions.
-        metrics: Numbers by name.
+        metrics: What functions logged with `log_metric`, by name.
         by_token: (B, T) the part of the total that belongs to single tokens; None if no function returned lists.
     """
 
@@ -53,7 +53,7 @@ class Scored:
 
         Args:
             indices: The rows.
-            width: Tokens of their longest completion.
+            width: The number of tokens of their longest completion.
         """
         by_token = None if self.by_token is None else self.by_token[indices, :width]
         return Scored(self.total[indices], self.each[indices], by_token=by_token)
@@ -63,23 +63,23 @@ class Rewards:
     """Σ_f w_f · reward_f over the rewards that apply to a row.
 
     A function is called as TRL's GRPO calls it, `f(prompts=…, completions=…, completion_ids=…, trainer_state=…,
-    log_extra=…, log_metric=…, **columns)`, and returns one number a row, or None where it does not apply. For a row it
-    may also return a list: one number per token, or spans (start, end, value) in characters of the completion. A span's
-    value goes to the token that completes the span. The sum of the list is the row's number. A function may be a
-    coroutine function: they run concurrently, on one event loop that lasts as long as the process.
+    log_extra=…, log_metric=…, **columns)`, and returns one number per row, or None where it does not apply. For a row
+    it may also return a list: one number per token, or spans (start, end, value) in characters of the completion. A
+    span's value goes to the token that completes the span. The sum of the list is the row's number. Coroutine functions
+    run concurrently, on one event loop that lasts as long as the process.
 
     Args:
         rewards: Reward models, ensembles and functions.
-        weights: One for each reward; None weights all with 1.
+        weights: One for each reward; None for a weight of 1 each.
         tokenizer: The policy's, to find the tokens of spans.
         timeout: Seconds that a function may take for a batch; None for no limit.
 
     Attributes:
-        names: The names of the rewards, and after them the names of what is only logged: an ensemble's models NAME_0,
-            NAME_1, …, and their disagreement.
+        names: The names of the rewards, followed by the names of scores that are only logged: those of an ensemble's
+            models, NAME_0, NAME_1, …, and their disagreement.
 
     Raises:
-        ZooError: There is no reward, one cannot score, or the number of weights differs from that of rewards.
+        ZooError: There is no reward, a reward cannot score, or the numbers of weights and rewards differ.
     """
 
     def __init__(
@@ -105,17 +105,17 @@ class Rewards:
 
     @property
     def learned(self) -> list[RewardModel | RewardEnsemble]:
-        """The rewards that are models; an ensemble counts as one."""
+        """The rewards that are models. An ensemble counts as one reward."""
         return [reward for reward in self.rewards if isinstance(reward, RewardModel | RewardEnsemble)]
 
     @property
     def models(self) -> list[RewardModel]:
-        """The reward models, those of ensembles included."""
+        """All reward models, including those of ensembles."""
         return [model for model, _ in self.weighted_models]
 
     @property
     def weighted_models(self) -> list[tuple[RewardModel, float]]:
-        """The reward models with the weights of their scores; those of an ensemble have its weight."""
+        """All reward models with the weights of their scores. The models of an ensemble have its weight."""
         weighted = zip(self.rewards, self.weights, strict=True)
         return [(model, weight) for reward, weight in weighted for model in _models_of(reward)]
 
@@ -133,18 +133,18 @@ class Rewards:
         """Scores B completions.
 
         Args:
-            samples: Their token ids.
+            samples: The completions' token ids.
             prompts: B texts or conversations.
             completions: B texts, or lists of messages.
             texts: B full texts (prompt + completion), or conversations.
             columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
-            trainer_state: Passed to functions; None outside training, and then it is not passed.
+            trainer_state: Passed to functions unless it is None, as outside of training.
             model_context: Called with each reward model; its context is open while that model scores.
 
         Raises:
-            ZooError: A function raises (the error says what, and on which row), the number of values that it returns
-                differs from that of rows, or one of them is not finite; a model's score is not finite; or no reward
-                applies to a row. A function's own ZooError passes through.
+            ZooError: A function raises an exception, returns another number of values than there are rows, or returns
+                a value that is not finite; a model's score is not finite; or no reward applies to a row. A ZooError
+                that a function raises is not changed.
         """
         device = samples.logprobs.device
         ids = samples.token_lists()
@@ -152,8 +152,10 @@ class Rewards:
         reward_names = self.names[: len(self.rewards)]
         named_rewards = list(zip(reward_names, self.rewards, strict=True))
         model_classes = RewardModel | RewardEnsemble
-        calls = [FunctionCall(name, reward) for name, reward in named_rewards if not isinstance(reward, model_classes)]
-        results = call_functions(calls, batch, timeout=self.timeout)
+        function_rewards = [
+            NamedReward(name, reward) for name, reward in named_rewards if not isinstance(reward, model_classes)
+        ]
+        results = call_functions(function_rewards, batch, timeout=self.timeout)
         scores: list[Tensor] = []
         logged_scores: list[Tensor] = []
         by_token: Tensor | None = None
@@ -169,19 +171,19 @@ class Rewards:
                 with model_context(reward.model):
                     scores.append(_check_finite(name, reward.score_samples(samples, texts), batch).to(device))
                 continue
-            values, token_values = convert_rewards(name, results[name], batch, self.tokenizer)
-            scores.append(values.to(device))
-            if token_values is not None:
+            totals, token_rewards = convert_rewards(name, results[name], batch, self.tokenizer)
+            scores.append(totals.to(device))
+            if token_rewards is not None:
                 padded = torch.zeros(samples.mask.shape, device=device)
-                padded[samples.mask] = torch.tensor([x for tokens in token_values for x in tokens], device=device)
+                padded[samples.mask] = torch.tensor([x for row in token_rewards for x in row], device=device)
                 by_token = weight * padded + (0.0 if by_token is None else by_token)
         per_reward = torch.stack(scores, dim=1)
         unscored = per_reward.isnan().all(1)
         if unscored.any():
             row = int(unscored.nonzero()[0])
             raise ZooError(
-                f"No reward applies to the prompt {batch.prompt(row)} of row {row}: {join_words(reward_names)} "
-                "returned None for it; let one of them return a number."
+                f"No reward applies to the prompt {batch.quoted_prompt(row)} of row {row}: {join_words(reward_names)} "
+                "returned None for it: let one of them return a number."
             )
         weights = torch.tensor(self.weights, device=device)
         total = (per_reward.nan_to_num(0.0) * weights).sum(1)
@@ -192,7 +194,7 @@ class Rewards:
                 f"let {join_words(reward_names)} return smaller numbers, or lower reward_weights."
             )
         per_reward = torch.cat([per_reward, torch.stack(logged_scores, dim=1)], dim=1) if logged_scores else per_reward
-        return Scored(total, per_reward, *collect_logs(calls, len(batch)), by_token)
+        return Scored(total, per_reward, *collect_logs(function_rewards, len(batch)), by_token)
 
 
 def _models_of(reward: Any) -> list[RewardModel]:
@@ -223,7 +225,7 @@ def _check_finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
     if wrong.any():
         row = int(wrong.nonzero()[0])
         raise ZooError(
-            f"The reward model {name} scored {float(scores[row])} for row {row}, prompt {batch.prompt(row)}: "
+            f"The reward model {name} scored {float(scores[row])} for row {row}, prompt {batch.quoted_prompt(row)}: "
             "check its weights, and the mean and deviation in its config."
         )
     return scores

@@ -13,7 +13,7 @@ from ..modeling.sampling.sampler import Samples
 from .model import RewardModel
 
 #: The default λ of mean_minus_variance.
-PENALTY = 0.5
+DEFAULT_PENALTY = 0.5
 
 
 def check_ensemble(models: Sequence[Any], how: str | None) -> None:
@@ -24,7 +24,7 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
         how: One of `functional.ENSEMBLES`, or None.
 
     Raises:
-        ZooError: Several models have no `how`, a single one has one, or a model is listed twice.
+        ZooError: There are several models without `how`, fewer than two with it, or a model is listed twice.
     """
     if len(models) > 1 and how is None:
         raise ZooError(
@@ -33,22 +33,22 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
         )
     if len(models) < 2 and how is not None:
         count = "one reward model" if models else "no reward model"
-        raise ZooError(f"reward_ensemble is {how!r}, and there is {count}: use several, or remove it.")
-    if twice := next((model for place, model in enumerate(models) if model in models[:place]), None):
-        name = twice if isinstance(twice, str) else getattr(twice, "name", type(twice).__name__)
-        raise ZooError(f"The reward model {name} is listed twice: use different ones.")
+        raise ZooError(f"reward_ensemble is {how!r}, but there is {count}: use several, or remove reward_ensemble.")
+    if repeated := next((model for index, model in enumerate(models) if model in models[:index]), None):
+        name = repeated if isinstance(repeated, str) else getattr(repeated, "name", type(repeated).__name__)
+        raise ZooError(f"The reward model {name} is listed twice: use different models.")
 
 
 class RewardEnsemble:
     """One score from M reward models, by `functional.ensemble_scores`.
 
-    Scores of different models must have one unit. So a model that centers or scales must have its own stored mean and
-    standard deviation.
+    Scores of different models must have the same unit. So a model that centers or scales must have its own stored mean
+    and standard deviation.
 
     Args:
-        models: At least two different ones.
+        models: At least two different models.
         how: One of `functional.ENSEMBLES`.
-        penalty: λ of mean_minus_variance; None for PENALTY.
+        penalty: λ of mean_minus_variance; None for DEFAULT_PENALTY.
 
     Raises:
         ZooError: A model has no stored mean and deviation, or the models cannot be combined.
@@ -57,14 +57,14 @@ class RewardEnsemble:
     def __init__(self, models: Sequence[RewardModel], *, how: str | None, penalty: float | None = None) -> None:
         check_ensemble(models, how)
         for model in models:
-            if model.unmeasured:
+            if model.lacks_statistics:
                 raise ZooError(
-                    f"The reward model {model.name} has no stored mean and deviation, which bring several models to "
-                    "one unit: use models of the stage reward, or set score_centering and score_scaling to 'running' "
-                    "or 'none' if all have one unit anyway."
+                    f"The reward model {model.name} has no stored mean and standard deviation, which give scores of "
+                    "several models the same unit: use models of the stage reward, or set score_centering and "
+                    "score_scaling to 'running' or 'none' if all scores have the same unit already."
                 )
         self.models, self.how = list(models), str(how)
-        self.penalty = PENALTY if penalty is None else penalty
+        self.penalty = DEFAULT_PENALTY if penalty is None else penalty
 
     def score_each(
         self,
@@ -106,7 +106,7 @@ class RewardEnsemble:
 
         Args:
             texts: B texts or conversations.
-            ended: Whether each one ended by itself.
+            ended: Whether each text ended by itself.
 
         Returns:
             (B,).

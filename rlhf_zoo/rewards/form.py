@@ -25,7 +25,7 @@ class FormatMatch(Rule):
         pattern: In the syntax of `re`, with flags inside, such as "(?s)" for a dot that matches line ends too.
         how: "fullmatch" if the whole completion must match, "search" if a part must.
         timeout: Seconds for one completion.
-        name: What metrics call it.
+        name: The name in metrics.
 
     Raises:
         ZooError: The pattern is no regular expression.
@@ -85,7 +85,7 @@ class Length(Rule):
     Attributes:
         target: The target length; None for no target.
         unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters".
-        name: What metrics call it.
+        name: The name in metrics.
     """
 
     target: int | None = None
@@ -112,7 +112,7 @@ class SoftOverlong(Rule):
         limit: In `unit`.
         margin: In `unit`. With 0 every length up to the limit is free.
         unit: As for `Length`.
-        name: What metrics call it.
+        name: The name in metrics.
 
     Source: DAPO, arXiv:2503.14476, eq. 13.
     """
@@ -144,7 +144,7 @@ class Repetition(Rule):
     Attributes:
         n: Length of an n-gram.
         unit: "tokens", or "words" as `modeling.words` counts them.
-        name: What metrics call it.
+        name: The name in metrics.
 
     Source: −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319, §6, with its n of 4.
     """

@@ -27,7 +27,7 @@ from .rule import text_of
 
 RewardFunction = Callable[..., Any]
 
-#: Characters of a prompt or value that an error quotes.
+#: The longest excerpt of a prompt or value that an error quotes, in characters.
 MAX_QUOTED = 80
 
 
@@ -39,7 +39,7 @@ class Batch:
         prompts: B texts or conversations.
         completions: B texts, or lists of messages.
         completion_ids: B lists of token ids.
-        columns: The data set's columns: lists of B values, or values that belong to no row.
+        columns: The data set's columns: lists of B values, or batch-level values that are passed through.
         trainer_state: None outside of training.
         prompt_ids: B lists of token ids, before completion_ids; () if they are not needed.
     """
@@ -74,8 +74,8 @@ class Batch:
             columns=columns,
         )
 
-    def prompt(self, index: int) -> str:
-        """Returns a row's prompt, quoted and shortened.
+    def quoted_prompt(self, index: int) -> str:
+        """Returns a row's prompt, shortened and in quotes, for messages.
 
         Args:
             index: The row.
@@ -83,11 +83,11 @@ class Batch:
         return repr(_shorten(text_of(self.prompts[index])))
 
 
-class FunctionCall:
-    """A reward function with its name, and the values that it logs while it scores one batch.
+class NamedReward:
+    """A reward function with its name in metrics. Collects what the function logs while it scores one batch.
 
     Args:
-        name: Its name in metrics.
+        name: The name in metrics.
         function: The function.
     """
 
@@ -99,11 +99,11 @@ class FunctionCall:
 
     @property
     def is_async(self) -> bool:
-        """Whether it is a coroutine function."""
+        """Whether the function is a coroutine function."""
         function = unwrap_partials(self.function)
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(function.__call__)
 
-    def call(self, batch: Batch) -> Any:
+    def __call__(self, batch: Batch) -> Any:
         """Calls the function.
 
         Args:
@@ -117,7 +117,7 @@ class FunctionCall:
         """
         values = self.function(**self._arguments(batch))
         if inspect.isawaitable(values):
-            return _wait(_as_coroutine(values))
+            return _run_coroutine(_as_coroutine(values))
         return list(values) if isinstance(values, Iterator) else values
 
     async def call_async(self, batch: Batch) -> Any:
@@ -128,44 +128,44 @@ class FunctionCall:
         """
         return await self.function(**self._arguments(batch))
 
-    def raise_error(self, batch: Batch, error: Exception) -> NoReturn:
-        """Raises the error for an exception on a batch.
+    def raise_as_zoo_error(self, batch: Batch, error: Exception) -> NoReturn:
+        """Re-raises an exception of the function as a ZooError that names the function and the row.
 
         Args:
             batch: The batch that the function scored.
             error: The exception that it raised.
 
         Raises:
-            ZooError: The message names the function and the row. The function's own ZooError passes through.
+            ZooError: Always. If the exception is a ZooError, it is raised unchanged.
         """
         if isinstance(error, ZooError):
             raise error
         raise self._error_for(batch, error) from error
 
     def _error_for(self, batch: Batch, error: Exception) -> ZooError:
-        """Makes the error, which names the first row that fails on its own too."""
-        if misfit := self._signature_error(batch):
-            return misfit
-        row = 0
-        if len(batch) > 1:
-            alone = ((row, self._exception_on(batch.row(row))) for row in range(len(batch)))
-            first = next(((row, raised) for row, raised in alone if raised is not None), None)
-            if first is None:
-                return ZooError(
-                    f"The reward function {self.name} raised {_describe(error)} on the batch of {len(batch)} "
-                    "completions, but on none of its rows alone: check what it does across rows, or whether it fails "
-                    "at random."
-                )
-            row, error = first
+        """Builds the error. It names the first row that also fails when it is scored alone."""
+        if signature_error := self._signature_error(batch):
+            return signature_error
+        if len(batch) == 1:
+            return self._row_error(batch, 0, error)
+        for row in range(len(batch)):
+            if (row_error := self._exception_on(batch.row(row))) is not None:
+                return self._row_error(batch, row, row_error)
         return ZooError(
-            f"The reward function {self.name} raised {_describe(error)} on row {row}, prompt {batch.prompt(row)}: "
-            "fix it, or let it return None for such a row if another reward applies."
+            f"The reward function {self.name} raised {_describe(error)} on the batch of {len(batch)} completions, but "
+            "on no row by itself: check for state shared between rows, or for random failures."
+        )
+
+    def _row_error(self, batch: Batch, row: int, error: Exception) -> ZooError:
+        return ZooError(
+            f"The reward function {self.name} raised {_describe(error)} on row {row}, prompt "
+            f"{batch.quoted_prompt(row)}: fix the function, or let it return None for rows that it does not apply to."
         )
 
     def _arguments(self, batch: Batch) -> dict[str, Any]:
         """Returns the function's arguments, with copies of lists and mappings, because a function may change them.
 
-        Columns never replace our arguments: names in RESERVED are left out.
+        Columns named in `reserved_columns.RESERVED` are left out, so that no column replaces another argument.
         """
         state = {} if batch.trainer_state is None else {"trainer_state": batch.trainer_state}
         return {
@@ -186,31 +186,31 @@ class FunctionCall:
 
     def _exception_on(self, batch: Batch) -> Exception | None:
         try:
-            self.call(batch)
+            self(batch)
         except Exception as error:
             return error
         return None
 
     def _signature_error(self, batch: Batch) -> ZooError | None:
-        """Returns the error for a signature that does not accept the arguments of reward functions; None if it does."""
+        """Returns an error if the function's signature does not accept the arguments of reward functions, else None."""
         arguments = self._arguments(batch)
         try:
             inspect.signature(self.function).bind(**arguments)
         except TypeError as error:
             return ZooError(
                 f"The reward function {self.name} cannot be called with {join_words(list(arguments))} ({error}): let "
-                "it take **columns, and add each column that it needs to the prompts."
+                "it accept **columns, and add any column that it needs to the prompt data set."
             )
         except ValueError:  # some callables written in C have no signature
             return None
         return None
 
 
-def call_functions(calls: Sequence[FunctionCall], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
-    """Calls each function. Coroutine functions run concurrently.
+def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: float | None = None) -> dict[str, Any]:
+    """Calls each reward function. Coroutine functions run concurrently.
 
     Args:
-        calls: The functions.
+        rewards: The reward functions.
         batch: The batch to score.
         timeout: Seconds that one function, or all coroutine functions together, may take; None for no limit.
 
@@ -218,47 +218,49 @@ def call_functions(calls: Sequence[FunctionCall], batch: Batch, *, timeout: floa
         What each function returned, by name.
 
     Raises:
-        ZooError: A function raises or exceeds the limit. After Ctrl-C it gets a few more seconds (`time_limit.GRACE`).
+        ZooError: A function raises or exceeds the limit. After Ctrl-C, a running function gets `time_limit.GRACE` more
+            seconds.
     """
     results: dict[str, Any] = {}
-    for call in calls:
-        if not call.is_async:
+    for reward in rewards:
+        if not reward.is_async:
             try:
-                with _limit_time([call], timeout):
-                    results[call.name] = call.call(batch)
+                with _limit_time([reward], timeout):
+                    results[reward.name] = reward(batch)
             except Exception as error:
-                call.raise_error(batch, error)
-    async_calls = [call for call in calls if call.is_async]
-    if async_calls:
-        with _limit_time(async_calls, timeout):
-            async_results = _wait(_gather([call.call_async(batch) for call in async_calls]))
-        for call, answer in zip(async_calls, async_results, strict=True):
-            if isinstance(answer, Exception):
-                call.raise_error(batch, answer)
-            results[call.name] = answer
+                reward.raise_as_zoo_error(batch, error)
+    async_rewards = [reward for reward in rewards if reward.is_async]
+    if async_rewards:
+        with _limit_time(async_rewards, timeout):
+            async_results = _run_coroutine(_gather([reward.call_async(batch) for reward in async_rewards]))
+        for reward, result in zip(async_rewards, async_results, strict=True):
+            if isinstance(result, Exception):
+                reward.raise_as_zoo_error(batch, result)
+            results[reward.name] = result
     return results
 
 
 @contextmanager
-def _limit_time(calls: Sequence[FunctionCall], timeout: float | None) -> Iterator[None]:
+def _limit_time(rewards: Sequence[NamedReward], timeout: float | None) -> Iterator[None]:
     began = time.monotonic()
     try:
-        with deadline(timeout, hurried=True):
+        with deadline(timeout, shorten_on_interrupt=True):
             yield
     except Expired as error:
-        seconds, names = time.monotonic() - began, join_words([call.name for call in calls])
+        seconds, noun = time.monotonic() - began, "function" if len(rewards) == 1 else "functions"
+        timed_out = timeout is not None and seconds >= timeout
         raise ZooError(
-            f"The reward function {names} did not return within {seconds:.0f} s: fix it"
-            + (", or raise reward_timeout." if timeout is not None and seconds >= timeout else ", or wait for it.")
+            f"The reward {noun} {join_words([reward.name for reward in rewards])} did not return within {seconds:.0f} s"
+            + (": make it faster, or raise reward_timeout." if timed_out else " and was stopped after the interrupt.")
         ) from error
 
 
-def collect_logs(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
-    """Collects what functions logged for a batch.
+def collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, list[Any]], dict[str, float]]:
+    """Collects what reward functions logged for a batch.
 
     Args:
-        calls: The functions, after they were called.
-        count: Completions in the batch.
+        rewards: The reward functions, after they were called.
+        count: The number of completions in the batch.
 
     Returns:
         Extra columns, and the means of metrics. If two functions log a column of the same name, or if the table of
@@ -269,15 +271,15 @@ def collect_logs(calls: Sequence[FunctionCall], count: int) -> tuple[dict[str, l
     """
     extra: dict[str, list[Any]] = {}
     metrics: dict[str, list[float]] = defaultdict(list)
-    for call in calls:
-        for column, values in call.extra.items():
+    for reward in rewards:
+        for column, values in reward.extra.items():
             if len(values) != count:
                 raise ZooError(
-                    f"The reward function {call.name} logged {len(values)} values as {column!r} for {count} "
+                    f"The reward function {reward.name} logged {len(values)} values as {column!r} for {count} "
                     "completions: log one for each."
                 )
-            extra[f"{column} ({call.name})" if column in extra or column in TABLE else column] = values
-        for name, values in call.metrics.items():
+            extra[f"{column} ({reward.name})" if column in extra or column in TABLE else column] = values
+        for name, values in reward.metrics.items():
             metrics[name] += values
     return extra, {name: _mean(values) for name, values in metrics.items()}
 
@@ -290,7 +292,7 @@ def _mean(values: Sequence[float]) -> float:
         return math.nan
 
 
-#: The fix in errors about a returned value.
+#: How to fix a returned value that is invalid; ends the errors below.
 EXPECTED_RETURN = "return a float or None for each completion"
 
 
@@ -299,14 +301,14 @@ def check_count(name: str, values: Any, batch: Batch) -> list[Any]:
 
     Args:
         name: The function's name.
-        values: What it returned.
-        batch: What it scored.
+        values: What the function returned.
+        batch: The batch that it scored.
 
     Returns:
         The list.
 
     Raises:
-        ZooError: It is not a list, or has another length.
+        ZooError: `values` is not a list, or its length is not the number of rows.
     """
     if isinstance(values, (str, bytes, Mapping)) or not hasattr(values, "__iter__"):
         raise ZooError(
@@ -328,51 +330,51 @@ def convert_rewards(
 
     Args:
         name: The function's name.
-        values: What it returned.
-        batch: What it scored.
+        values: What the function returned.
+        batch: The batch that it scored.
         tokenizer: The policy's, to find the tokens of spans.
 
     Returns:
-        Totals (B,) float32, NaN for None. And, if the function returned a list for some completion, one number for each
-        token of each completion, otherwise None. These are 0 in rows where the function returned one number or None. In
-        rows where it returned a list, they add up to the row's total.
+        (totals, token_rewards). totals: (B,) float32, NaN where the function returned None. token_rewards: None unless
+        the function returned a list for some row; then a list with one number per token for each row. Its numbers add
+        up to the row's total if the function returned a list for the row, otherwise all are 0.
 
     Raises:
         ZooError: The values are not B finite numbers or lists that fit their completions.
     """
     rewards = check_count(name, values, batch)
     totals: list[float] = []
-    token_values = [[0.0] * len(ids) for ids in batch.completion_ids]
-    for row, value in enumerate(rewards):
+    token_rewards = [[0.0] * len(ids) for ids in batch.completion_ids]
+    for row, reward in enumerate(rewards):
         try:
-            if is_list(value):
+            if is_list(reward):
                 text, ids = text_of(batch.completions[row]), batch.completion_ids[row]
-                prompt = batch.prompt_ids[row] if batch.prompt_ids else ()
-                token_values[row] = rewards_by_token(value, text, ids, tokenizer, prompt)
-                parts = token_values[row]
+                prompt_ids = batch.prompt_ids[row] if batch.prompt_ids else ()
+                token_rewards[row] = rewards_by_token(reward, text, ids, tokenizer, prompt_ids)
+                addends = token_rewards[row]
             else:
-                parts = [math.nan if value is None else to_float(value)]
-        except PartsMismatch as misfit:
+                addends = [math.nan if reward is None else to_float(reward)]
+        except PartsMismatch as mismatch:
             raise ZooError(
-                f"The reward function {name} returned {misfit} for row {row}, prompt {batch.prompt(row)}: return one "
-                "number for the completion, one for each of completion_ids, or spans (start, end, value) in characters "
-                "of the completion."
-            ) from misfit
+                f"The reward function {name} returned {mismatch} for row {row}, prompt {batch.quoted_prompt(row)}: "
+                "return one number for the completion, one for each of completion_ids, or spans (start, end, value) in "
+                "characters of the completion."
+            ) from mismatch
         except (TypeError, ValueError, RuntimeError) as error:
             raise ZooError(
-                f"The reward function {name} returned {_show(value)} instead of a number for row {row}, prompt "
-                f"{batch.prompt(row)}: {EXPECTED_RETURN}."
+                f"The reward function {name} returned {_show(reward)} instead of a number for row {row}, prompt "
+                f"{batch.quoted_prompt(row)}: {EXPECTED_RETURN}."
             ) from error
-        total = sum(parts)
+        total = sum(addends)
         # The trainer computes with rewards in float32, where larger numbers would be infinite.
-        too_large = [x for x in (*parts, total) if not abs(x) <= torch.finfo(torch.float32).max]
-        if value is not None and too_large:
+        non_finite = [x for x in (*addends, total) if not abs(x) <= torch.finfo(torch.float32).max]
+        if reward is not None and non_finite:
             raise ZooError(
-                f"The reward function {name} returned {too_large[0]} for row {row}, prompt {batch.prompt(row)}: return "
-                "a finite number, or None where it does not apply."
+                f"The reward function {name} returned {non_finite[0]} for row {row}, prompt "
+                f"{batch.quoted_prompt(row)}: return a finite number, or None for rows that it does not apply to."
             )
         totals.append(total)
-    return torch.tensor(totals, dtype=torch.float32), token_values if any(map(is_list, rewards)) else None
+    return torch.tensor(totals, dtype=torch.float32), token_rewards if any(map(is_list, rewards)) else None
 
 
 def _copy_nested(value: Any) -> Any:
@@ -423,23 +425,27 @@ async def _as_coroutine(values: Awaitable[Any]) -> Any:
 
 
 async def _gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Waits for all, and returns what each of them returns or raises."""
+    """Waits for all coroutines, and returns what each of them returns or raises."""
     return await asyncio.gather(*coroutines, return_exceptions=True)
 
 
-def _wait(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Waits for a coroutine, even if the calling thread has a running loop, as in a notebook."""
-    future = asyncio.run_coroutine_threadsafe(coroutine, _loop(os.getpid()))
+def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Runs a coroutine and returns its result, even if the calling thread has a running loop, as in a notebook."""
+    future = asyncio.run_coroutine_threadsafe(coroutine, _event_loop(os.getpid()))
     try:
         return future.result()
-    except BaseException:  # such as Ctrl-C: the coroutine must not continue in the background
+    except BaseException:  # after Ctrl-C, for example, the coroutine must not continue in the background
         future.cancel()
         raise
 
 
 @functools.cache
-def _loop(process: int) -> asyncio.AbstractEventLoop:
-    """Returns one loop for all batches of a process, as in GRPO: connections that a function keeps belong to a loop."""
+def _event_loop(process_id: int) -> asyncio.AbstractEventLoop:
+    """Returns the event loop of this process, in which all batches are scored, as in GRPO.
+
+    A client that a reward function keeps open between batches works only in the loop that it was made in. The process
+    id is the key of the cache, so that a forked process gets a loop of its own.
+    """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="rlhf-zoo-rewards", daemon=True).start()
     return loop

@@ -34,7 +34,7 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 
     Args:
         a: A tokenizer.
-        b: Another one.
+        b: Another tokenizer.
     """
     return a is b or (
         a.get_vocab() == b.get_vocab() and a.eos_token_id == b.eos_token_id and a.pad_token_id == b.pad_token_id
@@ -42,15 +42,15 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 
 
 class RewardModel:
-    """Scores whole sequences by (s − μ)/σ, with the μ and σ that the reward stage stored (0 and 1 if it did not).
+    """Scores whole sequences by (s − μ)/σ, with the μ and σ that the reward stage stored, or 0 and 1 without them.
 
     The score is read at the rightmost token that is not PAD. As in training, that is the end-of-sequence token if the
-    response ended. So PAD must differ from EOS, which is checked. An encoder-decoder reads its score only at an
-    end-of-sequence token, so it gets one even if a response did not end.
+    response ended. So PAD must differ from EOS, which is checked. An encoder-decoder reads its score at an
+    end-of-sequence token, so that token is appended even if a response did not end.
 
     Args:
-        model: A classifier, or the user's own model with one output per text or per token. Of outputs per token, the
-            last token's is read.
+        model: A classifier, or a custom model with one output per text or per token. Of outputs per token, the last
+            token's is read.
         tokenizer: The model's.
         policy_tokenizer: The policy's.
         batch_size: The most rows in a forward pass.
@@ -58,14 +58,14 @@ class RewardModel:
         center: Whether to subtract μ.
         scale: Whether to divide by σ.
         label: For a classifier with several labels, the name or index of the one whose output is s.
-        output: "logit" or "logprob". The latter is the label's log-probability among all labels, or, for a multi-label
-            classifier, of that label alone.
-        pad_token: PAD, for a tokenizer whose only PAD is EOS, or that has none.
+        output: "logit" or "logprob", the label's log-probability: among all labels, or, for a multi-label classifier,
+            of that label alone.
+        pad_token: PAD, for a tokenizer that has none or whose PAD is EOS.
 
     Attributes:
         mean, std: The μ and σ that are applied.
-        unmeasured: Whether μ or σ is requested but not stored.
-        truncated: How many texts were too long for the model and lost their beginning.
+        lacks_statistics: Whether μ or σ is requested but not stored.
+        truncated_count: How many texts were too long for the model and lost their beginning.
 
     Raises:
         ZooError: The model cannot score: PAD is EOS, μ or σ is not finite, or its embeddings do not fit the tokenizer.
@@ -86,7 +86,7 @@ class RewardModel:
         pad_token: str | None = None,
     ) -> None:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
-        # It is unknown what a user's own class returns until it has scored a batch.
+        # What a custom class returns is unknown until it has scored a batch.
         is_custom = label is None and not type(model).__module__.startswith("transformers.")
         config = model.config
         self.label = (
@@ -105,37 +105,37 @@ class RewardModel:
         self.tokenizer = tokenizer
         self.pad_id: int = tokenizer.pad_token_id
         self.batch_size, self.max_tokens = batch_size, max_tokens
-        self._parts = MicroBatches(batch_size)
+        self._micro_batches = MicroBatches(batch_size)
         mean, std = score_statistics(model)
-        self.unmeasured = (center or scale) and not has_score_statistics(model)
+        self.lacks_statistics = (center or scale) and not has_score_statistics(model)
         self.mean, self.std = mean if center else 0.0, std if scale else 1.0
         if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
             raise ZooError(
-                f"The reward model {name} has the stored mean {mean} and standard deviation {std}, which cannot scale "
-                "scores: measure them again, or use center=False and scale=False."
+                f"The reward model {name} has the stored mean {mean} and standard deviation {std}, with which scores "
+                "cannot be scaled: measure them again, or use center=False and scale=False."
             )
         self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
         self._same_template = tokenizer.chat_template == policy_tokenizer.chat_template
         chat = Chat.of(policy_tokenizer)
-        self._strips = chat is not None and chat.strip_thoughts
+        self._strips_thoughts = chat is not None and chat.strip_thoughts
         self.context = context_length(model)
-        self.truncated = 0
+        self.truncated_count = 0
         embeddings: Any = _embeddings(model, name)
-        self.vocabulary = rows = embeddings.weight.shape[0]
-        if self.pad_id < rows:
+        self.embedding_rows: int = embeddings.weight.shape[0]
+        if self.pad_id < self.embedding_rows:
             self.model.config.pad_token_id = self.pad_id
-        if highest_id(tokenizer) >= rows:
+        if highest_id(tokenizer) >= self.embedding_rows:
             raise ZooError(
-                f"The reward model {name} has {rows} embedding rows and its tokenizer {len(tokenizer)} tokens: "
-                "pass its own tokenizer as reward_processing_class."
+                f"The reward model {name} has {self.embedding_rows} embedding rows and its tokenizer {len(tokenizer)} "
+                "tokens: pass its own tokenizer as reward_processing_class."
             )
 
     @property
     def always_ends(self) -> bool:
-        """Whether it always reads an end-of-sequence token, as encoders do, even if the text did not end."""
+        """Whether the model reads an end-of-sequence token even if the text did not end, as encoders do."""
         sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
-        frame_ends_with_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)
-        return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and frame_ends_with_eos)
+        adds_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)
+        return bool(self.model.config.is_encoder_decoder) or (sep_is_eos and adds_eos)
 
     def to(self, device: torch.device | str) -> None:
         """Moves the model.
@@ -155,8 +155,8 @@ class RewardModel:
         Returns:
             (B,).
         """
-        rendered = any(not isinstance(text, str) for text in texts)
-        if not self.shares_ids or self._strips or (rendered and not self._same_template):
+        has_conversations = any(not isinstance(text, str) for text in texts)
+        if not self.shares_ids or self._strips_thoughts or (has_conversations and not self._same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
         rows = [[*p, *c] for p, c in zip(samples.prompt_lists(), samples.token_lists(), strict=True)]
         eos = self.tokenizer.eos_token_id
@@ -169,27 +169,31 @@ class RewardModel:
 
         Args:
             texts: B texts or conversations.
-            ended: Whether each text ended by itself. Those that did get an end-of-sequence token, as in training.
+            ended: Whether each text ended by itself. An end-of-sequence token is appended to those that did, as in
+                training.
 
         Returns:
             (B,).
         """
-        rows = [tokenize_for_reward(text, self.tokenizer, ended=done) for text, done in zip(texts, ended, strict=True)]
-        return self._score_ids([self._cut(row) for row in rows])
+        rows = [
+            tokenize_for_reward(text, self.tokenizer, ended=has_ended)
+            for text, has_ended in zip(texts, ended, strict=True)
+        ]
+        return self._score_ids([self._truncate(row) for row in rows])
 
-    def _cut(self, row: list[int]) -> list[int]:
-        """Keeps the end of a text that is too long for the model, counts the text, and warns once."""
+    def _truncate(self, row: list[int]) -> list[int]:
+        """Drops the beginning of a text that is too long for the model, counts the text, and warns once."""
         if self.context is None or len(row) <= self.context:
             return row
-        self.truncated += 1
+        self.truncated_count += 1
         warn_truncated(self.name, self.context)
-        # Encoders pool their first token, so it stays.
+        # Keep a special first token, because encoders pool it.
         first = row[:1] if row[0] in self.tokenizer.all_special_ids else []
         return [*first, *row[len(row) - self.context + len(first) :]]
 
     @torch.no_grad()
     def _score_ids(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """Scores token ids, padded on the right, because an encoder that pools its first token needs it first."""
+        """Scores token ids. Pads on the right, because encoders pool the token in the first position."""
         device = next(self.model.parameters()).device
         kwargs = {} if self.model.config.is_encoder_decoder else {"use_cache": False}
         eos_counts = [0] * len(rows)
@@ -198,30 +202,30 @@ class RewardModel:
             rows = [row if row and row[-1] == eos else [*row, eos] for row in rows]
             eos_counts = [list(row).count(eos) for row in rows]
 
-        def score(chosen: Sequence[int]) -> Tensor:
-            batch = [torch.tensor(rows[row]) for row in chosen]
+        def score(indices: Sequence[int]) -> Tensor:
+            batch = [torch.tensor(rows[index]) for index in indices]
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
-            if highest >= self.vocabulary:
-                # In the user's own loop a prompt or completion may have ids without a token.
+            if highest >= self.embedding_rows:
+                # In a custom training loop, prompts and completions may have ids without a token.
                 raise ZooError(
-                    f"A text has the token id {highest}, and the reward model {self.name} has {self.vocabulary} "
-                    "embedding rows: resize the policy's or the reward model's embeddings to the tokenizer."
+                    f"A text has the token id {highest}, but the reward model {self.name} has only "
+                    f"{self.embedding_rows} embedding rows: resize the policy's or the reward model's embeddings to "
+                    "the tokenizer."
                 )
             mask = pad_sequence([torch.ones_like(row) for row in batch], batch_first=True)
             with self._without_dropout(), self._pad_beyond_embeddings():
                 output = self.model(input_ids=ids.to(device), attention_mask=mask.to(device), **kwargs)
             logits = output if isinstance(output, Tensor) else output.logits
-            raw = self._read(logits.float(), mask.to(device))
-            return (raw - self.mean) / self.std
+            unscaled = self._select_score(logits.float(), mask.to(device))
+            return (unscaled - self.mean) / self.std
 
         scores = torch.zeros(len(rows), device=device)
-        for chosen in _batches(eos_counts, [len(row) for row in rows], self.batch_size, self.max_tokens):
-            results = self._parts.run(score, chosen)
-            scores[chosen] = torch.cat(list(results))
+        for indices in _batches(eos_counts, [len(row) for row in rows], self.batch_size, self.max_tokens):
+            scores[indices] = torch.cat(list(self._micro_batches.run(score, indices)))
         return scores
 
-    def _read(self, logits: Tensor, mask: Tensor) -> Tensor:
+    def _select_score(self, logits: Tensor, mask: Tensor) -> Tensor:
         """Returns the score s of each sequence, (b,), from logits (b, labels) or (b, L, 1), with the mask (b, L)."""
         if logits.ndim == 3 and logits.shape[2] == 1:
             last = (mask.sum(1) - 1).clamp(min=0)
@@ -240,20 +244,21 @@ class RewardModel:
     @contextmanager
     def _without_dropout(self) -> Iterator[None]:
         """Puts the model into evaluation mode while this context is open."""
-        training = self.model.training
+        was_training = self.model.training
         self.model.eval()
         try:
             yield
         finally:
-            self.model.train(training)
+            self.model.train(was_training)
 
     @contextmanager
     def _pad_beyond_embeddings(self) -> Iterator[None]:
-        """Lets pooling recognize a PAD past the embeddings, and looks it up as id 0, which attention masks.
+        """Supports a PAD past the embeddings while this context is open.
 
-        The configuration does not keep it, because transformers refuses to build embeddings with such a PAD.
+        Pooling sees the PAD id in the configuration, and the embedding looks it up as id 0, which the attention mask
+        hides. The configuration does not keep that id, because transformers cannot build embeddings with such a PAD.
         """
-        if self.pad_id < self.vocabulary:
+        if self.pad_id < self.embedding_rows:
             yield
             return
         config, embeddings = self.model.config, self.model.get_input_embeddings()
@@ -286,15 +291,17 @@ def _embeddings(model: PreTrainedModel, name: str) -> Any:
         ) from error
 
 
-def _batches(ends: Sequence[int], lengths: Sequence[int], size: int, max_tokens: int | None) -> Iterator[list[int]]:
+def _batches(
+    eos_counts: Sequence[int], lengths: Sequence[int], size: int, max_tokens: int | None
+) -> Iterator[list[int]]:
     """Groups rows of similar length into batches of at most `size` rows and `max_tokens` tokens, padding included.
 
     For an encoder-decoder, all rows of a batch have equally many end-of-sequence tokens, as transformers requires.
     """
     batch: list[int] = []
-    for row in sorted(range(len(lengths)), key=lambda row: (ends[row], lengths[row])):
-        full = len(batch) == size or (max_tokens is not None and (len(batch) + 1) * lengths[row] > max_tokens)
-        if batch and (full or ends[row] != ends[batch[-1]]):
+    for row in sorted(range(len(lengths)), key=lambda row: (eos_counts[row], lengths[row])):
+        is_full = len(batch) == size or (max_tokens is not None and (len(batch) + 1) * lengths[row] > max_tokens)
+        if batch and (is_full or eos_counts[row] != eos_counts[batch[-1]]):
             yield batch
             batch = []
         batch.append(row)

@@ -1,4 +1,4 @@
-"""What all rules share: a name for the metrics, and the text that they read."""
+"""The base class of rules, and the function that gets the text of a completion or prompt."""
 
 from typing import Any, ClassVar
 
@@ -10,8 +10,8 @@ def text_of(message: Any) -> str:
     """Returns the text of a completion or a prompt.
 
     Args:
-        message: A text, or a conversation, of which the last message counts. Typed parts of its content are joined if
-            they are text; no content (a bare tool call) is the empty text.
+        message: A text, or a conversation, whose last message counts. If its content is a list of typed parts, the text
+            parts are joined. If it has no content (only a tool call), the text is empty.
     """
     if isinstance(message, str):
         return message
@@ -22,10 +22,10 @@ def text_of(message: Any) -> str:
 
 
 class Rule:
-    """A reward whose field `name` is its name in metrics.
+    """A reward computed by a program. Its field `name` is its name in metrics.
 
     Attributes:
-        meaning: What a card says of it where it is a judge, after its name and a comma.
+        meaning: A relative clause about the rule, which follows its name on cards where it is a judge.
     """
 
     meaning: ClassVar[str] = "which a program checks"
@@ -33,7 +33,7 @@ class Rule:
 
     @property
     def __name__(self) -> str:
-        """Its name, where functions have theirs."""
+        """The rule's name, in the attribute that functions have."""
         return self.name
 
     def _field_error(self, field: str, expected: str) -> ZooError:

@@ -1,9 +1,9 @@
-r"""Rewards that a program can check: answers, formats, lengths, repetition. They use no model.
+r"""Rewards computed by a program, without a model: answers, formats, lengths and repetition.
 
 Each is a frozen object that is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
 **columns)`. A completion is a text, or a conversation whose last message counts. The object can be pickled, and
-the metrics use its `name`. A recipe names the ready-made ones (`reward_funcs: [numeric_match]`), or sets their fields
-as in a Python call with literal values, quoted where YAML would split or unescape it:
+the metrics use its `name`. A recipe names a ready-made reward (`reward_funcs: [numeric_match]`), or sets its fields
+as in a Python call with literal values. Quote the call if YAML would split or unescape it:
 
     reward_funcs:
       - numeric_match(column="solution", absolute=0.01)
@@ -50,8 +50,8 @@ class Verifiable(Protocol):
     """A reward that checks whether an answer is right (1) or not (0), so that it can also be a judge.
 
     Attributes:
-        strict: The reward that reads the answer only in its proper place.
-        lenient: The reward that reads the answer anywhere in the completion. If one of the two has a method
+        strict: The same check, which reads the answer only where it should be, for example after a marker.
+        lenient: The same check, which finds the answer anywhere in the completion. If one of the two has a method
             `read(text)`, which returns the answer or None, a majority vote over answers is evaluated too.
     """
 
@@ -71,10 +71,10 @@ class Answered(Rule):
         """Checks that the prompts have the column with the answers.
 
         Args:
-            names: Their columns.
+            names: The names of the prompts' columns.
 
         Raises:
-            ZooError: They lack the column, or reward functions get no column of that name.
+            ZooError: The prompts lack the column, or reward functions get no column of that name.
         """
         names, column = list(names), self.column
         readable = [name for name in names if name not in RESERVED]
@@ -95,23 +95,23 @@ class Answered(Rule):
 
         Args:
             rows: A data set of prompts.
-            subject: What errors call it.
+            subject: The data set's name in errors.
 
         Raises:
             ZooError: The column is missing, or an answer cannot be read.
         """
         self.check_columns(rows.column_names)
         answers = [_as_accepted_answers(answer) for answer in rows[self.column]]
-        for place, accepted in enumerate(answers):
-            for each in accepted or ():
+        for row, accepted_answers in enumerate(answers):
+            for answer in accepted_answers or ():
                 try:
-                    self._parse_answer(each)
+                    self._parse_answer(answer)
                 except (TypeError, ValueError) as error:
                     raise ZooError(
-                        f"The reward {self.name} cannot read the answer of row {place} of {subject} ({error}): "
+                        f"The reward {self.name} cannot read the answer of row {row} of {subject} ({error}): "
                         f"correct it, or name the column of the answers, {self.name}(column=…)."
                     ) from error
-        return [accepted is not None for accepted in answers]
+        return [accepted_answers is not None for accepted_answers in answers]
 
     def _parse_answer(self, answer: Any) -> Any:
         """Converts an accepted answer to the form that completions are compared with."""
@@ -125,7 +125,7 @@ class Answered(Rule):
 
 def _as_accepted_answers(answer: Any) -> list[Any] | None:
     answers = answer if isinstance(answer, (list, tuple)) else [answer]
-    # In a column of numbers, a missing one is NaN, which is not equal to itself.
+    # In a column of numbers, a missing answer is NaN, which is not equal to itself.
     return [item for item in answers if item is not None and item == item] or None
 
 
@@ -263,7 +263,7 @@ class NumericMatch(Answered):
         ]
 
     def read(self, text: str) -> float | None:
-        """Reads the number that a text answers with; None where there is none.
+        """Reads the number that a text gives as its answer; None if it has no number.
 
         Args:
             text: A completion.
@@ -273,7 +273,8 @@ class NumericMatch(Answered):
     def _matches(self, number: float | None, answers: Sequence[Any]) -> bool:
         accepted_numbers = [self._parse_answer(answer) for answer in answers]
         return number is not None and any(
-            math.isclose(number, each, rel_tol=self.relative, abs_tol=self.absolute) for each in accepted_numbers
+            math.isclose(number, accepted, rel_tol=self.relative, abs_tol=self.absolute)
+            for accepted in accepted_numbers
         )
 
     def _parse_answer(self, answer: Any) -> float:
@@ -282,11 +283,8 @@ class NumericMatch(Answered):
         marker = self.marker if self.marker is not None and self.marker in answer else None
         number = read_number(answer, marker=marker, percent=self.percent)
         if number is None:
-            raise ValueError(f"the column {self.column!r} holds {answer!r}, and there is no number in it")
+            raise ValueError(f"the column {self.column!r} holds {answer!r}, which has no number")
         return number
-
-
-# Form
 
 
 # Ready-made objects, to which entry points refer.

@@ -83,11 +83,11 @@ def test_memory_is_bounded() -> None:
         grow()
 
 
-def test_ctrl_c_shortens_what_is_hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_shortens_deadlines_that_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 0.2)
     timer = threading.Timer(0.2, hurry)
     timer.start()
-    with deadline(0.8), pytest.raises(Expired), deadline(None, hurried=True):
+    with deadline(0.8), pytest.raises(Expired), deadline(None, shorten_on_interrupt=True):
         sleep()
 
 
@@ -96,7 +96,7 @@ def test_ctrl_c_ends_a_call_that_keeps_pythons_lock(monkeypatch: pytest.MonkeyPa
     before = signal.signal(signal.SIGINT, lambda *_: hurry())
     sender = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -INT {os.getpid()}"])
     try:
-        with pytest.raises(Expired), deadline(None, hurried=True):
+        with pytest.raises(Expired), deadline(None, shorten_on_interrupt=True):
             backtrack()
     finally:
         signal.signal(signal.SIGINT, before)

@@ -133,15 +133,15 @@ def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_defau
             {"reward_ensemble": "best"},
             "reward_ensemble is 'best': choose one of 'worst', 'mean', 'mean_minus_variance'.",
         ),
-        ({"reward_ensemble": "mean", "count": 1}, "reward_ensemble is 'mean', and there is one reward model: use"),
-        ({"reward_ensemble": "mean", "count": 0}, "reward_ensemble is 'mean', and there is no reward model: use"),
+        ({"reward_ensemble": "mean", "count": 1}, "reward_ensemble is 'mean', but there is one reward model: use"),
+        ({"reward_ensemble": "mean", "count": 0}, "reward_ensemble is 'mean', but there is no reward model: use"),
         (
             {"reward_ensemble": "worst", "reward_ensemble_lambda": 0.5},
             "reward_ensemble_lambda is 0.5, and reward_ensemble 'worst': only 'mean_minus_variance' has a λ",
         ),
         ({"reward_ensemble": "mean_minus_variance", "reward_ensemble_lambda": -1.0}, "reward_ensemble_lambda is -1.0"),
         ({"reward_ensemble": "mean", "twice": True}, "is listed twice: use different"),
-        ({"reward_ensemble": "mean", "raw": True}, "has no stored mean and deviation"),
+        ({"reward_ensemble": "mean", "raw": True}, "has no stored mean and standard deviation"),
         ({"reward_ensemble": "mean", "wide": True}, "has 2 outputs, and a reward model has one"),
         ({"reward_ensemble": "mean", "reward_weights": [1.0, 1.0]}, "reward_weights has 2 numbers for 1 rewards"),
     ],
@@ -277,7 +277,7 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
         ppo.run(context)
     assert not (tmp_path / "run" / "ppo" / "run.json").exists()
     for wrong, said in (
-        ({"reward_ensemble": "worst"}, "reward_ensemble is 'worst', and there is one reward model"),
+        ({"reward_ensemble": "worst"}, "reward_ensemble is 'worst', but there is one reward model"),
         ({"reward_model_path": f"reward,{MEMBER}"}, "There are 2 reward models and reward_ensemble is not set"),
         ({"reward_model_path": "reward,reward", "reward_ensemble": "mean"}, "The reward model reward is listed twice"),
     ):

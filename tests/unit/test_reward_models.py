@@ -64,9 +64,9 @@ def test_a_score_that_is_not_finite_names_its_row(samples: Samples) -> None:
 def test_an_id_beyond_the_embeddings_is_one_sentence(samples: Samples) -> None:
     """A policy whose embeddings are padded to a round number samples ids that no tokenizer has."""
     scorer = RewardModel(make_reward_model(), make_tokenizer(), make_tokenizer())
-    assert scorer.vocabulary == 17
+    assert scorer.embedding_rows == 17
     beyond = samples.completion_ids.clone()
-    beyond[1, 0] = scorer.vocabulary
+    beyond[1, 0] = scorer.embedding_rows
     with pytest.raises(ZooError, match=r"has the token id 17, but the reward model .* has only 17 embedding rows"):
         scorer.score_samples(Samples(**{**vars(samples), "completion_ids": beyond}), [""] * 3)
 

@@ -247,7 +247,7 @@ def test_what_raises_only_on_the_batch_says_so(samples: Samples) -> None:
             raise ZeroDivisionError
         return [0.0]
 
-    with pytest.raises(ZooError, match="ZeroDivisionError on the batch of 3 completions, but on none of"):
+    with pytest.raises(ZooError, match="ZeroDivisionError on the batch of 3 completions, but on no row"):
         call(Rewards([compare]), samples)
 
 
@@ -271,9 +271,9 @@ def test_a_signature_that_does_not_fit_is_one_sentence(samples: Samples) -> None
         return [0.0] * 3
 
     given = "prompts, completions, completion_ids, log_extra and log_metric"
-    with pytest.raises(ZooError, match=rf"strict cannot be called with {given} \(got an unexpected .*take \*\*columns"):
+    with pytest.raises(ZooError, match=rf"strict cannot be called with {given} \(got an unexpected .*\*\*columns"):
         call(Rewards([strict]), samples)
-    with pytest.raises(ZooError, match=r"missing a required.* argument: 'solution'.*each column that it needs"):
+    with pytest.raises(ZooError, match=r"missing a required.* argument: 'solution'.*any column that it needs"):
         call(Rewards([needs]), samples)
     assert call(Rewards([needs]), samples, solution=["a", "b", "c"]).total.tolist() == [0, 0, 0]
 

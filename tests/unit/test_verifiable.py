@@ -242,7 +242,7 @@ def test_tolerances_are_those_of_isclose() -> None:
 
 
 def test_an_answer_without_a_number_is_an_error() -> None:
-    with pytest.raises(ValueError, match="the column 'answer' holds 'unknown', and there is no number in it"):
+    with pytest.raises(ValueError, match="the column 'answer' holds 'unknown', which has no number"):
         score(NumericMatch(), "4", answer=["unknown"])
 
 

@@ -11,7 +11,7 @@ from ...errors import ZooError
 from ...modeling.chat import wrap_completion
 from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import REWARDS, load_object
-from ...rewards.functions import Batch, FunctionCall, RewardFunction, convert_rewards
+from ...rewards.functions import Batch, NamedReward, RewardFunction, convert_rewards
 from ...rewards.rule import Rule, text_of
 from ...rewards.verifiable import Answered, Verifiable
 
@@ -37,7 +37,7 @@ class RuleJudge:
                 f"The judge rule:{target} counts tokens, but a judge reads texts: set its unit, as in "
                 f"rule:{name}(unit='words')."
             )
-        self._call = FunctionCall(target, rule)
+        self._reward = NamedReward(target, rule)
         self.name = f"rule:{target}"
         self.read_answers([""])  # detects a failing `read` before training
 
@@ -54,7 +54,7 @@ class RuleJudge:
         Raises:
             ZooError: The column is missing, a row has no readable answer in it, or the call fails.
         """
-        rule = self._call.function
+        rule = self._reward.function
         if isinstance(rule, Answered):
             answered = rule.answered(rows, subject=subject)
             if not all(answered):
@@ -83,7 +83,7 @@ class RuleJudge:
         Returns:
             The rows; None where none is left.
         """
-        rule = self._call.function
+        rule = self._reward.function
         if not isinstance(rule, Answered):
             return rows
         # Pairs that lack the column can still check other judges.
@@ -95,12 +95,12 @@ class RuleJudge:
     @property
     def description(self) -> str:
         """One sentence for a card."""
-        return f"The rule {self._call.name}, {getattr(self._call.function, 'meaning', Rule.meaning)}."
+        return f"The rule {self._reward.name}, {getattr(self._reward.function, 'meaning', Rule.meaning)}."
 
     @property
     def readings(self) -> dict[str, RuleJudge]:
         """For a rule that checks answers, the rule with its strict and its lenient reading; {} for any other."""
-        rule = self._call.function
+        rule = self._reward.function
         if not isinstance(rule, Verifiable):
             return {}
         return {"strict": RuleJudge(self.target, rule.strict), "lenient": RuleJudge(self.target, rule.lenient)}
@@ -117,7 +117,7 @@ class RuleJudge:
         Raises:
             ZooError: The rule's `read` fails.
         """
-        read = getattr(self._call.function, "read", None)
+        read = getattr(self._reward.function, "read", None)
         if read is None:
             return None
         try:
@@ -125,7 +125,7 @@ class RuleJudge:
             Counter(answers)  # raises TypeError for answers that cannot be counted, such as lists
         except Exception as error:
             raise ZooError(
-                f"`read` of the rule {self._call.name} fails ({error}): it must return the answer in any text as a "
+                f"`read` of the rule {self._reward.name} fails ({error}): it must return the answer in any text as a "
                 "text or number, or None."
             ) from error
         return answers
@@ -154,14 +154,14 @@ class RuleJudge:
         # Judges have only texts, so the token ids are empty; `__init__` refuses rules that count tokens.
         batch = Batch(list(prompts), list(completions), [[] for _ in prompts], column_lists)
         try:
-            returned = self._call.call(batch)
+            returned = self._reward(batch)
         except Exception as error:
-            self._call.raise_error(batch, error)
-        scored, _ = convert_rewards(self._call.name, returned, batch)
+            self._reward.raise_as_zoo_error(batch, error)
+        scored, _ = convert_rewards(self._reward.name, returned, batch)
         if scored.isnan().any():
             row = int(scored.isnan().nonzero()[0])
             raise ZooError(
-                f"The rule {self._call.name} returned no score for {batch.prompt(row)}: a judge must "
+                f"The rule {self._reward.name} returned no score for {batch.quoted_prompt(row)}: a judge must "
                 "score every prompt."
             )
         return scored.tolist()

@@ -19,7 +19,7 @@ from ...modeling.special_tokens import pad_apart
 from ...plugins import REWARDS, load_object
 from ...rewards import RewardFunction, Rewards
 from ...rewards.ensemble import check_ensemble
-from ...rewards.functions import Batch, FunctionCall, call_functions, check_count
+from ...rewards.functions import Batch, NamedReward, call_functions, check_count
 from ...rewards.loading import find_loader, load_reward_model
 from ...rewards.rule import text_of
 from ...rewards.verifiable import Answered
@@ -158,10 +158,10 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     batch_prompts = [row["prompt"] for row in rows]
     completions = [wrap_completion(prompt, text_of(prompt)) for prompt in batch_prompts]
     names = Rewards(functions).names if functions else []
-    calls = [FunctionCall(name, function) for name, function in zip(names, functions, strict=True)]
+    rewards = [NamedReward(name, function) for name, function in zip(names, functions, strict=True)]
     batch = Batch(batch_prompts, completions, [[0] for _ in rows], columns, trainer_state=state)
     try:
-        for name, values in call_functions(calls, batch, timeout=args.reward_timeout).items():
+        for name, values in call_functions(rewards, batch, timeout=args.reward_timeout).items():
             check_count(name, values, batch)
     except ZooError as error:
         raise ZooError(f"A reward function failed on the first prompts, used as answers: {error}") from error.__cause__
@@ -311,7 +311,7 @@ def _load_models(
 
 def _conclude(trainer: Any, _: Path) -> dict[str, Any]:
     """Fields of run.json at the end of training: how many texts the reward models truncated."""
-    n_truncated = sum(model.truncated for model in trainer.rewards.models)
+    n_truncated = sum(model.truncated_count for model in trainer.rewards.models)
     if n_truncated:
         log.warning("%d texts were longer than the reward model's context: it read only their end.", n_truncated)
     return {"reward_cut": n_truncated} if n_truncated else {}
