@@ -267,13 +267,13 @@ def check(names: Sequence[str]) -> dict[str, Any]:
     """The document that is kept."""
     import platform
 
-    from rlhf_zoo.runs.context import versions
+    from rlhf_zoo.runs.context import environment_info
 
     rows = []
     for row in rows_of(names):
         rows.append(row)
         print(line(row), flush=True)
-    known = versions()
+    known = environment_info()
     return {
         "schema": 1,
         "command": "python benchmarks/evidence.py plan",

@@ -45,7 +45,7 @@ def save_toys(folder: Path) -> Toys:
                 policy.lm_head.weight[_word(tokenizer, word), 0] += 0.35
         policy.save_pretrained(toys.ppo)
         reward = LlamaForSequenceClassification(_config(tokenizer, num_labels=1, initializer_range=0.3))
-        set_score_statistics(reward, mean=0.1, std=0.5, over="nothing: a toy")
+        set_score_statistics(reward, mean=0.1, std=0.5, measured_on="nothing: a toy")
         reward.save_pretrained(toys.reward)
     for path in (toys.sft, toys.ppo, toys.reward):
         tokenizer.save_pretrained(path)

@@ -89,7 +89,7 @@ def make_reward_model(
         config = llama_config(tokenizer or make_tokenizer(), **{"num_labels": 1} | fields)
         model = LlamaForSequenceClassification(config).to(DEVICE).eval()
     if statistics is not None:
-        set_score_statistics(model, mean=statistics[0], std=statistics[1], over="nothing: a toy")
+        set_score_statistics(model, mean=statistics[0], std=statistics[1], measured_on="nothing: a toy")
     return model
 
 

@@ -215,7 +215,7 @@ def _context(
     """
     from ..hub.client.publish import check_access
     from ..publishing.adapters import kept_here
-    from ..runs.context import OWN, RunContext
+    from ..runs.context import VARIANT_STAGES, RunContext
 
     publish = push_to_hub or hub.kind == "local"
     if publish:
@@ -228,13 +228,13 @@ def _context(
         namespace=namespace or "local",
         publish=publish and not read_only,
         restart=restart,
-        fresh=restart,
+        drop_old_tags=restart,
         overwrite=overwrite_repo,
         command=command_line(),
         flags=flags,
         private=private,
         base=base,
-        own=own or OWN,
+        own=own or VARIANT_STAGES,
         variant=variant,
     )
     reason = kept_here(context) if context.publish and not explicit else None

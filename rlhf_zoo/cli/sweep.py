@@ -203,11 +203,11 @@ def _parts(option: str) -> tuple[str, str]:
 
 
 def _check_key(key: str, flags: Mapping[str, Any]) -> None:
-    from ..runs.data.layout import HOLDS_OUT
+    from ..runs.data.layout import HELD_OUT_KEYS
 
     if key.partition(".")[0] in STAGES:
         raise ZooError(f"--grid lists {key}, and all cells share one SFT policy and reward model: list keys of PPO.")
-    if key in HOLDS_OUT:
+    if key in HELD_OUT_KEYS:
         raise ZooError(f"--grid lists {key}, which may decide what SFT learns from: list keys of PPO's training.")
     if key == "seed":
         raise ZooError("--grid lists seeds: say how many by --seeds.")

@@ -21,7 +21,7 @@ from .loading import FLOAT32, Loading, load_config, load_model, load_with_missin
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles, first_line, json_object, loading, model_files
 
 HEADS = ("score", "classifier")
-CLASSIFIERS = ("ForSequenceClassification", "ForTokenClassification")
+CLASSIFIER_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification")
 
 
 def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreTrainedModel:
@@ -33,8 +33,8 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreT
         **hub: revision, token.
 
     Raises:
-        ZooError: It is not a causal language model (of a reward model, for example, only the trunk would load), or it
-            is a run's checkpoint and differs from what was saved.
+        ZooError: The checkpoint is not a causal language model (loading a reward model as one would silently drop its
+            head), or its files do not match the digests that the run recorded.
     """
     subject = f"The model {path}"
     files = model_files(path, **hub)
@@ -51,20 +51,21 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreT
         return merge_adapter(load_causal(base, how=how, revision=revision), files)
     if (config := files.find("config.json")) is not None:
         architectures = json_object(config).get("architectures") or []
-        if architectures and all(str(architecture).endswith(CLASSIFIERS) for architecture in architectures):
+        if architectures and all(str(architecture).endswith(CLASSIFIER_SUFFIXES) for architecture in architectures):
             raise ZooError(
                 f"{subject} is a {architectures[0]}, which generates no text: choose a policy, not a reward model."
             )
     model = load_model(AutoModelForCausalLM, path, subject=subject, kind=" as a causal language model", how=how, **hub)
-    leave_out_router_logits(model)
+    disable_router_logits(model)
     make_savable(model, name=subject)
     return model
 
 
-def leave_out_router_logits(model: PreTrainedModel) -> None:
-    """Switches off the load-balancing loss that a mixture of experts adds to each pass.
+def disable_router_logits(model: PreTrainedModel) -> None:
+    """Switches off the load-balancing loss that MoE models add to every forward pass.
 
-    trl switches it on in the configuration that is saved with the model. Step-by-step decoding cannot compute it.
+    trl switches it on in the configuration that is saved with the model. Incremental decoding with a KV cache cannot
+    compute it.
 
     Args:
         model: The model, whose configuration is changed.
@@ -86,13 +87,14 @@ def base_of_adapter(files: ModelFiles) -> tuple[str, str | None]:
     adapter = files.adapter or {}
     if not adapter.get("base_model_name_or_path"):
         raise ZooError(
-            f"The adapter in {files.source} names no base model: merge it into its base, and use the merged model."
+            f"The adapter in {files.source} names no base model: set base_model_name_or_path in {ADAPTER_CONFIG}, or "
+            "merge the adapter into its base and use the merged model."
         )
     name = adapter["base_model_name_or_path"]
     if Path(name).is_absolute() and not Path(name).is_dir():
         raise ZooError(
-            f"The adapter in {files.source} names the base {name}, which does not exist: restore it, or let "
-            "`rlhf-zoo eval` of its recipe merge it again."
+            f"The adapter in {files.source} names the base {name}, which does not exist: restore the base, or run "
+            "`rlhf-zoo eval` for its recipe, which merges it again."
         )
     return name, adapter.get("revision")
 
@@ -116,15 +118,15 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
     if weights is None or config is None:
         raise ZooError(f"{files.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy all files again.")
     embeddings: Any = base.get_input_embeddings()
-    name = next(name for name, module in base.named_modules() if module is embeddings)
+    embedding_path = next(path for path, module in base.named_modules() if module is embeddings)
     with loading(f"The adapter {files.source}"):
         with safe_open(weights, framework="pt") as tensors:
-            key = f"base_model.model.{name}.weight"
+            key = f"base_model.model.{embedding_path}.weight"
             rows = tensors.get_slice(key).get_shape()[0] if key in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
         if rows != len(embeddings.weight):
             base.resize_token_embeddings(rows, mean_resizing=False)
         model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
-    # These are no longer the base's weights, so a later adapter must not name that path as its base.
+    # The merged weights are not the base's, so a later adapter must not name the base's path as its base.
     model.name_or_path = ""
     return model
 
@@ -168,24 +170,25 @@ def labels_of(config: Mapping[str, Any]) -> Mapping[Any, str] | None:
         config: The content of config.json.
 
     Returns:
-        {output: label}; None if the model is not a sequence classifier of transformers.
+        {index of the output: label}; None for other architectures, and for custom code (`auto_map`).
     """
-    classifies = any(str(name).endswith("ForSequenceClassification") for name in config.get("architectures") or [])
-    if not classifies or "auto_map" in config:
+    architectures = config.get("architectures") or []
+    is_sequence_classifier = any(str(name).endswith("ForSequenceClassification") for name in architectures)
+    if not is_sequence_classifier or "auto_map" in config:
         return None
     return config.get("id2label") or {0: "LABEL_0", 1: "LABEL_1"}  # transformers' default, which it does not save
 
 
 def label_index(
-    labels: Mapping[Any, str], label: str | None, *, name: str, label2id: Mapping[str, Any] | None = None
+    label_by_index: Mapping[Any, str], label: str | None, *, name: str, label2id: Mapping[str, Any] | None = None
 ) -> int | None:
     """Finds which output of a classifier is the score.
 
     Args:
-        labels: {output: label} of the classifier.
+        label_by_index: {index of the output: label} of the classifier.
         label: The label that the user named; None if none.
         name: The classifier's name, for errors.
-        label2id: {label: output} of the classifier's configuration, which may not contradict `labels`.
+        label2id: {label: index of the output} in the classifier's configuration; checked against `label_by_index`.
 
     Returns:
         The output's index; None if there is only one output.
@@ -193,34 +196,37 @@ def label_index(
     Raises:
         ZooError: There are several outputs and no label is named, there is no such label, or it could mean two outputs.
     """
-    outputs, count = {text: int(output) for output, text in labels.items()}, len(labels)
-    names = ", ".join(outputs)
+    index_by_label = {text: int(index) for index, text in label_by_index.items()}
+    output_count, names = len(label_by_index), ", ".join(index_by_label)
     if label is None:
-        if count != 1:
+        if output_count != 1:
             raise ZooError(
-                f"The reward model {name} has {count} outputs, and a reward model has one: set reward_label to the "
-                f"label whose output is the score, one of {names}."
+                f"The reward model {name} has {output_count} outputs, but a reward model needs one: set reward_label "
+                f"to the label whose output is the score, one of {names}."
             )
         return None
-    if count == 1:
-        raise ZooError(f"The reward model {name} has one output, and the label {label!r} is set: remove it.")
-    index = outputs.get(label, int(label) if label.isdecimal() else None)
-    if index is None or index >= count:
-        near = did_you_mean(label, outputs) or f": choose one of {names}."
-        raise ZooError(f"The reward model {name} has no label {label!r}{near}")
-    if label in outputs:
-        meant = [str(output) for output, text in labels.items() if text == label]
-        meant += [
-            str(output)
-            for text, output in (label2id.items() if isinstance(label2id, Mapping) else ())
-            if text == label and str(output) not in meant
+    if output_count == 1:
+        raise ZooError(
+            f"The reward model {name} has a single output, so the label {label!r} does not apply: remove reward_label."
+        )
+    score_index = index_by_label.get(label, int(label) if label.isdecimal() else None)
+    if score_index is None or score_index >= output_count:
+        suggestion = did_you_mean(label, index_by_label) or f": choose one of {names}."
+        raise ZooError(f"The reward model {name} has no label {label!r}{suggestion}")
+    if label in index_by_label:
+        matching_indices = [str(index) for index, text in label_by_index.items() if text == label]
+        matching_indices += [
+            str(index)
+            for text, index in (label2id.items() if isinstance(label2id, Mapping) else ())
+            if text == label and str(index) not in matching_indices
         ]
-        if len(meant) > 1:
+        if len(matching_indices) > 1:
             raise ZooError(
                 f"The configuration of the reward model {name} gives the label {label!r} to the outputs "
-                f"{' and '.join(meant)}: correct its id2label and label2id, or name the output's index instead."
+                f"{' and '.join(matching_indices)}: correct its id2label and label2id, or name the output's index "
+                "instead."
             )
-    return index
+    return score_index
 
 
 def load_classifier(
@@ -235,8 +241,8 @@ def load_classifier(
         **hub: revision, token.
 
     Raises:
-        ZooError: It has several outputs and no label is named, its head is not trained, or it is a run's checkpoint
-            and differs from what was saved.
+        ZooError: The model has several outputs and no label is named, its head is not trained, or its files do not
+            match the digests that the run recorded.
     """
     subject = f"The reward model {path}"
     files = model_files(path, **hub)
@@ -251,7 +257,7 @@ def load_classifier(
     if untrained := sorted(key for key in missing if key.split(".")[0] in HEADS):
         raise ZooError(
             f"The reward model {path} has no trained head ({untrained[0]} is missing from its weights), so its scores "
-            "would be random: train it first, or choose another."
+            "would be random: train it first, or choose another reward model."
         )
     if files.adapter is not None:
         model = merge_adapter(model, files)
@@ -260,17 +266,17 @@ def load_classifier(
 
 
 def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> tuple[PreTrainedModel, set[str]]:
-    """Loads the classifier under an adapter, and returns it with the weights that neither checkpoint has."""
+    """Loads an adapter's base classifier. Returns it and the names of the weights that both checkpoints lack."""
     base, revision = base_of_adapter(files)
     weights = files.find(ADAPTER_WEIGHTS)
     with loading(subject):
-        heads: dict[str, list[int]] = {}
+        head_shapes: dict[str, list[int]] = {}
         if weights is not None:
             with safe_open(weights, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118
                     name = key.removeprefix("base_model.model.")
                     if name.split(".")[0] in HEADS:
-                        heads[name] = tensors.get_slice(key).get_shape()
+                        head_shapes[name] = tensors.get_slice(key).get_shape()
         saved_config = files.find("config.json")
         config: Any = load_config(
             base if saved_config is None else saved_config.parent,
@@ -278,7 +284,7 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
             revision=None if saved_config else revision,
         )
         if saved_config is None:
-            config.num_labels = next((shape[0] for shape in heads.values()), config.num_labels)
+            config.num_labels = next((shape[0] for shape in head_shapes.values()), config.num_labels)
     model, missing = load_with_missing(
         AutoModelForSequenceClassification,
         base,
@@ -288,13 +294,14 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
         revision=revision,
         may_miss=HEADS,
     )
-    return model, missing - heads.keys()
+    return model, missing - head_shapes.keys()
 
 
 def disable_dropout(model: nn.Module) -> None:
     """Sets every dropout probability to 0, both in modules and in the attributes that functional dropout reads.
 
-    With dropout on, the ratio of the first pass is not 1. Source: N+ (arXiv:2403.17031), 20.
+    With dropout, the importance ratio before the first optimizer step is not 1. Source: "The N+ Implementation Details
+    of RLHF with PPO" (arXiv:2403.17031), detail 20.
 
     Args:
         model: The model, which is changed.
@@ -307,10 +314,10 @@ def disable_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def matrix_parameters(model: PreTrainedModel) -> int:
-    """Counts the parameters that each token is multiplied by: all except an embedding table, which is only a lookup.
+def matmul_parameters(model: PreTrainedModel) -> int:
+    """Counts the parameters in matrix multiplications: all except an embedding table, which is only a lookup.
 
-    Embeddings tied to the output layer count once, as that layer's matrix.
+    Embeddings that are tied to the LM head count once, as the LM head.
 
     Args:
         model: The model.
@@ -334,7 +341,7 @@ def context_length(*models: PreTrainedModel | None) -> int | None:
 
 
 def is_peft(model: nn.Module) -> bool:
-    """Whether a model has an adapter of peft.
+    """Whether a model has a PEFT adapter.
 
     Args:
         model: The model.
@@ -364,7 +371,7 @@ def has_score_statistics(model: PreTrainedModel) -> bool:
     return "score_mean" in (getattr(model.config, "rlhf_zoo", None) or {})
 
 
-def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, over: str) -> None:
+def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, measured_on: str) -> None:
     """Stores the mean and the standard deviation of raw scores in the model's config, which is saved with it.
 
     The config also marks the output as a regression. Otherwise transformers' pipeline would return its sigmoid.
@@ -373,7 +380,7 @@ def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, ove
         model: The reward model.
         mean: μ of its raw scores.
         std: σ of its raw scores.
-        over: A description of the texts that they were measured on.
+        measured_on: A description of the texts that they were measured on.
     """
     model.config.problem_type = "regression"
-    model.config.rlhf_zoo = {"score_mean": mean, "score_std": std, "score_statistics_over": over}
+    model.config.rlhf_zoo = {"score_mean": mean, "score_std": std, "score_statistics_over": measured_on}

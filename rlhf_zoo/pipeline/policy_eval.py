@@ -38,7 +38,7 @@ from ..publishing.plots import plot_win_rates
 from ..rewards import Rewards
 from ..rewards.loading import load_reward
 from ..rewards.model import same_tokenizer
-from ..runs.context import versions
+from ..runs.context import environment_info
 from ..runs.data.hold_out import parts_of
 from ..runs.data.layout import check_columns, distinct_first, in_form
 from ..runs.data.sources import DataSource, check_unchanged, find_data
@@ -348,7 +348,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         "seed": terms.seed,
         **figures,
         "terms": asdict(replace(terms, split=terms.split or split)),
-        "versions": versions(),
+        "versions": environment_info(),
         "command": command,
         "finished": now(),
         "seconds": time.monotonic() - started,

@@ -66,7 +66,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
     """
     stages = list(context.recipe.stages)
     with sole_writer(context.directory, command=context.command):
-        if publisher is not None and not context.checked and stage in stages:
+        if publisher is not None and not context.preflight_passed and stage in stages:
             # A later stage may need a key of this one, such as push_merged, which cannot be set once this is trained.
             for later in stages[stages.index(stage) :]:
                 check_plan(context, later)
@@ -78,7 +78,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
                 if earlier == "sft" and context.record(earlier).read().get("status") == "finished":
                     merged_model(context, context.checkpoint(earlier))  # later adapters are trained on it
         check_same_data(context, stage)
-        if stage == "ppo" and not context.checked:
+        if stage == "ppo" and not context.preflight_passed:
             _warn_of_evaluation(context)
         runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
         return runs(context, publisher)
@@ -95,7 +95,7 @@ def _warn_of_evaluation(context: RunContext) -> None:
         check_rules(context, source, prompts)
         check_judges(context)
     except ZooError as error:
-        log.warning("`rlhf-zoo eval %s` would fail: %s", context.recipe.called, error)
+        log.warning("`rlhf-zoo eval %s` would fail: %s", context.recipe.cli_name, error)
 
 
 def check(context: RunContext) -> None:
@@ -181,7 +181,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
         _clear(context)
     distributed.wait()
     evaluates = "ppo" in context.recipe.stages
-    context = replace(context, checked=True, restart=False)
+    context = replace(context, preflight_passed=True, restart=False)
     trained = run_stages(context, [*context.recipe.stages, *(["eval"] if evaluates else [])], console, publisher)
     if not distributed.shutdown():
         return None
@@ -248,8 +248,8 @@ def _check_begun(context: RunContext, stage: str) -> None:
     if recorded and not context.restart:
         inputs = {name: recorded[name] for name in ("data", "parents") if name in recorded}
         resolved = {**settings.resolved, **inputs}
-        if not record.came_to_nothing(resolved, context.recipe.name):
-            context.check_begun(stage, resolved)
+        if not record.has_nothing_to_lose(resolved, context.recipe.name):
+            context.check_settings_unchanged(stage, resolved)
     restarts = context.restart and record.path.parent == context.directory
     if record.read().get("status") == "finished" and not restarts:
         context.restore_chosen(stage)

@@ -416,7 +416,7 @@ def _claim(context: RunContext, stage: str) -> None:
             tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in retrained
         },
         overwrite=context.overwrite,
-        fresh=context.fresh,
+        fresh=context.drop_old_tags,
         private=context.private,
         run_name=f"{context.recipe.name} {stage}",
         hub=context.hub,

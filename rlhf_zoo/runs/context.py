@@ -20,7 +20,7 @@ from ..hub.client.refs import resolve
 from ..hub.client.refusals import refusals_as
 from ..hub.client.step_tags import tag_name
 from ..modeling.integrity import check_integrity, weights_digest
-from .data.layout import CUTS, HOLDS_OUT
+from .data.layout import HELD_OUT_KEYS, TRUNCATION_KEYS
 from .models import ParentCheckpoint, model_from_elsewhere
 from .recipe import Recipe
 from .record import StageRecord, fingerprint, first_difference, write_complete
@@ -30,20 +30,21 @@ from .settings.parse import RecipeConfig, StageSettings, recipe_config, stage_se
 
 log = logging.getLogger(__name__)
 
-#: Stages that a run of an ablation does itself. It shares the others with the run that it varies.
-OWN = ("ppo", "eval")
-#: `DATA_KEYS` are the keys of recipe.yaml that determine SFT's data; `MADE_BY`, all that determine its policy.
+#: The stages that an ablation run trains itself. It reuses the other stages of the base run.
+VARIANT_STAGES = ("ppo", "eval")
+#: The keys of recipe.yaml that determine SFT's data.
 DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
-MADE_BY = ("architecture", *DATA_KEYS, "seed", "tokenizer")
+#: The keys of recipe.yaml that determine the SFT policy.
+SFT_POLICY_KEYS = ("architecture", *DATA_KEYS, "seed", "tokenizer")
 PACKAGES = ("rlhf-zoo", "torch", "transformers", "trl", "huggingface-hub", "datasets", "peft", "accelerate")
 
 
-def versions() -> dict[str, str]:
-    """Returns what affects a run's results in addition to its settings.
+def environment_info() -> dict[str, str]:
+    """Returns everything in the environment that affects a run's results.
 
     Returns:
-        Name -> value: versions of packages, the processor's kind, torch's threads, the sampler, and environment
-        variables that change rounding.
+        Name -> value: package versions, the CPU architecture, the number of torch's threads, the sampler's version, and
+        environment variables that change rounding.
     """
     import torch
 
@@ -59,13 +60,13 @@ class Publisher(Protocol):
     """Sends what a run saves while it trains. A stage without a publisher publishes nothing."""
 
     def notify(self) -> None:
-        """Announces something new on disk. Returns immediately and never raises."""
+        """Announces new files on disk. Returns immediately and never raises."""
 
     def drain(self) -> None:
         """Waits until everything is sent.
 
         Raises:
-            ZooError: Something cannot be sent.
+            ZooError: A file cannot be sent.
         """
 
 
@@ -75,34 +76,35 @@ class Round:
 
     Attributes:
         number: Number of the round, from 2 on.
-        labels: Labeler of its new pairs: 'gold' or a judge's name.
+        labeler: The labeler of its new pairs: 'gold' or a judge's name.
         folder: Folder of the pairs that its reward model learns from.
-        before: The PPO policy of the previous round.
+        previous_policy: The PPO policy of the previous round.
     """
 
     number: int
-    labels: str
+    labeler: str
     folder: Path
-    before: ParentCheckpoint
+    previous_policy: ParentCheckpoint
 
     @property
     def lineage(self) -> dict[str, Any]:
         """The round as run.json and cards record it."""
-        address = {name: self.before.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
-        return {"number": self.number, "labels": self.labels, "before": address}
+        source = {name: self.previous_policy.lineage.get(name) for name in ("repo", "commit", "tag", "path")}
+        return {"number": self.number, "labels": self.labeler, "before": source}
 
 
-def _check_same(checkpoint: Path, document: Mapping[str, Any], *, fix: str) -> None:
-    """Raises ZooError if a complete checkpoint does not have the weights with which the stage finished.
+def _check_final_weights(checkpoint: Path, run_json: Mapping[str, Any], *, fix: str) -> None:
+    """Raises ZooError if a checkpoint does not have the weights that run.json recorded at the end of the stage.
 
-    Nothing is compared with push_dtype, because weights restored from a repository may be rounded.
+    Skipped if push_dtype is set, because weights restored from a repository may be rounded.
     """
-    recorded = document.get("weights")
-    if recorded is None or (document.get("resolved") or {}).get("push_dtype") is not None:
+    recorded_digest = run_json.get("weights")
+    if recorded_digest is None or (run_json.get("resolved") or {}).get("push_dtype") is not None:
         return
-    if weights_digest(checkpoint) != recorded:
+    if weights_digest(checkpoint) != recorded_digest:
         raise ZooError(
-            f"{checkpoint} has other weights than run.json recorded when its stage finished: restore it, or {fix}."
+            f"{checkpoint} does not have the weights that run.json recorded at the end of the stage: restore them, or "
+            f"{fix}."
         )
 
 
@@ -120,15 +122,15 @@ class RunContext:
         command: The command line, for run.json.
         flags: Keys given on the command line, by stage; "recipe" holds those of recipe.yaml.
         private: Whether new repositories are private.
-        fresh: Whether the run was started again (--restart), so that its repositories lose the earlier run's tags.
-        overwrite: Whether to take over the repositories of another run (--overwrite_repo).
+        drop_old_tags: Whether publishing deletes the earlier run's tags, because the run was restarted (--restart).
+        overwrite: Whether to claim repositories that another run has claimed (--overwrite_repo).
         pinned: {stage: REPOSITORY@COMMIT} to use if this directory has no finished run of the stage.
-        stop_after: The step after whose checkpoint a stage stops training, with the status "stopped".
-        base: For a run that is part of another, the directory of the stages that are not in its `own`.
+        stop_after: Stop a stage after saving the checkpoint of this step, with the status "stopped".
+        base: The run directory that has the stages not in `own`; None if the run trains all of its stages itself.
         own: The stages that a run with a `base` trains itself.
         variant: Name of the run within an ablation, a sweep or a set of rounds; None for a recipe's main run.
-        checked: Whether all checks before training have passed, so that the Hub need not be asked again.
-        of_judge: Whether the run's reward model is the judge `same-labels`, which learns from pairs reserved for it.
+        preflight_passed: Whether all checks before training have passed, so that the Hub is not asked again.
+        trains_judge: Whether the run's reward model is the judge `same-labels`, which is trained on reserved pairs.
         round: A later round of the run (`runs.rounds`); None in the first round.
     """
 
@@ -141,19 +143,19 @@ class RunContext:
     command: str = ""
     flags: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     private: bool = False
-    fresh: bool = False
+    drop_old_tags: bool = False
     overwrite: bool = False
     pinned: Mapping[str, str] = field(default_factory=dict)
     stop_after: int | None = None
     base: Path | None = None
-    own: tuple[str, ...] = OWN
+    own: tuple[str, ...] = VARIANT_STAGES
     variant: str | None = None
-    checked: bool = False
-    of_judge: bool = False
+    preflight_passed: bool = False
+    trains_judge: bool = False
     round: Round | None = None
-    # Warnings that were logged. Copies made by `replace` share the set, so that a command logs each only once.
+    # Warnings that were logged. Copies made by `replace` share the set, so that a command logs each warning only once.
     _warned: set[str] = field(default_factory=set, repr=False, compare=False)
-    # By stage. Copies made by `replace` start empty, because their recipe or flags may differ.
+    # Settings by stage. Copies made by `replace` start empty, because their recipe or flags may differ.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
@@ -162,7 +164,7 @@ class RunContext:
         return recipe_config(self.recipe, self.flags.get("recipe", {}))
 
     def warn_once(self, text: str) -> None:
-        """Logs a warning the first time only, because several stages of a command would repeat it.
+        """Logs a warning only once, even if several stages of a command repeat it.
 
         Args:
             text: The warning.
@@ -172,7 +174,7 @@ class RunContext:
             log.warning("%s", text)
 
     def record(self, stage: str) -> StageRecord:
-        """Returns the record of a stage, which is in `base` if the stage is not the run's own.
+        """Returns the record of a stage, which is in `base` if the run does not train the stage itself.
 
         Args:
             stage: Name of the stage, or "data".
@@ -194,7 +196,7 @@ class RunContext:
         suffix = f"-{self.variant}" if self.variant is not None and stage in self.own else ""
         return f"{self.namespace}/{self.recipe.name}{suffix}-{stage}"
 
-    def head(self, stage: str, status: str, *, seed: int, resolved: Mapping[str, Any]) -> dict[str, Any]:
+    def run_json_header(self, stage: str, status: str, *, seed: int, resolved: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the first fields of a stage's run.json.
 
         Args:
@@ -213,7 +215,7 @@ class RunContext:
             "seed": seed,
             "fingerprint": fingerprint(resolved),
             "resolved": resolved,
-            "versions": versions(),
+            "versions": environment_info(),
         }
 
     def run_id(self, stage: str) -> str:
@@ -227,31 +229,31 @@ class RunContext:
         """
         return run_id(self.record(stage).path.parent)
 
-    def check_begun(self, stage: str, resolved: Mapping[str, Any]) -> None:
-        """Checks that a stage's directory holds no run with other settings.
+    def check_settings_unchanged(self, stage: str, resolved: Mapping[str, Any]) -> None:
+        """Checks that a stage's directory has no run with other settings.
 
         Args:
             stage: Name of the stage, or "data".
             resolved: The settings of the new run.
 
         Raises:
-            ZooError: It holds one. The message names the flags that a separate run needs, such as one of another seed.
+            ZooError: The directory has a run with other settings. The message suggests flags for a separate run.
         """
         record = self.record(stage)
         fix = "choose another --output_dir"
         if self.publish:  # a run may have been published under several namespaces, and its record names only the last
-            fix += f" and, where {self.namespace} holds repositories of this run, another --namespace"
+            fix += f" and, if this run is already published under {self.namespace}, another --namespace"
         record.check_fingerprint(
             resolved,
             recipe=self.recipe.name,
-            called=self.recipe.called,
+            cli_name=self.recipe.cli_name,
             fix=f"{fix}, or start again there with --restart",
         )
 
     def stage_command(self, stage: str, *flags: str) -> str:
         """Returns the command that trains a stage of this run, for a message.
 
-        A run that is only sent again has no recipe. Then the command names it as the original command did.
+        If a run is only published again, its recipe is not loaded, so its name is taken from the recorded command.
 
         Args:
             stage: Name of the stage.
@@ -260,10 +262,10 @@ class RunContext:
         Returns:
             The command.
         """
-        called = self.recipe.called
+        name = self.recipe.cli_name
         if not self.recipe.stages:
-            called = _recipe_of(self.record(stage).read().get("command")) or self.recipe.name
-        return " ".join(["rlhf-zoo", stage, called, "--output_dir", shlex.quote(str(self.directory)), *flags])
+            name = _recipe_in(self.record(stage).read().get("command")) or self.recipe.name
+        return " ".join(["rlhf-zoo", stage, name, "--output_dir", shlex.quote(str(self.directory)), *flags])
 
     def check_recipe(self, stages: Sequence[str]) -> None:
         """Checks that the records of stages belong to this recipe.
@@ -272,7 +274,7 @@ class RunContext:
             stages: Names of the stages.
 
         Raises:
-            ZooError: One belongs to another recipe.
+            ZooError: A record belongs to another recipe.
         """
         for stage in stages:
             self.record(stage).check_recipe(self.recipe.name)
@@ -283,7 +285,7 @@ class RunContext:
         return f"{self.namespace}/{self.recipe.name}"
 
     def settings(self, stage: str) -> StageSettings:
-        """Returns the checked settings of a stage, which are read only once.
+        """Returns the checked settings of a stage. They are read once and cached.
 
         Args:
             stage: Name of the stage.
@@ -308,17 +310,19 @@ class RunContext:
         )
         if "ppo" not in self.recipe.stages:
             return settings
-        ppo, ppo_keys, resolved = settings if stage == "ppo" else self.settings("ppo"), {}, dict(settings.resolved)
-        if stage == "reward":  # it samples as PPO does, so these keys affect its result too
+        ppo = settings if stage == "ppo" else self.settings("ppo")
+        resolved = dict(settings.resolved)
+        ppo_keys: dict[str, Any] = {}
+        if stage == "reward":  # the reward stage samples as PPO does, so these keys affect its result too
             ppo_keys = {
                 "dataset_config": ppo.data.dataset_config,
                 "response_length": ppo.trainer.response_length,
                 "temperature": ppo.trainer.temperature,
-                **({key: getattr(ppo.trainer, key) for key in CUTS} if ppo.trainer.truncation else {}),
+                **({key: getattr(ppo.trainer, key) for key in TRUNCATION_KEYS} if ppo.trainer.truncation else {}),
             }
         if ppo.data.held_out_share is not None:  # no stage trains on the prompts that PPO holds out
             if stage != "ppo":
-                ppo_keys |= {key: getattr(ppo.data, key) for key in HOLDS_OUT}
+                ppo_keys |= {key: getattr(ppo.data, key) for key in HELD_OUT_KEYS}
             split = settings.recipe.evaluation.dataset_test_split
             # If the evaluation has its own split, all held-out prompts go to validation and simulated pairs.
             if split is not None and (stage == "ppo" or getattr(settings.data, "simulated_pairs", None) is not None):
@@ -326,13 +330,14 @@ class RunContext:
         return replace(settings, resolved=resolved | ({"ppo": ppo_keys} if ppo_keys else {}))
 
     def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
-        """Finds the finished checkpoint of a stage in this run directory, otherwise on the Hub at its tag `best`.
+        """Finds the finished checkpoint of a stage: in this run directory, otherwise on the Hub.
 
-        In a recipe without SFT the checkpoint "sft" is the model that PPO names to start from.
+        On the Hub it is the pinned commit of the stage, or the tag `best` if none is pinned. In a recipe without SFT,
+        the checkpoint "sft" is the model that PPO starts from.
 
         Args:
             stage: Name of the stage.
-            step: Step of a checkpoint on disk; None for the one that the release rule chose.
+            step: Step of a checkpoint on disk; None for the checkpoint that the release rule chose.
 
         Returns:
             The checkpoint and its lineage.
@@ -340,33 +345,32 @@ class RunContext:
         Raises:
             ZooError: There is no such checkpoint, its files differ from what was saved, or it belongs to another run.
         """
-        if stage == "sft" and (start := self.named_start) is not None:
+        if stage == "sft" and (start := self.ppo_base_model) is not None:
             return model_from_elsewhere(start, self.hub, recipe=self.recipe.name)
         record = self.record(stage)
-        document = record.read()
-        chosen = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)
-        if document.get("status") == "finished" and chosen is not None:
-            check_integrity(chosen)
+        run_json = record.read()
+        checkpoint = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)
+        if run_json.get("status") == "finished" and checkpoint is not None:
+            check_integrity(checkpoint)
             if step is None:
-                _check_same(
-                    chosen, document, fix=f"train it again with `rlhf-zoo {stage} {self.recipe.called} --restart`"
-                )
-            sent = read_json(chosen / PUBLISHED) if (chosen / PUBLISHED).is_file() else {}
+                restart = f"rlhf-zoo {stage} {self.recipe.cli_name} --restart"
+                _check_final_weights(checkpoint, run_json, fix=f"train the stage again with `{restart}`")
+            published = read_json(checkpoint / PUBLISHED) if (checkpoint / PUBLISHED).is_file() else {}
             return ParentCheckpoint(
-                chosen,
+                checkpoint,
                 {
-                    "repo": sent.get("repo"),
-                    "commit": sent.get("commit"),
-                    "tag": sent.get("tag"),
-                    "hub": sent.get("hub", self.hub.label),
-                    "path": chosen.name,
-                    "fingerprint": document["fingerprint"],
+                    "repo": published.get("repo"),
+                    "commit": published.get("commit"),
+                    "tag": published.get("tag"),
+                    "hub": published.get("hub", self.hub.label),
+                    "path": checkpoint.name,
+                    "fingerprint": run_json["fingerprint"],
                 },
             )
-        return self._pulled(stage)
+        return self._resolve_on_hub(stage)
 
     @property
-    def named_start(self) -> str | None:
+    def ppo_base_model(self) -> str | None:
         """The model that PPO starts from if the recipe has no SFT stage; otherwise None."""
         stages = self.recipe.stages
         if "sft" in stages or "sft" in self.pinned or "ppo" not in stages:
@@ -386,15 +390,15 @@ class RunContext:
         record = self.record("sft")
         trained_with = (record.read().get("resolved") or {}).get("recipe") or {}
         flags = self.flags.get("recipe", {})
-        # If the stage has its own data set, such as people's votes, it does not read the policy's data.
-        unread = DATA_KEYS if "dataset_name" in flags else ()
-        keys = [key for key in MADE_BY if key in trained_with and key not in flags and key not in unread]
-        old, new = ({key: of[key] for key in keys} for of in (trained_with, asdict(self.shared)))
-        key = first_difference(old, new)
+        # With --dataset_name, later stages train on other data than the policy did, so the data keys may differ.
+        ignored_keys = DATA_KEYS if "dataset_name" in flags else ()
+        keys = [key for key in SFT_POLICY_KEYS if key in trained_with and key not in flags and key not in ignored_keys]
+        current = asdict(self.shared)
+        key = first_difference({key: trained_with[key] for key in keys}, {key: current[key] for key in keys})
         if key is not None:
             raise ZooError(
-                f"{self.recipe.source('recipe')} has another {key} than when the policy in {record.path} was trained: "
-                f"restore it, set --{key.partition('.')[0]} as that command did, or choose another --output_dir."
+                f"{key} in {self.recipe.source('recipe')} has changed since the policy in {record.path} was trained: "
+                f"restore it, pass the same --{key.partition('.')[0]} as then, or choose another --output_dir."
             )
 
     def restore_chosen(self, stage: str) -> None:
@@ -406,37 +410,38 @@ class RunContext:
             stage: Name of the stage.
 
         Raises:
-            ZooError: The Hub does not have it, or has another run's checkpoint.
+            ZooError: The Hub does not have the checkpoint, or has another run's checkpoint.
         """
         record = self.record(stage)
-        document = record.read()
-        if document.get("status") != "finished" or not document.get("chosen") or record.chosen_checkpoint():
+        run_json = record.read()
+        if run_json.get("status") != "finished" or not run_json.get("chosen") or record.chosen_checkpoint():
             return
-        step = document["chosen"]["step"]
+        step = run_json["chosen"]["step"]
         target, tag = record.checkpoint_path(step), tag_name(step)
-        # A downloaded run.json could name a private repository of the user who pushes it, so it is not trusted.
-        on_this_hub = document.get("hub") == self.hub.label and record.is_own()
-        published = (document.get("repo") or {}).get("id") if on_this_hub else None
-        repo = published or self.repo(stage)
-        problem = f"{target}, which the finished stage {stage} chose, is missing and cannot be loaded from {repo}@{tag}"
+        # Use the repository in run.json only if this user wrote the file. A downloaded run.json could name a private
+        # repository of the user, which would then be published.
+        is_trusted = run_json.get("hub") == self.hub.label and record.is_own()
+        published_repo = (run_json.get("repo") or {}).get("id") if is_trusted else None
+        repo = published_repo or self.repo(stage)
+        missing = f"{target}, which the finished stage {stage} chose, is missing"
         fix = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."
-        with refusals_as(problem, fix):
+        with refusals_as(f"{missing} and cannot be loaded from {repo}@{tag}", fix):
             folder = self.hub.snapshot(repo, revision=tag)
-        recipe = folder / RECIPE_FILE
-        if not recipe.is_file() or fingerprint(read_json(recipe)) != document["fingerprint"]:
-            raise ZooError(f"{problem}, which is of another run: {fix}")
+        settings_file = folder / RECIPE_FILE
+        if not settings_file.is_file() or fingerprint(read_json(settings_file)) != run_json["fingerprint"]:
+            raise ZooError(f"{missing}, and {repo}@{tag} belongs to another run: {fix}")
         for name, path in checkpoint_files(folder).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / name)
         write_complete(target)
         note = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
         write_json(target / PUBLISHED, note)
-        dtype = document["resolved"].get("push_dtype")
+        dtype = run_json["resolved"].get("push_dtype")
         rounded = f", with weights rounded to {dtype}" if dtype else ""
         log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounded)
 
-    def _pulled(self, stage: str) -> ParentCheckpoint:
-        """Finds the stage's checkpoint on the target Hub, because the source Hub has no stages of this run."""
+    def _resolve_on_hub(self, stage: str) -> ParentCheckpoint:
+        """Finds the stage's checkpoint on the target Hub. The source Hub never has stages of this run."""
         from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
@@ -449,17 +454,17 @@ class RunContext:
                 f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
                 f"{self.hub.described}: run `{self.stage_command(stage)}` first."
             ) from error.__cause__
-        # Computed from the published settings, so that a run has the same fingerprint without its local stages.
-        settings = checkpoint.path / RECIPE_FILE
-        run_fingerprint = fingerprint(read_json(settings)) if settings.is_file() else checkpoint.commit
+        # Hash the published settings, so that the lineage is the same whether the parent is local or pulled.
+        settings_file = checkpoint.path / RECIPE_FILE
+        run_fingerprint = fingerprint(read_json(settings_file)) if settings_file.is_file() else checkpoint.commit
         return ParentCheckpoint(
             checkpoint.path,
             {"repo": repo, "commit": checkpoint.commit, "tag": revision, "path": None, "fingerprint": run_fingerprint},
         )
 
 
-def _recipe_of(command: str | None) -> str | None:
-    """Returns the recipe that a recorded training command names."""
+def _recipe_in(command: str | None) -> str | None:
+    """Returns the recipe that a recorded training command names; None if it names none."""
     words = shlex.split(command or "")[1:]
     names_recipe = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")
     return shlex.quote(words[1]) if names_recipe else None

@@ -87,7 +87,7 @@ def check_same_data(context: RunContext, stage: str) -> None:
         if same and dataset.get("files", present := source.lineage.get("files")) != present:
             raise ZooError(
                 f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
-                f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.called} "
+                f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.cli_name} "
                 "--restart`."
             )
 

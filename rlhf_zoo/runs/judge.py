@@ -9,7 +9,7 @@ from ..hub.client.run_signature import FLAG
 from ..plugins import CORPORA, REWARDS, load_object
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
-from .data.layout import CUTS, HOLDS_OUT
+from .data.layout import HELD_OUT_KEYS, TRUNCATION_KEYS
 from .record import first_difference
 from .registry import is_member
 from .settings.evaluation import EvaluationConfig
@@ -18,8 +18,8 @@ from .settings.key_classes import GROUPS, STAGE_KEYS, Kind, check_key, check_rep
 from .settings.parse import BESIDE_KEYS, StageSettings
 from .trusted_names import check_object
 
-#: PPO's keys that decide how the reward stage draws its samples, as its run.json records them.
-SAMPLES = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
+#: PPO's keys that determine how the reward stage samples completions, as its run.json records them.
+SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
@@ -42,7 +42,7 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
         ppo: Settings of the stage PPO.
 
     Returns:
-        The settings with the judge that they name, otherwise with PPO's verifiable reward, otherwise with `classifier`.
+        The settings with a judge: the one that they name, otherwise PPO's verifiable reward, otherwise `classifier`.
 
     Raises:
         ZooError: A reward function cannot be loaded.
@@ -55,11 +55,11 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
     return replace(config, judge="classifier")
 
 
-def of_same_labels(context: RunContext, name: str) -> bool:
+def shares_reward_labels(context: RunContext, name: str) -> bool:
     """Whether a judge learned from the same labels as the run's reward model.
 
-    Other texts from the same data set do not make a judge independent, because both learn the labelers' mistakes. A
-    corpus whose judge learns from the labels of another source says so with `judge_has_other_labels`.
+    A judge that learned from other texts of the same data set is not independent, because both learn the labelers'
+    mistakes. A corpus whose judge learns from the labels of another source sets `judge_has_other_labels`.
 
     Args:
         context: The run.
@@ -81,8 +81,8 @@ def of_same_labels(context: RunContext, name: str) -> bool:
 def judge_run(context: RunContext) -> RunContext:
     """Returns the run that trains the judge `same-labels`.
 
-    It trains a reward model like the run's own on the pairs reserved for the judge. Once the run's own reward
-    model is trained, its recorded keys are used, including PPO's sampling keys.
+    It trains a reward model like that of the run on the pairs reserved for the judge. Once the run's reward model is
+    trained, the keys that it was trained with are used, including PPO's sampling keys.
 
     Args:
         context: The run.
@@ -96,13 +96,13 @@ def judge_run(context: RunContext) -> RunContext:
     run = as_trained(context, "reward")
     document = context.record("reward").read()
     if document.get("status") == "finished" and "ppo" in document["resolved"] and "ppo" in run.recipe.stages:
-        sampling = {key: value for key, value in document["resolved"]["ppo"].items() if key in SAMPLES}
+        sampling = {key: value for key, value in document["resolved"]["ppo"].items() if key in SAMPLING_KEYS}
         ppo_keys = {**run.recipe.stages["ppo"], **sampling}
         flags = {name: {} if name == "ppo" else keys for name, keys in run.flags.items()}
         run = replace(run, recipe=replace(run.recipe, stages={**run.recipe.stages, "ppo": ppo_keys}), flags=flags)
     base = context.record("reward").path.parent
     return replace(
-        run, directory=base / "judge", base=base, own=("reward",), of_judge=True, publish=False, restart=False
+        run, directory=base / "judge", base=base, own=("reward",), trains_judge=True, publish=False, restart=False
     )
 
 
@@ -139,7 +139,7 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
         if key is not None:
             raise ZooError(
                 f"{context.record(stage).path} was trained with another {key} than this command sets: omit the flag, "
-                f"or train it again with `{context.stage_command(stage, '--restart')}`."
+                f"or train the stage again with `{context.stage_command(stage, '--restart')}`."
             )
     recipe = replace(recipe, stages={**recipe.stages, stage: keys})
     return replace(context, recipe=recipe, flags={**context.flags, stage: machine_flags})
@@ -179,20 +179,20 @@ def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
     """
     if SAME_LABELS not in evaluation_of(context).names:
         return
-    needs = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, and"
+    needs = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, but"
     if "reward" not in context.recipe.stages:
-        raise ZooError(f"{needs} the recipe has no stage reward: name another, such as reward:MODEL.")
+        raise ZooError(f"{needs} the recipe has no stage reward: name another judge, such as reward:MODEL.")
     settings, record = (context if restart else judge_run(context)).settings("reward"), context.record("reward")
     document, retrain_hint = record.read(), f"train it again with `{context.stage_command('reward', '--restart')}`."
     trained = document.get("status") == "finished" and not restart
     if settings.data.judge_share is None:
         hint = f", and {retrain_hint}" if trained else "."
-        raise ZooError(f"{needs} the stage reward keeps none from it: set judge_share there, such as 0.5{hint}")
+        raise ZooError(f"{needs} the stage reward reserves no pairs: set judge_share there, for example to 0.5{hint}")
     if not trained:
         return
     trained_with = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
     if (key := first_difference(trained_with, settings.resolved)) is not None:
         raise ZooError(
-            f"{needs} the one in {record.path} was trained with another {key} than this command sets: use the earlier "
-            f"value, or {retrain_hint}"
+            f"{needs} the reward model in {record.path} was trained with another {key} than this command sets: use the "
+            f"earlier value, or {retrain_hint}"
         )

@@ -18,7 +18,7 @@ class ParentCheckpoint:
 
     Attributes:
         path: Its folder.
-        lineage: How run.json and cards name it: repository, commit, path and fingerprint.
+        lineage: What identifies it in run.json and cards: repository, commit, path and fingerprint.
     """
 
     path: Path
@@ -26,14 +26,14 @@ class ParentCheckpoint:
 
 
 def folder_lineage(folder: Path) -> dict[str, Any]:
-    """Returns how run.json and cards name a model in a local folder.
+    """Returns what identifies a model in a local folder in run.json and cards.
 
     Args:
         folder: The folder.
 
     Returns:
-        {folder: its name, files: the digest of what is loaded}, with gguf, the sha256 of the file that it was unpacked
-        from, if there is one. The path is left out, because other machines do not have it.
+        {folder: its name, files: the digest of the files that are loaded}. If the folder was unpacked from a GGUF file,
+        also {gguf: the file's sha256}. The path is left out, because other machines do not have it.
     """
     source = gguf_source(folder)
     lineage = {"folder": folder.resolve().name, "files": model_digest(folder)}
@@ -58,7 +58,7 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
     try:
         checkpoint = resolve(name, hub, ignore=() if all_files else NOT_LOADED)
     except ZooError as error:
-        problem = f"{name!r} is no stage of {recipe}, no folder, and no model that can be loaded"
+        problem = f"{name!r} is not a stage of {recipe}, a folder, or a model that can be loaded"
         raise ZooError(f"{problem}. {error}") from error.__cause__
     if checkpoint.hub is None:
         local = {"repo": None, "commit": None, "path": name, "fingerprint": name}

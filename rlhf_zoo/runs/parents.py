@@ -166,7 +166,7 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
     """
     member = _of(context, name)
     record = member.record("reward")
-    train_hint = f"`rlhf-zoo ensemble {context.recipe.called} --seeds N` trains reward models of N seeds"
+    train_hint = f"`rlhf-zoo ensemble {context.recipe.cli_name} --seeds N` trains reward models of N seeds"
     if not is_trained(context, name):
         raise ZooError(f"reward_model_path names {name}, and {record.path} has no finished reward model: {train_hint}.")
     sft_fingerprint = context.record("sft").read().get("fingerprint")

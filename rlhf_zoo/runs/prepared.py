@@ -44,7 +44,7 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
     if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
         raise ZooError(f"{record.path} has files that no run wrote: choose another --output_dir.")
     try:
-        context.check_begun("data", resolved)
+        context.check_settings_unchanged("data", resolved)
     except ZooError:
         if not context.restart:
             raise
@@ -55,7 +55,7 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
         if record.path.is_dir():
             shutil.rmtree(record.path)
         record.write(
-            **context.head("data", "running", seed=shared.seed, resolved=resolved),
+            **context.run_json_header("data", "running", seed=shared.seed, resolved=resolved),
             parents={},
             hub=context.hub.label,
             repo=None,
@@ -91,7 +91,7 @@ def _check_digests(context: RunContext) -> None:
         if present.get(name) != sha256:
             raise ZooError(
                 f"{record.path / name} has changed since the run prepared it: restore it, choose another "
-                f"--output_dir, or start again with `rlhf-zoo run {context.recipe.called} --restart`."
+                f"--output_dir, or start again with `rlhf-zoo run {context.recipe.cli_name} --restart`."
             )
 
 

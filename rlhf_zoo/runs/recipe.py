@@ -55,7 +55,7 @@ class Recipe:
     download: Path | None = None
 
     @property
-    def called(self) -> str:
+    def cli_name(self) -> str:
         """The recipe as a command names it, by its name or by the path of its folder."""
         return self.name if self.package or self.folder.parent == shipped() else shlex.quote(str(self.folder))
 

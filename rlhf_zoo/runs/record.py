@@ -1,7 +1,7 @@
 """The run directory: run.json, metrics.jsonl and the checkpoints of one stage.
 
-Everything that outlives a process is written here, so that a kill at any moment leaves readable files: JSON documents
-are replaced atomically, metrics are appended line by line, and a checkpoint counts only once it has COMPLETE.
+A process that is killed at any moment leaves readable files: JSON documents are replaced atomically, metrics are
+appended line by line, and a checkpoint counts only once it has COMPLETE.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from .run_shape import SCHEMA, checked_run
 
 DAMAGED = "damaged-"
 #: The files of a card in a stage's directory.
-OF_A_CARD = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yaml")
+CARD_FILES = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yaml")
 #: File in a run's directory with the results of all stages.
 SUMMARY = "summary.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
@@ -139,7 +139,7 @@ class StageRecord:
             The document; {} if the stage has not started.
 
         Raises:
-            ZooError: It is not JSON of this schema.
+            ZooError: run.json is not JSON of this schema.
         """
         try:
             document = read_json(self.run_file)
@@ -148,7 +148,7 @@ class StageRecord:
         return checked_run(document, self.run_file)
 
     def write(self, **fields: Any) -> dict[str, Any]:
-        """Sets fields of run.json and keeps the others.
+        """Sets fields of run.json and keeps all other fields.
 
         The first write adds `schema` and `created`, and signs the document as this user's own. An unsigned document
         stays unsigned, whoever changes it.
@@ -172,22 +172,22 @@ class StageRecord:
             return self.read()
 
     def is_own(self) -> bool:
-        """Whether this user's rlhf-zoo started the stage, or the user trusts it: see `run_signature`.
+        """Whether this user's rlhf-zoo wrote run.json, or the user trusts it: see `run_signature`.
 
-        Code that any other record names, such as a download's, must not be imported.
+        Code that another user's record names, such as one that was downloaded, must not be imported.
         """
         return is_own(self.read())
 
     def check_own(self) -> None:
-        """Checks `is_own` before a command shows the figures of the run as measured here.
+        """Checks `is_own` before a command reports the run's results as measured by this user.
 
         Raises:
-            ZooError: Somebody else wrote or changed it.
+            ZooError: Another user wrote or changed run.json.
         """
         if not self.is_own():
             raise ZooError(
-                f"{self.run_file} was not written by your rlhf-zoo, or was changed since, so that its figures are only "
-                f"its writer's word: add {FLAG} if you trust this run."
+                f"{self.run_file} was not written by your rlhf-zoo, or was changed since, so its results cannot be "
+                f"verified: add {FLAG} if you trust this run."
             )
 
     def check_recipe(self, recipe: str) -> None:
@@ -197,24 +197,24 @@ class StageRecord:
             recipe: Name of the recipe.
 
         Raises:
-            ZooError: It has one.
+            ZooError: The directory has a run of another recipe.
         """
-        recorded = self.read().get("recipe", recipe)
-        if recorded != recipe:
+        recorded_recipe = self.read().get("recipe", recipe)
+        if recorded_recipe != recipe:
             raise ZooError(
-                f"{self.path} has a run of the recipe {recorded!r}, not of {recipe!r}: choose another --output_dir, or "
-                "use --restart to start again there."
+                f"{self.path} has a run of the recipe {recorded_recipe!r}, not of {recipe!r}: choose another "
+                "--output_dir, or use --restart to start again there."
             )
 
-    def came_to_nothing(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether the recipe's run here has other settings but no checkpoint, so that nothing is lost.
+    def has_nothing_to_lose(self, resolved: Mapping[str, Any], recipe: str) -> bool:
+        """Whether the directory has a run of the recipe with other settings but no checkpoint, so that nothing is lost.
 
         Args:
             resolved: The settings of the new run.
             recipe: Name of the recipe.
 
         Returns:
-            True if it did.
+            True if the run can be replaced.
         """
         document, new_fingerprint = self.read(), fingerprint(resolved)
         has_other_settings = (
@@ -234,7 +234,7 @@ class StageRecord:
         resolved: Mapping[str, Any],
         *,
         recipe: str | None = None,
-        called: str | None = None,
+        cli_name: str | None = None,
         fix: str = "choose another --output_dir, or start again there with --restart",
     ) -> None:
         """Checks that the directory has no run of another recipe or with other settings. An empty directory passes.
@@ -242,27 +242,27 @@ class StageRecord:
         Args:
             resolved: The settings of this run.
             recipe: Name of the recipe; None skips that check.
-            called: The recipe as a command names it; None for its name.
+            cli_name: The recipe as a command names it; None for its name.
             fix: The fix, for the message.
 
         Raises:
-            ZooError: It has such a run.
+            ZooError: The directory has such a run.
         """
         document = self.read()
         if recipe is not None:
             self.check_recipe(recipe)
         if "fingerprint" not in document or document["fingerprint"] == fingerprint(resolved):
             return
-        recorded = document.get("resolved", {})
-        key = first_difference(recorded, resolved)
+        recorded_settings = document.get("resolved", {})
+        key = first_difference(recorded_settings, resolved)
         if key is None:
             raise ZooError(f"The fingerprint in {self.run_file} does not fit its settings: start again with --restart.")
         stage = document.get("stage")
-        command = f"rlhf-zoo {stage} {called or recipe} --output_dir {self.path.parent} --restart"
+        command = f"rlhf-zoo {stage} {cli_name or recipe} --output_dir {self.path.parent} --restart"
         restart_hint = f" (`{command}`, with your other flags, leaves the other stages as they are)"
         raise ZooError(
-            f"{self.path} has a run with {key} = {_at(recorded, key)}, and this one has {_at(resolved, key)}: "
-            f"{fix}{restart_hint if recipe is not None and stage in STAGES else ''}."
+            f"{self.path} has a run with {key} = {_setting_text(recorded_settings, key)}, and this one has "
+            f"{_setting_text(resolved, key)}: {fix}{restart_hint if recipe is not None and stage in STAGES else ''}."
         )
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -304,10 +304,10 @@ class StageRecord:
         return next(reversed(self.checkpoints()), None)
 
     def chosen_checkpoint(self) -> Path | None:
-        """Returns the checkpoint of a finished stage that others start from.
+        """Returns the checkpoint of a finished stage that later stages start from.
 
         Returns:
-            The one that the release rule chose, or the last if no choice was recorded; None if it is missing.
+            The checkpoint that the release rule chose, or the last if no choice was recorded; None if it is missing.
         """
         chosen = self.read().get("chosen")
         if not chosen:
@@ -318,10 +318,10 @@ class StageRecord:
     def set_damaged_aside(self) -> list[str]:
         """Renames the newest checkpoints to damaged-checkpoint-N until one is intact.
 
-        The run then resumes from the last intact one. The damaged ones are kept for repair.
+        The run then resumes from the last intact checkpoint. Damaged checkpoints are kept for repair.
 
         Returns:
-            What is wrong with each of them.
+            A description of the damage of each renamed checkpoint.
         """
         problems = []
         for path in reversed(self.checkpoints()):
@@ -358,8 +358,8 @@ class StageRecord:
         """
         if type(step) is not int:
             raise ZooError(
-                f"{self.run_file} names the checkpoint of a step {step!r:.200}, which is no integer: restore it, or "
-                "start again with --restart."
+                f"{self.run_file} names the checkpoint of a step {step!r:.200}, which is not an integer: restore the "
+                "file, or start again with --restart."
             )
         return self.path / f"checkpoint-{step}"
 
@@ -370,7 +370,7 @@ class StageRecord:
             path: Its folder.
 
         Raises:
-            ValueError: It is not named checkpoint-N.
+            ValueError: The folder is not named checkpoint-N.
         """
         checkpoint_step(path)
         if self.metrics_file.exists():
@@ -404,7 +404,7 @@ class StageRecord:
         self.remove_incomplete()
         for path in self.path.glob(f"{DAMAGED}checkpoint-*"):
             shutil.rmtree(path)
-        for pattern in OF_A_CARD:
+        for pattern in CARD_FILES:
             for path in self.path.glob(pattern):
                 path.unlink()
         self.metrics_file.unlink(missing_ok=True)
@@ -417,8 +417,8 @@ class StageRecord:
         return sorted(folders, key=checkpoint_step)
 
 
-def _at(settings: Mapping[str, Any], key: str) -> str:
-    """Returns the value at a dotted key for a message, shortened; "nothing" if it is not set."""
+def _setting_text(settings: Mapping[str, Any], key: str) -> str:
+    """Formats the value at a dotted key for a message, shortened; "nothing" if it is not set."""
     value: Any = settings
     for part in [key] if key in settings else key.split("."):
         if not isinstance(value, Mapping) or part not in value:

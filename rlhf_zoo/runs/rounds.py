@@ -20,23 +20,23 @@ from .recipe import Recipe
 
 ROUND_FILE = "round.json"
 GOLD, JUDGE = "gold", "judge"
-OWN = ("reward", "ppo", "eval")
+ROUND_STAGES = ("reward", "ppo", "eval")
 CONFIGURATION = "preferences"
 #: Keys of the reward stage that decide where the first round's pairs come from; later rounds drop them.
-OF_FIRST = (
+FIRST_ROUND_KEYS = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "dataset_test_split", "columns",
     "keep_above", "simulated_pairs", "simulated_test_pairs", "pairs_seed",
 )  # fmt: skip
 
 
-def round_run(context: RunContext, number: int, labels: str, before: ParentCheckpoint) -> RunContext:
+def round_run(context: RunContext, number: int, labeler: str, previous_policy: ParentCheckpoint) -> RunContext:
     """Returns the run of a later round.
 
     Args:
         context: The first round.
         number: Number of the round, from 2 on.
-        labels: Labeler of its new pairs: 'gold' or a judge's name.
-        before: The PPO policy of the previous round.
+        labeler: The labeler of its new pairs: 'gold' or a judge's name.
+        previous_policy: The PPO policy of the previous round.
 
     Returns:
         The run.
@@ -49,9 +49,9 @@ def round_run(context: RunContext, number: int, labels: str, before: ParentCheck
         flags={**context.flags, "reward": _without(context.flags.get("reward", {}))},
         directory=folder,
         base=context.directory,
-        own=OWN,
+        own=ROUND_STAGES,
         variant=name,
-        round=Round(number, labels, folder / "pairs", before),
+        round=Round(number, labeler, folder / "pairs", previous_policy),
     )
 
 
@@ -69,7 +69,7 @@ def _on_pairs_of_round(context: RunContext) -> Recipe:
 
 
 def _without(keys: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in keys.items() if key not in OF_FIRST}
+    return {key: value for key, value in keys.items() if key not in FIRST_ROUND_KEYS}
 
 
 def note_round(context: RunContext) -> None:
@@ -79,7 +79,7 @@ def note_round(context: RunContext) -> None:
         context: The round.
     """
     assert context.round is not None
-    about = {"schema": 1, "round": context.round.number, "labels": context.round.labels, "base": ".."}
+    about = {"schema": 1, "round": context.round.number, "labels": context.round.labeler, "base": ".."}
     write_json(context.directory / ROUND_FILE, about)
 
 
@@ -96,7 +96,7 @@ def round_of(directory: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     # The base is always the folder above, whatever round.json says: a downloaded folder must not name another run.
-    return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": OWN}
+    return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": ROUND_STAGES}
 
 
 def check_rounds(context: RunContext) -> None:

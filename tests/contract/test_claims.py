@@ -121,8 +121,8 @@ def test_two_runs_with_equal_settings_do_not_mix() -> None:
     assert {*tags()} == {"best", "step-000005", "step-000010"} and tags()["step-000005"] == before["step-000005"]
     before, at = tags(), head()
     refused(lambda: claim_repository(run("b"), "ppo"), "another run and finished")
-    refused(lambda: claim_repository(run("b", fresh=True), "ppo"), "another run and finished")
-    refused(lambda: send("b", fresh=True), "another run and finished")
+    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), "another run and finished")
+    refused(lambda: send("b", drop_old_tags=True), "another run and finished")
     assert (tags(), head()) == (before, at)
     # Only when it is told to does the second take the repository; the first then writes nothing more.
     send("b", overwrite=True)
@@ -185,7 +185,7 @@ def test_a_steps_tag_never_moves_unasked() -> None:
     # --restart drops the tags of what was before, and only those.
     shutil.rmtree("a/ppo")
     save("a", 5, "other")
-    send("a", fresh=True)
+    send("a", drop_old_tags=True)
     assert {*tags()} == {"step-000005"} and weights("step-000005") == mine("a", 5)
     # Asked, the tag of a step that is trained again with other last bits moves, also once the sender is under way.
     save("a", 10), send("a")
@@ -195,9 +195,9 @@ def test_a_steps_tag_never_moves_unasked() -> None:
     sender.send_all()
     assert weights("step-000010") == mine("a", 10)
     shutil.rmtree("a/ppo")
-    save("a", 5, "other"), send("a", fresh=True)
+    save("a", 5, "other"), send("a", drop_old_tags=True)
     before = tags()
-    send("a", fresh=True)
+    send("a", drop_old_tags=True)
     assert tags() == before
 
     # A repository of the time before there were claims: of the run that knows its commits, and of no other.
@@ -220,7 +220,7 @@ def test_a_copy_is_a_run_of_its_own_and_what_the_hub_lost_is_sent_again() -> Non
     # A copy of the directory is another run; a renamed one is the same.
     shutil.copytree("a", "b")
     refused(lambda: send("b"), "another run and finished", "--overwrite_repo")
-    refused(lambda: claim_repository(run("b", fresh=True), "ppo"), "another run and finished")
+    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), "another run and finished")
     os.rename("a", "moved"), os.rename("moved", "a")
     send("a")
     assert (tags(), head()) == (before, at)

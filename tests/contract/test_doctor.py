@@ -325,7 +325,7 @@ def test_the_judge_of_a_reward_model_that_was_trained_otherwise(world: World) ->
     found = world.examined()["judges"]
     assert (
         found.status == FAILED
-        and "keeps none from it: set judge_share there, such as 0.5, and train it again with `" in found.detail
+        and "reserves no pairs: set judge_share there, for example to 0.5, and train it again with `" in found.detail
     )
 
 

@@ -263,7 +263,7 @@ SPLIT = "has no split 'held', only 'train': set .*"
         ("--sft.dataset_test_split test", "set dataset_test_split to null"),
         ("--ppo.reward_model_path two", "two has 2 outputs, .*, one of bad, good"),
         ("--ppo.reward_model_path two --ppo.reward_label goood", "no label 'goood', did you mean 'good'"),
-        ("--ppo.reward_label good", "of the stage reward has one output, and the label 'good' is set: remove it"),
+        ("--ppo.reward_label good", "of the stage reward has a single output, so the label 'good' does not apply"),
         ("--evaluation.judge reward:two", "The judge reward:two has 2 outputs, but a judge has one: name the label"),
         ("--sft.dataset_test_split held --sft.held_out_share none", rf"{SPLIT} of the stage sft\."),
         ("--reward.dataset_test_split held --reward.held_out_share none", rf"{SPLIT} of the stage reward\."),

@@ -142,7 +142,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 1], [9, 4, 3, 3, 12]])
 )
 def test_a_critic_begins_at_the_reward_models_score(tmp_path: Path, family: str) -> None:
     reward = tiny_model(AutoModelForSequenceClassification, family, num_labels=1)
-    set_score_statistics(reward, mean=0.7, std=0.25, over="nothing: a toy")
+    set_score_statistics(reward, mean=0.7, std=0.25, measured_on="nothing: a toy")
     critic = critic_from(reward).eval()
     with torch.no_grad():
         scores, values = reward(input_ids=IDS).logits[:, 0], critic(input_ids=IDS, use_cache=False).logits[..., 0]

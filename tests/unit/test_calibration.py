@@ -139,7 +139,7 @@ def test_constant_scores_have_no_correlation():
 def test_the_stage_reports_raw_scores_and_lengths_in_tokens():
     """The stored μ and σ are PPO's business: margins are in the units of the loss, or σ(margin) is no probability."""
     model, tokenizer = make_reward_model(), make_tokenizer()
-    set_score_statistics(model, mean=3.0, std=10.0, over="texts")
+    set_score_statistics(model, mean=3.0, std=10.0, measured_on="texts")
     rows = {"prompt": ["ab", "ab", "cd"], "chosen": ["ggg", "g", "aaaa"], "rejected": ["a", "bb", "g"]}
     found = held_out_report(model, tokenizer, Dataset.from_dict(rows), seed=1)
 

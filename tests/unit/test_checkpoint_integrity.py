@@ -249,7 +249,7 @@ def test_it_is_restored_where_it_was_published(
     assert (found.lineage["repo"], found.lineage["commit"]) == ("local/toy-sft", "a" * 40)
     shutil.rmtree(chosen)
     (published / "recipe.json").write_text(json.dumps({"sft": 2}))
-    with pytest.raises(ZooError, match=r"cannot be loaded from local/toy-sft@step-000004, which is of another run: "):
+    with pytest.raises(ZooError, match=r"missing, and local/toy-sft@step-000004 belongs to another run: "):
         context.restore_chosen("sft")
 
 
@@ -269,8 +269,8 @@ def test_a_recipe_that_was_edited_since_the_policy_was_trained(folder: Path, mon
         with pytest.raises(ZooError) as caught:
             run(make_context(folder))
         assert str(caught.value) == (
-            f"{path} has another tokenizer than when the policy in {folder / 'run' / 'sft'} was trained: restore it, "
-            "set --tokenizer as that command did, or choose another --output_dir."
+            f"tokenizer in {path} has changed since the policy in {folder / 'run' / 'sft'} was trained: restore it, "
+            "pass the same --tokenizer as then, or choose another --output_dir."
         )
     assert not (folder / "run" / "ppo").exists()
 
@@ -291,7 +291,7 @@ def test_a_checkpoint_of_another_run_does_not_take_its_place(stage: str, folder:
     tensors = load_file(path / "model.safetensors")
     save_file({name: tensor + 1 for name, tensor in tensors.items()}, path / "model.safetensors", {"format": "pt"})
     context.record(stage).mark_complete(path)  # as in the run that it came from
-    with pytest.raises(ZooError, match=r"has other weights than run\.json recorded when its stage finished"):
+    with pytest.raises(ZooError, match=r"does not have the weights that run\.json recorded at the end of"):
         context.checkpoint(stage)
     assert context.checkpoint(stage, step=4).path == path, "asked for by its step"
     context.record(stage).write(resolved={"push_dtype": "bfloat16"})

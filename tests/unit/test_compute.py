@@ -13,7 +13,7 @@ from rlhf_zoo.evaluation.compute import (
     ppo_compute,
     rloo_compute,
 )
-from rlhf_zoo.modeling.models import matrix_parameters
+from rlhf_zoo.modeling.models import matmul_parameters
 
 SIZES = {"policy": 10, "reference": 10, "reward": 7, "critic": 5}
 
@@ -76,9 +76,9 @@ def test_parameters_that_tokens_are_multiplied_by() -> None:
     """A table of embeddings is only looked up, unless it is the matrix of logits too."""
     untied, tied = make_policy(), make_policy(tie_word_embeddings=True)
     table = untied.get_input_embeddings().weight.numel()
-    assert matrix_parameters(untied) == sum(one.numel() for one in untied.parameters()) - table
-    assert matrix_parameters(tied) == matrix_parameters(untied)
+    assert matmul_parameters(untied) == sum(one.numel() for one in untied.parameters()) - table
+    assert matmul_parameters(tied) == matmul_parameters(untied)
     reward = make_reward_model()
     assert (
-        matrix_parameters(reward) == matrix_parameters(untied) - table + torch.tensor(reward.score.weight.shape).prod()
+        matmul_parameters(reward) == matmul_parameters(untied) - table + torch.tensor(reward.score.weight.shape).prod()
     )

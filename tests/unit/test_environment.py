@@ -9,7 +9,7 @@ import transformers
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
-from rlhf_zoo.runs.context import versions
+from rlhf_zoo.runs.context import environment_info
 from rlhf_zoo.runs.environment import IGNORED, RECORDED, REFUSED, recorded, settle
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.settings.parse import stage_settings
@@ -54,7 +54,7 @@ def test_what_changes_rounding_is_written_into_run_json(monkeypatch: pytest.Monk
         monkeypatch.delenv(name, raising=False)
     assert recorded() == {}
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
-    assert versions()["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
+    assert environment_info()["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
 
 
 def test_every_variable_of_accelerate_is_classified() -> None:

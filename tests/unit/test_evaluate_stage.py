@@ -38,7 +38,7 @@ from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import parts_of
 from rlhf_zoo.runs.dataset import own_pairs, stage_source
-from rlhf_zoo.runs.judge import judge_run, of_same_labels
+from rlhf_zoo.runs.judge import judge_run, shares_reward_labels
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.record import StageRecord
 
@@ -258,7 +258,7 @@ def test_a_judge_of_the_same_labels_learns_from_pairs_that_the_reward_model_neve
         context = make_context(tmp_path)
         return replace(context, flags={**context.flags, "reward": {**REWARD, **reward}})
 
-    with pytest.raises(ZooError, match="keeps none from it: set judge_share"):
+    with pytest.raises(ZooError, match="reserves no pairs: set judge_share"):
         pipeline.run(flagged(), Silent())
     save_stage(tmp_path, "sft", trained_policy(), make_tokenizer())
     context = flagged(judge_share=0.5)
@@ -341,8 +341,10 @@ def test_pairs_of_the_policies_own_outputs_say_whether_a_judge_is_one(trained: R
     standing = read_json(path)["over_training"]["judge_reliability"]
     assert standing["own_accuracy"]["value"] == 1.0 and standing["unfit"] is None
     # Who learned from the labels of the reward's data is said to have.
-    assert of_same_labels(judged(run, "classifier"), "classifier")
-    assert not of_same_labels(context, "classifier") and not of_same_labels(context, context.shared.evaluation.judge)
+    assert shares_reward_labels(judged(run, "classifier"), "classifier")
+    assert not shares_reward_labels(context, "classifier") and not shares_reward_labels(
+        context, context.shared.evaluation.judge
+    )
 
 
 def test_votes_of_people_are_pairs_of_the_policies_own_outputs(

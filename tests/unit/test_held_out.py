@@ -103,6 +103,6 @@ def test_rows_that_are_left_out_are_said_once_in_a_command(tmp_path: Path, caplo
         [{"prompt": prompt} for prompt in evaluation_rows(context, data_source(context))["prompt"]]
     )
     rows = concatenate_datasets([prompts, Dataset.from_list([{"prompt": "another"}])])
-    for one in (context, context, replace(context, checked=True)):
+    for one in (context, context, replace(context, preflight_passed=True)):
         assert without_held_out(one, rows, subject="the stage sft")[1] == {HELD_OUT: len(prompts)}
     assert caplog.text.count(f"{len(prompts)} of {len(rows)} rows of the stage sft are left out") == 1

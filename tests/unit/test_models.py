@@ -45,7 +45,7 @@ def classifier(kind: str, **more: Any) -> PreTrainedModel:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_critic_from_a_reward_model_computes_its_normalised_score(kind: str) -> None:
     source = classifier(kind)
-    set_score_statistics(source, mean=0.7, std=0.25, over="nothing: a toy")
+    set_score_statistics(source, mean=0.7, std=0.25, measured_on="nothing: a toy")
     critic = critic_from(source).eval()
     with torch.no_grad():
         scores = source(input_ids=IDS).logits[:, 0]

@@ -261,7 +261,7 @@ def test_a_judge_is_one_label_of_a_classifier(toys: Toys, tmp_path: Path) -> Non
     for name, message in (
         (f"reward:{two}", rf"has 2 outputs, but a judge has one: name the label .* reward:{two}#bad, one of bad, good"),
         (f"reward:{two}#goood", "has no label 'goood', did you mean 'good'"),
-        (f"reward:{toys.reward}#good", "has one output, and the label 'good' is set"),
+        (f"reward:{toys.reward}#good", "has a single output, so the label 'good'"),
     ):
         with pytest.raises(ZooError, match=message):
             check_names([name], LLMConfig())

@@ -94,10 +94,10 @@ def test_all_that_another_seed_needs_is_told_at_once(tmp_path):
     save_start(tmp_path)
     context, other = make_context(tmp_path), {"seed": 2}
     with pytest.raises(ZooError, match="choose another --output_dir, or start again there"):
-        context.check_begun("sft", other)
-    published = "choose another --output_dir and, where local holds repositories of this run, another --namespace"
+        context.check_settings_unchanged("sft", other)
+    published = "choose another --output_dir and, if this run is already published under local, another --namespace"
     with pytest.raises(ZooError, match=published):
-        replace(context, publish=True).check_begun("sft", other)
+        replace(context, publish=True).check_settings_unchanged("sft", other)
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])

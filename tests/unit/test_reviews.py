@@ -11,7 +11,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.corpora.reviews import NLTK, PAIRS, REVIEWS, SNIPPETS, SPLITS, prepare
-from rlhf_zoo.runs.judge import of_same_labels
+from rlhf_zoo.runs.judge import shares_reward_labels
 from rlhf_zoo.runs.recipe import load_recipe
 
 Splits = dict[str, list[dict[str, Any]]]
@@ -111,7 +111,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("name", "same"), [("smollm2-reviews", False), ("product-remarks", True)])
 def test_the_judge_learns_from_the_labels_of_another_source(name: str, same: bool, tmp_path: Path) -> None:
     run = RunContext(load_recipe(name), tmp_path / "run", CLIENT, namespace="local", publish=False)
-    assert of_same_labels(run, "classifier") is same and of_same_labels(run, "same-labels")
+    assert shares_reward_labels(run, "classifier") is same and shares_reward_labels(run, "same-labels")
 
 
 def test_the_real_corpora(real_data: Path) -> None:

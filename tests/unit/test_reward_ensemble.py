@@ -142,7 +142,7 @@ def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_defau
         ({"reward_ensemble": "mean_minus_variance", "reward_ensemble_lambda": -1.0}, "reward_ensemble_lambda is -1.0"),
         ({"reward_ensemble": "mean", "twice": True}, "is listed twice: use different"),
         ({"reward_ensemble": "mean", "raw": True}, "has no stored mean and standard deviation"),
-        ({"reward_ensemble": "mean", "wide": True}, "has 2 outputs, and a reward model has one"),
+        ({"reward_ensemble": "mean", "wide": True}, "has 2 outputs, but a reward model needs one"),
         ({"reward_ensemble": "mean", "reward_weights": [1.0, 1.0]}, "reward_weights has 2 numbers for 1 rewards"),
     ],
 )
@@ -179,7 +179,7 @@ def test_one_that_is_not_finite_is_named(samples: Samples) -> None:
 def save_member(folder: Path, *, sft: Any = None) -> Path:
     """As `rlhf-zoo ensemble` leaves the reward model of seed 2."""
     model = make_reward_model(seed=2)
-    set_score_statistics(model, mean=-0.2, std=1.7, over="nothing: a toy")
+    set_score_statistics(model, mean=-0.2, std=1.7, measured_on="nothing: a toy")
     save_stage(folder, MEMBER, model, make_tokenizer())
     record = make_context(folder).record("ppo")
     member = type(record)(folder / "run" / MEMBER)
@@ -283,5 +283,5 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     ):
         with pytest.raises(ZooError, match=said):
             ppo.reward_functions(make_context(tmp_path, **wrong).settings("ppo"))
-    with pytest.raises(ZooError, match="stage reward has one output, and the label 'GOOD' is set"):
+    with pytest.raises(ZooError, match="stage reward has a single output, so the label 'GOOD'"):
         start_of(make_context(tmp_path, **WORST, reward_label="GOOD"))

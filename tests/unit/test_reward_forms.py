@@ -180,11 +180,11 @@ def test_a_label_of_a_classifier_as_a_reward() -> None:
     for label, message in (
         ("POSITIV", "has no label 'POSITIV', did you mean 'POSITIVE'"),
         ("3", "has no label '3': choose one of NEGATIVE, NEUTRAL, POSITIVE"),
-        (None, "has 3 outputs, and a reward model has one: set reward_label"),
+        (None, "has 3 outputs, but a reward model needs one: set reward_label"),
     ):
         with pytest.raises(ZooError, match=message):
             scores(label)  # type: ignore[arg-type]
-    with pytest.raises(ZooError, match="has one output, and the label 'POSITIVE' is set"):
+    with pytest.raises(ZooError, match="has a single output, so the label 'POSITIVE'"):
         RewardModel(make_reward_model(), tokenizer, tokenizer, label="POSITIVE")
 
 

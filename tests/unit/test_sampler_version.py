@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_zoo.modeling.sampling.sampler import SAMPLER
 from rlhf_zoo.pipeline.inspect.reproduce import _notes
-from rlhf_zoo.runs.context import versions
+from rlhf_zoo.runs.context import environment_info
 
 
 @pytest.mark.parametrize(
@@ -33,4 +33,4 @@ def test_a_run_of_another_sampler_is_told_apart(stage: str, recorded: dict[str, 
 
 
 def test_a_run_records_its_sampler() -> None:
-    assert versions()["sampler"] == str(SAMPLER)
+    assert environment_info()["sampler"] == str(SAMPLER)

@@ -23,7 +23,7 @@ from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeat_prompts
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.critic import CRITIC_DIR, critic_from
-from ...modeling.models import matrix_parameters
+from ...modeling.models import matmul_parameters
 from ...modeling.prompt_keys import prompt_key
 from ...rewards import Rewards
 from ...runs.context import RunContext
@@ -126,13 +126,13 @@ class Baseline:
     @cached_property
     def sizes(self) -> dict[str, int]:
         """Parameters in matrices, by role: policy, reference and, if they exist, reward and critic."""
-        policy = matrix_parameters(self.evaluator.reference)
+        policy = matmul_parameters(self.evaluator.reference)
         sizes = {"policy": policy, "reference": policy}
         for model in self.rewards.models:
-            sizes["reward"] = sizes.get("reward", 0) + matrix_parameters(model.model)
+            sizes["reward"] = sizes.get("reward", 0) + matmul_parameters(model.model)
         critic = self.checkpoints["ppo"].path / CRITIC_DIR
         if (critic / "config.json").is_file():
-            sizes["critic"] = matrix_parameters(critic_from(critic))
+            sizes["critic"] = matmul_parameters(critic_from(critic))
         return sizes
 
     @cached_property
@@ -248,7 +248,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
         if context.record(stage).read().get("status") != "finished":
             raise ZooError(
                 f"The stage {stage} is not finished in {context.directory}, and a baseline is compared with a finished "
-                f"run: `rlhf-zoo run {recipe.called} --output_dir {context.directory}` first."
+                f"run: `rlhf-zoo run {recipe.cli_name} --output_dir {context.directory}` first."
             )
     _check_settings(context)
     source = stage_source(context, "ppo")

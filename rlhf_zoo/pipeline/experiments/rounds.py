@@ -131,7 +131,7 @@ def _row(run: RunContext, before: RunContext | None) -> dict[str, Any]:
         "round": 1 if run.round is None else run.round.number,
         "directory": str(run.directory),
         "repo": outcome.repo,
-        "labels": None if run.round is None else run.round.labels,
+        "labels": None if run.round is None else run.round.labeler,
         "pairs": None if run.round is None else {"new": document["new"], "old": document["old"]},
         "reward_model": {key: reward_document[key] for key in ("accuracy", "ci95", "n") if key in reward_document},
         "figures": {key: outcome.figures[key] for key in _FIGURES},

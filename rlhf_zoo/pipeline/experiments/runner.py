@@ -21,7 +21,7 @@ from ...errors import ZooError
 from ...evaluation.head_to_head import read_lines
 from ...evaluation.stats import Spread, over_seeds
 from ...fileio import now, read_json, write_json
-from ...runs.context import Publisher, RunContext, versions
+from ...runs.context import Publisher, RunContext, environment_info
 from ...runs.recipe import Recipe
 from ...runs.record import StageRecord, fingerprint
 from ...runs.settings.parse import stage_settings
@@ -246,7 +246,7 @@ def open_part(
     if record.read().get("status") == "finished":
         yield None
         return
-    identity = {"fingerprint": fingerprint(resolved), "resolved": dict(resolved), "versions": versions()}
+    identity = {"fingerprint": fingerprint(resolved), "resolved": dict(resolved), "versions": environment_info()}
     record.write(stage=stage, recipe=recipe, status="running", **identity, command=context.command)
     seconds_before = record.read().get("seconds", 0.0)
     try:

@@ -41,7 +41,7 @@ def train(
     for cell in cells:
         if cell.seed is None:  # another seed cannot make a key wrong
             run_recipe.check(replace(context, **cell.fields(run, flags)))
-    shared = replace(context, restart=False, checked=True)
+    shared = replace(context, restart=False, preflight_passed=True)
     run_recipe.claim(shared, publisher)
     run_recipe.run_stages(shared, [stage for stage in context.recipe.stages if stage != "ppo"], console, publisher)
     if publisher is not None:

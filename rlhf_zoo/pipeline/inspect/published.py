@@ -18,7 +18,7 @@ from ...hub.client.pull import split_revision
 from ...hub.client.refs import resolve
 from ...publishing.cards.card import CARD_FILE
 from ...publishing.catalog.card import Card
-from ...runs.data.layout import CUTS, HOLDS_OUT
+from ...runs.data.layout import HELD_OUT_KEYS, TRUNCATION_KEYS
 from ...runs.parents import reward_roles
 from ...runs.recipe import Recipe, is_repository_name
 from ...runs.record import StageRecord
@@ -39,7 +39,7 @@ from ...runs.trusted_names import check_object
 #: Keys of the machine or account that ran it, which do not affect results and are left out.
 NOT_OBEYED = machine_keys()
 #: Keys under `ppo` of an earlier stage: how a reward model's samples were sampled, and which prompts PPO holds out.
-_PPO_KEYS = ("response_length", "temperature", *CUTS, *HOLDS_OUT)
+_PPO_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
 _MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 RECIPE_FIELDS = frozenset(RecipeConfig.__dataclass_fields__)

@@ -27,7 +27,7 @@ from ...plugins import load_object
 from ...publishing.adapters import file_overrides
 from ...publishing.catalog.family import clean
 from ...rewards.loading import find_loader
-from ...runs.context import RunContext, versions
+from ...runs.context import RunContext, environment_info
 from ...runs.dataset import data_source
 from ...runs.lock import LOCK, sole_writer
 from ...runs.prepared import configuration_digests, corpus_settings, split_files
@@ -80,7 +80,7 @@ def reproduce(
         command=command,
         pinned=pinned,
         stop_after=published.step,
-        checked=True,  # nothing is evaluated
+        preflight_passed=True,  # nothing is evaluated
     )
     if context.directory.exists() and not context.directory.is_dir():
         raise ZooError(f"{context.directory} is a file, not a directory: give another --output_dir.")
@@ -253,7 +253,7 @@ def _copy_data(context: RunContext, folder: Path) -> None:
         status="finished",
         fingerprint=fingerprint(resolved),
         resolved=resolved,
-        versions=versions(),
+        versions=environment_info(),
         repo=None,
         files=configuration_digests(record.path),
     )

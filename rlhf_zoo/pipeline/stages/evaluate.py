@@ -306,7 +306,7 @@ def _write_record(
     record = context.record("eval")
     record.clear()
     record.write(
-        **context.head("eval", "finished", seed=context.shared.seed, resolved=resolved),
+        **context.run_json_header("eval", "finished", seed=context.shared.seed, resolved=resolved),
         parents={
             stage: {**parent.lineage, "weights": weights_digest(parent.path)} for stage, parent in parents.items()
         },

@@ -15,7 +15,7 @@ from ...evaluation.judges.panel import checks_answers
 from ...evaluation.measure import Evaluator
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
-from ...runs.judge import evaluation_of, judge_run, of_same_labels
+from ...runs.judge import evaluation_of, judge_run, shares_reward_labels
 from ...runs.lock import sole_writer
 from ...runs.settings.judge_names import SAME_LABELS
 from . import reward
@@ -57,9 +57,11 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own: Dataset | Non
         The check of each judge, by the judge's name.
     """
     reward_models = evaluator.rewards.learned if evaluator.rewards is not None else []
-    same_labels = [JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if of_same_labels(context, name)]
+    same_labels = [
+        JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if shares_reward_labels(context, name)
+    ]
     if context.round is not None:  # the judge that labeled the pairs of the round
-        same_labels += [judge.name for name, judge in evaluator.panel.named.items() if name == context.round.labels]
+        same_labels += [judge.name for name, judge in evaluator.panel.named.items() if name == context.round.labeler]
     return checked(
         evaluator.panel,
         _labeled_pairs(context),

@@ -40,7 +40,7 @@ def training_pairs(context: RunContext, source: DataSource, *, marked: bool = Fa
     if data.held_out_share is not None:
         train = hold_out(train, data.held_out_share)[0]
     if data.judge_share is not None:
-        train = hold_out(train, data.judge_share)[context.of_judge]
+        train = hold_out(train, data.judge_share)[context.trains_judge]
     return train if marked else unmarked(train), left_out
 
 

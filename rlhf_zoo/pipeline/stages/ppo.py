@@ -274,7 +274,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         data = load_data(context, source)
         check_answers(settings, functions, data)
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)
-        if not context.checked and conversational(data["train_dataset"]):
+        if not context.preflight_passed and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
         data, n_too_long = within_length(settings, tokenizer, data)
         left_out.update({"max_prompt_length": n_too_long} if n_too_long else {})

@@ -99,7 +99,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         context,
         settings,
         data=source.lineage,
-        parents={"sft": sft} | ({} if context.round is None else {"ppo": context.round.before}),
+        parents={"sft": sft} | ({} if context.round is None else {"ppo": context.round.previous_policy}),
         started=started,
         build=build,
         publisher=publisher,
@@ -152,7 +152,7 @@ def _load(
         context.shared.chat.write(tokenizer)
     pairs, n_long_prompts = fitting(pairs, tokenizer, data.max_prompt_length, subject=location)
     left_out.update(left_out_counts | ({"max_prompt_length": n_long_prompts} if n_long_prompts else {}))
-    if not context.checked and conversational(pairs):
+    if not context.preflight_passed and conversational(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _as_read(pairs, tokenizer)
     _check_equal_sides(train, subject=location)
@@ -196,7 +196,7 @@ def _center(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples,
             "learning_rate, or compute in float32 if bf16 is on."
         )
     set_score_statistics(
-        model, mean=float(raw_scores.mean()), std=float(raw_scores.std()), over="samples of the SFT model"
+        model, mean=float(raw_scores.mean()), std=float(raw_scores.std()), measured_on="samples of the SFT model"
     )
     if is_peft(model):  # peft saves no configuration with an adapter, but it has the statistics
         model.config.architectures = [type(model.get_base_model()).__name__]

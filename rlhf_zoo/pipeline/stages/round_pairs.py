@@ -52,11 +52,11 @@ def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str
         ZooError: The folder holds other pairs, or none could be made.
     """
     assert this.round is not None
-    folder, policy = this.round.folder, this.round.before
+    folder, policy = this.round.folder, this.round.previous_policy
     request = {
         "policy": policy.lineage["fingerprint"],
         "step": policy.path.name,
-        "labels": this.round.labels,
+        "labels": this.round.labeler,
         "pairs": wanted,
         "seed": this.settings("reward").trainer.seed,
     }
@@ -102,9 +102,9 @@ def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
 def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str, Any]]:
     """Samples two completions of the policy for each of PPO's training prompts in turn, and labels them."""
     assert this.round is not None
-    if kind_of(this.round.labels)[0] == "votes":
+    if kind_of(this.round.labeler)[0] == "votes":
         return _voted(this, before)
-    policy, data = this.round.before, ppo.load_data(before, stage_source(before, "ppo"))
+    policy, data = this.round.previous_policy, ppo.load_data(before, stage_source(before, "ppo"))
     tokenizer = ppo.policy_tokenizer(before, policy.path, data)
     usable = ppo.within_length(before.settings("ppo"), tokenizer, data)[0]["train_dataset"]
     rows = usable.select([index % len(usable) for index in range(wanted)]).to_dict()
@@ -125,7 +125,7 @@ def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str
 
 def _labeler(context: RunContext) -> Labeler:
     assert context.round is not None
-    labels, config, seed = context.round.labels, evaluation_of(context), context.shared.seed
+    labels, config, seed = context.round.labeler, evaluation_of(context), context.shared.seed
     if labels == GOLD:
         prefer = load_object(context.settings("reward").data.preference, group=PREFERENCES)
         rng = random.Random(f"round {context.round.number} {context.settings('reward').trainer.seed}")
@@ -162,8 +162,8 @@ def _voted(this: RunContext, before: RunContext) -> list[dict[str, Any]]:
     from ...evaluation.votes.data import HubVotes
 
     assert this.round is not None
-    name = kind_of(this.round.labels)[1]
-    policy_origins = origins(before, "ppo", this.round.before)
+    name = kind_of(this.round.labeler)[1]
+    policy_origins = origins(before, "ppo", this.round.previous_policy)
     with refusals_as(f"The votes of {name} cannot be read on {this.hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=this.hub).read()
     pairs = []
@@ -195,7 +195,7 @@ def _card(context: RunContext, splits: Mapping[str, Sequence[Any]]) -> str:
     return (
         f"{card_head(vars(context.shared), recipe, {CONFIGURATION: splits})}# {recipe}: pairs of round {number}\n\n"
         f"What the reward model of round {number} learns from: {counts}. The column `round` says when a pair was made. "
-        f"Those of {number} are of the PPO policy of round {number - 1}, put in order by {context.round.labels}; the "
+        f"Those of {number} are of the PPO policy of round {number - 1}, put in order by {context.round.labeler}; the "
         "test split is the first round's.\n"
     )
 

@@ -19,7 +19,7 @@ from ...hub.client.refusals import refusals_as
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import check_answers_end
 from ...modeling.loading import load_tokenizer
-from ...modeling.models import build_causal, leave_out_router_logits, load_causal
+from ...modeling.models import build_causal, disable_router_logits, load_causal
 from ...modeling.special_tokens import highest_id, settle_padding, train_tokenizer
 from ...modeling.text_ids import switch_off_eos, without_bos
 from ...ppo.step_guard import with_finite_steps
@@ -93,7 +93,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             message = "%d of %d rows are left out, as max_length, %s, leaves no token of their answers."
             log.warning(message, n_left_out, len(train), trainer.args.max_length)
             left_out["max_length"] = n_left_out
-        leave_out_router_logits(trainer.model)  # trl turns them on
+        disable_router_logits(trainer.model)  # trl turns them on
         return trainer
 
     return train_stage(

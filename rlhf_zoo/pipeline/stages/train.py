@@ -247,7 +247,7 @@ def _begin(
         if publisher is not None:
             claim_repository(context, stage)  # without the tags of the earlier run
     record.write(
-        **context.head(stage, "running", seed=settings.trainer.seed, resolved=resolved),
+        **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
             role: keep_published_lineage((before.get("parents") or {}).get(role) or {}, parent)
             for role, parent in parents.items()
@@ -292,9 +292,9 @@ def _plan(
     stage = settings.stage
     record = context.record(stage)
     recipe = context.recipe.name
-    starts_over = record.run_file.exists() and (context.restart or record.came_to_nothing(resolved, recipe))
+    starts_over = record.run_file.exists() and (context.restart or record.has_nothing_to_lose(resolved, recipe))
     if not starts_over:
-        context.check_begun(stage, resolved)
+        context.check_settings_unchanged(stage, resolved)
     before = {} if starts_over else record.read()
     if before and record.has_trained:
         _check_files(settings, parents, before)
@@ -304,7 +304,7 @@ def _plan(
             record.write(publish=_publication(context))
             publisher.notify()
         return _Plan(finished=True)
-    if publisher is not None and not context.checked:
+    if publisher is not None and not context.preflight_passed:
         claim_repository(context, stage)
     if publisher is not None and settings.model.use_peft:
         check_bases(context, stage, parents)

@@ -37,12 +37,12 @@ NEEDED = {
     "labeled": "text and label",
 }
 #: Keys of PPO's data that determine which prompts are held out of all stages.
-HOLDS_OUT = (
+HELD_OUT_KEYS = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "columns", "keep_above",
     "held_out_share",
 )  # fmt: skip
 #: Keys of PPO that determine how completions are cut.
-CUTS = ("response_length_min", "truncate_text", "truncate_after")
+TRUNCATION_KEYS = ("response_length_min", "truncate_text", "truncate_after")
 #: Similarity from which an unknown key counts as misspelled.
 CLOSE = 0.8
 #: The start of an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
