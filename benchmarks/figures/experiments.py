@@ -65,7 +65,7 @@ class Experiment:
         return self._variants(self.beta, self.weaker, first=self.seeds[0])
 
     def _variants(self, *betas: float, first: int) -> list[Variant]:
-        return variants({"kl_coef": betas}, folder=ABLATION, seeds=self.ppo_seeds, first=first)
+        return variants({"kl_coef": betas}, folder=ABLATION, seeds=self.ppo_seeds, first_seed=first)
 
     @property
     def _betas(self) -> str:

@@ -66,11 +66,11 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
 
-        from ..pipeline.experiments.runner import own_seed, variants
+        from ..pipeline.experiments.runner import recipe_seed, variants
 
         run = context.directory
-        first_seed = own_seed(context.recipe, flags, run) if seeds > 1 else 1
-        cells = variants(values, folder=SWEEP, seeds=seeds, first=first_seed)
+        first_seed = recipe_seed(context.recipe, flags, run) if seeds > 1 else 1
+        cells = variants(values, folder=SWEEP, seeds=seeds, first_seed=first_seed)
         outcomes, error = train(context, publisher, cells, flags, Console(stderr=True))
         path = write_overview(run, loaded.name, outcomes, values)
         if as_json:
@@ -113,7 +113,7 @@ def ablate(
     Example:
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
-    from ..pipeline.experiments.runner import own_seed, run_variants, variants
+    from ..pipeline.experiments.runner import recipe_seed, run_variants, variants
     from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = run_flags(ctx, recipe)
@@ -123,8 +123,8 @@ def ablate(
     with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
         from rich.console import Console
 
-        first_seed = own_seed(loaded, flags, run) if seeds > 1 else 1
-        runs = variants(values, folder=ABLATION, seeds=seeds, first=first_seed)
+        first_seed = recipe_seed(loaded, flags, run) if seeds > 1 else 1
+        runs = variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
         contexts = []
 
         @contextlib.contextmanager
@@ -242,12 +242,12 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> 
     """Prints a table of figures over seeds and verdicts, one row per setting, and then the probes that fire."""
     from rich.table import Table
 
-    from ..pipeline.experiments.runner import over_settings
+    from ..pipeline.experiments.runner import group_by_setting
 
     table = Table(title=title)
     for heading in ("", *COLUMNS.values(), "win rate", "verdict"):
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
-    for setting, figures, group in over_settings(outcomes):
+    for setting, figures, group in group_by_setting(outcomes):
         cells = [_over_seeds(figures[name]) for name in COLUMNS]
         one_run = len(group) == 1
         win_rate = interval(group[0].win_rate, digits=3) if one_run else _over_seeds(figures["win_rate"], digits=3)

@@ -110,7 +110,7 @@ def test_each_method_is_laid_beside_ppo(folder: Path, compare: Compare, capsys: 
     assert labels == {
         "best-of-n": ["n = 1", "n = 2", "n = 4"],
         "sft": ["twice as long"],
-        "rejection": ["on what the reward likes"],
+        "rejection": ["on completions above the mean reward"],
         "dpo": ["β = 0.1"],
         "rloo": ["β = 0.05", "β = 0.5"],
     }
@@ -168,7 +168,7 @@ def test_rejection_learns_from_what_the_reward_likes_of_as_many_completions(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(baseline_methods, "sft_again", cut_off)
+        patch.setattr(baseline_methods, "run_sft_variant", cut_off)
         with pytest.raises(click.Abort):
             compare(*asked_for)
     assert StageRecord(run).read()["status"] == "interrupted"
@@ -229,7 +229,7 @@ def test_a_policy_is_measured_anew_and_not_trained_for_another_evaluation(folder
     resolved = beside.read()["resolved"]
     beside.write(resolved={**resolved, "arguments": {**resolved["arguments"], "learning_rate": 0.5}})
     points = compare(*asked_for)["methods"]["rejection"]
-    label = "on what the reward likes, learning rate"
+    label = "on completions above the mean reward, learning rate"
     assert [point["label"] for point in points] == [f"{label} 0.003", f"{label} 0.5"]
 
 
@@ -403,7 +403,7 @@ def test_what_cannot_be_compared(folder: Path, compare: Compare) -> None:
         (("--method", "best-of-n", "--seeds", "3"), "--seeds is no option of --method best-of-n: leave it out."),
         (("--method", "rejection", "--beta", "1"), "--beta is no option of --method rejection: leave it out."),
         (("--method", "rloo", "--beta", "0.1,x"), "--beta lists 'x': use numbers"),
-        (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command has"),
+        (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command"),
         (("--method", "sft", "--sft.max_steps", "9"), "The stage sft in .* ran with another max_steps than this"),
         (("--method", "dpo", "--evaluation.samples", "3"), "ran with another evaluation.samples than this command"),
         (("--method", "dpo", "--ppo.kl_coeff", "9"), "did you mean 'kl_coef'"),

@@ -56,4 +56,4 @@ def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base:
     document["parents"]["sft"]["fingerprint"] = "0" * 64
     (run.path / "eval" / "run.json").write_text(json.dumps(document))
     done = run.zoo(*command)
-    assert done.returncode == 2 and "is of another SFT policy than" in errors(done.stderr)[-1]
+    assert done.returncode == 2 and "evaluates another SFT policy than" in errors(done.stderr)[-1]

@@ -19,8 +19,8 @@ from rlhf_zoo.pipeline import run_recipe as pipeline
 from rlhf_zoo.pipeline.experiments.runner import (
     SAMPLES,
     Variant,
+    group_by_setting,
     open_part,
-    over_settings,
     read_outcome,
     run_variants,
     variant_of,
@@ -43,7 +43,7 @@ def test_a_list_of_values_is_a_run_for_each() -> None:
 
 
 def test_several_seeds_of_each_value() -> None:
-    found = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first=7)
+    found = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
     assert [one.name for one in found] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
     assert found[1].label == "β = 0, seed 8" and found[1].setting == found[0].setting == "β = 0"
@@ -64,7 +64,7 @@ def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
     plain = make_context(tmp_path)
     variant = Variant((("kl_coef", 0.5),), None, ABLATION)
     run = tmp_path / "run"
-    variant.note(run)
+    variant.record_base(run)
     told = variant_of(variant.directory(run))
     assert variant_of(run) == {} and told["variant"] == "kl-coef-0.5" and told["base"].resolve() == run.resolve()
     own = replace(plain, directory=variant.directory(run), **told)
@@ -113,7 +113,7 @@ def test_the_overview_with_means_and_ranges_over_seeds(tmp_path: Path) -> None:
     assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
     assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
     assert [text for _, text, _, _ in outcomes[0].samples] == ["c0", "c2", "c4", "c6"] and SAMPLES == 4
-    (loose, figures, both), (_, _, one) = over_settings(outcomes)
+    (loose, figures, both), (_, _, one) = group_by_setting(outcomes)
     assert loose == "β = 0" and figures["reward"] == Spread(3.5, (2.0, 5.0), 2) and (len(both), len(one)) == (2, 1)
     path = write_overview(tmp_path, "x", outcomes)
     plot = path.with_suffix(".png")

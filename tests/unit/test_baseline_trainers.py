@@ -14,8 +14,8 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.head_to_head import read_lines
 from rlhf_zoo.pipeline.experiments.baseline import default_betas
 from rlhf_zoo.pipeline.experiments.baseline_trainers import (
-    Meter,
     Start,
+    TokenCounter,
     dpo_arguments,
     ppo_reward,
     rloo_arguments,
@@ -69,7 +69,7 @@ def test_warm_up_is_counted_in_updates_or_is_a_share(tmp_path: Path) -> None:
 def test_a_rollout_that_rloo_cannot_sample(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"RLOO compares 4 completions of a prompt, and a rollout of 6"):
         rloo(tmp_path / "a", per_device_train_batch_size=6)
-    with pytest.raises(ZooError, match=r"PPO cut its completions .* and RLOO cannot"):
+    with pytest.raises(ZooError, match=r"PPO cut its completions .* but RLOO cannot"):
         rloo(tmp_path / "b", truncate_text=".")
 
 
@@ -106,7 +106,7 @@ def test_the_reward_is_ppos_score_and_its_tokens_are_counted(
     missing: dict[str, float | None], clip: float | None, wanted: list[float]
 ) -> None:
     """Two letters and an end after a prompt of three; two letters of which one is good, cut off, after one."""
-    tokenizer, meter = make_tokenizer(), Meter()
+    tokenizer, meter = make_tokenizer(), TokenCounter()
     reward = ppo_reward(Rewards([good]), tokenizer, meter, missing_eos=missing, score_clip=clip)
     ids = [[*tokenizer("gg")["input_ids"], EOS], tokenizer("ag")["input_ids"]]
     ignored = {"row": [1, 2], "log_metric": print, "log_extra": print}

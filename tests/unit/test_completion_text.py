@@ -32,7 +32,7 @@ from rlhf_zoo.modeling.chat_template import Chat
 from rlhf_zoo.modeling.reserved_columns import PROMPT_TOKENS
 from rlhf_zoo.modeling.sampling.truncation import find_text_end
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
-from rlhf_zoo.pipeline.experiments.baseline_trainers import Meter, ppo_reward
+from rlhf_zoo.pipeline.experiments.baseline_trainers import TokenCounter, ppo_reward
 from rlhf_zoo.ppo.completions import decode_rows
 from rlhf_zoo.rewards import RewardModel, Rewards
 from rlhf_zoo.runs.checks.conversations import check_rows
@@ -75,7 +75,7 @@ def test_the_reward_by_text_is_the_reward_by_ids() -> None:
     scored = rewards(samples, texts.prompts, texts.completions, texts.texts, {})
     assert scored.by_token is not None and scored.by_token.tolist() == [[1.0, 2.0, 0.0, 0.0]]
     none: dict[str, float | None] = {"penalty": None, "score": None}
-    paid = ppo_reward(rewards, tokenizer, Meter(), missing_eos=none, score_clip=None)
+    paid = ppo_reward(rewards, tokenizer, TokenCounter(), missing_eos=none, score_clip=None)
     assert paid(prompts=["how is it"], completions=["it is good"], completion_ids=[said]) == [3.0]
     policy = make_policy(tokenizer)
     tools: Any = Evaluator(policy, tokenizer, rewards, panel=None, max_new_tokens=8, temperature=1.0)  # type: ignore[arg-type]

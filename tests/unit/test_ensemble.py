@@ -89,5 +89,5 @@ def test_a_member_differs_by_its_seed_and_keeps_the_pairs(tmp_path: Path) -> Non
 
 def test_without_held_out_pairs_nothing_is_trained(tmp_path: Path) -> None:
     check(context(tmp_path))
-    with pytest.raises(ZooError, match="holds no pairs out"):
+    with pytest.raises(ZooError, match="holds out no pairs"):
         check(context(tmp_path, dataset_test_split="null"))

@@ -124,13 +124,16 @@ def test_a_model_that_cannot_be_run_so_is_told(monkeypatch):
 
 
 def test_a_weight_that_trains_takes_sixteen_bytes():
-    assert memory.model_memory(COUNTS, size=4, state=8).total == 16_000
+    assert memory.model_memory(COUNTS, weight_bytes=4, state_per_parameter=8).total == 16_000
     lora = SimpleNamespace(**{**vars(COUNTS), "parameters": 1100, "trained": 100})
     adapter = memory.Counts(**vars(lora))
-    assert memory.model_memory(adapter, size=2, state=8).total == 2 * 1000 + 16 * 100
-    assert memory.model_memory(adapter, size=2, state=8, bits="4bit").weights == 2 * 200 + 800 * 0.5625 + 4 * 100
-    assert memory.model_memory(adapter, size=4, state=8, own=False).total == 16 * 100
-    assert memory.model_memory(COUNTS, size=4, state=memory.state_bytes("sgd")).total == 8_000
+    assert memory.model_memory(adapter, weight_bytes=2, state_per_parameter=8).total == 2 * 1000 + 16 * 100
+    assert (
+        memory.model_memory(adapter, weight_bytes=2, state_per_parameter=8, bits="4bit").weights
+        == 2 * 200 + 800 * 0.5625 + 4 * 100
+    )
+    assert memory.model_memory(adapter, weight_bytes=4, state_per_parameter=8, owns_base=False).total == 16 * 100
+    assert memory.model_memory(COUNTS, weight_bytes=4, state_per_parameter=memory.state_bytes("sgd")).total == 8_000
     assert memory.state_bytes("adamw_torch_fused") == 8 and memory.state_bytes("adamw_8bit") == 2.03
     assert memory.state_bytes("something_new") is None
 
@@ -138,10 +141,10 @@ def test_a_weight_that_trains_takes_sixteen_bytes():
 def test_the_worst_moment_of_an_update():
     policy, critic = ModelMemory(100, 100, 200), ModelMemory(80, 80, 160)
     passes = TrainingPass(saved=50, first_peak=120, repeat_peak=70, gradients=100), TrainingPass(40, 95, 60, 80)
-    one = {"frozen": 30, "logits": 5, "head": 7}
-    several = memory.update_memory(policy, critic, passes, several=True, **one)
+    one = {"frozen": 30, "logits": 5, "head_bytes": 7}
+    several = memory.update_memory(policy, critic, passes, accumulates=True, **one)
     assert (several.total, several.gradients) == (100 + 80 + 30 + 180 + 360 + 50 + 7 + 60, 180)
-    single = memory.update_memory(policy, critic, passes, several=False, **one)
+    single = memory.update_memory(policy, critic, passes, accumulates=False, **one)
     assert single.total == 100 + 80 + 30 + 360 + (
         80 + 120 + 7
     )  # the policy's pass backward, the critic's gradients there
@@ -389,7 +392,7 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     if known:
         assert ppo_plan(keys, models, parse_device("cpu"), prompt=32).peak > 0
     else:
-        with pytest.raises(ZooError, match=r"^A mamba has no attention, so the memory of its state is not known\.$"):
+        with pytest.raises(ZooError, match=r"^A mamba has no attention, so the memory of its state is unknown\.$"):
             ppo_plan(keys, models, parse_device("cpu"), prompt=32)
 
 

@@ -14,7 +14,7 @@ from rlhf_zoo.evaluation.judges.panel import scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import repeat_prompts
 from rlhf_zoo.modeling.reserved_columns import ARGUMENTS, PROMPT_INDEX, RESERVED
-from rlhf_zoo.pipeline.experiments.baseline_trainers import Meter, ppo_reward
+from rlhf_zoo.pipeline.experiments.baseline_trainers import TokenCounter, ppo_reward
 from rlhf_zoo.pipeline.stages.ppo import try_functions
 from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.rewards.verifiable import exact_match
@@ -75,7 +75,7 @@ def test_the_policys_texts_win_in_a_baseline() -> None:
         return good(given["completions"])
 
     none: dict[str, float | None] = {"penalty": None, "score": None}
-    reward = ppo_reward(Rewards([look]), tokenizer, Meter(), missing_eos=none, score_clip=None)
+    reward = ppo_reward(Rewards([look]), tokenizer, TokenCounter(), missing_eos=none, score_clip=None)
     ids = [tokenizer("ga")["input_ids"]]
     assert reward(prompts=["a"], completions=["ga"], completion_ids=ids, trainer_state="state", topic=[1]) == [0.5]
     assert seen[0]["trainer_state"] == "state" and seen[0]["topic"] == [1]

@@ -59,7 +59,7 @@ def pairs_of(this: RunContext) -> list[dict[str, Any]]:
     ("labels", "flags", "message"),
     [
         ("gold", {}, "uses `preference` of the stage reward, and the recipe has none"),
-        ("same-labels", {}, "--labels same-labels would repeat the labels that are there"),
+        ("same-labels", {}, "--labels same-labels would repeat the existing labels"),
         ("toy_run:nobody", {}, "There is no 'nobody' in the module 'toy_run'"),
         ("judge", {"reward_model_path": ["reward", "reward"]}, "PPO is paid by ['reward', 'reward']"),
         ("rule:zzz", {}, "No installed package registers 'zzz'"),
@@ -114,9 +114,7 @@ def test_others_label_where_the_headline_is_judged_by_the_same_labels(first: Run
     first = replace(first, flags=flags)
     assert check_labels(first, JUDGE) == JUDGE
     assert make_pairs(second(first, JUDGE), first, wanted=30)["new"] > 0
-    with pytest.raises(
-        ZooError, match="--labels judge, which is same-labels here, would repeat the labels that are there"
-    ):
+    with pytest.raises(ZooError, match="--labels judge, which is same-labels here, would repeat the existing labels"):
         check_labels(first, None)
 
 

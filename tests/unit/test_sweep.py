@@ -15,7 +15,7 @@ from rlhf_zoo.pipeline.experiments.sweep import SWEEP, write_overview
 def test_a_grid_is_every_combination_under_each_seed() -> None:
     grid = read_grid(["kl_coef=0,0.05,5e-2", "ppo.whiten-rewards=true", "kl_target=none,6"], flags={})
     assert grid == {"kl_coef": [0, 0.05], "whiten_rewards": [True], "kl_target": [None, 6]}
-    found = variants(grid, folder=SWEEP, seeds=2, first=7)
+    found = variants(grid, folder=SWEEP, seeds=2, first_seed=7)
     assert len(found) == 8 and len({cell.name for cell in found}) == 8
     assert [found[place].name for place in (0, 1, 6)] == [
         "kl-coef-0-whiten-rewards-True-kl-target-none", "kl-coef-0-whiten-rewards-True-kl-target-none-seed-8",
@@ -63,7 +63,7 @@ def test_the_overview(tmp_path: Path) -> None:
     for cell, (reward, verdict) in zip(variants(grid, folder=SWEEP, seeds=2), reached, strict=True):
         made = finished(tmp_path, 0.0, reward, verdict=verdict).directory(tmp_path)
         made.rename(cell.directory(tmp_path))
-        cell.note(tmp_path)
+        cell.record_base(tmp_path)
         assert variant_of(cell.directory(tmp_path))["variant"] == cell.name
         outcomes.append(read_outcome(cell, tmp_path))
     document = json.loads(write_overview(tmp_path, "x", outcomes, grid).read_text())

@@ -42,13 +42,14 @@ Trained = Literal["sft", "rejection", "dpo", "rloo"]
 Method = Literal["best-of-n", Trained]
 METHODS: tuple[Method, ...] = get_args(Method)
 #: Methods that use a β to keep the policy near SFT.
-WITH_BETA: tuple[Method, ...] = ("dpo", "rloo")
+METHODS_WITH_BETA: tuple[Method, ...] = ("dpo", "rloo")
 #: Keys of PPO that determine the reward of a completion; baselines share them.
-PAID_BY = (
+REWARD_KEYS = (
     "reward_model_path", "reward_model_loader", "reward_label", "reward_output", "reward_pad_token", "reward_ensemble",
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "score_centering", "score_scaling",
 )  # fmt: skip
-SIZES = (1, 2, 4, 8, 16, 32, 64)
+#: Values of n for which best-of-n is reported.
+POOL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Baseline:
         source: Its data set.
         checkpoints: The chosen checkpoint of each stage.
         rows: The P held-out rows.
-        lines: For sft and ppo, the lines of eval/samples.jsonl: P · samples, by prompt.
+        lines: The lines of eval/samples.jsonl of sft and of ppo: P · samples each, by prompt.
     """
 
     context: RunContext
@@ -75,7 +76,7 @@ class Baseline:
         return self.context.directory / FOLDER
 
     @property
-    def per_prompt(self) -> int:
+    def samples_per_prompt(self) -> int:
         """Samples of each held-out prompt."""
         return self.context.shared.evaluation.samples
 
@@ -98,13 +99,13 @@ class Baseline:
             Name -> (P,) scores: of each other rule and, if the headline judge checks answers, of all answers to a
             prompt together.
         """
-        _, prompts, columns = repeat_prompts(self.rows, self.per_prompt)
+        _, prompts, columns = repeat_prompts(self.rows, self.samples_per_prompt)
         figures: dict[str, Floats] = {}
         for judge in self._evaluator.panel.scoring:
             if isinstance(judge, RuleJudge) and judge.name != self.judge:
-                figures[judge.name] = by_prompt(scores(judge, prompts, texts, columns), self.per_prompt)
+                figures[judge.name] = by_prompt(scores(judge, prompts, texts, columns), self.samples_per_prompt)
             elif isinstance(judge, RuleJudge) and checks_answers(judge):
-                figures |= as_answers(judge, prompts, texts, columns, samples=self.per_prompt).of_all()
+                figures |= as_answers(judge, prompts, texts, columns, samples=self.samples_per_prompt).of_all()
         return figures
 
     @cached_property
@@ -124,7 +125,7 @@ class Baseline:
         return self.evaluator.judge.name
 
     @cached_property
-    def sizes(self) -> dict[str, int]:
+    def matrix_sizes(self) -> dict[str, int]:
         """Parameters in matrices, by role: policy, reference and, if they exist, reward and critic."""
         policy = matmul_parameters(self.evaluator.reference)
         sizes = {"policy": policy, "reference": policy}
@@ -146,7 +147,7 @@ class Baseline:
     @cached_property
     def reward_training(self) -> Compute:
         """Compute of training the reward model, which all methods but DPO need; zero if the recipe has none."""
-        if "reward" not in self.checkpoints or "reward" not in self.sizes:
+        if "reward" not in self.checkpoints or "reward" not in self.matrix_sizes:
             return Compute()
         pairs, args = self.pairs(), self.context.settings("reward").trainer
         epochs = float(args.num_train_epochs)
@@ -154,7 +155,7 @@ class Baseline:
             epochs = args.max_steps * args.per_device_train_batch_size * args.gradient_accumulation_steps / len(pairs)
         texts = [append_completion(row["prompt"], row[side]) for row in pairs for side in ("chosen", "rejected")]
         tokens = sum(len(tokenize_for_reward(text, self.evaluator.tokenizer, ended=True)) for text in texts)
-        return Compute({"reward": Passes(self.sizes["reward"], trained=tokens * epochs)})
+        return Compute({"reward": Passes(self.matrix_sizes["reward"], trained=tokens * epochs)})
 
     @property
     def episodes(self) -> int:
@@ -184,7 +185,10 @@ class Baseline:
                 completions += extra * length
                 trained_tokens += extra * row["policy/epochs"] * (prompt + length)
         return ppo_compute(
-            self.sizes, prompt_tokens=episodes * prompt, completion_tokens=completions, trained_tokens=trained_tokens
+            self.matrix_sizes,
+            prompt_tokens=episodes * prompt,
+            completion_tokens=completions,
+            trained_tokens=trained_tokens,
         )
 
     def pairs(self) -> Dataset:
@@ -196,17 +200,17 @@ class Baseline:
         rows, limit = parts(self.context, "ppo", self.source)[0], self.context.settings("ppo").data.max_prompt_length
         return fitting(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
 
-    def resolved(self, **own: Any) -> dict[str, Any]:
+    def resolved(self, **part: Any) -> dict[str, Any]:
         """Returns the settings that a part of a baseline records.
 
         Args:
-            **own: The settings of the part itself. The evaluation and the starting models are added.
+            **part: The settings of the part itself. The evaluation and the starting models are added.
         """
         shared, ppo = self.context.shared, self.context.settings("ppo").resolved
         parents = {stage: start.lineage["fingerprint"] for stage, start in self.checkpoints.items() if stage != "ppo"}
         return {
-            **own,
-            "paid_by": {key: ppo[key] for key in PAID_BY if key in ppo},
+            **part,
+            "paid_by": {key: ppo[key] for key in REWARD_KEYS if key in ppo},
             "evaluation": identity_keys(evaluation_of(self.context)),
             "evaluation_seed": shared.seed,
             "response_length": self.evaluator.max_new_tokens,
@@ -217,13 +221,13 @@ class Baseline:
 
 
 def default_betas(context: RunContext) -> list[float]:
-    """Returns 0.5, 1 and 2 times PPO's kl_coef, because β means the same in every KL-regularized objective.
+    """Returns 0.5, 1 and 2 times PPO's kl_coef, because β has the same meaning in every KL-regularized objective.
 
     Args:
         context: The run. If it has no penalty, PPO's default kl_coef is used.
     """
-    middle = context.settings("ppo").trainer.kl_coef or stage_keys("ppo")["kl_coef"][1]
-    return [middle / 2, middle, middle * 2]
+    kl_coef = context.settings("ppo").trainer.kl_coef or stage_keys("ppo")["kl_coef"][1]
+    return [kl_coef / 2, kl_coef, kl_coef * 2]
 
 
 def open_baseline(context: RunContext, method: Method) -> Baseline:
@@ -247,8 +251,8 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
     for stage in [*stages, "eval"]:
         if context.record(stage).read().get("status") != "finished":
             raise ZooError(
-                f"The stage {stage} is not finished in {context.directory}, and a baseline is compared with a finished "
-                f"run: `rlhf-zoo run {recipe.cli_name} --output_dir {context.directory}` first."
+                f"The stage {stage} is not finished in {context.directory}, but baselines are compared with a finished "
+                f"run: start `rlhf-zoo run {recipe.cli_name} --output_dir {context.directory}` first."
             )
     _check_settings(context)
     source = stage_source(context, "ppo")
@@ -267,9 +271,9 @@ def _check_settings(context: RunContext) -> None:
     settings["eval"] = {"evaluation": identity_keys(evaluation_of(context)), "seed": context.shared.seed}
     for stage, current in settings.items():
         resolved = context.record(stage).read()["resolved"]
-        before = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}
-        if (key := first_difference(before, current)) is not None:
+        recorded = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}
+        if (key := first_difference(recorded, current)) is not None:
             raise ZooError(
-                f"The stage {stage} in {context.directory} ran with another {key} than this command has: give the "
-                "flags that the run was given."
+                f"The stage {stage} in {context.directory} ran with another {key} than this command: give the flags of "
+                "the run."
             )

@@ -34,21 +34,21 @@ from ...runs.record import StageRecord, checkpoint_step, fingerprint, first_diff
 from ...runs.settings.parse import StageSettings
 from ..run_recipe import run_stage
 from ..stages.merged import merged_model
-from .baseline import FOLDER, WITH_BETA, Baseline, Method, Trained, default_betas
+from .baseline import FOLDER, METHODS_WITH_BETA, Baseline, Method, Trained, default_betas
 from .baseline_trainers import (
     Start,
     dpo_arguments,
-    in_optimizer_steps,
     rloo_arguments,
-    rollout_of,
+    rollout_sizes,
     train_dpo,
     train_rloo,
+    warmup_optimizer_steps,
 )
-from .runner import open_part, overlay
+from .runner import open_part, with_keys
 
 POOL_STREAM, SAMPLES_STREAM = 9, 10
-LINES = "lines"  # the folder of the data that rejection fine-tuning learns from
-_BLOCK, _DRAWN = 8, 1024  # prompts whose pools are scored, and completions that are drawn, between two writes
+SAMPLES_FOLDER = "lines"  # the training data of rejection fine-tuning
+_PROMPTS_PER_WRITE, _COMPLETIONS_PER_WRITE = 8, 1024  # pools scored, and completions drawn, between writes
 
 
 def run_method(
@@ -76,7 +76,7 @@ def run_method(
         _run_best_of_n(baseline, pool, restart)
         return
     first = baseline.context.shared.seed
-    values = (default_betas(baseline.context) if betas is None else betas) if method in WITH_BETA else [None]
+    values = (default_betas(baseline.context) if betas is None else betas) if method in METHODS_WITH_BETA else [None]
     for beta in values:
         for seed in range(first, first + seeds):
             _run_trained(baseline, method, seed, beta, learning_rate, restart)
@@ -92,23 +92,23 @@ def _run_best_of_n(baseline: Baseline, pool: int, restart: bool) -> None:
         if record is not None:
             scored = {row["step"] for row in record.metrics()}
             remaining = [index for index in range(len(baseline.rows)) if index not in scored]
-            for start in range(0, len(remaining), _BLOCK):
-                _score_pools(baseline, remaining[start : start + _BLOCK], pool, record)
+            for start in range(0, len(remaining), _PROMPTS_PER_WRITE):
+                _score_pools(baseline, remaining[start : start + _PROMPTS_PER_WRITE], pool, record)
 
 
-def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: StageRecord) -> None:
+def _score_pools(baseline: Baseline, indices: Sequence[int], pool: int, record: StageRecord) -> None:
     evaluator = baseline.evaluator
-    _, prompts, columns = repeat_prompts(baseline.rows.select(places), pool)
-    keys = [(POOL_STREAM, index, k) for index in places for k in range(pool)]
-    desc = f"pools of prompts {places[0] + 1} to {places[-1] + 1}"
+    _, prompts, columns = repeat_prompts(baseline.rows.select(indices), pool)
+    keys = [(POOL_STREAM, index, k) for index in indices for k in range(pool)]
+    desc = f"pools of prompts {indices[0] + 1} to {indices[-1] + 1}"
     samples = evaluator.sampled(evaluator.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
     reward: list[float] = []
     for batch in samples.batches:
         chosen = slice(len(reward), len(reward) + len(batch))
         reward += evaluator.reward_of(batch, chosen, prompts, samples.texts, columns)
     judge = scores(evaluator.judge, prompts, samples.texts, columns)
-    for number, index in enumerate(places):
-        pool_slice = slice(number * pool, (number + 1) * pool)
+    for position, index in enumerate(indices):
+        pool_slice = slice(position * pool, (position + 1) * pool)
         record.append_metrics(
             {
                 "step": index,
@@ -122,10 +122,10 @@ def _score_pools(baseline: Baseline, places: Sequence[int], pool: int, record: S
 def _run_trained(
     baseline: Baseline, method: Trained, seed: int, beta: float | None, learning_rate: float | None, restart: bool
 ) -> None:
-    """Trains and measures one policy, unless that is finished."""
+    """Trains and measures one policy, unless it is finished."""
     arguments = _arguments(baseline, method, learning_rate)
-    under = {} if beta is None else {"beta": beta}
-    resolved = baseline.resolved(method=method, **under, seed=seed, arguments=arguments)
+    beta_key = {} if beta is None else {"beta": beta}
+    resolved = baseline.resolved(method=method, **beta_key, seed=seed, arguments=arguments)
     name = f"seed-{seed}" if beta is None else f"beta-{beta:g}-seed-{seed}"
     folder = baseline.folder / method / name
     if restart:
@@ -142,16 +142,18 @@ def _run_trained(
         else:
             policy, compute = _more_sft(baseline, method, seed, arguments, record)
         measured = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
-        write_text(record.path / "samples.jsonl", _lines(baseline, measured))
-        record.write(**under, seed=seed, compute=compute.to_json())
+        write_text(record.path / "samples.jsonl", _samples_jsonl(baseline, measured))
+        record.write(**beta_key, seed=seed, compute=compute.to_json())
 
 
 def _discard_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
     """Prepares a trained policy to be measured again for another evaluation, without training it again."""
-    before = record.read().get("resolved") or {}
+    recorded = record.read().get("resolved") or {}
     measured_by = ("evaluation", "evaluation_seed")
-    learned = [{key: value for key, value in each.items() if key not in measured_by} for each in (before, resolved)]
-    if before and first_difference(*learned) is None and first_difference(before, resolved) is not None:
+    training_settings = [
+        {key: value for key, value in settings.items() if key not in measured_by} for settings in (recorded, resolved)
+    ]
+    if recorded and first_difference(*training_settings) is None and first_difference(recorded, resolved) is not None:
         record.write(status="interrupted", resolved=dict(resolved), fingerprint=fingerprint(resolved))
 
 
@@ -165,7 +167,7 @@ def _arguments(baseline: Baseline, method: Trained, learning_rate: float | None)
         updates = baseline.updates
         arguments = rejection_arguments(settings("ppo"), settings("sft"), updates=updates, learning_rate=learning_rate)
     else:
-        arguments = longer_arguments(settings("sft"), learning_rate=learning_rate)
+        arguments = longer_sft_arguments(settings("sft"), learning_rate=learning_rate)
     return {name: getattr(value, "value", value) for name, value in arguments.items()}  # enums as text
 
 
@@ -180,19 +182,19 @@ def _more_sft(
     if method == "rejection":
         if "sampled" not in record.read():
             lines, counts = draw_samples(baseline.evaluator, baseline.prompts(), baseline.episodes, seed=seed)
-            write_text(record.path / LINES / "train.jsonl", _jsonl(lines))
-            StageRecord(record.path / "sft").clear()  # it learned from other samples
+            write_text(record.path / SAMPLES_FOLDER / "train.jsonl", _jsonl(lines))
+            StageRecord(record.path / "sft").clear()  # it was trained on other samples
             record.write(sampled=counts)
         start = merged_model(context, baseline.checkpoints["sft"])
-        flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / LINES)}
-    run = sft_again(context, record.path, flags)
+        flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / SAMPLES_FOLDER)}
+    run = run_sft_variant(context, record.path, flags)
     policy = load_causal(run.checkpoint("sft").path)
     tokens = trained_tokens(run, parts(run, "sft", stage_source(run, "sft"))[0], baseline.evaluator.tokenizer)
     if method == "sft":  # half of it is the run's own SFT, which counts for no method
-        return policy, sft_compute(baseline.sizes, trained_tokens=tokens / 2)
+        return policy, sft_compute(baseline.matrix_sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
     sampled_tokens = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
-    return policy, sft_compute(baseline.sizes, trained_tokens=tokens, **sampled_tokens)
+    return policy, sft_compute(baseline.matrix_sizes, trained_tokens=tokens, **sampled_tokens)
 
 
 def _train(
@@ -207,19 +209,19 @@ def _train(
     from trl import get_peft_config
 
     ppo = baseline.context.settings("ppo")
-    sft, desc = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
+    sft, label = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
     tokenizer = load_tokenizer(sft)
     switch_off_eos(tokenizer)  # trl reads prompts by the tokenizer alone
-    start = Start(sft, tokenizer, beta, seed, record, desc, get_peft_config(ppo.model))
+    start = Start(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
-        return train_dpo(start, baseline.pairs(), arguments=arguments, sizes=baseline.sizes)
+        return train_dpo(start, baseline.pairs(), arguments=arguments, sizes=baseline.matrix_sizes)
     return train_rloo(
         start,
         baseline.prompts(),
         baseline.rewards,
         arguments=arguments,
-        sizes=baseline.sizes,
+        sizes=baseline.matrix_sizes,
         missing_eos={"penalty": ppo.trainer.missing_eos_penalty, "score": ppo.trainer.missing_eos_score},
         score_clip=ppo.trainer.score_clip,
     )
@@ -228,13 +230,13 @@ def _train(
 @torch.no_grad()
 def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measured:
     """Measures a policy as the eval stage measures PPO: with the same prompts, keys and seed."""
-    _, prompts, columns = repeat_prompts(baseline.rows, baseline.per_prompt)
-    keys, seed = keys_of(len(prompts), baseline.per_prompt), baseline.context.shared.seed
+    _, prompts, columns = repeat_prompts(baseline.rows, baseline.samples_per_prompt)
+    keys, seed = keys_of(len(prompts), baseline.samples_per_prompt), baseline.context.shared.seed
     return measure(policy, baseline.evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
 
-def _lines(baseline: Baseline, measured: Measured) -> str:
-    per_prompt = baseline.per_prompt
+def _samples_jsonl(baseline: Baseline, measured: Measured) -> str:
+    per_prompt = baseline.samples_per_prompt
     prompts = [display_text(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
     return _jsonl(
         {"prompt": prompt, "sample": i % per_prompt, **measured.row(i, baseline.judge)}
@@ -246,7 +248,7 @@ def _jsonl(rows: Iterable[Mapping[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def longer_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
+def longer_sft_arguments(sft: StageSettings, *, learning_rate: float | None) -> dict[str, Any]:
     """Returns flags of SFT that double its number of steps.
 
     Args:
@@ -270,16 +272,16 @@ def rejection_arguments(
         learning_rate: The learning rate; None for that of PPO.
     """
     args = ppo.trainer
-    rollout, steps = rollout_of(args)
+    rollout, steps = rollout_sizes(args)
     batch = rollout // steps
-    micro = math.gcd(batch, sft.trainer.per_device_train_batch_size)
+    micro_batch = math.gcd(batch, sft.trainer.per_device_train_batch_size)
     max_steps = updates * steps * args.num_ppo_epochs
     return {
         "learning_rate": args.learning_rate if learning_rate is None else learning_rate,
         "lr_scheduler_type": args.lr_scheduler_type,
-        "warmup_steps": in_optimizer_steps(args),
-        "per_device_train_batch_size": micro,
-        "gradient_accumulation_steps": batch // micro,
+        "warmup_steps": warmup_optimizer_steps(args),
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": batch // micro_batch,
         "max_steps": max_steps,
         "save_strategy": "steps",
         "save_steps": max_steps,
@@ -318,36 +320,36 @@ def draw_samples(
     rewards: list[float] = []
     ended: list[bool] = []
     tokens = np.zeros(2, dtype=int)
-    for start in range(0, count, _DRAWN):
-        block = range(start, min(start + _DRAWN, count))
+    for start in range(0, count, _COMPLETIONS_PER_WRITE):
+        block = range(start, min(start + _COMPLETIONS_PER_WRITE, count))
         _, chosen, columns = repeat_prompts(prompts.select([index % len(prompts) for index in block]), 1)
         keys = [(SAMPLES_STREAM, index % len(prompts), index // len(prompts)) for index in block]
         desc = f"completions {start + 1} to {block[-1] + 1} of {count}"
         samples = evaluator.sampled(evaluator.reference, chosen, keys=keys, seed=seed, desc=desc)
-        at = 0
+        offset = 0
         for batch in samples.batches:
-            rewards += evaluator.reward_of(batch, slice(at, at + len(batch)), chosen, samples.texts, columns)
+            rewards += evaluator.reward_of(batch, slice(offset, offset + len(batch)), chosen, samples.texts, columns)
             tokens += int(batch.prompt_mask.sum()), int(batch.mask.sum())
-            at += len(batch)
+            offset += len(batch)
         completions += zip(chosen, samples.texts, strict=True)
         ended += samples.ended
     mean = float(np.mean(rewards))
     lines = [
         {"prompt": prompt, "completion": wrap_answer(prompt, text)}
-        for (prompt, text), reward, complete in zip(completions, rewards, ended, strict=True)
-        if complete and reward > mean
+        for (prompt, text), reward, has_ended in zip(completions, rewards, ended, strict=True)
+        if has_ended and reward > mean
     ]
     if not lines:
         raise ZooError(
             f"Of {count} completions of the SFT policy {sum(ended)} ended, and none of these was rewarded above the "
             f"mean of all, {mean:g}, so there is nothing to learn from: check PPO's reward, or train SFT longer."
         )
-    sizes = {"prompt_tokens": int(tokens[0]), "completion_tokens": int(tokens[1])}
-    return lines, {"completions": count, "kept": len(lines), **sizes}
+    token_counts = {"prompt_tokens": int(tokens[0]), "completion_tokens": int(tokens[1])}
+    return lines, {"completions": count, "kept": len(lines), **token_counts}
 
 
-def sft_again(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> RunContext:
-    """Runs the SFT stage again.
+def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> RunContext:
+    """Runs the SFT stage with other flags.
 
     Args:
         context: The run.
@@ -357,7 +359,7 @@ def sft_again(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> Ru
     Returns:
         The new run, on the data of the first.
     """
-    base, flags = context.directory, overlay(context.flags, "sft", flags)
+    base, flags = context.directory, with_keys(context.flags, "sft", flags)
     run = replace(context, directory=folder, base=base, own=("sft",), flags=flags, publish=False, restart=False)
     run_stage(run, "sft")
     return run
@@ -371,11 +373,11 @@ def trained_tokens(run: RunContext, rows: Dataset, tokenizer: Any) -> float:
         rows: Its training rows.
         tokenizer: Its tokenizer.
     """
-    args, last = run.settings("sft").trainer, run.record("sft").last_checkpoint()
-    assert last is not None  # a finished stage has one
+    args, checkpoint = run.settings("sft").trainer, run.record("sft").last_checkpoint()
+    assert checkpoint is not None  # a finished stage has one
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if args.packing:  # packed batches are full
-        return float(checkpoint_step(last) * batch * args.max_length)
+        return float(checkpoint_step(checkpoint) * batch * args.max_length)
     lengths = [len(tokenize_for_reward(sft_text(row, args.dataset_text_field), tokenizer, ended=True)) for row in rows]
-    longest = args.max_length or max(lengths)
-    return float(checkpoint_step(last) * batch * np.mean(np.minimum(lengths, longest)))
+    max_length = args.max_length or max(lengths)
+    return float(checkpoint_step(checkpoint) * batch * np.mean(np.minimum(lengths, max_length)))

@@ -16,18 +16,18 @@ from ...evaluation.overoptimization import best_of_n, best_of_n_kl
 from ...fileio import read_json, write_json
 from ...publishing.plots import plot_frontier
 from ...runs.record import StageRecord, first_difference
-from .baseline import METHODS, SIZES, Baseline, Method
+from .baseline import METHODS, POOL_SIZES, Baseline, Method
 from .sweep import ABLATION
 
-#: Labels of the methods that have one policy per seed.
-_UNDER_NO_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": "on what the reward likes"}
+#: Labels of the methods that train one policy per seed.
+_LABELS_WITHOUT_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": "on completions above the mean reward"}
 
 
-def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
+def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
     """The points of PPO: over its seeds, and at each other β.
 
     It uses the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run only in β and seed.
-    The compute of runs at other β is not counted: they show what PPO reaches at a KL that its own run passed.
+    The compute of runs at other β is not counted: they only show what PPO reaches at other KLs.
     """
     run, ppo_args = baseline.context.directory, baseline.context.settings("ppo").trainer
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)
@@ -36,9 +36,11 @@ def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
         if all(_differs_in(("kl_coef", "seed"), folder / stage, run / stage) for stage in ("ppo", "eval")):
             resolved = StageRecord(folder / "ppo").read()["resolved"]
             beta, seed = resolved.get("kl_coef", ppo_args.kl_coef), resolved.get("seed", ppo_args.seed)
-            lines = read_samples(folder / "eval" / "samples.jsonl", baseline.rows["prompt"], baseline.per_prompt)
+            lines = read_samples(
+                folder / "eval" / "samples.jsonl", baseline.rows["prompt"], baseline.samples_per_prompt
+            )
             ppo_lines = [line["ppo"] for line in lines]
-            by_beta[beta].setdefault(seed, _measured(baseline, f"seed {seed}", ppo_lines, Compute()))
+            by_beta[beta].setdefault(seed, _point_of(baseline, f"seed {seed}", ppo_lines, Compute()))
     points = {
         beta: mixed(list(seeds.values()), label=f"PPO, β = {beta:g}") if len(seeds) > 1 else next(iter(seeds.values()))
         for beta, seeds in sorted(by_beta.items())
@@ -50,37 +52,40 @@ def _ppo_line(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
 
 def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
     """Whether a finished run of a stage differs from another only in these keys."""
-    document, other = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
-    if document.get("status") != "finished":
+    record, base_settings = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
+    if record.get("status") != "finished":
         return False
     settings = [
         {
             **{key: value for key, value in resolved.items() if key not in (*keys, "parents")},
             "parents": {role: parent for role, parent in resolved["parents"].items() if role != "ppo"},
         }
-        for resolved in (document["resolved"], other)
+        for resolved in (record["resolved"], base_settings)
     ]
     return first_difference(*settings) is None
 
 
-def _measured(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]], training: Compute) -> Point:
+def _point_of(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]], training: Compute) -> Point:
     """Computes the point of a policy from its lines of samples.jsonl: P · samples, by prompt."""
-    size = baseline.per_prompt
+    samples = baseline.samples_per_prompt
     scores = {name: _column(lines, name) for name in ("reward", "judge", "kl", "length")}
-    judge, won = scores["judge"], {}
-    for side, theirs in baseline.lines.items():
+    judge, win_rates = scores["judge"], {}
+    for side, opponent in baseline.lines.items():
         # Each sample against the same sample of the same prompt, drawn with the same random numbers: 1, 0 or one half.
-        won[side] = by_prompt(wins(judge[:, None], _column(theirs, "judge")[:, None])[:, 0], size)
+        win_rates[side] = by_prompt(wins(judge[:, None], _column(opponent, "judge")[:, None])[:, 0], samples)
     return Point(
         label,
-        by_prompt(scores["kl"], size),
-        by_prompt(scores["reward"], size),
-        by_prompt(judge, size),
+        by_prompt(scores["kl"], samples),
+        by_prompt(scores["reward"], samples),
+        by_prompt(judge, samples),
         len(judge),
-        won,
+        win_rates,
         training=training,
         serving=best_of_n_compute(
-            baseline.sizes, 1, prompt_tokens=baseline.prompt_tokens, completion_tokens=float(np.mean(scores["length"]))
+            baseline.matrix_sizes,
+            1,
+            prompt_tokens=baseline.prompt_tokens,
+            completion_tokens=float(np.mean(scores["length"])),
         ),
         extra_metrics=baseline.extra_metrics([line["completion"] for line in lines]),
         prompts=baseline.prompt_keys,
@@ -103,12 +108,12 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
             compute = compute + baseline.reward_training
         lines = read_lines(record.path / "samples.jsonl")
         settings = document.get("beta"), document["resolved"]["arguments"].get("learning_rate")
-        by_settings[settings].append(_measured(baseline, f"seed {document['seed']}", lines, compute))
+        by_settings[settings].append(_point_of(baseline, f"seed {document['seed']}", lines, compute))
     several_rates = len({rate for _, rate in by_settings}) > 1
     points = []
     for beta, rate in sorted(by_settings, key=lambda settings: (settings[0] or 0.0, settings[1] or 0.0)):
-        label = _UNDER_NO_BETA[method] if beta is None else f"β = {beta:g}"
-        suffix = f", learning rate {'its own' if rate is None else f'{rate:g}'}" if several_rates else ""
+        label = _LABELS_WITHOUT_BETA[method] if beta is None else f"β = {beta:g}"
+        suffix = f", {'its own learning rate' if rate is None else f'learning rate {rate:g}'}" if several_rates else ""
         points.append(mixed(by_settings[beta, rate], label=label + suffix))
     return points
 
@@ -138,12 +143,12 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
     if pool is None:
         return []
     reward, judge = pool["reward"], pool["judge"]
-    sizes = [n for n in SIZES if n <= reward.shape[1]]
+    sizes = [n for n in POOL_SIZES if n <= reward.shape[1]]
     chosen, judge_scores = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
-    won = {}
-    for side, theirs in baseline.lines.items():
-        against = _column(theirs, "judge").reshape(-1, baseline.per_prompt)
-        won[side] = best_of_n(reward, sizes, judge=wins(judge, against))
+    win_rates = {}
+    for side, opponent in baseline.lines.items():
+        opponent_scores = _column(opponent, "judge").reshape(-1, baseline.samples_per_prompt)
+        win_rates[side] = best_of_n(reward, sizes, judge=wins(judge, opponent_scores))
     length = float(pool["length"].mean())
     return [
         Point(
@@ -152,11 +157,11 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
             chosen[index],
             judge_scores[index],
             reward.size,
-            {side: values[index] for side, values in won.items()},
+            {side: values[index] for side, values in win_rates.items()},
             kl_is_bound=True,
             training=baseline.reward_training if n > 1 else Compute(),
             serving=best_of_n_compute(
-                baseline.sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=length
+                baseline.matrix_sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=length
             ),
             prompts=baseline.prompt_keys,
         )
@@ -176,10 +181,10 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         The frontier.
     """
     context, seed, pool = baseline.context, baseline.context.shared.seed, _pool(baseline)
-    sft = _measured(baseline, "SFT", baseline.lines["sft"], Compute())
-    ppo = _measured(baseline, "PPO", baseline.lines["ppo"], baseline.ppo_training + baseline.reward_training)
-    ppo, ablated = _ppo_line(baseline, ppo)
-    beside = BesidePPO(sft, ppo, ablated, seed, ppo.n if served is None else served)
+    sft = _point_of(baseline, "SFT", baseline.lines["sft"], Compute())
+    ppo = _point_of(baseline, "PPO", baseline.lines["ppo"], baseline.ppo_training + baseline.reward_training)
+    ppo, ablated = _ppo_points(baseline, ppo)
+    comparison = BesidePPO(sft, ppo, ablated, seed, ppo.n if served is None else served)
     methods = {name: points for name in METHODS if (points := _points_of(baseline, name))}
     description = {
         "schema": 1,
@@ -190,24 +195,24 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "judge": baseline.judge,
         "prompts": len(set(baseline.prompt_keys)),
         "rows": len(baseline.rows),
-        "samples_per_prompt": baseline.per_prompt,
-        "served": beside.served,
-        "sft": beside.row(sft),
-        "ppo": beside.row(ppo),
+        "samples_per_prompt": baseline.samples_per_prompt,
+        "served": comparison.served,
+        "sft": comparison.row(sft),
+        "ppo": comparison.row(ppo),
     }
-    series = {name: beside.rows(points) for name, points in methods.items()}
-    fit = beside.fitted(methods.get("best-of-n", []))
+    series = {name: comparison.rows(points) for name, points in methods.items()}
+    fit = comparison.fitted(methods.get("best-of-n", []))
     frontier = {
         **description,
         "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),
         "fits": {"best-of-n": fit} if fit else {},
         "filter": None if pool is None else filtered(pool["reward"], pool["judge"], float(ppo.reward.mean())),
-        "ppo_ablation": [beside.row(point) for point in ablated],
+        "ppo_ablation": [comparison.row(point) for point in ablated],
         "methods": series,
         "commands": {name: _command(baseline, name, method) for name in methods},
         # More SFT starts from the base model, so its line does not begin at SFT.
-        "equal_kl": {name: beside.at_equal_kl(points) for name, points in methods.items() if name != "sft"},
-        "equal_compute": {name: beside.at_equal_compute(points) for name, points in methods.items()},
+        "equal_kl": {name: comparison.at_equal_kl(points) for name, points in methods.items() if name != "sft"},
+        "equal_compute": {name: comparison.at_equal_compute(points) for name, points in methods.items()},
     }
     method_document = {**description, "method": method, "points": series.get(method, [])}
     write_json(baseline.folder / method / "baseline.json", method_document)
@@ -216,9 +221,9 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     return frontier
 
 
-def _command(baseline: Baseline, method: Method, now: Method) -> str:
+def _command(baseline: Baseline, method: Method, current: Method) -> str:
     """The last command that made points of a method."""
-    if method == now:
+    if method == current:
         return baseline.context.command
     path = baseline.folder / method / "baseline.json"
     return str(read_json(path)["command"]) if path.is_file() else ""

@@ -77,9 +77,9 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
         learning_rate: The learning rate; None for that of PPO.
     """
     args = reward.trainer
-    own = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
+    inherited = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
     return {
-        **own,
+        **inherited,
         "per_device_train_batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "max_length": args.max_length,
@@ -101,23 +101,23 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
     args = ppo.trainer
     if args.truncation:
         raise ZooError(
-            "PPO cut its completions (truncate_text or response_length_min), and RLOO cannot: compare with dpo or "
+            "PPO cut its completions (truncate_text or response_length_min), but RLOO cannot: compare with dpo or "
             "best-of-n."
         )
-    rollout, steps = rollout_of(args)
+    rollout, steps = rollout_sizes(args)
     group = args.num_generations if args.num_generations > 1 else GENERATIONS
     if rollout % group:
         raise ZooError(
-            f"RLOO compares {group} completions of a prompt, and a rollout of {rollout} does not divide by that: "
+            f"RLOO compares {group} completions of a prompt, but a rollout has {rollout}, which is not a multiple: "
             "change per_device_train_batch_size of the stage ppo."
         )
-    micro = math.gcd(rollout // steps, args.per_device_train_batch_size)
-    batches = rollout // micro
+    micro_batch = math.gcd(rollout // steps, args.per_device_train_batch_size)
+    batches = rollout // micro_batch
     updates = math.ceil(episodes / rollout) * steps * args.num_ppo_epochs
     return {
         **{name: getattr(args, name) for name in _OPTIMIZER},
-        "warmup_steps": in_optimizer_steps(args),
-        "per_device_train_batch_size": micro,
+        "warmup_steps": warmup_optimizer_steps(args),
+        "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": batches // steps,
         "steps_per_generation": batches,
         "num_generations": group,
@@ -129,7 +129,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
     }
 
 
-def rollout_of(args: Any) -> tuple[int, int]:
+def rollout_sizes(args: Any) -> tuple[int, int]:
     """Returns the completions of PPO's rollout, and the optimizer steps of one pass over it.
 
     Args:
@@ -139,13 +139,13 @@ def rollout_of(args: Any) -> tuple[int, int]:
     return rollout, args.num_mini_batches if rollout % args.num_mini_batches == 0 else 1
 
 
-def in_optimizer_steps(args: Any) -> float:
+def warmup_optimizer_steps(args: Any) -> float:
     """Returns PPO's warm-up in optimizer steps; PPO counts updates. A value below 1 is a share of all steps.
 
     Args:
         args: A PPOConfig.
     """
-    steps = rollout_of(args)[1]
+    steps = rollout_sizes(args)[1]
     return float(args.warmup_steps if args.warmup_steps < 1 else args.warmup_steps * steps * args.num_ppo_epochs)
 
 
@@ -167,14 +167,14 @@ def train_dpo(
 
     rows = without_second_bos(pairs.select_columns(["prompt", "chosen", "rejected"]), start.tokenizer)
     if any(map(has_answer_prefix, rows["prompt"])):
-        rows = Dataset.from_list([_closed(row) for row in rows])
+        rows = Dataset.from_list([_close_prompt(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
     names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
     pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
     return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
 
 
-def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _close_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     (prompt, chosen), (_, rejected) = (move_answer_prefix(row["prompt"], row[side]) for side in ("chosen", "rejected"))
     return {"prompt": prompt, "chosen": chosen, "rejected": rejected}
 
@@ -210,34 +210,39 @@ def train_rloo(
 
     if any(map(has_answer_prefix, prompts["prompt"])):
         raise ZooError(
-            "Some prompts end in the assistant's turn, which PPO continues, and trl's RLOO would close it and open "
+            "Some prompts end in the assistant's turn. PPO continues that turn, but trl's RLOO would close it and open "
             "another: compare with dpo or best-of-n."
         )
     prompts = without_second_bos(prompts, start.tokenizer)
     prompts = prompts.remove_columns(withheld_columns(prompts.column_names))
-    meter = Meter()
-    reward = ppo_reward(rewards, start.tokenizer, meter, missing_eos=missing_eos, score_clip=score_clip)
+    counter = TokenCounter()
+    reward = ppo_reward(rewards, start.tokenizer, counter, missing_eos=missing_eos, score_clip=score_clip)
     _, policy = _train(
         start, RLOOTrainer, RLOOConfig, prompts, {**arguments, "disable_dropout": True}, reward_funcs=reward
     )
     compute = rloo_compute(
         sizes if start.beta > 0 else {role: size for role, size in sizes.items() if role != "reference"},
-        prompt_tokens=meter.prompt_tokens,
-        completion_tokens=meter.completion_tokens,
+        prompt_tokens=counter.prompt_tokens,
+        completion_tokens=counter.completion_tokens,
         iterations=arguments["num_iterations"],
     )
     return policy, compute
 
 
 def _train(
-    start: Start, kind: Any, config: Any, rows: Dataset, arguments: Mapping[str, Any], **own: Any
+    start: Start,
+    trainer_class: Any,
+    config_class: Any,
+    rows: Dataset,
+    arguments: Mapping[str, Any],
+    **trainer_options: Any,
 ) -> tuple[Any, PreTrainedModel]:
     """Trains by one of trl's trainers. Returns the trainer and the policy."""
     with tempfile.TemporaryDirectory() as scratch:
-        sft = _loadable(start.sft, Path(scratch) / "start")
-        trainer = kind(
+        sft = _path_for_trl(start.sft, Path(scratch) / "start")
+        trainer = trainer_class(
             model=load_causal(sft),
-            args=config(
+            args=config_class(
                 output_dir=scratch,
                 save_strategy="no",
                 report_to="none",
@@ -252,14 +257,14 @@ def _train(
             processing_class=start.tokenizer,
             callbacks=[ProgressCallback(start.record, start.desc)],
             peft_config=start.peft_config,
-            **own,
+            **trainer_options,
         )
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-        return trainer, _trained(trainer, sft)
+        return trainer, _unwrapped_policy(trainer, sft)
 
 
-def _loadable(path: Path, scratch: Path) -> Path:
+def _path_for_trl(path: Path, scratch: Path) -> Path:
     """The path that trl loads policy and reference from: an adapter is merged into its base in `scratch`."""
     if not (path / ADAPTER_CONFIG).is_file():
         return path
@@ -267,7 +272,7 @@ def _loadable(path: Path, scratch: Path) -> Path:
     return scratch
 
 
-def _trained(trainer: Any, start: Path) -> PreTrainedModel:
+def _unwrapped_policy(trainer: Any, start: Path) -> PreTrainedModel:
     """The trained weights in a fresh model, without the wrappers of trl and accelerate."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft(policy):
@@ -278,7 +283,7 @@ def _trained(trainer: Any, start: Path) -> PreTrainedModel:
 
 
 @dataclass
-class Meter:
+class TokenCounter:
     """Counts the tokens of all batches that were sampled."""
 
     prompt_tokens: int = 0
@@ -288,7 +293,7 @@ class Meter:
 def ppo_reward(
     rewards: Rewards,
     tokenizer: PreTrainedTokenizerBase,
-    meter: Meter,
+    counter: TokenCounter,
     *,
     missing_eos: Mapping[str, float | None],
     score_clip: float | None,
@@ -298,7 +303,7 @@ def ppo_reward(
     Args:
         rewards: PPO's reward.
         tokenizer: The policy's tokenizer.
-        meter: Counts the tokens.
+        counter: Counts the tokens.
         missing_eos: PPO's `penalty` and `score` of a completion that did not end.
         score_clip: The score_clip of PPO.
     """
@@ -307,8 +312,8 @@ def ppo_reward(
         prompts: Sequence[str], completions: Sequence[str], completion_ids: Sequence[list[int]], **columns: Any
     ) -> list[float]:
         samples = written_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
-        meter.prompt_tokens += int(samples.prompt_mask.sum())
-        meter.completion_tokens += int(samples.mask.sum())
+        counter.prompt_tokens += int(samples.prompt_mask.sum())
+        counter.completion_tokens += int(samples.mask.sum())
         # trl decodes completions without their prompts, which loses the space before a first word.
         decoded = decode_completions(tokenizer, prompts, samples.prompt_lists(), completion_ids)
         pairs = list(zip(prompts, decoded, strict=True))

@@ -32,7 +32,7 @@ from ..stages.pair_report import score_pairs
 from ..stages.pairs import held_out_pairs, open_pairs
 from ..stages.samples import pairs_seed, sft_samples
 from ..stages.train import quiet
-from .runner import overlay
+from .runner import with_keys
 
 
 def check(context: RunContext) -> None:
@@ -53,7 +53,7 @@ def check(context: RunContext) -> None:
     data = context.settings("reward").data
     if data.held_out_share is None and data.dataset_test_split is None and named_pairs(context) is None:
         raise ZooError(
-            f"The recipe {context.recipe.name} holds no pairs out, on which its reward models could be compared: give "
+            f"The recipe {context.recipe.name} holds out no pairs on which to compare its reward models: give "
             "--reward.dataset_test_split or --reward.held_out_share."
         )
 
@@ -68,10 +68,10 @@ def member(context: RunContext, seed: int) -> RunContext:
     keys: dict[str, Any] = {"seed": seed}
     flags, settings, pairs = context.flags, context.settings("reward"), named_pairs(context)
     if pairs is not None and pairs.commit is not None:
-        flags = overlay(flags, "recipe", {"dataset_revision": pairs.commit})
+        flags = with_keys(flags, "recipe", {"dataset_revision": pairs.commit})
     if pairs is None and settings.data.simulated_pairs is not None:
         keys["pairs_seed"] = pairs_seed(settings)
-    return replace(member_run(context, seed), flags=overlay(flags, "reward", keys))
+    return replace(member_run(context, seed), flags=with_keys(flags, "reward", keys))
 
 
 def train(context: RunContext, count: int, console: Any) -> list[RunContext]:
@@ -88,7 +88,7 @@ def train(context: RunContext, count: int, console: Any) -> list[RunContext]:
     quiet()
     check(context)
     run = replace(context, restart=False)
-    # A reward model may have started from an SFT policy of the Hub.
+    # SFT need not be trained here: a trained reward model may have started from an SFT policy on the Hub.
     run_recipe.run_stages(run, ["reward"] if run.record("reward").read() else ["sft", "reward"], console)
     first_seed = run.settings("reward").trainer.seed
     runs = [run]
@@ -111,10 +111,10 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
     Raises:
         ZooError: The evaluation belongs to another run, or a model gives all completions one score.
     """
-    run = runs[0]
-    texts, judge_name = _texts(run)
+    first_run = runs[0]
+    texts, judge_name = _texts(first_run)
     ensemble_scores, split = _score(runs, texts)
-    records = [member.record("reward") for member in runs]
+    records = [run.record("reward") for run in runs]
     for record, scores in zip(records, ensemble_scores.raw["sft"], strict=True):
         if scores.std() == 0:
             raise ZooError(
@@ -122,14 +122,14 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
             )
     return {
         "schema": 1,
-        "command": run.command,
-        "recipe": run.recipe.name,
-        "simulated": run.shared.simulated,
+        "command": first_run.command,
+        "recipe": first_run.recipe.name,
+        "simulated": first_run.shared.simulated,
         "split": split,
         "judge": judge_name,
         **ensemble_scores.report(
-            [member.settings("reward").trainer.seed for member in runs],
-            [record.path.relative_to(run.directory).as_posix() for record in records],
+            [run.settings("reward").trainer.seed for run in runs],
+            [record.path.relative_to(first_run.directory).as_posix() for record in records],
         ),
     }
 
@@ -142,9 +142,9 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
         owner, source = open_pairs(run)
         samples = sft_samples(owner, owner.settings("reward"), source, sft)
         return {"sft": Texts(samples.prompts, samples.texts, samples.ended)}, None
-    remedy = "make it again with `rlhf-zoo eval --restart`."
+    fix = "evaluate again with `rlhf-zoo eval --restart`."
     if document["parents"]["sft"]["fingerprint"] != sft.lineage["fingerprint"]:
-        raise ZooError(f"{record.path} is of another SFT policy than {run.record('sft').path}: {remedy}")
+        raise ZooError(f"{record.path} evaluates another SFT policy than {run.record('sft').path}: {fix}")
     path = record.path / "samples.jsonl"
     try:
         document = read_json(record.path / "evaluation.json")
@@ -155,13 +155,13 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
         prompts = held_out["prompt"][: document["rows"]]
         rows = read_samples(path, prompts, per_prompt)
         prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
-        return {side: _of(rows, prompts, side) for side in ("sft", "ppo")}, document["judge"]["name"]
+        return {side: _texts_of_side(rows, prompts, side) for side in ("sft", "ppo")}, document["judge"]["name"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
-        raise ZooError(f"{path} cannot be read ({error!r}): {remedy}") from error
+        raise ZooError(f"{path} cannot be read ({error!r}): {fix}") from error
 
 
-def _of(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) -> Texts:
-    """prompts: of each row, a text or the conversation, which reward models render by their own template."""
+def _texts_of_side(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) -> Texts:
+    """prompts: one per row, a text or a conversation, which each reward model renders with its own template."""
     return Texts(
         [row["prompt"] for row in rows],
         [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],

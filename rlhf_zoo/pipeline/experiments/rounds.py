@@ -28,7 +28,7 @@ Publishing = Callable[[RunContext], AbstractContextManager[Publisher | None]]
 
 
 def check_labels(context: RunContext, labels: str | None) -> str:
-    """Checks, before anything trains, that the labeler of the new pairs can be used.
+    """Checks, before anything trains, that the new pairs can be labeled.
 
     Args:
         context: The run.
@@ -48,7 +48,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
     if labels == GOLD:
         if not has_gold:
             raise ZooError(
-                "--labels gold uses `preference` of the stage reward, and the recipe has none: name a judge, such as "
+                "--labels gold uses `preference` of the stage reward, but the recipe has none: name a judge, such as "
                 "--labels judge, or votes:NAMESPACE/NAME."
             )
         load_object(data.preference, group=PREFERENCES)
@@ -57,7 +57,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
     if kind_of(name)[0] == SAME_LABELS:
         option = f"--labels {labels}" + ("" if labels == name else f", which is {name} here,")
         raise ZooError(
-            f"{option} would repeat the labels that are there: name another, such as reward:NAME, rule:NAME or "
+            f"{option} would repeat the existing labels: name another, such as reward:NAME, rule:NAME or "
             "votes:NAMESPACE/NAME."
         )
     check_names(
@@ -65,7 +65,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
         config.asked_llm,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=None if kind_of(name)[0] == "votes" else context.hub,  # a page makes their repository, on what is to come
+        hub=None if kind_of(name)[0] == "votes" else context.hub,  # created later, by a page that compares this run
         headline=False,
     )
     check_endpoints([name], config.asked_llm)
@@ -123,38 +123,38 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
     return path, rounds
 
 
-def _row(run: RunContext, before: RunContext | None) -> dict[str, Any]:
+def _row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
     outcome = read_outcome(Variant(), run.directory)
     reward_document = run.record("reward").read().get("reward_model") or {}
-    document = {} if run.round is None else read_json(run.round.folder / MADE)
+    counts = {} if run.round is None else read_json(run.round.folder / MADE)
     return {
         "round": 1 if run.round is None else run.round.number,
         "directory": str(run.directory),
         "repo": outcome.repo,
         "labels": None if run.round is None else run.round.labeler,
-        "pairs": None if run.round is None else {"new": document["new"], "old": document["old"]},
+        "pairs": None if run.round is None else {"new": counts["new"], "old": counts["old"]},
         "reward_model": {key: reward_document[key] for key in ("accuracy", "ci95", "n") if key in reward_document},
         "figures": {key: outcome.figures[key] for key in _FIGURES},
         "win_rate": outcome.win_rate,
         "verdict": outcome.verdict,
-        "judge_minus_previous": None if before is None else _gain(run, before).to_json(),
+        "judge_minus_previous": None if previous is None else _gain(run, previous).to_json(),
     }
 
 
-def _gain(run: RunContext, before: RunContext) -> Estimate:
+def _gain(run: RunContext, previous: RunContext) -> Estimate:
     """The headline judge's score of PPO minus its score in the previous round.
 
     Both rounds sample the same test prompts with the same random streams, so samples are paired; the interval resamples
     prompts.
     """
-    scores, scores_before = (
+    scores, previous_scores = (
         {
             (str(row["prompt"]), row["sample"]): row["ppo"]["judge"]
-            for row in read_lines(each.record("eval").path / "samples.jsonl")
+            for row in read_lines(round_run.record("eval").path / "samples.jsonl")
         }
-        for each in (run, before)
+        for round_run in (run, previous)
     )
-    shared = [key for key in scores if key in scores_before]
+    shared = [key for key in scores if key in previous_scores]
     return bootstrap_mean(
-        [scores[key] - scores_before[key] for key in shared], [key[0] for key in shared], seed=run.shared.seed
+        [scores[key] - previous_scores[key] for key in shared], [key[0] for key in shared], seed=run.shared.seed
     )

@@ -31,7 +31,7 @@ from ..stages.interrupt import Stopped
 #: A file in a variant's directory that records the variant, and where its earlier stages are.
 VARIANT_FILE = "ablation.json"
 SAMPLES = 4  # held-out prompts whose completions an overview compares
-_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
+_OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
 Flags = Mapping[str, Mapping[str, Any]]
 
@@ -41,7 +41,7 @@ Flags = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A run with changed keys of PPO. Without arguments, the run itself.
+    """A run with other values of PPO's keys. Without arguments, the run itself.
 
     Attributes:
         settings: The keys with their values.
@@ -61,13 +61,13 @@ class Variant:
     @property
     def name(self) -> str:
         """Name of the variant's directory and tag, and part of its repository's name."""
-        words = [f"{key.replace('_', '-')}-{_slug(_shown(value))}" for key, value in self.settings]
+        words = [f"{key.replace('_', '-')}-{_slug(_format_value(value))}" for key, value in self.settings]
         return "-".join([*words, *([] if self.seed is None else [f"seed-{self.seed}"])])
 
     @property
     def setting(self) -> str:
         """The values, for a table."""
-        return ", ".join(f"{'β' if key == 'kl_coef' else key} = {_shown(value)}" for key, value in self.settings)
+        return ", ".join(f"{'β' if key == 'kl_coef' else key} = {_format_value(value)}" for key, value in self.settings)
 
     @property
     def label(self) -> str:
@@ -89,9 +89,9 @@ class Variant:
             flags: The command's flags, by stage.
         """
         keys = dict(self.settings)
-        if keys.get("kl_coef") == 0:  # without a penalty PPO holds no reference, and variants are compared by KL
+        if keys.get("kl_coef") == 0:  # PPO would hold no reference, but variants are compared by their KL
             keys = {"reference": flags.get("ppo", {}).get("reference", True), **keys}
-        return overlay(flags, "ppo", keys if self.seed is None else {**keys, "seed": self.seed})
+        return with_keys(flags, "ppo", keys if self.seed is None else {**keys, "seed": self.seed})
 
     def fields(self, run: Path, flags: Flags) -> dict[str, Any]:
         """Returns the fields of its `RunContext` that differ from those of the run.
@@ -102,7 +102,7 @@ class Variant:
         """
         return {"directory": self.directory(run), "base": run, "variant": self.name, "flags": self.flags(flags)}
 
-    def note(self, run: Path) -> None:
+    def record_base(self, run: Path) -> None:
         """Records in the variant's directory which run it belongs to.
 
         Args:
@@ -118,7 +118,7 @@ def variant_of(directory: Path) -> dict[str, Any]:
         directory: The directory.
 
     Returns:
-        {base, variant} for `RunContext`; {} where it is no variant's.
+        {base, variant} for `RunContext`; {} for any other directory.
     """
     path = directory / VARIANT_FILE
     if not path.is_file():
@@ -127,14 +127,14 @@ def variant_of(directory: Path) -> dict[str, Any]:
     return {"base": directory / ".." / "..", "variant": read_json(path)["variant"]}
 
 
-def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, first: int = 1) -> list[Variant]:
+def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, first_seed: int = 1) -> list[Variant]:
     """Combines the values of a grid.
 
     Args:
         grid: Key of PPO -> its values.
         folder: Folder in the run directory that holds the variants.
         seeds: Number of runs per combination. The first one has the recipe's own seed.
-        first: The recipe's own seed.
+        first_seed: The recipe's own seed.
 
     Returns:
         The variants, with all seeds of a combination next to each other.
@@ -143,7 +143,7 @@ def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, 
         ZooError: Two variants would have the same name.
     """
     result = [
-        Variant(tuple(zip(grid, values, strict=True)), first + offset if offset else None, folder)
+        Variant(tuple(zip(grid, values, strict=True)), first_seed + offset if offset else None, folder)
         for values in itertools.product(*grid.values())
         for offset in range(seeds)
     ]
@@ -155,7 +155,7 @@ def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, 
     return result
 
 
-def own_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
+def recipe_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
     """Returns the seed of PPO in a run without variants.
 
     Args:
@@ -167,7 +167,7 @@ def own_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
     return int(stage_settings(recipe, "ppo", settings, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
 
 
-def overlay(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def with_keys(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns a copy of flags in which keys of a stage are replaced.
 
     Args:
@@ -180,7 +180,7 @@ def overlay(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, dict
     return copy
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else "none" if value is None else str(value)
 
 
@@ -194,7 +194,7 @@ def _slug(text: str) -> str:
 def run_variants(
     run: Path,
     variants: Sequence[Variant],
-    opened: Callable[[Variant], AbstractContextManager[tuple[RunContext, Publisher | None]]],
+    open_run: Callable[[Variant], AbstractContextManager[tuple[RunContext, Publisher | None]]],
     console: Any,
 ) -> list[Outcome]:
     """Runs every variant that is not finished, one after the other.
@@ -202,7 +202,7 @@ def run_variants(
     Args:
         run: The run directory.
         variants: The variants.
-        opened: Opens the run of a variant, with its publisher, and closes it.
+        open_run: Opens the run of a variant, with its publisher, and closes it.
         console: A rich console.
 
     Returns:
@@ -210,9 +210,9 @@ def run_variants(
     """
     outcomes = []
     for number, variant in enumerate(variants, start=1):
-        with opened(variant) as (context, publisher):
+        with open_run(variant) as (context, publisher):
             console.rule(f"[bold]{variant.label} ({number} of {len(variants)})")
-            variant.note(run)
+            variant.record_base(run)
             run_recipe.run(context, console, publisher)
         outcomes.append(read_outcome(variant, run))
     return outcomes
@@ -222,7 +222,7 @@ def run_variants(
 def open_part(
     context: RunContext, folder: Path, resolved: Mapping[str, Any], *, stage: str, restart: bool
 ) -> Iterator[StageRecord | None]:
-    """Opens a part of an experiment that is not a stage. Its record tells if it is running, interrupted or finished.
+    """Opens a part of an experiment that is not a stage, and records whether it is running, interrupted or finished.
 
     Args:
         context: The run.
@@ -242,7 +242,7 @@ def open_part(
     if restart:
         record.clear()
     recipe = context.recipe.name
-    record.check_fingerprint(resolved, recipe=recipe, fix="give the options it was made with, or --restart")
+    record.check_fingerprint(resolved, recipe=recipe, fix="give the options that it was made with, or --restart")
     if record.read().get("status") == "finished":
         yield None
         return
@@ -272,7 +272,7 @@ class Outcome:
         rows: The rows of its training metrics.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
         verdict: The verdict over its checkpoints; None if there is none.
-        fired: Families of the probes that fire at its end.
+        fired: Families of the probes that fired at its end.
     """
 
     variant: Variant
@@ -300,7 +300,7 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
     return Outcome(
         variant,
         (record.read().get("repo") or {}).get("id"),
-        {name: evaluation["ppo"][name] for name in _FIGURES},
+        {name: evaluation["ppo"][name] for name in _OUTCOME_FIGURES},
         evaluation["win_rate"],
         record.metrics(),
         [(row["prompt"], *(row["ppo"][name] for name in ("completion", "reward", "judge"))) for row in rows],
@@ -309,7 +309,7 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
     )
 
 
-def over_settings(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spread], list[Outcome]]]:
+def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spread], list[Outcome]]]:
     """Groups outcomes by the values of their keys.
 
     Args:
@@ -323,22 +323,22 @@ def over_settings(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, Spre
         groups.setdefault(outcome.variant.setting, []).append(outcome)
     spreads = []
     for setting, group in groups.items():
-        values = {name: [outcome.figures[name]["value"] for outcome in group] for name in _FIGURES}
+        values = {name: [outcome.figures[name]["value"] for outcome in group] for name in _OUTCOME_FIGURES}
         values["win_rate"] = [outcome.win_rate["value"] for outcome in group]
         spreads.append((setting, {name: over_seeds(series) for name, series in values.items()}, group))
     return spreads
 
 
-def overview_rows(outcomes: Sequence[Outcome], at: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
+def overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
     """Returns the entries of overview.json: each run, and each setting over its seeds.
 
     Args:
         outcomes: Outcomes of variants.
-        at: What identifies a variant's setting in a row.
+        identify: What identifies a variant's setting in a row.
     """
     runs = [
         {
-            **at(outcome.variant),
+            **identify(outcome.variant),
             "seed": outcome.variant.seed,
             "directory": outcome.variant.name,
             "repo": outcome.repo,
@@ -351,11 +351,11 @@ def overview_rows(outcomes: Sequence[Outcome], at: Callable[[Variant], dict[str,
     ]
     by_setting = [
         {
-            **at(group[0].variant),
+            **identify(group[0].variant),
             "seeds": len(group),
             "figures": {name: figure.to_json() for name, figure in figures.items()},
             "verdicts": [outcome.verdict for outcome in group],
         }
-        for _, figures, group in over_settings(outcomes)
+        for _, figures, group in group_by_setting(outcomes)
     ]
     return {"runs": runs, "over_seeds": by_setting}

@@ -35,11 +35,11 @@ def train(
         console: A rich console.
 
     Returns:
-        The outcomes, and the last error of a Hub that refused a tag.
+        The outcomes, and the Hub's last error if it refused a tag.
     """
-    run, refused = context.directory, []
+    run, send_errors = context.directory, []
     for cell in cells:
-        if cell.seed is None:  # another seed cannot make a key wrong
+        if cell.seed is None:  # keys that are valid for one seed are valid for all
             run_recipe.check(replace(context, **cell.fields(run, flags)))
     shared = replace(context, restart=False, preflight_passed=True)
     run_recipe.claim(shared, publisher)
@@ -48,7 +48,7 @@ def train(
         publisher.drain()
 
     @contextlib.contextmanager
-    def opened(cell: Variant) -> Iterator[tuple[RunContext, None]]:
+    def open_cell(cell: Variant) -> Iterator[tuple[RunContext, None]]:
         cell_context = replace(context, **cell.fields(run, flags))
         with sole_writer(cell_context.directory, command=context.command):
             yield cell_context, None
@@ -57,9 +57,9 @@ def train(
                     send_cell(context, cell_context, cell.name)
                 except ZooError as error:  # the next cells train all the same; the command fails at its end
                     console.print(f"Warning: {error}", highlight=False, markup=False)
-                    refused.append(error)
+                    send_errors.append(error)
 
-    return run_variants(run, cells, opened, console), next(reversed(refused), None)
+    return run_variants(run, cells, open_cell, console), next(reversed(send_errors), None)
 
 
 def write_overview(

@@ -98,9 +98,9 @@ def local_device(*, use_cpu: bool = False) -> Device:
     if best_device(use_cpu=use_cpu).type != "cuda":
         return cpu_device()
     properties = torch.cuda.get_device_properties(0)
-    plain = re.sub(r"[^a-z0-9]", "", properties.name.lower())
+    product_name = re.sub(r"[^a-z0-9]", "", properties.name.lower())
     gib = round(properties.total_memory / 2**30, 1)
-    name = next((card for card in CARDS if card.replace("-", "") in plain), None)
+    name = next((card for card in CARDS if card.replace("-", "") in product_name), None)
     teraflops, bandwidth = CARDS[name][1:] if name else (0.0, 0.0)
-    half = torch.cuda.is_bf16_supported()
-    return Device(name or properties.name, gib, 1, teraflops, bandwidth, bfloat16=half)
+    bfloat16 = torch.cuda.is_bf16_supported()
+    return Device(name or properties.name, gib, 1, teraflops, bandwidth, bfloat16=bfloat16)

@@ -19,7 +19,7 @@ from .memory import BFLOAT16, FLOAT32, Counts, ModelMemory, PhaseMemory
 from .shapes import Shape
 from .tracing import Tracer, tracer
 
-#: Tiles in which trl computes the head: their tokens, their columns of the vocabulary, and how many live at once.
+#: trl computes the head in tiles: tokens per tile, vocabulary columns per tile, and tiles alive at once.
 TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
 #: Bytes of a CPU process with models of almost no weights: imported libraries, their buffers, data and the trainer's
 #: objects (benchmarks/plan_check.py, the setting `nothing`).
@@ -101,13 +101,13 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     """
     rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = keys.max_length or base.context
-    half, size = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
-    model = stage_tracer(base, "policy", keys, size, half)
+    half, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
+    model = stage_tracer(base, "policy", keys, dtype, half)
     tile = min(rows * length, TRL_TOKENS) * min(TRL_COLUMNS, model.counts.vocabulary if device.cpu else TRL_COLUMNS)
-    learns = model.counts.trained == model.counts.parameters
-    head: float = TRL_TILES * tile * (BFLOAT16 if half else FLOAT32)
-    head += memory.head_gradient(tokens=rows * length, counts=model.counts, learns=learns)
-    return _supervised("sft", keys, model, device, rows=rows, length=length, steps=steps, head=head)
+    head_trains = model.counts.trained == model.counts.parameters
+    head_bytes: float = TRL_TILES * tile * (BFLOAT16 if half else FLOAT32)
+    head_bytes += memory.head_gradient(tokens=rows * length, counts=model.counts, head_trains=head_trains)
+    return _supervised("sft", keys, model, device, rows=rows, length=length, steps=steps, head_bytes=head_bytes)
 
 
 def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
@@ -124,7 +124,7 @@ def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan
     rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = min(keys.max_length or base.context, base.context)
     model = stage_tracer(base, "classifier", keys, weight_dtype(keys, base), computes_in_bfloat16(keys, device))
-    return _supervised("reward", keys, model, device, rows=2 * rows, length=length, steps=steps, head=0)
+    return _supervised("reward", keys, model, device, rows=2 * rows, length=length, steps=steps, head_bytes=0)
 
 
 def _supervised(
@@ -136,21 +136,25 @@ def _supervised(
     rows: int,
     length: int,
     steps: int,
-    head: float,
+    head_bytes: float,
 ) -> StagePlan:
     half, counts = computes_in_bfloat16(keys, device), model.counts
-    passed = model.training_pass(rows=rows, length=length, half=half, checkpointing=bool(keys.gradient_checkpointing))
+    training_pass = model.training_pass(
+        rows=rows, length=length, half=half, checkpointing=bool(keys.gradient_checkpointing)
+    )
     shards = shard_count(stage, keys, device, use_peft=model.spec.adapter is not None)
     resident = resident_memory(model, keys).per_device(shards)
-    exchanged = resident.gradients if device.count > 1 and shards == 1 else 0
+    exchange_buffers = resident.gradients if device.count > 1 and shards == 1 else 0
     # Gradients of shards are exchanged layer by layer, so the full gradients never exist at once.
-    peak = memory.training_memory(resident, passed, head=head, several=steps > 1 or shards > 1, buckets=exchanged)
+    peak = memory.training_memory(
+        resident, training_pass, head_bytes=head_bytes, accumulates=steps > 1 or shards > 1, buckets=exchange_buffers
+    )
     peak = replace(peak, weights=peak.weights + gathered_bytes(shards, model))
     tokens = rows * length * steps
     trunk = forward_flops(counts, tokens, length) * training_cost(counts, keys)
     work = Work(
         update=trunk,
-        update_head=2 * tokens * counts.width * counts.vocabulary * 3 if head else 0,
+        update_head=2 * tokens * counts.width * counts.vocabulary * 3 if head_bytes else 0,
         trained=counts.trained,
     )
     batch = {"rows": rows, "tokens": length, "micro_batches": steps, **known_updates(keys)}
@@ -159,14 +163,14 @@ def _supervised(
 
 
 def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
-    """The number of updates, where the keys set it.
+    """The number of updates, if the keys determine it.
 
     Args:
         keys: The stage's keys.
         episodes: Completions of a PPO update; 0 for other stages.
 
     Returns:
-        `updates`, or nothing where the size of the data decides.
+        `updates`; empty if it depends on the size of the data.
     """
     if episodes and keys.total_episodes is not None:
         return {"updates": math.ceil(keys.total_episodes / episodes)}
@@ -180,32 +184,36 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
         stage: The stage's name.
         keys: Its keys.
         device: What it runs on.
-        **unsharded: Settings that fsdp2 does not support, and whether they are on.
+        **unsharded: Settings that fsdp2 does not support -> whether they are on.
 
     Raises:
         ZooError: One of them is, the optimizer cannot be sharded, or there is one device.
     """
     if not keys.fsdp2:
         return 1
-    of = f"fsdp2 of the stage {stage}"
+    subject = f"fsdp2 of the stage {stage}"
     for name in (name for name, is_set in unsharded.items() if is_set):
-        raise ZooError(f"{of} does not work with {name}: leave one of them out.")
+        raise ZooError(f"{subject} does not work with {name}: leave one of them out.")
     if str(keys.optim) not in IN_SHARDS:
-        raise ZooError(f"{of} cannot shard the optimizer {keys.optim}: set optim to one of {', '.join(IN_SHARDS)}.")
+        raise ZooError(
+            f"{subject} cannot shard the optimizer {keys.optim}: set optim to one of {', '.join(IN_SHARDS)}."
+        )
     if device.count == 1:
-        raise ZooError(f"{of} shards weights over several devices, and this plan is for one: give --gpu NAME:COUNT.")
+        raise ZooError(
+            f"{subject} shards weights over several devices, but this plan is for one: give --gpu NAME:COUNT."
+        )
     return device.count
 
 
 def gathered_bytes(shards: int, *models: Tracer | None) -> float:
     """Bytes that an update gathers from shards.
 
-    Of every model: the embeddings, which stay until the backward pass, two layers, and one layer's gradients. Of one
+    For every model: the embeddings, which stay until the backward pass, two layers, and one layer's gradients. For one
     model at a time: the gradients of the embeddings, and the copy of them that the processes exchange.
 
     Args:
         shards: Devices that the weights are sharded over.
-        *models: Those that train.
+        *models: The models that train.
     """
     if shards == 1:
         return 0
@@ -227,7 +235,7 @@ def saving_phase(
         frozen: Bytes of the frozen models' weights.
 
     Returns:
-        The phase "save", where there is one.
+        The phase "save"; empty without shards or on a GPU.
     """
     if shards == 1 or not device.cpu:
         return {}
@@ -249,7 +257,7 @@ def forward_flops(counts: Counts, tokens: float, length: float) -> float:
     return tokens * (2 * matrices + 4 * counts.attention_width * counts.layers * length / 2)
 
 
-def training_cost(counts: Counts, keys: Any) -> float:
+def training_cost(counts: Counts, keys: SimpleNamespace) -> float:
     """The cost of a forward and backward pass, in forward passes; frozen weights need no gradients.
 
     Args:
@@ -285,7 +293,7 @@ def computes_in_bfloat16(keys: SimpleNamespace, device: Device) -> bool:
     return device.bfloat16 if keys.bf16 is None else bool(keys.bf16)
 
 
-def quantization(keys: Any) -> str | None:
+def quantization(keys: SimpleNamespace) -> str | None:
     """The precision of quantized weights: "4bit", "8bit" or None.
 
     Args:
@@ -313,7 +321,9 @@ def weight_size(model: Tracer) -> int:
     return FLOAT32 if model.spec.dtype == "float32" else BFLOAT16
 
 
-def stage_tracer(shape: Shape, role: str, keys: Any, dtype: str, half: bool, *, trains: bool = True) -> Tracer:
+def stage_tracer(
+    shape: Shape, role: str, keys: SimpleNamespace, dtype: str, half: bool, *, trains: bool = True
+) -> Tracer:
     """The tracer of a model as a stage loads it.
 
     Args:
@@ -336,16 +346,24 @@ def stage_tracer(shape: Shape, role: str, keys: Any, dtype: str, half: bool, *, 
     return tracer(shape.config, role, peft_config=peft_config, dtype=dtype, attention=attention, trains=trains)
 
 
-def resident_memory(model: Tracer, keys: Any, *, bits: str | None = None, own: bool = True) -> ModelMemory:
+def resident_memory(
+    model: Tracer, keys: SimpleNamespace, *, bits: str | None = None, owns_base: bool = True
+) -> ModelMemory:
     """The bytes of a model that stay from phase to phase.
 
     Args:
         model: The model.
         keys: The stage's keys.
         bits: Quantization of a frozen model; None takes the stage's.
-        own: False for a model whose frozen weights are shared with another.
+        owns_base: False for a model whose frozen weights are shared with another.
     """
     counts = model.counts
     state = memory.state_bytes(str(getattr(keys.optim, "value", keys.optim)))
     bits = bits or (quantization(keys) if counts.trained < counts.parameters else None)
-    return memory.model_memory(counts, size=weight_size(model), state=8 if state is None else state, bits=bits, own=own)
+    return memory.model_memory(
+        counts,
+        weight_bytes=weight_size(model),
+        state_per_parameter=8 if state is None else state,
+        bits=bits,
+        owns_base=owns_base,
+    )

@@ -1,7 +1,7 @@
 """Formulas for the bytes that a device holds in each phase of a stage.
 
-Under Adam a trained weight takes four numbers, itself, its gradient and two moments: 16 bytes in float32. What depends
-on the architecture, a pass through the layers below the head, is counted by `tracing`.
+Under Adam a trained weight takes four numbers: itself, its gradient and two moments, 16 bytes in float32. `tracing`
+counts the bytes that depend on the architecture: those of a pass through the layers below the head.
 """
 
 from dataclasses import dataclass, fields
@@ -9,14 +9,14 @@ from dataclasses import dataclass, fields
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
 #: Bytes of optimizer state per float32 parameter; the first entry that is a prefix of the optimizer's name applies.
-#: The 8-bit ones hold two moments, and a float32 scale for each block of 256 or more.
-STATES = {
+#: The 8-bit optimizers store two moments, and a float32 scale per block of 256 or more.
+OPTIMIZER_STATE = {
     "adamw_torch_8bit": 2.03, "adamw_torch_4bit": 1.06, "adamw_8bit": 2.03, "adamw_bnb_8bit": 2.03,
     "paged_adamw_8bit": 2.03, "adam": 8, "paged_adamw": 8, "ademamix_8bit": 3.05, "ademamix": 12, "lion_8bit": 1.02,
     "paged_lion_8bit": 1.02, "lion": 4, "paged_lion": 4, "adagrad": 4, "rmsprop": 4, "sgd": 0, "adafactor": 0.01,
 }  # fmt: skip
-#: Bytes of a weight that bitsandbytes quantized, with a float32 scale for each block of 64 (4-bit) or each row (8-bit).
-BITS = {"4bit": 0.5 + 4 / 64, "8bit": 1.002}
+#: Bytes of a weight that bitsandbytes quantized, with a float32 scale per block of 64 (4-bit) or per row (8-bit).
+QUANTIZED_WEIGHT = {"4bit": 0.5 + 4 / 64, "8bit": 1.002}
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,13 @@ class Counts:
     """The size of a model: parameters, and the dimensions that its memory depends on.
 
     Attributes:
-        parameters: All of them, an adapter's included.
-        trained: Those that train.
-        linear: Those in linear layers, without the head.
-        embeddings: Those in the embeddings and the head; tied ones count once.
-        layers: Transformer layers.
+        parameters: All parameters, including an adapter's.
+        trained: Trainable parameters.
+        linear: Parameters of linear layers, without the head.
+        embeddings: Parameters of the embeddings and the head; tied weights count once.
+        layers: Number of transformer layers.
         width: Hidden size.
-        vocabulary: Tokens.
+        vocabulary: Vocabulary size.
         kv_values: Keys and values of one token in the KV cache, summed over the layers.
         attention_width: Query width, summed over the heads of a layer.
     """
@@ -51,10 +51,10 @@ class TrainingPass:
     """Bytes that a forward and backward pass takes beyond the weights, without the head.
 
     Attributes:
-        saved: Held from the forward to the backward pass.
-        first_peak: The peak of the first micro-batch, including the gradients that it allocates.
-        repeat_peak: The peak of a later one, which adds to gradients that exist; they are not included.
-        gradients: What the pass leaves behind.
+        saved: Activations kept from the forward to the backward pass.
+        first_peak: Peak of the first micro-batch, including the gradients that it allocates.
+        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist.
+        gradients: Gradients that remain after the pass.
     """
 
     saved: int = 0
@@ -65,7 +65,7 @@ class TrainingPass:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """Bytes of a pass without a backward one.
+    """Bytes of a forward pass without a backward pass.
 
     Attributes:
         casts: bfloat16 copies of trained weights, which stay for the phase.
@@ -142,34 +142,34 @@ def state_bytes(optimizer: str) -> float | None:
     Returns:
         Bytes of state per trained float32 parameter; None for an unknown optimizer.
     """
-    return next((size for name, size in STATES.items() if optimizer.startswith(name)), None)
+    return next((size for name, size in OPTIMIZER_STATE.items() if optimizer.startswith(name)), None)
 
 
 def model_memory(
-    counts: Counts, *, size: float, state: float, bits: str | None = None, own: bool = True
+    counts: Counts, *, weight_bytes: float, state_per_parameter: float, bits: str | None = None, owns_base: bool = True
 ) -> ModelMemory:
     """The bytes of a model that stay from phase to phase.
 
     Args:
         counts: The model's size.
-        size: Bytes of a weight; trained adapter weights take `FLOAT32` whatever it is.
-        state: Bytes of optimizer state per parameter, from `state_bytes`.
-        bits: The precision of quantized linear layers, a key of `BITS`; None without quantization.
-        own: False for a model whose frozen weights are shared with another.
+        weight_bytes: Bytes of a weight; trained adapter weights take `FLOAT32` whatever it is.
+        state_per_parameter: Bytes of optimizer state per parameter, from `state_bytes`.
+        bits: The precision of quantized linear layers, a key of `QUANTIZED_WEIGHT`; None without quantization.
+        owns_base: False for a model whose frozen weights are shared with another.
     """
-    adapter = 0 < counts.trained < counts.parameters
+    is_adapter = 0 < counts.trained < counts.parameters
     frozen = counts.parameters - counts.trained
-    trained_size = FLOAT32 if adapter else size
-    linear = min(counts.linear, frozen) if bits else 0
-    frozen_bytes = (frozen - linear) * size + linear * BITS.get(bits or "", 0)
+    trained_size = FLOAT32 if is_adapter else weight_bytes
+    quantized = min(counts.linear, frozen) if bits else 0
+    frozen_bytes = (frozen - quantized) * weight_bytes + quantized * QUANTIZED_WEIGHT.get(bits or "", 0)
     return ModelMemory(
-        weights=(frozen_bytes if own else 0) + counts.trained * trained_size,
+        weights=(frozen_bytes if owns_base else 0) + counts.trained * trained_size,
         gradients=counts.trained * trained_size,
-        optimizer=counts.trained * state * trained_size / FLOAT32,
+        optimizer=counts.trained * state_per_parameter * trained_size / FLOAT32,
     )
 
 
-def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, learns: bool) -> float:
+def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_trains: bool) -> float:
     """Bytes of the logits where `modeling.logprobs` computes them in chunks of tokens.
 
     Scores and probabilities are float32. In bfloat16 the head's weight is cast for the pass, and so is its gradient.
@@ -177,17 +177,17 @@ def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, learns:
     Args:
         tokens: Tokens whose log-probabilities are computed.
         counts: The model's size.
-        chunk: The most logits held at a time.
+        chunk: The most logits held at once.
         half: Whether the pass runs in bfloat16.
-        learns: Whether the head trains.
+        head_trains: Whether the head trains.
     """
     rows = min(tokens, max(counts.width, chunk // counts.vocabulary))
-    size = counts.vocabulary * counts.width
-    working = rows * counts.vocabulary * (2 * FLOAT32 + (BFLOAT16 if half and learns else 0))
-    return working + (BFLOAT16 * size * (2 if learns else 1) if half else 0)
+    head_weights = counts.vocabulary * counts.width
+    logit_bytes = rows * counts.vocabulary * (2 * FLOAT32 + (BFLOAT16 if half and head_trains else 0))
+    return logit_bytes + (BFLOAT16 * head_weights * (2 if head_trains else 1) if half else 0)
 
 
-def whole_logits(*, tokens: int, counts: Counts) -> float:
+def full_logits(*, tokens: int, counts: Counts) -> float:
     """Bytes of logits that cannot be chunked: logits, scaled logits, and four tensors of that size for the entropy.
 
     Args:
@@ -197,15 +197,15 @@ def whole_logits(*, tokens: int, counts: Counts) -> float:
     return tokens * counts.vocabulary * FLOAT32 * 6
 
 
-def head_gradient(*, tokens: int, counts: Counts, learns: bool) -> float:
+def head_gradient(*, tokens: int, counts: Counts, head_trains: bool) -> float:
     """Bytes of the float32 sums kept for the backward pass: the head's gradient and those of the hidden states.
 
     Args:
         tokens: Tokens whose log-probabilities are computed.
         counts: The model's size.
-        learns: Whether the head trains.
+        head_trains: Whether the head trains.
     """
-    return FLOAT32 * (tokens * counts.width * 3 + (counts.vocabulary * counts.width if learns else 0))
+    return FLOAT32 * (tokens * counts.width * 3 + (counts.vocabulary * counts.width if head_trains else 0))
 
 
 def update_memory(
@@ -215,8 +215,8 @@ def update_memory(
     *,
     frozen: float,
     logits: float,
-    head: float,
-    several: bool,
+    head_bytes: float,
+    accumulates: bool,
     buckets: float = 0,
     cache: float = 0,
 ) -> PhaseMemory:
@@ -228,56 +228,56 @@ def update_memory(
         passes: The passes of policy and critic.
         frozen: Bytes of the weights of frozen models.
         logits: Bytes of the current chunk of logits.
-        head: Bytes from `head_gradient`.
-        several: Whether gradients of an earlier micro-batch exist.
+        head_bytes: Bytes from `head_gradient`.
+        accumulates: Whether gradients of an earlier micro-batch exist.
         buckets: Bytes of the buffers through which processes exchange gradients.
         cache: Bytes of a KV cache that stays between rollouts.
     """
     policy_pass, critic_pass = passes
     gradients = policy.gradients + critic.gradients
-    if several:
-        moments = [
-            policy_pass.saved + head + max(logits, critic_pass.repeat_peak),
-            policy_pass.repeat_peak + head,
+    if accumulates:
+        peaks = [
+            policy_pass.saved + head_bytes + max(logits, critic_pass.repeat_peak),
+            policy_pass.repeat_peak + head_bytes,
         ]
-        working = max(moments)
+        working = max(peaks)
     else:
-        moments = [
-            policy_pass.saved + head + max(logits, critic_pass.first_peak),
-            critic.gradients + policy_pass.first_peak + head,
+        peaks = [
+            policy_pass.saved + head_bytes + max(logits, critic_pass.first_peak),
+            critic.gradients + policy_pass.first_peak + head_bytes,
         ]
-        working = max(*moments, gradients) - gradients
+        working = max(*peaks, gradients) - gradients
     return PhaseMemory(
         weights=policy.weights + critic.weights + frozen,
         gradients=gradients + buckets,
         optimizer=policy.optimizer + critic.optimizer,
-        activations=working - min(head, working),
-        logits=min(head, working),
+        activations=working - min(head_bytes, working),
+        logits=min(head_bytes, working),
         cache=cache,
     )
 
 
 def training_memory(
-    model: ModelMemory, passed: TrainingPass, *, head: float, several: bool, buckets: float = 0
+    model: ModelMemory, training_pass: TrainingPass, *, head_bytes: float, accumulates: bool, buckets: float = 0
 ) -> PhaseMemory:
     """The peak of a training step of SFT or of the reward model.
 
     Args:
         model: The model's bytes.
-        passed: The pass of the model.
-        head: Bytes that the loss takes beyond the pass.
-        several: Whether gradients of an earlier micro-batch exist.
+        training_pass: The pass of the model.
+        head_bytes: Bytes that the loss takes beyond the pass.
+        accumulates: Whether gradients of an earlier micro-batch exist.
         buckets: Bytes of the buffers through which processes exchange gradients.
     """
-    working = passed.saved + head
-    if several:
-        working = max(working, passed.repeat_peak + head)
+    working = training_pass.saved + head_bytes
+    if accumulates:
+        working = max(working, training_pass.repeat_peak + head_bytes)
     else:
-        working = max(working, passed.first_peak + head, model.gradients) - model.gradients
+        working = max(working, training_pass.first_peak + head_bytes, model.gradients) - model.gradients
     return PhaseMemory(
         weights=model.weights,
         gradients=model.gradients + buckets,
         optimizer=model.optimizer,
-        activations=max(working - head, 0),
-        logits=min(head, working),
+        activations=max(working - head_bytes, 0),
+        logits=min(head_bytes, working),
     )

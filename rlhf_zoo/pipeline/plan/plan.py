@@ -126,8 +126,8 @@ class Plan:
                     "batch": stage.batch,
                     "fits": stage.stage not in self.changes,
                     "change": None if (change := self.changes.get(stage.stage)) is None else dict(change.keys),
-                    "seconds": None if (spent := self.durations[stage.stage]) is None else dict(spent.seconds),
-                    "seconds_by": None if spent is None else spent.basis,
+                    "seconds": None if (duration := self.durations[stage.stage]) is None else dict(duration.seconds),
+                    "seconds_by": None if duration is None else duration.basis,
                 }
                 for stage in self.stages
             ],
@@ -170,7 +170,7 @@ def make_plan(
         device: What it is to run on.
         flags: The flags by stage, as `run_flags` returns them.
         prompt: Tokens of the longest prompt.
-        stages: Those to plan; None for all of the recipe's.
+        stages: The stages to plan; None for all of the recipe's.
         suggest_changes: Whether to search for changes that make a stage fit.
         hub: The Hub to search for models that are not folders.
 
@@ -179,10 +179,10 @@ def make_plan(
     """
     flags = flags or {}
     shared = recipe_config(recipe, flags.get("recipe", {}))
-    obeyed_keys = {stage: obeyed(recipe, stage, own) for stage, own in recipe.stages.items()}
+    obeyed_keys = {stage: obeyed(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
     keys = {
-        stage: stage_keys_of(stage, {**own, **flags.get(stage, {})}, where=str(recipe.source(stage)))
-        for stage, own in obeyed_keys.items()
+        stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.source(stage)))
+        for stage, stage_keys in obeyed_keys.items()
     }
     shapes = _Shapes(recipe, shared, keys, hub)
     assumptions = (
@@ -196,10 +196,10 @@ def make_plan(
                 f"the longest prompt has {prompt} tokens; set max_prompt_length or --prompt_length to change this"
             )
 
-    def estimate(stage: str, own: SimpleNamespace) -> StagePlan:
+    def estimate(stage: str, stage_keys: SimpleNamespace) -> StagePlan:
         if stage == "ppo":
-            return ppo_plan(own, shapes.of_ppo(own), device, prompt=prompt or PROMPT)
-        return (sft_plan if stage == "sft" else reward_plan)(own, shapes.base, device)
+            return ppo_plan(stage_keys, shapes.of_ppo(stage_keys), device, prompt=prompt or PROMPT)
+        return (sft_plan if stage == "sft" else reward_plan)(stage_keys, shapes.base, device)
 
     plans, durations, changes = [], {}, {}
     for stage in stages or recipe.stages:
@@ -216,18 +216,18 @@ def make_plan(
 
 
 def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether the shape of any model of the recipe has to be fetched from a Hub.
+    """Whether any model's shape has to be fetched from a Hub.
 
     Args:
         recipe: The recipe.
         flags: The flags by stage, as for `make_plan`.
     """
-    named: list[Any] = []
-    for stage, own in recipe.stages.items():
-        keys = {**own, **flags.get(stage, {})}
-        named += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
-        named += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
-    names = [str(name) for name in named if name is not None]
+    sources: list[Any] = []
+    for stage, stage_keys in recipe.stages.items():
+        keys = {**stage_keys, **flags.get(stage, {})}
+        sources += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
+        sources += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
+    names = [str(name) for name in sources if name is not None]
     return not all(name in STAGES or is_member(name) or is_local_shape(name) for name in names)
 
 
@@ -292,9 +292,7 @@ class _Shapes:
         if name in STAGES or is_member(name):
             return Reward(self._trained("reward"))
         if ppo.reward_model_loader is not None:
-            raise ZooError(
-                f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is not known."
-            )
+            raise ZooError(f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is unknown.")
         shape = find_shape(name, hub=self.hub)
         same_type = shape.config.model_type == policy.config.model_type
         same_vocabulary = same_type and shape.config.vocab_size == policy.config.vocab_size
@@ -324,17 +322,17 @@ def smallest_change(
     equivalent = [*_equivalent_changes(stage, keys, device)]
     training = [*_training_changes(stage, keys, device)]
 
-    def joined(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def merge(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         merged = {name: value for change in changes for name, value in change.items()}
         return {name: value for name, value in merged.items() if value != getattr(keys, name)}
 
     def fits(changes: Sequence[Mapping[str, Any]]) -> Change | None:
-        changed = joined(changes)
+        changed = merge(changes)
         try:
-            size = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
+            peak = estimate(stage, SimpleNamespace(**{**vars(keys), **changed})).peak
         except ZooError:
             return None  # these keys do not work together
-        return Change(changed, size) if size <= device.usable_gib * GIB else None
+        return Change(changed, peak) if peak <= device.usable_gib * GIB else None
 
     groups: list[list[dict[str, Any]]] = []
     if fits(equivalent) is not None:

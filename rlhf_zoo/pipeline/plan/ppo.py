@@ -58,7 +58,7 @@ class PPOModels:
     Attributes:
         policy: The policy, as saved.
         rewards: The reward models.
-        value: The model that the critic starts from; None without one of its own.
+        value: The model that value_model_name_or_path names; None if it names none.
         exact: Whether the policy has its published weights, so that the reference may keep their dtype.
     """
 
@@ -90,42 +90,46 @@ class _PPO:
         self.keys, self.device, self.prompt = keys, device, prompt
         self.response: int = keys.response_length
         self.length = prompt + self.response
-        self.half = computes_in_bfloat16(keys, device)
+        self.in_bfloat16 = computes_in_bfloat16(keys, device)
         rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
         self.prompts = rows * steps
         self.rows = self.prompts * keys.num_generations
-        self.minibatch = math.ceil(self.rows / keys.num_mini_batches)
-        budget = keys.max_tokens_per_micro_batch or default_batch_tokens(cpu=device.cpu, bf16=self.half)
-        fitting = self.rows if budget is None else max(budget // self.length, 1)
-        self.micro = min(self.minibatch, fitting, self.minibatch if keys.max_tokens_per_micro_batch else rows)
-        self.read = min(self.rows, keys.local_rollout_forward_batch_size, fitting)
-        self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.half)
-        self.critic, self.critic_own = self._critic(models)
+        self.minibatch_rows = math.ceil(self.rows / keys.num_mini_batches)
+        budget = keys.max_tokens_per_micro_batch or default_batch_tokens(cpu=device.cpu, bf16=self.in_bfloat16)
+        rows_in_budget = self.rows if budget is None else max(budget // self.length, 1)
+        self.micro_batch_rows = min(
+            self.minibatch_rows, rows_in_budget, self.minibatch_rows if keys.max_tokens_per_micro_batch else rows
+        )
+        self.forward_rows = min(self.rows, keys.local_rollout_forward_batch_size, rows_in_budget)
+        self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.in_bfloat16)
+        self.critic, self.critic_has_own_weights = self._critic(models)
         # A critic on the policy's trunk gets its values while sampling, unless log-probabilities are recomputed.
-        recomputed = keys.recompute_logprobs or keys.rollout_engine != "native"
-        self.value_reader = self.critic or (self.policy if recomputed else None)
-        self.adapts = self.policy.spec.adapter is not None
-        from_reward = any(reward.initializes_critic for reward in models.rewards) and keys.critic != "policy"
-        self._copies_policy = self.adapts and self.critic is not None and models.value is None and not from_reward
+        recomputes = keys.recompute_logprobs or keys.rollout_engine != "native"
+        self.value_reader = self.critic or (self.policy if recomputes else None)
+        self.has_adapter = self.policy.spec.adapter is not None
+        critic_from_reward = any(reward.initializes_critic for reward in models.rewards) and keys.critic != "policy"
+        self._copies_policy = (
+            self.has_adapter and self.critic is not None and models.value is None and not critic_from_reward
+        )
         unsharded = {
-            "use_peft": self.adapts, "critic shared": self.critic is None, "offload_frozen": keys.offload_frozen
+            "use_peft": self.has_adapter, "critic shared": self.critic is None, "offload_frozen": keys.offload_frozen
         }  # fmt: skip
         self.shards = shard_count("ppo", keys, device, **unsharded)
         self.reference = None
-        if holds_reference(keys, has_ref_model=False) and not self.adapts:
-            dtype = "bfloat16" if self.half and models.exact and models.policy.dtype != "float32" else "float32"
-            frozen = SimpleNamespace(use_peft=False, attn_implementation=keys.attn_implementation)
-            self.reference = stage_tracer(models.policy, "policy", frozen, dtype, self.half, trains=False)
-        frozen = SimpleNamespace(use_peft=False)
+        if holds_reference(keys, has_ref_model=False) and not self.has_adapter:
+            dtype = "bfloat16" if self.in_bfloat16 and models.exact and models.policy.dtype != "float32" else "float32"
+            frozen_keys = SimpleNamespace(use_peft=False, attn_implementation=keys.attn_implementation)
+            self.reference = stage_tracer(models.policy, "policy", frozen_keys, dtype, self.in_bfloat16, trains=False)
+        frozen_keys = SimpleNamespace(use_peft=False)
         self.rewards = {
-            "reward model" if place == 1 else f"reward model {place}": stage_tracer(
-                reward.shape, "classifier", frozen, reward.shape.dtype, False, trains=False
+            "reward model" if number == 1 else f"reward model {number}": stage_tracer(
+                reward.shape, "classifier", frozen_keys, reward.shape.dtype, False, trains=False
             )
-            for place, reward in enumerate(models.rewards, start=1)
+            for number, reward in enumerate(models.rewards, start=1)
         }
 
     def _critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
-        """The critic, None for a head on the policy; and whether it has frozen weights of its own."""
+        """The critic, None for a head on the policy; and whether its frozen weights are its own."""
         keys, quantized = self.keys, quantization(self.keys) is not None
         reward = next((reward.shape for reward in models.rewards if reward.initializes_critic), None)
         shape = models.value
@@ -137,21 +141,21 @@ class _PPO:
         if shape is None:
             return None, True
         lora = SimpleNamespace(**{**vars(keys), "use_peft": keys.use_peft and keys.critic_lora})
-        shares = lora.use_peft and shape is reward and (self.half or shape.dtype == "float32")
-        dtype = shape.dtype if shares else "float32"
-        return stage_tracer(shape, "classifier", lora, dtype, self.half), not shares
+        shares_base = lora.use_peft and shape is reward and (self.in_bfloat16 or shape.dtype == "float32")
+        dtype = shape.dtype if shares_base else "float32"
+        return stage_tracer(shape, "classifier", lora, dtype, self.in_bfloat16), not shares_base
 
     def plan(self) -> StagePlan:
         keys, device = self.keys, self.device
-        plain = SimpleNamespace(optim=keys.optim)
+        unquantized_keys = SimpleNamespace(optim=keys.optim)
         models = {"policy": resident_memory(self.policy, keys)}
         if self.critic is not None:
-            models["critic"] = resident_memory(self.critic, plain, own=self.critic_own)
+            models["critic"] = resident_memory(self.critic, unquantized_keys, owns_base=self.critic_has_own_weights)
         if self.reference is not None:
             bits = "8bit" if keys.ref_load_in_8bit else None
-            models["reference"] = resident_memory(self.reference, plain, bits=bits)
+            models["reference"] = resident_memory(self.reference, unquantized_keys, bits=bits)
         for name, reward in self.rewards.items():
-            models[name] = resident_memory(reward, plain)
+            models[name] = resident_memory(reward, unquantized_keys)
         self.models = {name: model.per_device(self.shards) for name, model in models.items()}
         phases = {
             **({"load": self._load()} if self._copies_policy else {}),
@@ -164,27 +168,28 @@ class _PPO:
         batch = {
             "prompt": self.prompt, "response": self.response, "rows": self.rows,
             "sampled_rows": self._sampling_shape()[0],
-            "micro_batch": self.micro, "forward_rows": self.read, **known_updates(keys, self.rows * device.count),
+            "micro_batch": self.micro_batch_rows, "forward_rows": self.forward_rows,
+            **known_updates(keys, self.rows * device.count),
         }  # fmt: skip
         peaks = {name: with_process(device, phase, self.shards) for name, phase in phases.items()}
-        peaks |= saving_phase(device, self.shards, self._trained(), self._frozen())
-        return StagePlan("ppo", self.models, peaks, batch, self._work(), self.half)
+        peaks |= saving_phase(device, self.shards, self._trained(), self._frozen_weights())
+        return StagePlan("ppo", self.models, peaks, batch, self._work(), self.in_bfloat16)
 
     # What stays on the device
 
     def _trained(self) -> list[ModelMemory]:
         return [self.models[name] for name in ("policy", "critic") if name in self.models]
 
-    def _frozen(self, *in_use: str) -> float:
+    def _frozen_weights(self, *in_use: str) -> float:
         """Bytes of the frozen models' weights; with offload_frozen, only of those in use."""
         names = [name for name in self.models if name not in ("policy", "critic")]
-        offloads = self.keys.offload_frozen and (self.critic is None or self.critic_own)
+        offloads = self.keys.offload_frozen and (self.critic is None or self.critic_has_own_weights)
         return sum(self.models[name].weights for name in names if not offloads or name in in_use)
 
     def _resident(self, *in_use: str, gathered: Tracer | None = None) -> PhaseMemory:
         """Memory outside of any pass; `gathered` is a model whose shards are gathered while it runs."""
         trained = self._trained()
-        weights = sum(model.weights for model in trained) + self._frozen(*in_use)
+        weights = sum(model.weights for model in trained) + self._frozen_weights(*in_use)
         if gathered is not None and self.shards > 1:
             weights += weight_size(gathered) * gathered.counts.parameters  # besides the shard, which stays
         shape = self._graph_cache()
@@ -193,7 +198,7 @@ class _PPO:
 
     def _kv_bytes(self) -> float:
         """Bytes of a token's keys and values."""
-        size = BFLOAT16 if self.half else weight_size(self.policy)
+        size = BFLOAT16 if self.in_bfloat16 else weight_size(self.policy)
         return size * self.policy.counts.kv_values
 
     def _graph_cache(self) -> tuple[int, int] | None:
@@ -208,64 +213,68 @@ class _PPO:
         return rows, columns
 
     def _sampling_shape(self) -> tuple[int, int]:
-        """Rows that are sampled at a time, and columns of their KV cache."""
+        """Rows sampled at once, and columns of their KV cache."""
         if (shape := self._graph_cache()) is not None:
             return min(shape[0], self.rows), shape[1]
         limit = self.keys.max_rollout_batch_tokens
         rows = self.rows if limit is None else min(self.rows, max(limit // self.length, 1))
-        grown = max(math.ceil((self.response - 1 - ROOM) / (ROOM + 1)), 0)
-        return rows, self.prompt + ROOM + grown * (ROOM + 1)
+        growths = max(math.ceil((self.response - 1 - ROOM) / (ROOM + 1)), 0)
+        return rows, self.prompt + ROOM + growths * (ROOM + 1)
 
     # Phases
 
     def _load(self) -> PhaseMemory:
         """Building the critic from the policy with its adapter merged, which needs a copy of the policy's weights."""
         policy, critic = self.models["policy"].weights, self.models["critic"].weights
-        return PhaseMemory(weights=2 * policy + critic + self._frozen())
+        return PhaseMemory(weights=2 * policy + critic + self._frozen_weights())
 
     def _sample(self) -> PhaseMemory:
         resident, (rows, columns) = self._resident(gathered=self.policy), self._sampling_shape()
-        fresh = math.ceil(rows / self.keys.num_generations)  # equal prompts are read once
-        prefill = self.policy.forward_pass(rows=fresh, length=self.prompt, half=self.half)
-        step = self.policy.decode_step(rows=rows, length=self.length, half=self.half)
+        distinct_prompts = math.ceil(rows / self.keys.num_generations)  # equal prompts are read once
+        prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt, half=self.in_bfloat16)
+        step = self.policy.decode_step(rows=rows, length=self.length, half=self.in_bfloat16)
         counts = self.policy.counts
         cache = resident.cache or rows * columns * self._kv_bytes()
         if not resident.cache and columns > self.prompt + ROOM:  # each layer in turn is copied into a larger buffer
             step = replace(step, peak=step.peak + round(cache / counts.layers))
         # During prefill the cache is only as long as the prompts.
-        unused = 0 if resident.cache else cache * (1 - (self.prompt + ROOM) / columns)
-        working = max(step.peak, prefill.peak - unused)
+        cache_not_grown = 0 if resident.cache else cache * (1 - (self.prompt + ROOM) / columns)
+        working = max(step.peak, prefill.peak - cache_not_grown)
         logits = SAMPLED_COPIES * FLOAT32 * rows * counts.vocabulary
         return replace(resident, activations=working, cache=cache, logits=logits)
 
     def _values(self, reader: Tracer) -> PhaseMemory:
-        read = reader.forward_pass(rows=self.read, length=self.length, half=self.half)
-        return replace(self._resident(gathered=reader), activations=read.peak)
+        forward = reader.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
+        return replace(self._resident(gathered=reader), activations=forward.peak)
 
     def _reference(self) -> PhaseMemory:
-        reader = self.reference or self.policy
-        read = reader.forward_pass(rows=self.read, length=self.length, half=self.half)
-        gathered = None if self.reference is None else reader
+        model = self.reference or self.policy
+        forward = model.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
+        gathered = None if self.reference is None else model
         resident, casts = self._resident("reference", gathered=gathered), 0
         if self.critic is not None:  # the bfloat16 casts of its weights stay during the reference's pass
-            casts = self.critic.forward_pass(rows=self.read, length=self.length, half=self.half).casts
-        return replace(resident, activations=read.peak + casts, logits=self._logits(self.read, learns=False))
+            casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16).casts
+        return replace(
+            resident, activations=forward.peak + casts, logits=self._logits(self.forward_rows, head_trains=False)
+        )
 
     def _reward(self) -> PhaseMemory:
         peaks = []
         for name, reward in self.rewards.items():
-            context = getattr(reward.config.get_text_config(), "max_position_embeddings", None) or self.length
-            read = reward.forward_pass(rows=self.read, length=min(self.length, context), half=False)
-            peaks.append(replace(self._resident(name, gathered=reward), activations=read.peak))
+            max_length = getattr(reward.config.get_text_config(), "max_position_embeddings", None) or self.length
+            forward = reward.forward_pass(rows=self.forward_rows, length=min(self.length, max_length), half=False)
+            peaks.append(replace(self._resident(name, gathered=reward), activations=forward.peak))
         return max(peaks, key=lambda peak: peak.total)
 
-    def _logits(self, rows: int, *, learns: bool) -> float:
+    def _logits(self, rows: int, *, head_trains: bool) -> float:
         tokens, counts = rows * self.response, self.policy.counts
-        exact = learns and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
-        if self.shards > 1 or exact or _adapts_head(self.keys):
-            return memory.whole_logits(tokens=tokens, counts=counts) * (2 if exact else 1)
+        full_kl = head_trains and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
+        if self.shards > 1 or full_kl or _adapts_head(self.keys):
+            return memory.full_logits(tokens=tokens, counts=counts) * (2 if full_kl else 1)
         chunk = CHUNK if self.device.cpu else CHUNK_ELSEWHERE
-        return memory.chunk_logits(tokens=tokens, counts=counts, chunk=chunk, half=self.half, learns=learns)
+        return memory.chunk_logits(
+            tokens=tokens, counts=counts, chunk=chunk, half=self.in_bfloat16, head_trains=head_trains
+        )
 
     def _update(self) -> PhaseMemory:
         counts, keys = self.policy.counts, self.keys
@@ -273,23 +282,27 @@ class _PPO:
         passes = [
             TrainingPass()
             if model is None
-            else model.training_pass(rows=self.micro, length=self.length, half=self.half, checkpointing=checkpointing)
+            else model.training_pass(
+                rows=self.micro_batch_rows, length=self.length, half=self.in_bfloat16, checkpointing=checkpointing
+            )
             for model in (self.policy, self.critic)
         ]
-        learns = counts.trained == counts.parameters
-        head = memory.head_gradient(tokens=self.micro * self.response, counts=counts, learns=learns)
+        head_trains = counts.trained == counts.parameters
+        head_bytes = memory.head_gradient(
+            tokens=self.micro_batch_rows * self.response, counts=counts, head_trains=head_trains
+        )
         policy, critic = (self.models.get(name, NO_MEMORY) for name in ("policy", "critic"))
         resident = self._resident()
-        exchanged = policy.gradients + critic.gradients if self.device.count > 1 and self.shards == 1 else 0
+        exchange_buffers = policy.gradients + critic.gradients if self.device.count > 1 and self.shards == 1 else 0
         peak = memory.update_memory(
             policy,
             critic,
             (passes[0], passes[1]),
-            frozen=self._frozen(),
-            logits=self._logits(self.micro, learns=True),
-            head=head,
-            several=self.micro < self.minibatch or self.shards > 1,
-            buckets=exchanged,
+            frozen=self._frozen_weights(),
+            logits=self._logits(self.micro_batch_rows, head_trains=True),
+            head_bytes=head_bytes,
+            accumulates=self.micro_batch_rows < self.minibatch_rows or self.shards > 1,
+            buckets=exchange_buffers,
             cache=resident.cache,
         )
         return replace(peak, weights=peak.weights + gathered_bytes(self.shards, self.policy, self.critic))
@@ -299,24 +312,24 @@ class _PPO:
         rows, _ = self._sampling_shape()
         tokens, response_tokens = self.rows * self.length, self.rows * self.response
         rounds = math.ceil(self.rows / rows)
-        head = 2 * response_tokens * policy.width * policy.vocabulary
-        readers = [model.counts for model in (self.value_reader, *self.rewards.values()) if model is not None]
+        head_flops = 2 * response_tokens * policy.width * policy.vocabulary
+        forward_only = [model.counts for model in (self.value_reader, *self.rewards.values()) if model is not None]
         if holds_reference(keys, has_ref_model=False):
-            readers.append(policy)
-        learning = [model.counts for model in (self.policy, self.critic) if model is not None]
+            forward_only.append(policy)
+        trained = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
-        training = sum(forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in learning)
+        training = sum(forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained)
         return Work(
             prefill=forward_flops(policy, self.prompts * self.prompt, self.prompt),
-            decode=forward_flops(policy, response_tokens, self.length + self.prompt) + head,
+            decode=forward_flops(policy, response_tokens, self.length + self.prompt) + head_flops,
             steps=rounds * self.response * policy.layers,
             read=rounds * self.response * (weight_size(self.policy) * policy.parameters)
             + response_tokens * (self.length + self.prompt) / 2 * self._kv_bytes(),
-            passes=sum(forward_flops(counts, tokens, self.length) for counts in readers),
-            head=head if holds_reference(keys, has_ref_model=False) else 0,
+            passes=sum(forward_flops(counts, tokens, self.length) for counts in forward_only),
+            head=head_flops if holds_reference(keys, has_ref_model=False) else 0,
             update=epochs * training,
-            update_head=epochs * head * 3,
-            trained=epochs * keys.num_mini_batches * sum(counts.trained for counts in learning),
+            update_head=epochs * head_flops * 3,
+            trained=epochs * keys.num_mini_batches * sum(counts.trained for counts in trained),
         )
 
 

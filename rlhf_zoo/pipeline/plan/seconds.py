@@ -102,18 +102,18 @@ def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | No
     precision = "bfloat16" if half else "float32"
     candidates = [rates for rates in measured_rates() if rates.precision == precision]
     rates = next((rates for rates in candidates if rates.device == device.name), None)
-    factor, scaled = 1.0, ""
+    factor, scaling_note = 1.0, ""
     if rates is None:
         rates = next((rates for rates in candidates if rates.device in CARDS), None)
         if rates is None or not device.teraflops:  # a CPU has none
             return None
         factor = CARDS[rates.device][1] / device.teraflops
-        scaled = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
-    spent = {name: value * (1 if name == "sample" else factor) for name, value in rates.phases(work).items()}
+        scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
+    phases = {name: value * (1 if name == "sample" else factor) for name, value in rates.phases(work).items()}
     # Sampling takes at least as long as reading weights and cache from memory.
-    slowest = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
-    without = "" if device.count == 1 else "; communication between devices is not included"
-    return Duration({**spent, "sample": max(spent["sample"], slowest)}, _basis(rates) + scaled + without)
+    read_seconds = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
+    exclusion = "" if device.count == 1 else "; communication between devices is not included"
+    return Duration({**phases, "sample": max(phases["sample"], read_seconds)}, _basis(rates) + scaling_note + exclusion)
 
 
 def _basis(rates: Rates) -> str:

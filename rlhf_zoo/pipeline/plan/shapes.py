@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
@@ -13,6 +13,9 @@ from ...modeling.loading import load_config
 from ...modeling.model_files import ADAPTER_CONFIG, first_line
 from ...runs.checks.models import fetch_files
 from ...runs.recipe import read_mapping, shipped
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 @dataclass(frozen=True)
@@ -24,7 +27,7 @@ class Shape:
         dtype: The dtype of the saved weights, by torch's name.
     """
 
-    config: Any
+    config: "PreTrainedConfig"
     dtype: str
 
     @property
@@ -60,12 +63,12 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> 
     title = f"The model {name}"
     if Path(name := unpack_if_gguf(name)).is_dir():
         return _read(name, title)
-    repo, at = split_revision(name)
+    repo, name_revision = split_revision(name)
     if repo in published_shapes():
         return _published(repo)
     folder = fetch_files(
         repo,
-        revision or at,
+        revision or name_revision,
         hub,
         patterns=SHAPE_FILES,
         subject=f"The model {repo} is not a folder, is not in recipes/shapes.yaml, and",
@@ -86,8 +89,8 @@ def published_shapes() -> Mapping[str, Mapping[str, Any]]:
 
 def _published(name: str) -> Shape:
     keys = dict(published_shapes()[name])
-    if (other := keys.pop("like", None)) is not None:
-        keys = {**published_shapes()[other], **keys}
+    if (base_name := keys.pop("like", None)) is not None:
+        keys = {**published_shapes()[base_name], **keys}
     dtype, labels, _ = keys.pop("dtype"), keys.pop("labels", None), keys.pop("parameters")
     return Shape(_configuration(keys, title=f"The shape of {name} in recipes/shapes.yaml", labels=labels), dtype)
 
@@ -105,14 +108,14 @@ def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
     return Shape(_configuration({"vocab_size": vocabulary, **architecture}, title="The architecture"), "float32")
 
 
-def _configuration(keys: Mapping[str, Any], *, title: str, labels: int | None = None) -> Any:
+def _configuration(keys: Mapping[str, Any], *, title: str, labels: int | None = None) -> "PreTrainedConfig":
     from transformers import AutoConfig
 
     fields = dict(keys)
-    kind = fields.pop("model_type", None)
+    model_type = fields.pop("model_type", None)
     if labels is not None:
         fields["num_labels"] = labels
     try:
-        return AutoConfig.for_model(kind, **fields)
+        return AutoConfig.for_model(model_type, **fields)
     except (ValueError, TypeError) as error:
         raise ZooError(f"{title} cannot be built ({first_line(error)}): correct its keys.") from error

@@ -1,8 +1,8 @@
 """Counts the bytes that a model's passes take beyond its weights, on tensors that have shapes but no memory.
 
-The model's own code in transformers runs, with its attention, adapter and precision, so this module knows nothing of
-any architecture. All layers are assumed to be alike: two depths are run, and the difference is extrapolated to the
-model's own.
+It runs transformers' code for the model, with its attention, adapter and precision, so this module need not know any
+architecture. All layers are assumed to be alike: the model is run at two depths, and the difference is extrapolated to
+its real depth.
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import (
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.pytorch_utils import Conv1D
 
@@ -34,8 +39,11 @@ from ...modeling.sampling.decoder import forward
 from ...modeling.sampling.kv_cache import new_cache
 from .memory import Counts, ForwardPass, TrainingPass
 
-#: The name of an experts implementation that sends every row through the weights of the first expert: the routing
-#: depends on data, and changes no tensor's size.
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+#: The name of an experts implementation that sends every row through the weights of the first expert. Routing depends
+#: on the data, which traced tensors do not have, but it does not change the size of any tensor.
 EXPERTS = "rlhf-zoo-traced"
 #: Layers of the two models that are run. Even, as some architectures alternate between two kinds of layers.
 DEPTHS = 2, 4
@@ -52,9 +60,9 @@ def _experts(self: Any, states: Tensor, chosen: Tensor, shares: Tensor) -> Tenso
         return out + getattr(self, f"{name}_bias")[0] if self.has_bias else out
 
     rows = states[torch.arange(chosen.numel(), device=states.device) // chosen.shape[-1]]
-    inner = linear(rows, "gate_up_proj" if self.has_gate else "up_proj")
-    inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
-    out = linear(inner, "down_proj") * shares.reshape(-1, 1)
+    hidden = linear(rows, "gate_up_proj" if self.has_gate else "up_proj")
+    hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
+    out = linear(hidden, "down_proj") * shares.reshape(-1, 1)
     return out.view(*chosen.shape, -1).sum(dim=1).to(states.dtype)
 
 
@@ -78,7 +86,7 @@ class _MemoryCounter(TorchDispatchMode):
                 self._count(leaf.untyped_storage())
         return out
 
-    def _count(self, storage: Any) -> None:
+    def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
         if key in self._sizes:
             return
@@ -118,7 +126,7 @@ class ModelSpec:
 
 
 class Tracer:
-    """Runs a model without memory, and measures what its passes would take.
+    """Runs a model on tensors without memory, and measures the bytes that its passes would take.
 
     Every method raises ZooError for a model that cannot be run like this.
 
@@ -128,18 +136,18 @@ class Tracer:
         peft_config: The adapter's configuration; None without one.
     """
 
-    def __init__(self, spec: ModelSpec, config: Any, peft_config: Any = None) -> None:
+    def __init__(self, spec: ModelSpec, config: PreTrainedConfig, peft_config: PeftConfig | None = None) -> None:
         self.spec, self.config, self._peft = spec, config, peft_config
         self.depth: int = config.get_text_config().num_hidden_layers
         self._results: dict[tuple[Any, ...], list[int]] = {}
 
     @cached_property
-    def _models(self) -> list[tuple[int, FakeTensorMode, Any]]:
-        """(layers, the mode of its tensors, the model) at two depths, or at its own depth where that is small."""
+    def _models(self) -> list[tuple[int, FakeTensorMode, PreTrainedModel]]:
+        """(layers, the mode of its tensors, the model) at two depths, or at the real depth if that is small."""
         depths = DEPTHS if self.depth > DEPTHS[-1] else (self.depth,)
         return [(depth, mode := FakeTensorMode(), self._build(depth, mode)) for depth in depths]
 
-    def _build(self, depth: int, mode: FakeTensorMode) -> Any:
+    def _build(self, depth: int, mode: FakeTensorMode) -> PreTrainedModel:
         config = copy.deepcopy(self.config)
         text = config.get_text_config()
         text.num_hidden_layers = depth
@@ -158,7 +166,7 @@ class Tracer:
 
                 peft = copy.deepcopy(self._peft)
                 if self.spec.role != "policy":
-                    peft.task_type = None  # or peft would train a copy of the small head
+                    peft.task_type = None  # otherwise peft would train a copy of the small head
                 model = get_peft_model(model, peft)
         if not self.spec.trains:
             model.requires_grad_(False)
@@ -166,8 +174,8 @@ class Tracer:
             _to_fake_tensors(model)
         return model
 
-    def _at_depth(self, key: tuple[Any, ...], run: Callable[[Any, FakeTensorMode], list[int]]) -> list[int]:
-        """What `run` measures, extrapolated to the model's depth."""
+    def _at_depth(self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, FakeTensorMode], list[int]]) -> list[int]:
+        """Calls `run` at each depth, and extrapolates the measured bytes to the model's depth."""
         if key not in self._results:
             try:
                 measured = [(depth, run(model, mode)) for depth, mode, model in self._models]
@@ -176,12 +184,12 @@ class Tracer:
                     f"A {self.config.model_type} of this configuration cannot be run without memory "
                     f"({first_line(error)}), so its memory cannot be planned."
                 ) from error
-            (low, few), (high, many) = measured[0], measured[-1]
+            (low, low_values), (high, high_values) = measured[0], measured[-1]
             if low == high:
-                self._results[key] = few
+                self._results[key] = low_values
             else:
-                slopes = [(b - a) / (high - low) for a, b in zip(few, many, strict=True)]
-                results = [round(a + (self.depth - low) * slope) for a, slope in zip(few, slopes, strict=True)]
+                slopes = [(b - a) / (high - low) for a, b in zip(low_values, high_values, strict=True)]
+                results = [round(a + (self.depth - low) * slope) for a, slope in zip(low_values, slopes, strict=True)]
                 self._results[key] = results
         return self._results[key]
 
@@ -190,11 +198,11 @@ class Tracer:
         """The model's parameters and dimensions."""
         text = self.config.get_text_config()
         if getattr(text, "num_attention_heads", None) is None:
-            raise ZooError(f"A {self.config.model_type} has no attention, so the memory of its state is not known.")
+            raise ZooError(f"A {self.config.model_type} has no attention, so the memory of its state is unknown.")
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
 
-        def count(model: Any, _: Any) -> list[int]:
+        def count(model: PreTrainedModel, _: FakeTensorMode) -> list[int]:
             table = _base_model(model).get_input_embeddings().weight
             outputs = _base_model(model).get_output_embeddings() if self.spec.role == "policy" else None
             head = None if outputs is None else outputs.weight
@@ -238,7 +246,7 @@ class Tracer:
             checkpointing: Whether gradient checkpointing is on.
         """
 
-        def run(model: Any, mode: FakeTensorMode) -> list[int]:
+        def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
             model.train()
             base = _base_model(model)
             if checkpointing:
@@ -274,7 +282,7 @@ class Tracer:
             half: Whether it runs in bfloat16 autocast.
         """
 
-        def run(model: Any, mode: FakeTensorMode) -> list[int]:
+        def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
             model.eval()
             with ExitStack() as stack, torch.no_grad():
                 counter, call = _start_counting(stack, model, mode, rows, length)
@@ -285,15 +293,15 @@ class Tracer:
         return ForwardPass(*self._at_depth(("forward", rows, length, half), run))
 
     def decode_step(self, *, rows: int, length: int, half: bool) -> ForwardPass:
-        """Measures the sampling of one token over a KV cache, the cache itself not included.
+        """Measures the sampling of one token with a KV cache, without the cache itself.
 
         Args:
             rows: Rows of the batch.
-            length: Tokens of each row, the new one included.
+            length: Tokens of each row, including the new one.
             half: Whether it runs in bfloat16 autocast.
         """
 
-        def run(model: Any, mode: FakeTensorMode) -> list[int]:
+        def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
             model.eval()
             with ExitStack() as stack, torch.no_grad():
                 stack.enter_context(mode)
@@ -315,20 +323,20 @@ class Tracer:
 
 def _to_fake_tensors(model: nn.Module) -> None:
     """Replaces meta tensors by CPU tensors, which have no memory under FakeTensorMode; tied weights stay tied."""
-    replaced: dict[int, Any] = {}
+    replaced: dict[int, tuple[Tensor, Any]] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
                 if tensor is not None and id(tensor) not in replaced:
-                    empty: Any = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                    parameter = isinstance(tensor, nn.Parameter)
-                    replaced[id(tensor)] = tensor, nn.Parameter(empty, tensor.requires_grad) if parameter else empty
+                    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    is_parameter = isinstance(tensor, nn.Parameter)
+                    replaced[id(tensor)] = tensor, nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
                 if tensor is not None:
                     tensors[name] = replaced[id(tensor)][1]
 
 
 def _start_counting(
-    stack: ExitStack, model: Any, mode: FakeTensorMode, rows: int, length: int
+    stack: ExitStack, model: PreTrainedModel, mode: FakeTensorMode, rows: int, length: int
 ) -> tuple[_MemoryCounter, Callable[[], Tensor]]:
     """An active counter, and a function that runs the model's trunk over (rows, length) tokens."""
     stack.enter_context(mode)
@@ -344,7 +352,7 @@ def _start_counting(
     return counter, lambda: trunk(**inputs)[0]
 
 
-def _autocast(half: bool) -> AbstractContextManager[Any]:
+def _autocast(half: bool) -> AbstractContextManager[object]:
     return torch.autocast("cpu", torch.bfloat16) if half else nullcontext()
 
 
@@ -352,24 +360,35 @@ def _base_model(model: Any) -> Any:
     return model.get_base_model() if is_peft(model) else model
 
 
-def _trunk(model: Any) -> Any:
-    return _base_model(model).base_model
+def _trunk(model: PreTrainedModel) -> nn.Module:
+    trunk: nn.Module = _base_model(model).base_model
+    return trunk
 
 
 _TRACERS: dict[ModelSpec, Tracer] = {}
 
 
-def tracer(config: Any, role: str, *, peft_config: Any = None, **options: Any) -> Tracer:
+def tracer(
+    config: PreTrainedConfig,
+    role: str,
+    *,
+    peft_config: PeftConfig | None = None,
+    dtype: str = "float32",
+    attention: str | None = None,
+    trains: bool = True,
+) -> Tracer:
     """The tracer of a model, which is cached.
 
     Args:
         config: The model's transformers configuration.
         role: "policy" or "classifier".
         peft_config: The adapter's configuration; None without one.
-        **options: `dtype`, `attention` and `trains` of `ModelSpec`.
+        dtype: The dtype of the weights.
+        attention: The value of attn_implementation.
+        trains: Whether any weight trains.
     """
     adapter = None if peft_config is None else json.dumps(peft_config.to_dict(), default=str, sort_keys=True)
-    spec = ModelSpec(config.to_json_string(use_diff=False), role, adapter=adapter, **options)
+    spec = ModelSpec(config.to_json_string(use_diff=False), role, dtype, attention, adapter, trains)
     if spec not in _TRACERS:
         _TRACERS[spec] = Tracer(spec, config, peft_config)
     return _TRACERS[spec]
