@@ -91,7 +91,7 @@ FAMILIES = {
 def load(name: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Random weights and a tokenizer that knows bytes."""
     family = FAMILIES[name]
-    tokenizer = make_tokenizer(family.base, [LINE], merged=300 - len(family.special), length=128)
+    tokenizer = make_tokenizer(family.base, [LINE], learned_tokens=300 - len(family.special), length=128)
     ids = tokenizer.convert_tokens_to_ids
     fields: dict[str, Any] = {
         "vocab_size": len(tokenizer), "tie_word_embeddings": family.tied, "max_position_embeddings": 128,

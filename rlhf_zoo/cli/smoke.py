@@ -51,14 +51,14 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         from rich.console import Console
 
         from ..pipeline import run_recipe as pipeline
-        from ..pipeline.smoke.run import publish_miniatures, small
+        from ..pipeline.smoke.run import publish_miniatures, small_flags
 
         quiet_hub()
         console, started = Console(stderr=as_json, width=200, soft_wrap=True), time.monotonic()
         made = publish_miniatures(loaded, hub)
         console.print(f"Miniatures: {', '.join(made) or 'none needed'}", highlight=False)
         directory, failed = folder / "run", None
-        run = open_run(loaded, directory, small(loaded), hub, push_to_hub=True)
+        run = open_run(loaded, directory, small_flags(loaded), hub, push_to_hub=True)
         with writing(directory), run as (context, publisher):
             try:
                 pipeline.run(context, console, publisher)

@@ -274,7 +274,7 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
         why = next(reason for setting, _, reason in made.decisions if setting == "judge")
         assert "the reward itself shows that training worked, not that answers got better" in why
-        assert "# what is rewarded" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]
+        assert "# their sum is the reward" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]
     assert not {"use_peft", "dtype", "optim"} & needed[1]["ppo.yaml"].keys()
     for stage in ("sft", "ppo"):
         keys = needed[0.00005][f"{stage}.yaml"]

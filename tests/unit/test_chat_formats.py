@@ -120,5 +120,5 @@ def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
 def test_new_drafts_a_recipe_on_sharegpt(form: Form, row: dict[str, Any], wanted: dict[str, Any]) -> None:
     part = Subset(None, {"train": 1}, {"train": [row]}, lambda split: [row])
     found = stage_data(InspectedData("some/data", None, [part]), form)
-    assert found is not None and not found.plain
+    assert found is not None and not found.is_plain_text
     assert wanted.items() <= found.rows[0].items()

@@ -13,7 +13,7 @@ import yaml
 from toy_run import make_context, make_recipe
 
 from rlhf_zoo.pipeline.experiments.baseline import default_betas
-from rlhf_zoo.pipeline.new.recipe import _rendered
+from rlhf_zoo.pipeline.new.recipe import _render
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.publishing.cards.kl import kl_settings
 from rlhf_zoo.publishing.catalog.card import Card
@@ -50,13 +50,13 @@ def template() -> dict[str, Any]:
     sizes = dict.fromkeys(("updates", "rollout", "prompt", "episodes", "rows", "accumulated", "response", "save"), 8)
     keys = {"dataset_config": None, "dataset_train_split": "train", "columns": {}}
     data = SimpleNamespace(name="x")
-    about = {
+    variables = {
         "sizes": {**sizes, "share": 0.1, "cached": None}, "memory": {}, "functions": ["length"], "shared": data,
         "readings": {"ppo": SimpleNamespace(data=data, keys=keys)}, "reward_model": None, "label": None,
-        "lora": False, "bfloat16": False, "eight": False, "rank": 8, "shared_critic": False,
-        "model": SimpleNamespace(name="org/m", title="m", revision=None, padding=None),
+        "lora": False, "bfloat16": False, "adamw_8bit": False, "rank": 8, "shared_critic": False,
+        "model": SimpleNamespace(name="org/m", title="m", revision=None, spare_pad_token=None),
     }  # fmt: skip
-    return yaml.safe_load(_rendered("ppo", about))
+    return yaml.safe_load(_render("ppo", variables))
 
 
 def test_a_changed_default_reaches_all_that_name_it(changed: None, tmp_path: Path) -> None:

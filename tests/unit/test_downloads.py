@@ -11,7 +11,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
 from rlhf_zoo.hub.client.downloads import DOWNLOADED, MARK, PARTIAL, find_download
 from rlhf_zoo.hub.client.local_paths import FileToFetch, Folder
-from rlhf_zoo.pipeline.smoke.run import publish_miniatures, small
+from rlhf_zoo.pipeline.smoke.run import publish_miniatures, small_flags
 from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
 from rlhf_zoo.runs.settings.key_classes import check_download
 from rlhf_zoo.runs.settings.parse import recipe_config, stage_settings
@@ -212,7 +212,7 @@ def test_a_download_chooses_no_account_and_no_machine(tmp_path: Path, caplog: py
     )
     (told,) = [one.getMessage() for one in caplog.records if one.name == "rlhf_zoo.runs.settings.key_classes"]
     assert all(name in told for name in ACCOUNT)
-    flags = small(recipe)["ppo"]
+    flags = small_flags(recipe)["ppo"]
     assert flags["max_steps"] == 2 and "trackio_space_id" not in flags
 
 

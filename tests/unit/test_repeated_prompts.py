@@ -139,9 +139,9 @@ def test_a_new_recipe_counts_prompts_and_not_rows(tmp_path: Path) -> None:
     rows = [{"prompt": f"How is item {place % 14}?"} for place in range(469)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = stage_data(inspect_data(str(tmp_path)), "prompts")
-    assert found is not None and (found.count, found.prompts, found.test_prompts) == (469, 14, None)
+    assert found is not None and (found.row_count, found.prompt_count, found.test_prompt_count) == (469, 14, None)
     distinct = [{"prompt": f"How is item {place}?"} for place in range(469)]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in distinct))
     (tmp_path / "test.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = stage_data(inspect_data(str(tmp_path)), "prompts")
-    assert found is not None and (found.count, found.prompts, found.test_prompts) == (469, 469, 14)
+    assert found is not None and (found.row_count, found.prompt_count, found.test_prompt_count) == (469, 469, 14)

@@ -1,1 +1,1 @@
-"""`rlhf-zoo new`: a recipe for a model and data of one's own."""
+"""`rlhf-zoo new`: writes a recipe for the user's own model and data."""

@@ -31,10 +31,10 @@ COLUMN_NAMES = {
     "chosen": ("chosen", "chosen_response", "preferred"),
     "rejected": ("rejected", "rejected_response", "dispreferred"),
 }
-#: Prefixes of the names of splits to train on, by form, the likeliest first.
-TRAIN = {"texts": ("train_sft", "train"), "pairs": ("train_prefs", "train"), "prompts": ("train_gen", "train")}
-#: The same for splits to evaluate on.
-TEST = {
+#: Prefixes of the names of training splits, by form, the likeliest first.
+TRAIN_SPLITS = {"texts": ("train_sft", "train"), "pairs": ("train_prefs", "train"), "prompts": ("train_gen", "train")}
+#: The same for evaluation splits.
+TEST_SPLITS = {
     "texts": ("validation", "test_sft", "test", "eval"), "pairs": ("test_prefs", "test", "validation", "eval"),
     "prompts": ("test_gen", "test"),
 }  # fmt: skip
@@ -84,21 +84,21 @@ class StageData:
     Attributes:
         data: The data set.
         keys: Keys for the stage's YAML.
-        count: The number of rows to train on; a lower bound if it is `MAX_COUNTED`.
+        row_count: The number of rows to train on; a lower bound if it is `MAX_COUNTED`.
         rows: The first rows, in the stage's form.
-        prompts: The number of distinct prompts among the rows for PPO, and of rows for other stages.
-        test_prompts: The number of distinct prompts in the split to evaluate on; None without such a split.
+        prompt_count: For PPO the number of distinct prompts; for other stages the number of rows.
+        test_prompt_count: The number of distinct prompts in the split to evaluate on; None without such a split.
     """
 
     data: InspectedData
     keys: Mapping[str, Any]
-    count: int
+    row_count: int
     rows: Sequence[Mapping[str, Any]]
-    prompts: int
-    test_prompts: int | None = None
+    prompt_count: int
+    test_prompt_count: int | None = None
 
     @property
-    def plain(self) -> bool:
+    def is_plain_text(self) -> bool:
         """Whether the rows are texts, not conversations."""
         return not any(
             is_conversation(self.rows[0].get(name)) for name in ("prompt", "messages", "completion", "chosen")
@@ -155,13 +155,13 @@ def _inspect_subset(gate: CheckedData, configuration: str | None) -> Subset:
     return Subset(configuration, sizes, rows, read)
 
 
-def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None = None) -> StageData | None:
+def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | None = None) -> StageData | None:
     """Chooses how a stage reads a data set, from the first configuration that has the stage's form.
 
     Args:
         data: The data set.
         form: The form that the stage reads.
-        named: The stage's column names -> those of the data set.
+        requested: Column of the stage -> column of the data set, as --columns gives them.
 
     Returns:
         The choice; None if no configuration has columns of this form.
@@ -169,14 +169,14 @@ def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None 
     Raises:
         ZooError: The columns exist, but their values do not have the form.
     """
-    refused = None
+    form_error = None
     for subset in data.subsets:
-        train = _first(subset.splits, TRAIN[form])
+        train = _first_split(subset.splits, TRAIN_SPLITS[form])
         if train is None or not subset.rows[train]:
             continue
-        names = dict.fromkeys(name for row in subset.rows[train] for name in row)
-        rows = dataset_of({name: [row.get(name) for row in subset.rows[train]] for name in names})
-        columns = _columns(rows, form, named or {})
+        column_names = dict.fromkeys(name for row in subset.rows[train] for name in row)
+        rows = dataset_of({name: [row.get(name) for row in subset.rows[train]] for name in column_names})
+        columns = _columns(rows, form, requested or {})
         if columns is None:
             continue
         try:
@@ -184,9 +184,9 @@ def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None 
                 rows, form, columns=columns, turns=False, text="text", subject=f"The data set {data.name}"
             )
         except ZooError as error:
-            refused = error
+            form_error = error
             continue
-        test = _first(subset.splits, TEST.get(form, ()))
+        test = _first_split(subset.splits, TEST_SPLITS.get(form, ()))
         keys: dict[str, Any] = {
             "dataset_config": subset.configuration,
             "dataset_train_split": train,
@@ -195,71 +195,76 @@ def stage_data(data: InspectedData, form: Form, named: Mapping[str, str] | None 
         }
         count = subset.splits[train]
         if form != "prompts":
-            return StageData(data, keys, count, list(formatted_rows), prompts=count)
-        prompts = _distinct(subset, train, columns, data.name)
-        test_prompts = None if test is None else _distinct(subset, test, columns, data.name)
-        return StageData(data, keys, count, list(formatted_rows), prompts, test_prompts)
-    if refused is not None:
-        raise refused
+            return StageData(data, keys, count, list(formatted_rows), prompt_count=count)
+        prompt_count = _count_prompts(subset, train, columns, data.name)
+        test_prompt_count = None if test is None else _count_prompts(subset, test, columns, data.name)
+        return StageData(data, keys, count, list(formatted_rows), prompt_count, test_prompt_count)
+    if form_error is not None:
+        raise form_error
     return None
 
 
-def _distinct(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
-    """Counts the distinct prompts of a split. If the first rows repeat none, every row counts as distinct."""
+def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
+    """Counts the distinct prompts of a split. If the first rows repeat no prompt, it assumes that none is repeated."""
 
-    def among(rows: Sequence[Mapping[str, Any]]) -> int:
+    def distinct(rows: Sequence[Mapping[str, Any]]) -> int:
         if not rows:
             return 0
         table = dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
-        of = f"The data set {name}, split {split},"
+        subject = f"The data set {name}, split {split},"
         return count_distinct_prompts(
-            in_form(table, "prompts", columns=columns, turns=False, text="text", subject=of)["prompt"]
+            in_form(table, "prompts", columns=columns, turns=False, text="text", subject=subject)["prompt"]
         )
 
     sample = subset.rows[split]
-    return subset.splits[split] if among(sample) == len(sample) else among(list(subset.read(split)))
+    return subset.splits[split] if distinct(sample) == len(sample) else distinct(list(subset.read(split)))
 
 
-def _first(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
+def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
     """The first split with the likeliest of these prefixes."""
     return next((name for prefix in prefixes for name in sorted(splits) if name.startswith(prefix)), None)
 
 
-def _columns(rows: datasets.Dataset, form: Form, named: Mapping[str, str]) -> dict[str, str] | None:
+def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -> dict[str, str] | None:
     """The key `columns`: empty if the data set uses the stage's names; None if it has no such columns."""
     names, first = rows.column_names, rows[0]
-    renamed = {}
+    data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
-        given_name = named.get(stage_column)
-        if given_name is not None and is_text(given_name):  # _stage_data checked its placeholders
-            data_column: str | None = given_name if set(placeholders(given_name)) <= set(names) else None
+        requested_name = requested.get(stage_column)
+        if requested_name is not None and is_text(requested_name):  # _stage_data checked its placeholders
+            data_column: str | None = requested_name if set(placeholders(requested_name)) <= set(names) else None
         else:
-            data_column = next((name for name in (given_name, *usual_names) if name in names), None)
+            data_column = next((name for name in (requested_name, *usual_names) if name in names), None)
         if data_column is not None:
-            renamed[stage_column] = data_column
+            data_columns[stage_column] = data_column
 
-    def only(*wanted: str) -> dict[str, str]:
-        return {stage_column: renamed[stage_column] for stage_column in wanted if renamed[stage_column] != stage_column}
+    def mapping(*stage_columns: str) -> dict[str, str]:
+        return {
+            stage_column: data_columns[stage_column]
+            for stage_column in stage_columns
+            if data_columns[stage_column] != stage_column
+        }
 
-    pairs = "chosen" in renamed and "rejected" in renamed
-    has_prompt = renamed.get("prompt") not in (None, "text")
-    if SHAREGPT in names and "prompt" not in (*names, *named):  # a column such as `input` is not the prompt then
+    has_pairs = "chosen" in data_columns and "rejected" in data_columns
+    has_prompt = data_columns.get("prompt") not in (None, "text")
+    # The conversations of ShareGPT contain the prompts, so a column such as `input` is something else.
+    if SHAREGPT in names and "prompt" not in (*names, *requested):
         has_prompt = False
     if form == "pairs":
-        return only("chosen", "rejected", *(["prompt"] if has_prompt else [])) if pairs else None
-    if "messages" in names or (SHAREGPT in names and not pairs):
+        return mapping("chosen", "rejected", *(["prompt"] if has_prompt else [])) if has_pairs else None
+    if "messages" in names or (SHAREGPT in names and not has_pairs):
         return {}
     if form == "prompts":
-        if pairs and not has_prompt:
-            return only("chosen", "rejected")
-        return only("prompt") if "prompt" in renamed else None
-    if has_prompt and "completion" in renamed:
-        return only("prompt", "completion")
-    if pairs:
-        chosen = renamed["chosen"]
+        if has_pairs and not has_prompt:
+            return mapping("chosen", "rejected")
+        return mapping("prompt") if "prompt" in data_columns else None
+    if has_prompt and "completion" in data_columns:
+        return mapping("prompt", "completion")
+    if has_pairs:
+        chosen = data_columns["chosen"]
         if speaker(first[chosen]) not in (None, "assistant"):
             return {"messages": chosen}
         if SHAREGPT in names:
-            return only("chosen", "rejected")
-        return {**only("prompt"), "completion": chosen} if has_prompt else {"text": chosen}
+            return mapping("chosen", "rejected")
+        return {**mapping("prompt"), "completion": chosen} if has_prompt else {"text": chosen}
     return {} if "text" in names else None

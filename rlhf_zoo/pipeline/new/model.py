@@ -36,9 +36,9 @@ class ModelFacts:
         kv_values: Keys and values of a token in the KV cache, over all layers.
         target_names: Names of the linear layers that an adapter applies to.
         tokenizer: Its tokenizer.
-        thinks: Whether the chat template has the variable `enable_thinking`.
+        has_thinking_switch: Whether the chat template has the variable `enable_thinking`.
         license: The license that its card names; None without one.
-        padding: A token that no text uses, for a tokenizer that pads with EOS; None if it has a PAD or no such token.
+        spare_pad_token: A token that no text contains, if the tokenizer pads with EOS; None if none is needed.
     """
 
     name: str
@@ -50,9 +50,9 @@ class ModelFacts:
     kv_values: int
     target_names: Sequence[str]
     tokenizer: PreTrainedTokenizerBase
-    thinks: bool
+    has_thinking_switch: bool
     license: str | None
-    padding: str | None
+    spare_pad_token: str | None
 
     @property
     def title(self) -> str:
@@ -60,7 +60,7 @@ class ModelFacts:
         return Path(self.name).name if Path(self.name).exists() else self.name
 
     @property
-    def template(self) -> bool:
+    def has_chat_template(self) -> bool:
         """Whether the tokenizer has a chat template."""
         return self.tokenizer.chat_template is not None
 
@@ -74,7 +74,7 @@ def inspect_model(name: str) -> ModelFacts:
     Raises:
         ZooError: It is not a causal language model that can be trained here.
     """
-    repo, commit, terms = _pin(unpack_if_gguf(name))
+    repo, commit, license_name = _pin(unpack_if_gguf(name))
     title = f"The model {name}"
     model = _without_weights(AutoModelForCausalLM, repo, commit, title)
     config = model.config
@@ -96,9 +96,9 @@ def inspect_model(name: str) -> ModelFacts:
         kv_values=2 * text.num_hidden_layers * heads * width,
         target_names=_linear_names(model),
         tokenizer=tokenizer,
-        license=terms,
-        padding=None if pads_apart(tokenizer) else spare_token(tokenizer, model),
-        thinks="enable_thinking" in str(tokenizer.chat_template or ""),
+        license=license_name,
+        spare_pad_token=None if pads_apart(tokenizer) else spare_token(tokenizer, model),
+        has_thinking_switch="enable_thinking" in str(tokenizer.chat_template or ""),
     )
 
 
@@ -139,11 +139,11 @@ def _pin(name: str) -> tuple[str, str | None, str | None]:
     if Path(name).is_dir():
         return name, None, gguf_source(Path(name)).get("license")
     repo, revision = split_revision(name)
-    advice = "check its name, its revision and --source_hub."
-    with refusals_as(f"The model {repo} is not a folder, and cannot be found on {CLIENT.address}", advice):
+    fix = "check its name, its revision and --source_hub."
+    with refusals_as(f"The model {repo} is not a folder, and cannot be found on {CLIENT.address}", fix):
         info = CLIENT.api().model_info(repo, revision=revision)
-    terms = getattr(info.card_data, "license", None)
-    return repo, str(info.sha), terms if isinstance(terms, str) else None
+    license_name = getattr(info.card_data, "license", None)
+    return repo, str(info.sha), license_name if isinstance(license_name, str) else None
 
 
 def _linear_names(model: Any) -> list[str]:

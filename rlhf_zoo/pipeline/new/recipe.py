@@ -34,11 +34,11 @@ from .sizes import MAX_EPISODES, Decisions, batches, choose_sizes
 TEMPLATES = Path(__file__).parent / "templates"
 #: The largest share of a GPU's memory for the KV cache.
 CACHE_SHARE = 0.25
-#: Settings of LoRA.
+#: Rank of LoRA.
 RANK = 16
-#: On a CPU: the fewest tokens of an answer and answers of an update, and the most seconds of an update and of the run.
+#: On a CPU: minimum tokens per answer and answers per update; maximum seconds per update and per run.
 CPU_RESPONSE, CPU_ROLLOUT, CPU_UPDATE, CPU_RUN = 64, 8, 60, 7200
-#: The share of the pairs for the judge same-labels.
+#: The share of the pairs that train the judge same-labels.
 JUDGE_SHARE = 0.3
 
 
@@ -75,32 +75,36 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     for name in functions:
         load_object(name, group=REWARDS)
     model = inspect_model(request.model)
-    readings = _stage_data(request, starts_ppo=model.template)
+    readings = _stage_data(request, starts_ppo=model.has_chat_template)
     conversational, chat = _conversations(model, readings, decisions)
     _describe_model(model, decisions, first="SFT" if "sft" in readings else "PPO")
     for stage, reading in readings.items():
-        columns = ", ".join(f"{ours} from {theirs}" for ours, theirs in reading.keys["columns"].items())
+        columns = ", ".join(
+            f"{stage_column} from {data_column}" for stage_column, data_column in reading.keys["columns"].items()
+        )
         split = reading.keys["dataset_train_split"]
-        where = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
-        prefix = "at least " if reading.count == MAX_COUNTED else ""
-        of = "" if reading.prompts == reading.count else f" of {reading.prompts:,} different prompts"
-        reason = f"{prefix}{reading.count:,} rows{of}{f', {columns}' if columns else ''}"
-        decisions.add(f"data of {stage}", where, reason)
+        location = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
+        prefix = "at least " if reading.row_count == MAX_COUNTED else ""
+        of_prompts = (
+            "" if reading.prompt_count == reading.row_count else f" of {reading.prompt_count:,} different prompts"
+        )
+        reason = f"{prefix}{reading.row_count:,} rows{of_prompts}{f', {columns}' if columns else ''}"
+        decisions.add(f"data of {stage}", location, reason)
     if conversational:
         chat.write(model.tokenizer)
-    device, source = _device(request.gib)
+    device, device_reason = _device(request.gib)
     sizes = choose_sizes(model, readings, conversational, decisions)
     labels = [""] if reward_model is None else reward_labels(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
         decisions.add("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
     judge = _judge(request, readings, decisions)
-    description = {
+    variables = {
         "title": title,
         "model": model,
         "readings": readings,
         "shared": readings["ppo" if "reward" not in readings else "reward"].data,
-        "conversational": conversational and readings["ppo"].plain,
+        "conversational": conversational and readings["ppo"].is_plain_text,
         "chat": chat if conversational else Chat(),
         "functions": functions,
         "reward_model": reward_model,
@@ -109,9 +113,9 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         "shared_critic": False,
         "rank": RANK,
         "judge": judge,
-        "judged": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
+        "judge_share": JUDGE_SHARE if judge.get("judge") == SAME_LABELS else None,
     }
-    files, plan = _fitting(description, device, source, decisions)
+    files, plan = _fit_to_memory(variables, device, device_reason, decisions)
     return NewRecipe(files, decisions.rows, plan)
 
 
@@ -161,12 +165,14 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
     """
     names = filter(None, (request.preferences, request.prompts, request.texts))
     inspected = {name: inspect_data(name) for name in dict.fromkeys(names)}
-    samples = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
-    columns = {column for rows in samples for row in rows[:1] for column in row}
-    for ours, theirs in request.columns.items():
-        if not columns.issuperset(placeholders(theirs) if is_text(theirs) else [theirs]):
-            suggestion = did_you_mean(theirs, columns) or f": they have {', '.join(sorted(columns))}."
-            raise ZooError(f"--columns maps {ours} to {theirs!r}, but the data have no such column{suggestion}")
+    splits = (rows for data in inspected.values() for subset in data.subsets for rows in subset.rows.values())
+    columns = {column for rows in splits for row in rows[:1] for column in row}
+    for stage_column, data_column in request.columns.items():
+        if not columns.issuperset(placeholders(data_column) if is_text(data_column) else [data_column]):
+            suggestion = did_you_mean(data_column, columns) or f": they have {', '.join(sorted(columns))}."
+            raise ZooError(
+                f"--columns maps {stage_column} to {data_column!r}, but the data have no such column{suggestion}"
+            )
     pairs = None
     if request.preferences is not None and not request.models:
         preferences = inspected[request.preferences]
@@ -204,15 +210,15 @@ def _columns_of(data: InspectedData) -> str:
 
 def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisions: Decisions) -> tuple[bool, Chat]:
     """Whether the model reads conversations, and how they are rendered."""
-    stages = [stage for stage, reading in readings.items() if not reading.plain]
-    if stages and not model.template:
+    stages = [stage for stage, reading in readings.items() if not reading.is_plain_text]
+    if stages and not model.has_chat_template:
         raise ZooError(
             f"The data of {stages[0]} are conversations, but {model.name} has no chat template: use a model that has "
             "one, or plain texts."
         )
-    separate = all(reading.has_prompt or not reading.plain for reading in readings.values())
-    conversational = model.template and separate
-    kwargs = {"enable_thinking": False} if model.thinks else {}
+    separate = all(reading.has_prompt or not reading.is_plain_text for reading in readings.values())
+    conversational = model.has_chat_template and separate
+    kwargs = {"enable_thinking": False} if model.has_thinking_switch else {}
     if conversational:
         reason = "the data are conversations" if stages else "the tokenizer has a chat template, and prompts a column"
         decisions.add("prompts", "conversations", f"{reason}; a plain prompt becomes a user turn")
@@ -220,7 +226,9 @@ def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisio
             reason = "the template has this variable, and the answers have no thoughts"
             decisions.add("chat_template_kwargs", "enable_thinking: false", reason)
     else:
-        reason = "the tokenizer has no chat template" if not model.template else "prompts and answers are one text"
+        reason = (
+            "the tokenizer has no chat template" if not model.has_chat_template else "prompts and answers are one text"
+        )
         decisions.add("prompts", "plain texts", reason)
     return conversational, Chat(chat_template_kwargs=kwargs)
 
@@ -233,42 +241,44 @@ def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> N
     tokenizer = model.tokenizer
     reason = "PAD: the tokenizer's own"
     if not pads_apart(tokenizer):
-        other = model.padding if first == "PPO" and model.padding else "another"
-        reason = f"PAD: {first} uses {other}, as it must differ from EOS"
+        pad_token = model.spare_pad_token if first == "PPO" and model.spare_pad_token else "another"
+        reason = f"PAD: {first} uses {pad_token}, as it must differ from EOS"
     decisions.add("special tokens", f"EOS {tokenizer.eos_token}, PAD {tokenizer.pad_token}", reason)
 
 
-def _fitting(about: dict[str, Any], device: Device, source: str, decisions: Decisions) -> tuple[dict[str, str], Plan]:
+def _fit_to_memory(
+    variables: dict[str, Any], device: Device, device_reason: str, decisions: Decisions
+) -> tuple[dict[str, str], Plan]:
     """The files of the recipe and their plan.
 
     All weights train if that fits. Otherwise an adapter trains, on float32 weights, or on bfloat16 ones if needed.
     """
-    model: ModelFacts = about["model"]
-    sizes, longest = about["sizes"], about["sizes"]["prompt"] + about["sizes"]["response"]
+    model: ModelFacts = variables["model"]
+    sizes, max_tokens = variables["sizes"], variables["sizes"]["prompt"] + variables["sizes"]["response"]
     token_bytes = (BFLOAT16 if device.bfloat16 else FLOAT32) * model.kv_values
     limit = int(CACHE_SHARE * device.gib * GIB / token_bytes)
-    sizes["cached"] = max(limit, longest) if sizes["rollout"] * longest > limit else None
+    sizes["cached"] = max(limit, max_tokens) if sizes["rollout"] * max_tokens > limit else None
     if sizes["cached"] is not None:
         reason = f"the KV cache of all answers would take over {CACHE_SHARE:.0%} of the memory"
         decisions.add("max_rollout_batch_tokens", sizes["cached"], reason)
-    bits = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
+    has_bitsandbytes = _has_gpu() and importlib.util.find_spec("bitsandbytes") is not None
     plans: list[Plan] = []
     for lora, bfloat16 in ((False, False), (True, False), (True, True)):
-        about |= {"lora": lora, "bfloat16": bfloat16, "eight": lora and bits, "recompute": True}
-        plan = _plan(about, device)
+        variables |= {"lora": lora, "bfloat16": bfloat16, "adamw_8bit": lora and has_bitsandbytes, "recompute": True}
+        plan = _plan(variables, device)
         plans.append(plan)
         if not plan.changes:
             break
-    if not (keeping := _plan({**about, "recompute": False}, device)).changes:
-        about["recompute"], plan = False, keeping
+    if not (without_recompute := _plan({**variables, "recompute": False}, device)).changes:
+        variables["recompute"], plan = False, without_recompute
     if device.cpu:
-        plan = _on_cpu(about, device, plan, decisions)
-    about["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
-    reason = f"training all weights, {_largest_stage(plans[0])} of {device.gib:.0f} GiB {source}"
+        plan = _shorten_for_cpu(variables, device, plan, decisions)
+    variables["memory"] = {stage.stage: gib(stage.peak) for stage in plan.stages}
+    reason = f"training all weights, {_largest_stage(plans[0])} of {device.gib:.0f} GiB {device_reason}"
     decisions.add("use_peft", str(lora).lower(), reason)
     if bfloat16:
         decisions.add("dtype", "bfloat16", f"of the model under LoRA; in float32 {_largest_stage(plans[1])}")
-    if about["eight"]:
+    if variables["adamw_8bit"]:
         decisions.add("optim", "adamw_8bit", "bitsandbytes is installed")
     if lora and model.revision is None:
         reason = (
@@ -276,32 +286,32 @@ def _fitting(about: dict[str, Any], device: Device, source: str, decisions: Deci
             "give its name there, or give a --memory that fits all weights"
         )
         decisions.add("publishing", "not possible yet", reason)
-    return _files(about), plan
+    return _files(variables), plan
 
 
-def _on_cpu(about: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
-    """Makes updates and the run short enough for a CPU, by the plan's time of an update. Returns the new plan."""
-    sizes = about["sizes"]
+def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
+    """Shortens updates and the run for a CPU, by the plan's time per update. Returns the new plan."""
+    sizes = variables["sizes"]
     limit = f"an update should take at most {CPU_UPDATE} s on this CPU"
-    while (spent := plan.durations.get("ppo")) is not None and spent.total > CPU_UPDATE:
-        if not about["shared_critic"]:
-            about["shared_critic"] = True
+    while (update_time := plan.durations.get("ppo")) is not None and update_time.total > CPU_UPDATE:
+        if not variables["shared_critic"]:
+            variables["shared_critic"] = True
             decisions.add("critic", "shared", f"a head on the policy is faster than a model of its own: {limit}")
         elif sizes["response"] > CPU_RESPONSE:
             sizes["response"] = max(CPU_RESPONSE, sizes["response"] // 2)
             decisions.add("response_length", sizes["response"], limit)
         elif sizes["rollout"] > CPU_ROLLOUT:
             sizes |= batches(sizes["trained"], sizes["rollout"] // 2, MAX_EPISODES)
-            decisions.add("answers of an update", sizes["rollout"], limit)
+            decisions.add("answers per update", sizes["rollout"], limit)
         else:
             break
-        plan = _plan(about, device)
-    if spent is None or spent.total * sizes["updates"] <= CPU_RUN:
+        plan = _plan(variables, device)
+    if update_time is None or update_time.total * sizes["updates"] <= CPU_RUN:
         return plan
-    sizes |= batches(sizes["trained"], sizes["rollout"], max(1, int(CPU_RUN / spent.total)) * sizes["rollout"])
-    reason = f"an update takes about {seconds(spent.total)} s on this CPU, and a run should end within two hours"
+    sizes |= batches(sizes["trained"], sizes["rollout"], max(1, int(CPU_RUN / update_time.total)) * sizes["rollout"])
+    reason = f"an update takes about {seconds(update_time.total)} s on this CPU; the run should end within two hours"
     decisions.add("total_episodes", sizes["episodes"], reason)
-    return _plan(about, device)
+    return _plan(variables, device)
 
 
 def _largest_stage(plan: Plan) -> str:
@@ -309,25 +319,26 @@ def _largest_stage(plan: Plan) -> str:
     return f"{largest.stage} takes {gib(largest.peak)} GiB"
 
 
-def _plan(about: Mapping[str, Any], device: Device) -> Plan:
+def _plan(variables: Mapping[str, Any], device: Device) -> Plan:
     import yaml
 
-    files = _files({**about, "memory": {}})
+    files = _files({**variables, "memory": {}})
     stages = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in files.items()}
-    recipe = Recipe(about["title"], Path(about["title"]), stages.pop("recipe"), stages)
+    recipe = Recipe(variables["title"], Path(variables["title"]), stages.pop("recipe"), stages)
     return make_plan(recipe, device, suggest_changes=False)
 
 
-def _files(about: Mapping[str, Any]) -> dict[str, str]:
-    names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in about["readings"])]
-    return {f"{name}.yaml": _rendered(name, about) for name in names}
+def _files(variables: Mapping[str, Any]) -> dict[str, str]:
+    names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in variables["readings"])]
+    return {f"{name}.yaml": _render(name, variables) for name in names}
 
 
 def _device(gib: float | None) -> tuple[Device, str]:
     """The device that the recipe is for, and the reason for that choice."""
-    half = not _has_gpu() or has_bfloat16()  # without a GPU, assume that the one in question supports it
+    # Without a GPU here, --memory describes another machine's: assume that it supports bfloat16.
+    bfloat16 = not _has_gpu() or has_bfloat16()
     if gib is not None:
-        return Device("GPU", gib, bfloat16=half), "given by --memory"
+        return Device("GPU", gib, bfloat16=bfloat16), "given by --memory"
     if _has_gpu():
         return local_device(), "of this machine's GPU"
     return local_device(), "of this machine, which has no GPU; set --memory for a recipe that runs on one"
@@ -337,12 +348,12 @@ def _has_gpu() -> bool:
     return best_device().type == "cuda"
 
 
-#: The argument that makes a reward count words.
+#: The argument with which a reward counts words.
 WORDS = "unit='words'"
 
 
 def _as_judge(name: str) -> str:
-    """Converts a reward's name to the name of a judge, which reads texts, not tokens."""
+    """Converts a reward's name to a judge's: judges read texts, so a count of tokens becomes a count of words."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
     reward, _, arguments = name.removesuffix(")").partition("(")
@@ -374,11 +385,11 @@ def _judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions:
     return {"judge": judge}
 
 
-def _rendered(name: str, about: Mapping[str, Any]) -> str:
+def _render(name: str, variables: Mapping[str, Any]) -> str:
     import yaml
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    def plain(value: Any) -> str:
+    def as_yaml(value: Any) -> str:
         return (
             yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True)
             .removesuffix("...\n")
@@ -389,6 +400,6 @@ def _rendered(name: str, about: Mapping[str, Any]) -> str:
         loader=FileSystemLoader(TEMPLATES), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True, autoescape=False,
     )  # fmt: skip
-    environment.filters["yaml"] = plain
+    environment.filters["yaml"] = as_yaml
     defaults = {key: entry.default for key, entry in declared_keys(name).items()} if name in STAGES else {}
-    return environment.get_template(f"{name}.yaml.jinja").render({**about, "defaults": defaults})
+    return environment.get_template(f"{name}.yaml.jinja").render({**variables, "defaults": defaults})

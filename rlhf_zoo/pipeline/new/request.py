@@ -68,9 +68,9 @@ class RecipeRequest:
             ZooError: No recipe fits the options.
         """
         if unknown := next((name for name in self.columns if name not in COLUMNS), None):
-            near = ": YAML needs a space after a colon." if ":" in unknown else did_you_mean(unknown, COLUMNS)
-            near = near or f": use one of {', '.join(COLUMNS)}."
-            raise ZooError(f"--columns names {unknown!r}, which no stage reads{near}")
+            suggestion = ": YAML needs a space after a colon." if ":" in unknown else did_you_mean(unknown, COLUMNS)
+            suggestion = suggestion or f": use one of {', '.join(COLUMNS)}."
+            raise ZooError(f"--columns names {unknown!r}, which no stage reads{suggestion}")
         if self.judge is not None:
             check_judge_name(self.judge)
         for name in self.models:

@@ -16,9 +16,9 @@ from .data import StageData
 from .model import ModelFacts
 
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
-#: The smallest number of distinct prompts; some of them are held out.
+#: Minimum number of distinct prompts, including those held out.
 MIN_PROMPTS = 8
-#: Completions of an update and of a micro-batch.
+#: Completions per update and per micro-batch.
 ROLLOUT, MICRO_BATCH = 64, 4
 
 
@@ -29,7 +29,7 @@ class Decisions:
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, setting: str, value: Any, reason: str) -> None:
-        """Adds a choice, in the place of an earlier one of the same setting.
+        """Adds a choice, which replaces an earlier one of the same setting.
 
         Args:
             setting: What was chosen.
@@ -63,70 +63,77 @@ def choose_sizes(
     by_row = [(prompt_key(row["prompt"]), len(tokenize_prompt(row["prompt"], tokenizer))) for row in prompts]
     lengths = sorted(dict(by_row).values())
     texts, answers = _lengths(readings, tokenizer, conversational)
-    usual = _percentile_95(lengths)
-    prompt = min(_round_up(usual), context - max(8, context // 8))
-    response = min(MAX_RESPONSE, context - prompt)
+    prompt_95 = _percentile_95(lengths)
+    prompt_length = min(_round_up(prompt_95), context - max(8, context // 8))
+    response_length = min(MAX_RESPONSE, context - prompt_length)
     if answers:
-        response = min(response, _round_up(2 * _percentile_95(answers)))
-    if lengths[0] > prompt:
+        response_length = min(response_length, _round_up(2 * _percentile_95(answers)))
+    if lengths[0] > prompt_length:
         raise ZooError(
             f"The shortest of {len(lengths)} prompts has {lengths[0]} tokens, but the context of {model.name} is "
-            f"{context}, of which {response} are for the answer: use shorter prompts."
+            f"{context}, of which {response_length} are for the answer: use shorter prompts."
         )
-    usable = max(int(ppo.count * sum(length <= prompt for _, length in by_row) / len(by_row)), 1)
-    # Prompts are held out by their text, so all rows of a prompt are held out, or none.
-    different = int(ppo.prompts * sum(length <= prompt for length in lengths) / len(lengths))
-    if different < MIN_PROMPTS:
+    usable_rows = max(int(ppo.row_count * sum(length <= prompt_length for _, length in by_row) / len(by_row)), 1)
+    # Prompts are held out by their text: either all rows of a prompt are held out, or none.
+    distinct = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
+    if distinct < MIN_PROMPTS:
         raise ZooError(
-            f"{ppo.data.name} has {different} different prompts that are short enough, and some are held out of "
+            f"{ppo.data.name} has {distinct} different prompts that are short enough, and some are held out of "
             f"training: give --prompts with at least {MIN_PROMPTS}."
         )
-    evaluated = max(2, min(MAX_PROMPTS, different // 8))
-    test = ppo.keys["dataset_test_split"]
-    # Without a test split half of the held-out prompts are for the evaluation; the others monitor training.
-    share = min(0.1 if test else 0.2, max(0.005, math.ceil((750 if test else 1500) * evaluated / different) / 1000))
-    trained = int(usable * (1 - 2 * share))
-    rollout = max(2, min(ROLLOUT, 2 ** int(math.log2(max(usable * (1 - 2 * share) / 2, 2)))))
-    text = min(context, MAX_TOKENS, max(16, _round_up(_percentile_95(texts)))) if texts else None
-    if text is not None:
-        decisions.add("max_length", text, f"95% of texts have at most {_percentile_95(texts)} tokens")
-    decisions.add("max_prompt_length", prompt, f"95% of {len(lengths)} prompts have at most {usual} tokens")
-    twice = f"twice {_percentile_95(answers)}, which 95% of answers do not exceed; " if answers else ""
-    reason = f"{twice}at most {MAX_RESPONSE}, and what prompts leave of the context"
-    decisions.add("response_length", response, reason)
-    if test:
-        evaluated = min(evaluated, ppo.test_prompts or 0)
-    few = (
+    eval_prompts = max(2, min(MAX_PROMPTS, distinct // 8))
+    test_split = ppo.keys["dataset_test_split"]
+    # Without a test split, half of the held-out prompts are for the evaluation; the others monitor training.
+    share = min(
+        0.1 if test_split else 0.2,
+        max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct) / 1000),
+    )
+    trained_rows = int(usable_rows * (1 - 2 * share))
+    rollout = max(2, min(ROLLOUT, 2 ** int(math.log2(max(usable_rows * (1 - 2 * share) / 2, 2)))))
+    text_length = min(context, MAX_TOKENS, max(16, _round_up(_percentile_95(texts)))) if texts else None
+    if text_length is not None:
+        decisions.add("max_length", text_length, f"95% of texts have at most {_percentile_95(texts)} tokens")
+    decisions.add("max_prompt_length", prompt_length, f"95% of {len(lengths)} prompts have at most {prompt_95} tokens")
+    answer_reason = f"twice {_percentile_95(answers)}, which 95% of answers do not exceed; " if answers else ""
+    reason = f"{answer_reason}at most {MAX_RESPONSE}, and what prompts leave of the context"
+    decisions.add("response_length", response_length, reason)
+    if test_split:
+        eval_prompts = min(eval_prompts, ppo.test_prompt_count or 0)
+    warning = (
         ""
-        if evaluated >= VERDICT_PROMPTS
+        if eval_prompts >= VERDICT_PROMPTS
         else f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: give --prompts with more"
     )
-    evaluation = f"{evaluated} prompts for the evaluation"
-    if test:
-        decisions.add("evaluation.dataset_test_split", test, f"{evaluation}{few}")
-    reason = "prompts to monitor training" if test else f"{evaluation}, and as many to monitor training{few}"
+    evaluation_reason = f"{eval_prompts} prompts for the evaluation"
+    if test_split:
+        decisions.add("evaluation.dataset_test_split", test_split, f"{evaluation_reason}{warning}")
+    reason = (
+        "prompts to monitor training"
+        if test_split
+        else f"{evaluation_reason}, and as many to monitor training{warning}"
+    )
     decisions.add("held_out_share", share, reason)
-    sft_rows = max(1, min(32, readings["sft"].count // 4)) if "sft" in readings else None
+    sft_rows = max(1, min(32, readings["sft"].row_count // 4)) if "sft" in readings else None
     return {
-        "prompt": prompt, "response": response, "text": text, "evaluated": evaluated, "share": share,
-        "trained": trained, "sft_rows": sft_rows, **batches(trained, rollout, MAX_EPISODES),
+        "prompt": prompt_length, "response": response_length, "text": text_length, "evaluated": eval_prompts,
+        "share": share, "trained": trained_rows, "sft_rows": sft_rows, **batches(trained_rows, rollout, MAX_EPISODES),
     }  # fmt: skip
 
 
 def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
-    """Chooses batch sizes and intervals of PPO.
+    """Chooses PPO's batch sizes and the interval between checkpoints.
 
     Args:
         trained: Rows of prompts to train on.
-        rollout: Answers of an update.
-        episodes: The most answers of the run.
+        rollout: Answers per update.
+        episodes: Maximum number of answers in the run.
     """
-    rows = min(MICRO_BATCH, rollout)
+    micro_batch = min(MICRO_BATCH, rollout)
     episodes = max(rollout, min(episodes, trained) // rollout * rollout)
     updates = episodes // rollout
     return {
-        "rollout": rollout, "rows": rows, "accumulated": rollout // rows, "episodes": episodes, "updates": updates,
-        "save": max(1, updates // 20),
+        "rollout": rollout, "rows": micro_batch, "accumulated": rollout // micro_batch, "episodes": episodes,
+        "updates": updates, "save": max(1, updates // 20),
     }  # fmt: skip
 
 
@@ -136,7 +143,7 @@ def _percentile_95(lengths: Sequence[int]) -> int:
 
 
 def _round_up(length: int) -> int:
-    """The next multiple of 32, so that a slightly longer row outside the sample is not left out."""
+    """Rounds up to a multiple of 32, so that rows slightly longer than the sample's still fit."""
     return -(-length // 32) * 32
 
 
@@ -155,9 +162,12 @@ def _lengths(
 def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
     """The same texts or conversations with their prompts; None for a text without its own prompt."""
     for row in readings["sft"].rows if "sft" in readings else ():
-        shaped = {**row, **as_turns(row)} if conversational else row
-        prompt = shaped["messages"][:-1] if "messages" in shaped else shaped.get("prompt")
-        yield prompt if "messages" in shaped or "completion" in shaped else None, sft_text(shaped, "text")
+        conversation = {**row, **as_turns(row)} if conversational else row
+        prompt = conversation["messages"][:-1] if "messages" in conversation else conversation.get("prompt")
+        yield (
+            prompt if "messages" in conversation or "completion" in conversation else None,
+            sft_text(conversation, "text"),
+        )
     for row in readings["reward"].rows if "reward" in readings else ():
         turns = as_turns(row) if conversational else row
         for side in ("chosen", "rejected"):

@@ -16,14 +16,14 @@ from ...runs.recipe import is_repository_name, read_mapping, shipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Small sizes by the names that configuration classes use; a class takes those that it has.
+#: Small sizes, by the names in configuration classes; each class gets the ones that it has.
 SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "rotary_dim": 4, "num_layers": 2,
     "num_heads": 4, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48,
 }  # fmt: skip
-#: Tokens that a tokenizer learns, the 256 bytes included.
-MERGED = 1024
+#: Number of tokens that a tokenizer learns, including the 256 bytes.
+LEARNED_TOKENS = 1024
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
@@ -42,7 +42,7 @@ class Family:
         tokens: Tokens of the tokenizer; None for vocab_size.
         wrap: Tokens that the tokenizer adds before and after a text.
         stops: Tokens at which generation stops; () for eos.
-        template: The name of a chat template of trl's.
+        template: The name of one of trl's chat templates.
         byte_fallback: Whether the tokenizer has a byte fallback.
         fields: Other fields of the configuration.
         labels: The number of labels of a classifier; 1 for a reward model, None for a language model.
@@ -99,7 +99,7 @@ def family_of(keys: Mapping[str, Any], *, subject: str) -> Family:
 
 
 def make_tokenizer(
-    family: Family, texts: Iterable[str], *, merged: int = MERGED, length: int = 2048
+    family: Family, texts: Iterable[str], *, learned_tokens: int = LEARNED_TOKENS, length: int = 2048
 ) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE tokenizer whose special tokens have the family's ids.
 
@@ -107,19 +107,21 @@ def make_tokenizer(
 
     Args:
         family: The family.
-        texts: What it is trained on.
-        merged: Tokens that it learns.
+        texts: The texts to train it on.
+        learned_tokens: Number of tokens to learn.
         length: The tokenizer's model_max_length.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    learned, merges = _train_bpe(texts, merged)
-    taken = {index: token for token, index in family.special.items()}
+    learned, merges = _train_bpe(texts, learned_tokens)
+    special_tokens = {index: token for token, index in family.special.items()}
     learned_names = {*learned}
     made_up = (name for letters in product(LETTERS, repeat=4) if (name := "Ġ" + "".join(letters)) not in learned_names)
-    fresh = (name for name in chain(learned, made_up) if name not in family.special)
-    vocabulary = {taken.get(index) or next(fresh): index for index in range(family.tokens or family.vocab_size)}
+    other_tokens = (name for name in chain(learned, made_up) if name not in family.special)
+    vocabulary = {
+        special_tokens.get(index) or next(other_tokens): index for index in range(family.tokens or family.vocab_size)
+    }
     backend = Tokenizer(
         models.BPE(vocab=vocabulary, merges=merges, unk_token=family.unk, byte_fallback=family.byte_fallback)
     )
@@ -170,14 +172,14 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
     config_class, ids = CONFIG_MAPPING[family.model_type], family.special
     defaults = config_class().to_dict()
     sizes = {name: size for name, size in SIZES.items() if name in defaults}
-    named = {"eos": family.eos, "bos": family.bos, "pad": family.pad}
-    tokens = {f"{name}_token_id": None if token is None else ids[token] for name, token in named.items()}
+    token_names = {"eos": family.eos, "bos": family.bos, "pad": family.pad}
+    tokens = {f"{name}_token_id": None if token is None else ids[token] for name, token in token_names.items()}
     config = config_class(**{"vocab_size": family.vocab_size, **sizes, **tokens, **family.fields})
     auto: Any = AutoModel if family.embedder else AutoModelForCausalLM
     if family.labels is not None:
         auto = AutoModelForSequenceClassification
         labels = ["LABEL_0"] if family.labels == 1 else list(family.labels)  # type: ignore[arg-type]
-        config.id2label, config.label2id = dict(enumerate(labels)), {name: at for at, name in enumerate(labels)}
+        config.id2label, config.label2id = dict(enumerate(labels)), {name: index for index, name in enumerate(labels)}
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = auto.from_config(config, dtype=torch.float32)
@@ -192,7 +194,7 @@ def save_model(family: Family, folder: Path, texts: Iterable[str]) -> Path:
     Args:
         family: The family.
         folder: Where to save them.
-        texts: What the tokenizer is trained on.
+        texts: The texts to train the tokenizer on.
 
     Returns:
         The folder.

@@ -16,14 +16,14 @@ from ...runs.settings.key_classes import check_architecture, check_download, obe
 from ...runs.settings.loading import BITS_OPTIMIZERS
 from .models import family_of, save_model
 
-#: Rows of each split; the patterns of rows are repeated.
+#: Rows per split; the row patterns are repeated.
 ROWS = 64
-#: The share of these rows that holds enough prompts for the evaluation.
+#: The share of these rows to hold out: enough prompts for the evaluation.
 HELD_OUT = 0.1
-#: Tokens of a completion: enough for stop tokens and truncation to occur.
-RESPONSE = 24
+#: Tokens per completion: enough for stop tokens and truncation to occur.
+RESPONSE_LENGTH = 24
 #: Small values, by stage.
-SMALL: Mapping[str, Mapping[str, Any]] = {
+SMALL_VALUES: Mapping[str, Mapping[str, Any]] = {
     "recipe": {
         "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.checkpoint_prompts": 2,
         "evaluation.checkpoint_samples": 1,
@@ -41,33 +41,35 @@ SMALL: Mapping[str, Mapping[str, Any]] = {
 }  # fmt: skip
 
 
-def small(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Returns flags that train a few steps on a few short texts on the CPU. Everything else stays as in the recipe.
+def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
+    """Returns flags that train for a few steps on short texts on the CPU. All other keys stay as in the recipe.
 
     Args:
-        recipe: The recipe; `flags` in its zoo.yaml, written as on the command line, are added.
+        recipe: The recipe. The flags also include `flags` in its zoo.yaml, written as on the command line.
 
     Returns:
         Flags by stage; those of recipe.yaml under "recipe".
     """
-    flags: dict[str, dict[str, Any]] = {"recipe": dict(SMALL["recipe"])}
-    missing = importlib.util.find_spec("bitsandbytes") is None
+    flags: dict[str, dict[str, Any]] = {"recipe": dict(SMALL_VALUES["recipe"])}
+    no_bitsandbytes = importlib.util.find_spec("bitsandbytes") is None
     for stage, keys in recipe.stages.items():
-        own = dict(SMALL["ppo" if stage == "ppo" else "sft"])
+        stage_flags = dict(SMALL_VALUES["ppo" if stage == "ppo" else "sft"])
         if keys.get("held_out_share") is not None:
-            own["held_out_share"] = HELD_OUT
+            stage_flags["held_out_share"] = HELD_OUT
         if stage == "reward":
-            own["score_samples"] = 4
-            own |= {"simulated_pairs": 16, "simulated_test_pairs": 8} if keys.get("simulated_pairs") else {}
+            stage_flags["score_samples"] = 4
+            stage_flags |= {"simulated_pairs": 16, "simulated_test_pairs": 8} if keys.get("simulated_pairs") else {}
         if stage == "ppo":
-            own["response_length"] = min(keys.get("response_length", default_of("ppo", "response_length")), RESPONSE)
-        if missing and any(word in str(keys.get("optim")) for word in BITS_OPTIMIZERS):
-            own["optim"] = "adamw_torch"
-        if missing and (keys.get("load_in_4bit") or keys.get("load_in_8bit")):
-            own |= {"load_in_4bit": False, "load_in_8bit": False}
+            stage_flags["response_length"] = min(
+                keys.get("response_length", default_of("ppo", "response_length")), RESPONSE_LENGTH
+            )
+        if no_bitsandbytes and any(word in str(keys.get("optim")) for word in BITS_OPTIMIZERS):
+            stage_flags["optim"] = "adamw_torch"
+        if no_bitsandbytes and (keys.get("load_in_4bit") or keys.get("load_in_8bit")):
+            stage_flags |= {"load_in_4bit": False, "load_in_8bit": False}
         if str(keys.get("attn_implementation")).startswith("flash"):
-            own["attn_implementation"] = "sdpa"
-        flags[stage] = own
+            stage_flags["attn_implementation"] = "sdpa"
+        flags[stage] = stage_flags
     for key, value in (recipe.zoo.get("flags") or {}).items():
         stage, _, name = key.partition(".")
         if stage in flags and stage != "recipe":
@@ -96,15 +98,15 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
     models, data = recipe.zoo.get("models") or {}, recipe.zoo.get("data") or {}
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
     with tempfile.TemporaryDirectory() as scratch:
-        for place, (name, keys) in enumerate(models.items()):
+        for index, (name, keys) in enumerate(models.items()):
             family = family_of(keys, subject=name)
             if recipe.download is not None:
                 fields = {"model_type": family.model_type, **family.fields}
                 check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")
-            folder = save_model(family, Path(scratch) / f"model-{place}", texts)
+            folder = save_model(family, Path(scratch) / f"model-{index}", texts)
             publish_folder(folder, name, repo_type="model", message="A miniature", hub=hub)
-        for place, (name, keys) in enumerate(data.items()):
-            folder = write_data(keys, Path(scratch) / f"data-{place}")
+        for index, (name, keys) in enumerate(data.items()):
+            folder = write_data(keys, Path(scratch) / f"data-{index}")
             publish_folder(folder, name, repo_type="dataset", message="A miniature", hub=hub)
     return [*models, *data]
 
@@ -123,23 +125,23 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
         ZooError: A split has a name that is not valid.
     """
     folder.mkdir()
-    parts = []
+    data_files = []
     for split in keys["splits"]:
         if not is_repository_name(str(split)):
             raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' alone.")
-        rows = [_numbered(keys["rows"][n % len(keys["rows"])], n) for n in range(ROWS)]
+        rows = [_fill_number(keys["rows"][n % len(keys["rows"])], n) for n in range(ROWS)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
-        parts.append({"split": split, "path": f"{split}.jsonl"})
-    front = {"configs": [{"config_name": keys.get("config") or "default", "data_files": parts}]}
+        data_files.append({"split": split, "path": f"{split}.jsonl"})
+    front_matter = {"configs": [{"config_name": keys.get("config") or "default", "data_files": data_files}]}
     # JSON is YAML too.
-    (folder / "README.md").write_text(f"---\n{json.dumps(front)}\n---\n", encoding="utf-8")
+    (folder / "README.md").write_text(f"---\n{json.dumps(front_matter)}\n---\n", encoding="utf-8")
     return folder
 
 
-def _numbered(value: Any, n: int) -> Any:
+def _fill_number(value: Any, n: int) -> Any:
     if isinstance(value, str):
         return value.replace("{n}", str(n))
     if isinstance(value, Mapping):
-        return {key: _numbered(item, n) for key, item in value.items()}
-    return [_numbered(item, n) for item in value] if isinstance(value, list) else value
+        return {key: _fill_number(item, n) for key, item in value.items()}
+    return [_fill_number(item, n) for item in value] if isinstance(value, list) else value
