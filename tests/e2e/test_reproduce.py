@@ -300,7 +300,7 @@ def test_data_of_a_folder_of_the_publishers_are_taken_as_published(answers):
         ("no-recipe", "local/no-recipe has no recipe.json, so it cannot be reproduced"),
         ("unpublished-sft", "The SFT policy of local/unpublished-sft was never published"),
         ("sft-gone", "There is no repository 'local/gone' on"),
-        ("folder-gone", "were made from /somewhere, a folder of the machine that published it"),
+        ("folder-gone", "were made from /somewhere, a folder on the machine that published it"),
         ("data-gone", "The data set local/gone cannot be loaded from"),
         ("own-reward", "takes its reward_funcs from their_rewards:good, which is neither rlhf-zoo's own nor"),
     ],

@@ -134,7 +134,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
     assert "The published weights are rounded to bfloat16. All figures here were measured before" in said
     assert json.loads((pulled / "rlhf_card.json").read_text())["dtype"] == "bfloat16" and "subfolder" not in said
     altered = file_overrides(stopped, record, last, folder / "altered")
-    with reproduce._as_sent(stopped, record, last) as made:
+    with reproduce._as_published(stopped, record, last) as made:
         assert not any(row["differing"] or row["problem"] for row in compare_weights(pulled, made))
         assert compare_files(pulled, made) == []
     assert evaluate.same_weights(pulled, last, altered) and not evaluate.same_weights(pulled, last)

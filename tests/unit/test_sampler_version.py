@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.modeling.sampling.sampler import SAMPLER
-from rlhf_zoo.pipeline.inspect.reproduce import _notes
+from rlhf_zoo.pipeline.inspect.reproduce import _make_notes
 from rlhf_zoo.runs.context import environment_info
 
 
@@ -26,8 +26,8 @@ def test_a_run_of_another_sampler_is_told_apart(stage: str, recorded: dict[str, 
     published: Any = SimpleNamespace(
         stage=stage, versions=recorded, resolved={"critic": "auto"}, parent=lambda role: None
     )
-    notes = [note for note in _notes(published) if "sampler" in note]
-    assert [f"version {named} of the sampler, and this is version {SAMPLER}" in note for note in notes] == (
+    notes = [note for note in _make_notes(published) if "sampler" in note]
+    assert [f"version {named} of the sampler, but this is version {SAMPLER}" in note for note in notes] == (
         [True] if named else []
     )
 

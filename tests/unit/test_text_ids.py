@@ -20,7 +20,7 @@ from rlhf_zoo.modeling.chat import append_completion, tokenize_for_reward, token
 from rlhf_zoo.modeling.chat_template import Chat, check_answers_end, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.modeling.text_ids import switch_off_eos, tokenize_text
-from rlhf_zoo.pipeline.inspect.doctor import _reads_the_end
+from rlhf_zoo.pipeline.inspect.doctor import _check_reads_eos
 from rlhf_zoo.pipeline.stages import sft
 from rlhf_zoo.pipeline.stages.sft import without_second_bos
 from rlhf_zoo.rewards import RewardModel
@@ -113,7 +113,7 @@ def test_doctor_does_not_blame_the_head_for_its_tokenizer() -> None:
 
     def said(tokenizer: PreTrainedTokenizerBase) -> str:
         model = RewardModel(make_reward_model(tokenizer), tokenizer, tokenizer)
-        return _reads_the_end([model], tokenizer, [tokenizer("how is it")["input_ids"]])[1]
+        return _check_reads_eos([model], tokenizer, [tokenizer("how is it")["input_ids"]])[1]
 
     assert said(ending()).startswith("without the end-of-sequence token a score changes by 0.")
     encoder = ending(as_separator=True)
@@ -123,7 +123,7 @@ def test_doctor_does_not_blame_the_head_for_its_tokenizer() -> None:
     with torch.no_grad():
         deaf.model.score.weight.zero_()
     with pytest.raises(ZooError, match="does not read the last token"):
-        _reads_the_end([deaf], make_tokenizer(), [[3, 4]])
+        _check_reads_eos([deaf], make_tokenizer(), [[3, 4]])
 
 
 def chat_of(template: str) -> PreTrainedTokenizerBase:

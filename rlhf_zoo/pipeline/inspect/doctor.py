@@ -1,7 +1,7 @@
 """`rlhf-zoo doctor`: runs PPO's guards that need no training, on the models and data that a run would start from.
 
 It does not write to the run directory and publishes nothing: data that is not prepared yet goes into a temporary
-folder. A check that needs a stage which is not trained yet is skipped; the others run.
+folder. Checks that need a stage that is not trained yet are skipped.
 """
 
 import math
@@ -60,13 +60,14 @@ from ..stages.reward import check_pairs
 from ..stages.train import quiet
 from .examination import Examination, Finding, NotYet
 
-#: Completions of the trial rollout.
-TRIAL = 8
-#: Prompts that the check of the policy's tokenizer reads.
-READ = 64
-#: Nats per token above a uniform guess. A policy that reads its own tokens beats the guess, and random weights come
-#: within about half a nat of it, while a policy that was trained on other tokens is confident in the wrong ones.
-WORSE_THAN_A_GUESS = 1.0
+#: Prompts of the trial rollout, with one completion each.
+TRIAL_PROMPTS = 8
+#: Prompts with which the policy's tokenizer is checked.
+TOKENIZER_PROMPTS = 64
+#: Nats per token by which the loss may exceed that of a uniform guess. A policy with its own tokenizer beats the
+#: guess, and random weights come within about half a nat of it, but a policy that was trained with another tokenizer is
+#: confident in the wrong tokens.
+MAX_EXCESS_NATS = 1.0
 
 
 def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
@@ -74,7 +75,7 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
 
     Args:
         context: The run.
-        publishes: Whether a run of it would publish.
+        publishes: Whether the run would publish.
 
     Returns:
         One finding per check.
@@ -87,47 +88,47 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
         data_from = replace(context, publish=False) if has_data else scratch_context
         check = examination.check
         # Before anything is trained.
-        check("keys", lambda: _keys(scratch_context, publishes))
-        check("columns", lambda settings: _columns(data_from), "keys")
-        check("epochs", _epochs, "keys")
-        check("reward functions", _functions, "keys")
-        check("prompts", lambda settings: _prompts(settings, data_from), "keys")
-        check("answers", _answers, "keys", "reward functions", "prompts")
+        check("keys", lambda: _check_keys(scratch_context, publishes))
+        check("columns", lambda settings: _check_columns(data_from), "keys")
+        check("epochs", _check_epochs, "keys")
+        check("reward functions", _check_functions, "keys")
+        check("prompts", lambda settings: _check_prompts(settings, data_from), "keys")
+        check("answers", _check_answers, "keys", "reward functions", "prompts")
         check("batch", lambda *results: (None, check_batch(*results)), "keys", "prompts")
-        check("models", lambda *results: _models(context), "keys")
-        check("room", lambda *results: _room(data_from, *results), "models", "prompts", "batch")
-        check("evaluation's prompts", lambda *results: _evaluated(data_from), "keys", "prompts")
-        check("judges", lambda *results: _judges(context, data_from), "keys", "reward functions")
+        check("models", lambda *results: _check_models(context), "keys")
+        check("room", lambda *results: _check_room(data_from, *results), "models", "prompts", "batch")
+        check("evaluation's prompts", lambda *results: _check_evaluation_prompts(data_from), "keys", "prompts")
+        check("judges", lambda *results: _check_judges(context, data_from), "keys", "reward functions")
         # The models that PPO starts from.
-        check("sft checkpoint", lambda settings, _: _parent(context, settings, "sft"), "keys", "models")
-        check("reward checkpoint", lambda settings, _: _reward_parents(context, settings), "keys", "models")
-        check("value model", lambda settings, _: _parent(context, settings, "value"), "keys", "models")
-        check("policy", _policy, "keys", "sft checkpoint")
-        check("tokenizer", lambda *results: _tokenizer(context, *results), "prompts", "sft checkpoint", "policy")
+        check("sft checkpoint", lambda settings, _: _find_parent(context, settings, "sft"), "keys", "models")
+        check("reward checkpoint", lambda settings, _: _find_reward_parents(context, settings), "keys", "models")
+        check("value model", lambda settings, _: _find_parent(context, settings, "value"), "keys", "models")
+        check("policy", _load_policy, "keys", "sft checkpoint")
+        check("tokenizer", lambda *results: _load_tokenizer(context, *results), "prompts", "sft checkpoint", "policy")
         lengths = ("keys", "prompts", "policy", "tokenizer", "room")
-        check("prompt length", lambda *results: _lengths(*results[:4]), *lengths)
-        check("prompt ids", _ids, "prompt length", "policy")
-        check("policy's tokenizer", _policy_tokenizer, "policy", "tokenizer", "prompt ids")
-        check("reward head", _reward_head, "keys", "reward checkpoint")
+        check("prompt length", lambda *results: _check_prompt_lengths(*results[:4]), *lengths)
+        check("prompt ids", _check_prompt_ids, "prompt length", "policy")
+        check("policy's tokenizer", _check_policy_tokenizer, "policy", "tokenizer", "prompt ids")
+        check("reward head", _load_reward_models, "keys", "reward checkpoint")
         models = ("keys", "reward checkpoint", "reward head", "tokenizer")
-        check("reward model's tokenizer", lambda *results: _reward_tokenizer(context, *results), *models)
-        check("reward reads the end", _reads_the_end, "reward model's tokenizer", "tokenizer", "prompt ids")
+        check("reward model's tokenizer", lambda *results: _check_reward_tokenizer(context, *results), *models)
+        check("reward reads the end", _check_reads_eos, "reward model's tokenizer", "tokenizer", "prompt ids")
         # The first update, without its optimizer steps.
         parts = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
-        check("trainer", _trainer, *parts, "reward model's tokenizer", "value model")
-        check("critic", _critic, "trainer")
-        check("end tokens", _rollout, "trainer")
-        check("KL at the start", _kl, "trainer", "end tokens")
-        check("ratio", _ratio, "trainer", "end tokens")
-        check("rewards", lambda *results: _rewards(*results[:2]), "trainer", "end tokens", "answers")
-        check("rewards add up", _sum, "trainer", "end tokens", "rewards")
+        check("trainer", _build_trainer, *parts, "reward model's tokenizer", "value model")
+        check("critic", _check_critic, "trainer")
+        check("end tokens", _sample_rollout, "trainer")
+        check("KL at the start", _check_kl, "trainer", "end tokens")
+        check("ratio", _check_ratio, "trainer", "end tokens")
+        check("rewards", lambda *results: _check_rewards(*results[:2]), "trainer", "end tokens", "answers")
+        check("rewards add up", _check_reward_sums, "trainer", "end tokens", "rewards")
     return examination.findings
 
 
 # Before anything is trained
 
 
-def _keys(context: RunContext, publishes: bool) -> tuple[StageSettings, str]:
+def _check_keys(context: RunContext, publishes: bool) -> tuple[StageSettings, str]:
     settings = {stage: context.settings(stage) for stage in context.recipe.stages}
     for stage_settings in settings.values():
         check_installed(stage_settings)
@@ -136,7 +137,7 @@ def _keys(context: RunContext, publishes: bool) -> tuple[StageSettings, str]:
     return settings.get("ppo") or context.settings("ppo"), f"{', '.join(settings)}: all keys and their types are valid"
 
 
-def _columns(context: RunContext) -> tuple[None, str]:
+def _check_columns(context: RunContext) -> tuple[None, str]:
     # The columns of PPO's data are checked with its prompts.
     stages = {stage: settings for stage, settings in to_train(context).items() if stage != "ppo"}
     unchecked = check_forms(context.shared, stages, context.hub)
@@ -148,13 +149,13 @@ def _columns(context: RunContext) -> tuple[None, str]:
     return None, f"{' and '.join(stages) or 'none'} still to train: every split and its columns exist{exception}"
 
 
-def _epochs(settings: StageSettings) -> tuple[None, str]:
+def _check_epochs(settings: StageSettings) -> tuple[None, str]:
     epochs = settings.trainer.num_ppo_epochs
     warn_if_many_epochs(epochs)
     return None, f"{epochs} over each rollout, at most {MANY_EPOCHS}"
 
 
-def _functions(settings: StageSettings) -> tuple[list[Any], str]:
+def _check_functions(settings: StageSettings) -> tuple[list[Any], str]:
     functions = reward_functions(settings)
     names = settings.data.reward_funcs or []
     if models := reward_names(settings.data.reward_model_path):
@@ -164,22 +165,22 @@ def _functions(settings: StageSettings) -> tuple[list[Any], str]:
     return functions, ", ".join(f"{w:g} × {name}" for w, name in zip(weights, names, strict=True))
 
 
-def _prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
+def _check_prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
     data = load_data(context, stage_source(context, "ppo"))
-    train, held_out, texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
+    train, held_out, ptx_texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
     parts = [f"{describe_prompt_count(train)} for rollouts"]
     parts += [] if held_out is None else [f"{describe_prompt_count(held_out)} held out"]
-    parts += [] if texts is None else [f"{len(texts)} texts for ptx_coef"]
+    parts += [] if ptx_texts is None else [f"{len(ptx_texts)} texts for ptx_coef"]
     return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
 
 
-def _answers(settings: StageSettings, functions: list[Any], data: dict[str, Any]) -> tuple[None, str]:
+def _check_answers(settings: StageSettings, functions: list[Any], data: dict[str, Any]) -> tuple[None, str]:
     detail = check_answers(settings, functions, data)
     try_functions(settings, functions, data)
     return None, detail
 
 
-def _models(context: RunContext) -> tuple[dict[str, Named], str]:
+def _check_models(context: RunContext) -> tuple[dict[str, Named], str]:
     models = start_of(context)
     listed = (
         f"{role} {model.name}" + (f", {model.context} tokens" if model.context else "")
@@ -188,11 +189,11 @@ def _models(context: RunContext) -> tuple[dict[str, Named], str]:
     return models, "; ".join(listed) or "all are trained by this run"
 
 
-def _room(context: RunContext, models: dict[str, Named], data: dict[str, Any], _batch: None) -> tuple[None, str]:
+def _check_room(context: RunContext, models: dict[str, Named], data: dict[str, Any], _batch: None) -> tuple[None, str]:
     return None, check_prompt_lengths(context, models, data["train_dataset"]["prompt"])
 
 
-def _evaluated(context: RunContext) -> tuple[None, str]:
+def _check_evaluation_prompts(context: RunContext) -> tuple[None, str]:
     config = context.shared.evaluation
     source = stage_source(context, "ppo")
     prompts = check_prompts(context, source)
@@ -200,7 +201,7 @@ def _evaluated(context: RunContext) -> tuple[None, str]:
     return None, f"{describe_prompt_count(prompts)} held-out prompts, {config.samples} completions per row"
 
 
-def _judges(context: RunContext, data_from: RunContext) -> tuple[None, str]:
+def _check_judges(context: RunContext, data_from: RunContext) -> tuple[None, str]:
     check_same_labels(context)
     check_judges(data_from)
     return None, ", ".join(evaluation_of(context).names)
@@ -209,7 +210,7 @@ def _judges(context: RunContext, data_from: RunContext) -> tuple[None, str]:
 # The models that PPO starts from
 
 
-def _parent(context: RunContext, settings: StageSettings, role: str) -> tuple[ParentCheckpoint | None, str]:
+def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tuple[ParentCheckpoint | None, str]:
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     name = parent_names(settings).get(role)
@@ -226,30 +227,30 @@ def _parent(context: RunContext, settings: StageSettings, role: str) -> tuple[Pa
             raise NotYet(f"train the {name} stage first") from error
         raise
     lineage = checkpoint.lineage
-    location = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path
+    source = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path
     if name in context.recipe.stages and lineage["path"] is None:
         return (
             checkpoint,
-            f"{location}, published earlier, as {context.directory} holds none; a run there trains its own",
+            f"{source}, published earlier, as {context.directory} holds none; a run there trains its own",
         )
-    return checkpoint, str(location)
+    return checkpoint, str(source)
 
 
-def _reward_parents(context: RunContext, settings: StageSettings) -> tuple[list[ParentCheckpoint], str]:
+def _find_reward_parents(context: RunContext, settings: StageSettings) -> tuple[list[ParentCheckpoint], str]:
     roles = list(reward_roles(settings.data.reward_model_path)) or ["reward"]
-    parents = [_parent(context, settings, role) for role in roles]
+    parents = [_find_parent(context, settings, role) for role in roles]
     checkpoints = [checkpoint for checkpoint, _ in parents if checkpoint is not None]
     return checkpoints, "; ".join(detail for _, detail in parents)
 
 
-def _policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
+def _load_policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
     model = on_device(load_causal(checkpoint.path, how=loading_of(settings)), use_cpu=settings.trainer.use_cpu).eval()
-    model.name_or_path = str(checkpoint.path)  # also for a merged adapter, as in a run
+    model.name_or_path = str(checkpoint.path)  # as in a run; a merged adapter would have the name of its base
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"
 
 
-def _tokenizer(
+def _load_tokenizer(
     context: RunContext, data: dict[str, Any], checkpoint: ParentCheckpoint, policy: PreTrainedModel
 ) -> tuple[PreTrainedTokenizerBase, str]:
     tokenizer = policy_tokenizer(context, checkpoint.path, data)
@@ -263,44 +264,46 @@ def _tokenizer(
     )
 
 
-def _lengths(
+def _check_prompt_lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
-    context, room = context_length(policy), settings.trainer.response_length
+    context, response_length = context_length(policy), settings.trainer.response_length
     data, _ = within_length(settings, tokenizer, data)
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
-            prepared = prepare_prompts(data[name], tokenizer, context=context, room=room)
+            prepared = prepare_prompts(data[name], tokenizer, context=context, room=response_length)
             prompts += list(prepared[PROMPT_TOKENS])
     longest = max(map(len, prompts))
-    total = f"{longest + room}" + (f" of {context}" if context else "")
-    return prompts, f"the longest has {longest} tokens; with a response of {room}: {total}"
+    total = f"{longest + response_length}" + (f" of {context}" if context else "")
+    return prompts, f"the longest has {longest} tokens; with a response of {response_length}: {total}"
 
 
-def _ids(prompts: list[list[int]], policy: PreTrainedModel) -> tuple[list[list[int]], str]:
+def _check_prompt_ids(prompts: list[list[int]], policy: PreTrainedModel) -> tuple[list[list[int]], str]:
     rows = embedding_rows(policy)
     check_ids(prompts, TokenConsumer.of(policy))
     return prompts, f"the highest is {max(map(max, prompts))}, of {rows} embedding rows"
 
 
-def _policy_tokenizer(
+def _check_policy_tokenizer(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> tuple[None, str]:
-    """Compares the files, and how well the policy predicts the prompts' tokens."""
+    """Compares the tokenizer files, and checks how well the policy predicts the prompts' tokens."""
     check_tokenizer_of(policy, tokenizer, subject="the policy")
-    texts = [torch.tensor(ids) for ids in prompts[:READ] if len(ids) > 1]
+    texts = [torch.tensor(ids) for ids in prompts[:TOKENIZER_PROMPTS] if len(ids) > 1]
     if not texts:
         return None, "its files match; the prompts are single tokens, so nothing else can be measured"
-    guess = math.log(embedding_rows(policy))
+    uniform_loss = math.log(embedding_rows(policy))
     loss = _prompt_loss(policy, texts)
-    detail = f"the policy's loss on the prompts is {loss:.2f} nats per token, that of a uniform guess {guess:.2f}"
-    if not loss <= guess + WORSE_THAN_A_GUESS:
+    detail = (
+        f"the policy's loss on the prompts is {loss:.2f} nats per token, that of a uniform guess {uniform_loss:.2f}"
+    )
+    if not loss <= uniform_loss + MAX_EXCESS_NATS:
         raise ZooError(
             f"The tokenizer is not the one that the policy was trained with, as {detail}: tokenizers may be swapped; "
             "give the policy its own."
         )
-    if loss > guess:
+    if loss > uniform_loss:
         warn(f"The policy may be untrained, or trained with another tokenizer: {detail}.")
     return None, detail
 
@@ -315,15 +318,17 @@ def _prompt_loss(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
         batch = slice(rows[0], rows[-1] + 1)
         return -text_logprobs(policy, ids[batch], attention[batch])
 
-    return float(F.masked_mean(torch.cat(list(MicroBatches(READ).run(nats, range(len(texts))))), attention[:, 1:]))
+    return float(
+        F.masked_mean(torch.cat(list(MicroBatches(TOKENIZER_PROMPTS).run(nats, range(len(texts))))), attention[:, 1:])
+    )
 
 
-def _reward_head(settings: StageSettings, parents: list[ParentCheckpoint]) -> tuple[list[PreTrainedModel], str]:
+def _load_reward_models(settings: StageSettings, parents: list[ParentCheckpoint]) -> tuple[list[PreTrainedModel], str]:
     models = [on_device(reward_model(settings, parent.path), use_cpu=settings.trainer.use_cpu) for parent in parents]
     return models, "trained: it is among the saved weights" if models else "no reward model"
 
 
-def _reward_tokenizer(
+def _check_reward_tokenizer(
     context: RunContext,
     settings: StageSettings,
     parents: list[ParentCheckpoint],
@@ -354,10 +359,10 @@ def _reward_tokenizer(
     return rewards, ". ".join(details) or "no reward model"
 
 
-def _reads_the_end(
+def _check_reads_eos(
     rewards: list[RewardModel], tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> tuple[None, str]:
-    texts, details = tokenizer.batch_decode(prompts[:TRIAL], skip_special_tokens=True), []
+    texts, details = tokenizer.batch_decode(prompts[:TRIAL_PROMPTS], skip_special_tokens=True), []
     for reward in rewards:
         if reward.tokenizer.eos_token_id is None:
             details.append("its tokenizer has no end-of-sequence token to leave out")
@@ -380,7 +385,7 @@ def _reads_the_end(
 # The first update, without its optimizer steps
 
 
-def _trainer(
+def _build_trainer(
     settings: StageSettings,
     functions: list[Any],
     data: dict[str, Any],
@@ -405,13 +410,13 @@ def _trainer(
     return trainer, f"{trainer.args.max_steps} updates" if trainer.args.max_steps > 0 else "it can be built"
 
 
-def _first(trainer: PPOTrainer) -> list[dict]:
+def _trial_prompts(trainer: PPOTrainer) -> list[dict]:
     prompts: Any = trainer.train_dataset
-    return [prompts[row] for row in range(min(TRIAL, len(prompts)))]
+    return [prompts[row] for row in range(min(TRIAL_PROMPTS, len(prompts)))]
 
 
-def _critic(trainer: PPOTrainer) -> tuple[None, str]:
-    prompts = [row[PROMPT_TOKENS] for row in _first(trainer)]
+def _check_critic(trainer: PPOTrainer) -> tuple[None, str]:
+    prompts = [row[PROMPT_TOKENS] for row in _trial_prompts(trainer)]
     samples = samples_from_user(prompts, [[trainer.processing_class.eos_token_id]] * len(prompts), trainer)
     with torch.no_grad():
         values = trainer.actor.values(samples)
@@ -420,15 +425,15 @@ def _critic(trainer: PPOTrainer) -> tuple[None, str]:
     return None, f"{class_name}, V(prompt) {float(values.mean()):.3g} on average over {len(prompts)}"
 
 
-def _rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
+def _sample_rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
     """The first completions that the run would sample."""
-    rows = [{**row, GENERATION: 0} for row in _first(trainer)]
+    rows = [{**row, GENERATION: 0} for row in _trial_prompts(trainer)]
     rollout = trainer.rollout(rows, stream=TRAIN_STREAM)
     ended = int(rollout.samples.ended.sum())
     return (rows, rollout), f"{ended} of {len(rows)} completions ended, each with its end token in the mask"
 
 
-def _kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
+def _check_kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
     if trainer.reference is None:
         return None, "not measured, as no reference is held"
     rollout = trial[1]
@@ -438,7 +443,7 @@ def _kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, s
 
 
 @torch.no_grad()
-def _ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
+def _check_ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
     samples = trial[1].samples
     trainer.actor.train()
     with trainer.compute_loss_context_manager():
@@ -449,14 +454,14 @@ def _ratio(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None
     return None, f"|log ρ| is {mismatch:.3g} per token before any step"
 
 
-def _rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[Scored, str]:
+def _check_rewards(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[Scored, str]:
     rows, rollout = trial
     scored = trainer.score(rollout, rows)
     warn_if_scores_identical(scored.total, subject="trial rollout")
     return scored, f"{len(rows)} finite scores from {scored.total.min():.3g} to {scored.total.max():.3g}"
 
 
-def _sum(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], scored: Scored) -> tuple[None, str]:
+def _check_reward_sums(trainer: PPOTrainer, trial: tuple[list[dict], Rollout], scored: Scored) -> tuple[None, str]:
     _, rollout = trial
     estimates: Advantages = trainer.compute_advantages(rollout, scored)
     args = trainer.args

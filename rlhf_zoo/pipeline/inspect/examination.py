@@ -14,7 +14,7 @@ OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 
 class NotYet(ZooError):
-    """A check needs something that is not trained yet."""
+    """A check needs a model that is not trained yet."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Examination:
         """
         missing = next((need for need in needs if need not in self._results), None)
         if missing is not None:
-            self._no_result(name, SKIPPED, self._skip_reasons[missing])
+            self._fail_or_skip(name, SKIPPED, self._skip_reasons[missing])
             return
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("ignore")
@@ -60,20 +60,20 @@ class Examination:
             try:
                 self._results[name], detail = test(*(self._results[need] for need in needs))
             except NotYet as reason:
-                self._no_result(name, SKIPPED, str(reason))
+                self._fail_or_skip(name, SKIPPED, str(reason))
                 return
             except Exception as error:
-                # An error of a library fails the check too; `rlhf-zoo ppo` shows its traceback.
+                # An error in a library also fails the check; `rlhf-zoo ppo` shows its traceback.
                 first = (str(error).strip().splitlines() or ["no message"])[0]
                 detail = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first}"
-                self._no_result(name, FAILED, detail, f"needs the check {name!r}, which failed")
+                self._fail_or_skip(name, FAILED, detail, f"needs the check {name!r}, which failed")
                 return
-        # The trainer repeats the warnings of earlier checks.
+        # The trainer repeats warnings of earlier checks: show each only once.
         messages = dict.fromkeys(str(warning.message) for warning in caught)
         warned = [text for text in messages if text not in self._warned]
         self._warned.update(warned)
         self.findings.append(Finding(name, WARNING if warned else OK, " ".join(warned) or detail))
 
-    def _no_result(self, name: str, status: str, detail: str, skip_reason: str | None = None) -> None:
+    def _fail_or_skip(self, name: str, status: str, detail: str, skip_reason: str | None = None) -> None:
         self._skip_reasons[name] = skip_reason or detail
         self.findings.append(Finding(name, status, detail))

@@ -1,4 +1,4 @@
-"""`rlhf-zoo reproduce`: runs the stage of a published checkpoint again, and compares the two checkpoints.
+"""`rlhf-zoo reproduce`: reruns the stage of a published checkpoint, and compares the two checkpoints.
 
 Earlier stages are not run: the stage starts from their published checkpoints, at the commits that the card names.
 """
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 
 NOTE = "reproduce.json"
 SCHEMA = 1
-_MOST_THREADS = 1024
-#: Differing metrics that the table shows.
-_SHOWN = 12
+_MAX_THREADS = 1024
+#: Maximum number of differing metrics in the table.
+_MAX_METRIC_ROWS = 12
 
 
 def reproduce(
@@ -56,7 +56,7 @@ def reproduce(
     An earlier attempt in the directory is continued; a finished one is only compared again.
 
     Args:
-        name: NAMESPACE/NAME[@REVISION], or a folder that was pulled.
+        name: NAMESPACE/NAME[@REVISION], or a pulled folder.
         hub: Where the checkpoint and its parents are.
         directory: The run directory; None for runs/reproduce/NAMESPACE--NAME@REV.
         allowed: Python objects that may be imported although only the download names them.
@@ -67,7 +67,7 @@ def reproduce(
         metrics; not versions), weights, files, metrics, settings, data, versions, notes, and the checkpoint's name.
 
     Raises:
-        ZooError: Before training, something is missing or not trusted.
+        ZooError: Something is missing or not trusted. It is raised before training.
     """
     published = fetch(name, hub)
     recipe, pinned = recipe_of(published, allowed)
@@ -99,14 +99,14 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
             load_object(object_name, group=group)
     rounding_notes = _rounded_parents(published, context)
     if not note.is_file():
-        write_json(note, {**_head(published), "begun": now()})
-    data, data_notes = _data(context, published)
+        write_json(note, {**_identity(published), "begun": now()})
+    data, data_notes = _prepare_data(context, published)
     started = time.monotonic()
     record = context.record(published.stage)
     checkpoint = record.checkpoint_path(published.step)
     trained = not (checkpoint / COMPLETE).is_file()
     if trained:
-        with _threads(published.versions.get("threads")):
+        with _use_threads(published.versions.get("threads")):
             run_stage(context, published.stage)
     if not (checkpoint / COMPLETE).is_file():
         raise ZooError(
@@ -115,12 +115,12 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
         )
     check_integrity(checkpoint)
     document = {
-        **_head(published),
+        **_identity(published),
         "directory": str(context.directory),
         "seconds": round(time.monotonic() - started, 1) if trained else None,
         **_compare(published, context, checkpoint),
         "data": _compare_data(context.directory / "data", data),
-        "notes": [*_notes(published), *rounding_notes, *data_notes],
+        "notes": [*_make_notes(published), *rounding_notes, *data_notes],
     }
     write_json(note, document)
     return document
@@ -141,7 +141,7 @@ def _rounded_parents(published: Published, context: RunContext) -> list[str]:
     return notes
 
 
-def _head(published: Published) -> dict[str, Any]:
+def _identity(published: Published) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "name": published.name,
@@ -157,9 +157,9 @@ def _check_directory(directory: Path, published: Published) -> None:
     """Raises ZooError if the directory holds anything but an earlier attempt to reproduce the same checkpoint."""
     note = directory / NOTE
     if note.is_file():
-        before = read_json(note)
-        same = ("commit", "fingerprint", "stage", "step")
-        if not isinstance(before, dict) or any(before.get(key) != _head(published)[key] for key in same):
+        earlier = read_json(note)
+        identity_keys = ("commit", "fingerprint", "stage", "step")
+        if not isinstance(earlier, dict) or any(earlier.get(key) != _identity(published)[key] for key in identity_keys):
             raise ZooError(f"{directory} holds the reproduction of another checkpoint: give another --output_dir.")
         return
     if directory.is_dir() and any(path.name != LOCK for path in directory.iterdir()):
@@ -167,36 +167,36 @@ def _check_directory(directory: Path, published: Published) -> None:
 
 
 @contextlib.contextmanager
-def _threads(recorded: Any) -> Iterator[None]:
-    """Sets torch's thread count to that of the published run. Threads split sums, which affects the last bits."""
-    before = torch.get_num_threads()
-    count = int(recorded) if str(recorded).isdecimal() else before
-    torch.set_num_threads(count if 1 <= count <= _MOST_THREADS else before)
+def _use_threads(recorded_count: Any) -> Iterator[None]:
+    """Sets torch's thread count to that of the published run. Threads split sums, which changes the last bits."""
+    previous = torch.get_num_threads()
+    count = int(recorded_count) if str(recorded_count).isdecimal() else previous
+    torch.set_num_threads(count if 1 <= count <= _MAX_THREADS else previous)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(previous)
 
 
 # Data
 
 
-def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], list[str]]:
+def _prepare_data(context: RunContext, published: Published) -> tuple[dict[str, Any], list[str]]:
     """Prepares the stage's data before training. Returns its {repo, commit, how, folder}, and notes.
 
-    `folder` holds the published data set to compare with; it is None without one, or if the stage loads it itself.
+    `folder` holds the published data set to compare with; it is None if there is none, or if the stage loads the data.
     """
-    shared, parent = context.shared, published.parent("data")
+    config, parent = context.shared, published.parent("data")
     repo, commit = parent or (None, None)
-    if shared.corpus is None:
-        _check_data_set(str(shared.dataset_name), shared.dataset_revision, context.hub)
+    if config.corpus is None:
+        _check_data_set(str(config.dataset_name), config.dataset_revision, context.hub)
         notes = []
-        if shared.dataset_revision is None:
-            notes.append(f"the published run did not pin {shared.dataset_name}: its current revision was loaded")
-        source_note = f"loaded from {shared.dataset_name}"
+        if config.dataset_revision is None:
+            notes.append(f"the published run did not pin {config.dataset_name}: its current revision was loaded")
+        source_note = f"loaded from {config.dataset_name}"
         return {
-            "repo": shared.dataset_name,
-            "commit": shared.dataset_revision,
+            "repo": config.dataset_name,
+            "commit": config.dataset_revision,
             "how": source_note,
             "folder": None,
         }, notes
@@ -209,15 +209,17 @@ def _data(context: RunContext, published: Published) -> tuple[dict[str, Any], li
             data["folder"] = fetch_dataset(context.hub, parent[0], revision=parent[1], patterns=["*/*.jsonl"])
         except client_errors() as error:
             notes.append(f"the data set {repo} at {commit} could not be compared ({reason(error)})")
-    if shared.dataset_name is not None and (hub_id(shared.dataset_name) is None or Path(shared.dataset_name).exists()):
+    if config.dataset_name is not None and (hub_id(config.dataset_name) is None or Path(config.dataset_name).exists()):
         if data["folder"] is None:
             raise ZooError(
-                f"The data of {published.name} were made from {clean(shared.dataset_name)}, a folder of the machine "
-                f"that published it, and its data set is not available ({'; '.join(notes)}), so the checkpoint cannot "
-                "be reproduced."
+                f"The data of {published.name} were made from {clean(config.dataset_name)}, a folder on the machine "
+                f"that published it, and the data set is not available ({'; '.join(notes)}), so the checkpoint "
+                "cannot be reproduced."
             )
         _copy_data(context, data["folder"])
-        data["how"] = f"taken as published: its corpus reads {clean(shared.dataset_name)}, a folder of the publisher's"
+        data["how"] = (
+            f"taken as published: its corpus reads {clean(config.dataset_name)}, a folder on the publisher's machine"
+        )
     data_source(context)
     return data, notes
 
@@ -235,7 +237,7 @@ def _copy_data(context: RunContext, folder: Path) -> None:
     """Copies the rows of published data, without the card, to where the corpus would have written its data."""
     import yaml
 
-    record, shared = context.record("data"), context.shared
+    record, config = context.record("data"), context.shared
     if record.read().get("status") == "finished":
         return
     splits: dict[str, list[dict[str, str]]] = {}
@@ -244,9 +246,9 @@ def _copy_data(context: RunContext, folder: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(folder / name, target)
         splits.setdefault(target.parent.name, []).append({"split": target.stem, "path": name})
-    front = {"configs": [{"config_name": name, "data_files": files} for name, files in splits.items()]}
-    write_text(record.path / "README.md", f"---\n{yaml.safe_dump(front)}---\n")
-    resolved = corpus_settings(shared)
+    front_matter = {"configs": [{"config_name": name, "data_files": files} for name, files in splits.items()]}
+    write_text(record.path / "README.md", f"---\n{yaml.safe_dump(front_matter)}---\n")
+    resolved = corpus_settings(config)
     record.write(
         stage="data",
         recipe=context.recipe.name,
@@ -259,11 +261,15 @@ def _copy_data(context: RunContext, folder: Path) -> None:
     )
 
 
-def _compare_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
+def _compare_data(run_folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
     """Compares the stage's data files by sha256: {repo, commit, how, compared, differing}."""
-    published = data["folder"]
-    names = [name for name in split_files(published) if (here / name).is_file()] if published is not None else []
-    expected, actual = (contents(folder, names) if names else {} for folder in (published, here))
+    published_folder = data["folder"]
+    names = (
+        [name for name in split_files(published_folder) if (run_folder / name).is_file()]
+        if published_folder is not None
+        else []
+    )
+    expected, actual = (contents(folder, names) if names else {} for folder in (published_folder, run_folder))
     source = {key: data[key] for key in ("repo", "commit", "how")}
     return {**source, "compared": len(names), "differing": [name for name in names if expected[name] != actual[name]]}
 
@@ -274,11 +280,11 @@ def _compare_data(here: Path, data: Mapping[str, Any]) -> dict[str, Any]:
 def _compare(published: Published, context: RunContext, checkpoint: Path) -> dict[str, Any]:
     record = context.record(published.stage)
     run = record.read()
-    with _as_sent(context, record, checkpoint) as folder:
+    with _as_published(context, record, checkpoint) as folder:
         weights = compare_weights(published.folder, folder)
         files = compare_files(published.folder, folder)
     metrics = compare_metrics(published.metrics, record.metrics(), step=published.step)
-    recorded = published.card.get("fingerprint")
+    card_fingerprint = published.card.get("fingerprint")
     return {
         "bit_equal": not (
             files
@@ -290,9 +296,9 @@ def _compare(published: Published, context: RunContext, checkpoint: Path) -> dic
         "files": files,
         "metrics": metrics,
         "settings": {
-            "fingerprint": {"card": recorded, "recipe": fingerprint(published.resolved)},
+            "fingerprint": {"card": card_fingerprint, "recipe": fingerprint(published.resolved)},
             "differing": [
-                *_altered(published, recorded),
+                *_card_differences(published, card_fingerprint),
                 *compare_settings(comparable(published.resolved, published), comparable(run["resolved"], published)),
             ],
         },
@@ -301,7 +307,7 @@ def _compare(published: Published, context: RunContext, checkpoint: Path) -> dic
 
 
 @contextlib.contextmanager
-def _as_sent(context: RunContext, record: StageRecord, checkpoint: Path) -> Iterator[Path]:
+def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) -> Iterator[Path]:
     """A folder with the checkpoint as it would be published, such as rounded to `push_dtype`."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, altered = Path(scratch) / "sent", Path(scratch) / "altered"
@@ -312,32 +318,32 @@ def _as_sent(context: RunContext, record: StageRecord, checkpoint: Path) -> Iter
         yield folder
 
 
-def _altered(published: Published, recorded: Any) -> list[dict[str, Any]]:
-    """Settings in recipe.json that differ from the card's, whose fingerprint is that of the run."""
-    if recorded == fingerprint(published.resolved):
+def _card_differences(published: Published, card_fingerprint: Any) -> list[dict[str, Any]]:
+    """Settings in recipe.json that differ from the card's, if recipe.json does not have the card's fingerprint."""
+    if card_fingerprint == fingerprint(published.resolved):
         return []
     settings = published.card.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
     rows = compare_settings(settings, {key: value for key, value in published.resolved.items() if key in settings})
     rows = [{"key": f"{row['key']} (card, recipe.json)", **{k: row[k] for k in ("published", "here")}} for row in rows]
-    return rows or [{"key": "fingerprint (card, recipe.json)", "published": recorded, "here": "another"}]
+    return rows or [{"key": "fingerprint (card, recipe.json)", "published": card_fingerprint, "here": "another"}]
 
 
-def _notes(published: Published) -> list[str]:
-    notes, own = [], published.resolved
+def _make_notes(published: Published) -> list[str]:
+    notes, settings = [], published.resolved
     sampler = str(published.versions.get("sampler", "unknown"))
     if published.stage in ("reward", "ppo") and sampler != str(SAMPLER):
         notes.append(
-            f"it was sampled by version {clean(sampler)} of the sampler, and this is version {SAMPLER}, which rounds "
+            f"it was sampled by version {clean(sampler)} of the sampler, but this is version {SAMPLER}, which rounds "
             "sums differently: figures will be close, but not bit-equal"
         )
-    name, revision = own.get("model_name_or_path"), own.get("model_revision")
+    name, revision = settings.get("model_name_or_path"), settings.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):
         notes.append(f"the published run did not pin {clean(str(name))}, its base: the current revision was loaded")
-    critic = own.get("value_model_name_or_path")
+    critic = settings.get("value_model_name_or_path")
     if critic is not None and published.parent("value") is None:
         notes.append(f"no card names the commit of value_model_name_or_path {clean(str(critic))}")
-    if published.stage == "reward" and not isinstance(own.get("ppo"), Mapping):
+    if published.stage == "reward" and not isinstance(settings.get("ppo"), Mapping):
         notes.append("recipe.json does not record how samples were drawn: temperature 1, at most 64 tokens were used")
     return notes
 
@@ -356,15 +362,15 @@ def show(document: Mapping[str, Any], console: "Console") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    where = f"{document['stage']} of {document['recipe']}, step {document['step']}, in {document['directory']}"
-    console.print(Text(where))
+    title = f"{document['stage']} of {document['recipe']}, step {document['step']}, in {document['directory']}"
+    console.print(Text(title))
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "compared", "differ"):
         table.add_column(column, overflow="fold", justify="right" if column == "differ" else "left")
     for part, compared, differing in _summary(document):
         table.add_row(part, Text(clean(compared)), str(differing))
     console.print(table)
-    if rows := list(_rows(document)):
+    if rows := list(_difference_rows(document)):
         table = Table(box=box.SIMPLE_HEAD)
         for column in ("", "what differs", "published", "here"):
             table.add_column(column, overflow="fold")
@@ -383,14 +389,14 @@ def _summary(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
     tensors, differing = (sum(row[key] for row in weights) for key in ("tensors", "differing"))
     yield "weights", f"{tensors} tensors in {', '.join(row['file'] for row in weights)}", differing
     yield "metrics", f"{metrics['rows']} rows of {metrics['columns']} columns", len(metrics["differing"])
-    yield "files", "configuration, tokenizer and everything else but weights", len(document["files"])
+    yield "files", "configuration, tokenizer and all others except weights", len(document["files"])
     files = f", {data['compared']} files" if data["compared"] else ""
     yield "data", data["how"] + files, len(data["differing"])
     yield "settings", "recipe.json, its card and this run", len(document["settings"]["differing"])
     yield "versions", "packages and machine", len(document["versions"])
 
 
-def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _difference_rows(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     for row in document["weights"]:
         if row["problem"]:
             yield "weights", row["file"], row["problem"], ""
@@ -405,10 +411,10 @@ def _rows(document: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
     metrics = document["metrics"]
     if metrics["problem"]:
         yield "metrics", "rows", metrics["problem"], ""
-    for row in metrics["differing"][:_SHOWN]:
+    for row in metrics["differing"][:_MAX_METRIC_ROWS]:
         distance = "no number on one side" if row["max_abs"] is None else f"max |a − b| {row['max_abs']:.3g}"
         yield "metrics", row["column"], f"{row['rows']} of {row['of']} rows, from step {row['first_step']}", distance
-    if (n_more := len(metrics["differing"]) - _SHOWN) > 0:
+    if (n_more := len(metrics["differing"]) - _MAX_METRIC_ROWS) > 0:
         yield "metrics", f"and {n_more} more columns", "", ""
     for name in document["data"]["differing"]:
         yield "data", name, "has different content", ""
