@@ -198,7 +198,7 @@ def distance(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor],
 
 def timeless(history: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Log lines without what depends on the clock, nor the summary of a whole `train()` call."""
-    kept = [metrics_file.timeless(row) for row in history if "train_loss" not in row]
+    kept = [metrics_file.without_times(row) for row in history if "train_loss" not in row]
     # NaN is not equal to itself; its name is.
     return [{name: repr(value) for name, value in row.items()} for row in kept]
 
@@ -211,7 +211,7 @@ def trained(directory: Path, **given: Any) -> Any:
 
 def updates_of(trainer: Any) -> list[dict[str, float]]:
     """The log lines of a trained trainer, one an update, without times."""
-    return [metrics_file.timeless(row) for row in trainer.state.log_history if "loss" in row]
+    return [metrics_file.without_times(row) for row in trainer.state.log_history if "loss" in row]
 
 
 def read_table(path: Path) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ from .data.sources import check_unchanged, digest_of
 from .settings.judge_names import kind_of
 from .settings.parse import StageSettings
 
-#: Kinds of judges that are code -> the group of entry points in which their name is looked up.
+#: Kind of judge that is code -> the entry-point group in which its name is looked up.
 _GROUPS = {"function": JUDGES, "rule": REWARDS, "unlabeled": JUDGES, "pairs": JUDGES}
 
 
@@ -32,8 +32,8 @@ def stage_code(settings: StageSettings) -> dict[str, Any]:
     """
     data = settings.data
     loader, preference = (getattr(data, key, None) for key in ("reward_model_loader", "preference"))
-    named = [*(getattr(data, "reward_funcs", None) or []), *([loader] if loader else [])]
-    code = _code_of((name, REWARDS) for name in named)
+    names = [*(getattr(data, "reward_funcs", None) or []), *([loader] if loader else [])]
+    code = _code_of((name, REWARDS) for name in names)
     if preference and data.simulated_pairs is not None:
         code |= _code_of([(preference, PREFERENCES)])
     return code
@@ -59,37 +59,37 @@ def judges_code(names: Iterable[str]) -> dict[str, Any]:
     return code
 
 
-def check_code(code: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+def check_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> None:
     """Checks that the code is the same as when the run began.
 
     Args:
         code: The code as it is now.
-        before: The code that run.json records. A name that it does not hold passes.
+        recorded: The code that run.json records. A name that it does not hold passes.
 
     Raises:
         ZooError: Some of it changed.
     """
-    for name, now in code.items():
-        check_unchanged(f"The code of {name}, module {now['module']},", now, (before or {}).get(name))
+    for name, current in code.items():
+        check_unchanged(f"The code of {name}, module {current['module']},", current, (recorded or {}).get(name))
 
 
-def is_same_code(code: Mapping[str, Any], before: Mapping[str, Any] | None) -> bool:
+def is_same_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> bool:
     """Whether the code is the same as when the run began.
 
     Args:
         code: The code as it is now.
-        before: The code that run.json records. A name that it does not hold counts as unchanged.
+        recorded: The code that run.json records. A name that it does not hold counts as unchanged.
 
     Returns:
         False where the digest of any name differs.
     """
-    return all((before or {}).get(name, now)["files"] == now["files"] for name, now in code.items())
+    return all((recorded or {}).get(name, current)["files"] == current["files"] for name, current in code.items())
 
 
-def _code_of(named: Iterable[tuple[str, str]]) -> dict[str, Any]:
+def _code_of(names: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Returns name -> {module, files} for each (name, group), leaving out code of this package."""
     code = {}
-    for name, group in named:
+    for name, group in names:
         module = module_of(split_settings(name)[0], group=group)
         folder, files = _sources(module)
         if files:
@@ -100,8 +100,8 @@ def _code_of(named: Iterable[tuple[str, str]]) -> dict[str, Any]:
 def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
     """Returns a module's folder and the files whose content decides what the module does.
 
-    These are all files of its package. For a module outside of any package they are its file and the files in the same
-    folder that it imports.
+    These are all files of its package. For a module outside of any package, they are its own file and the files that it
+    imports from the same folder.
     """
     top = top_module(module)
     if top.__name__ == __name__.partition(".")[0]:  # this package: run.json records its version instead
@@ -115,11 +115,11 @@ def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
     installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
     if file.parent.resolve() in installed:
         return file.parent, {file}
-    files, waiting = {file}, [file]
-    while waiting:
-        imported = set(_imported(waiting.pop())) - files
+    files, to_parse = {file}, [file]
+    while to_parse:
+        imported = set(_imported(to_parse.pop())) - files
         files |= imported
-        waiting += imported
+        to_parse += imported
     return file.parent, files
 
 
@@ -133,5 +133,5 @@ def _imported(file: Path) -> Iterator[Path]:
                 path = file.parent / name.partition(".")[0]
                 if path.is_dir():
                     yield from path.rglob("*.py")
-                elif (alone := path.with_suffix(".py")).is_file():
-                    yield alone
+                elif (module_file := path.with_suffix(".py")).is_file():
+                    yield module_file

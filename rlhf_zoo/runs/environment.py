@@ -1,7 +1,7 @@
 """Environment variables that change what training computes.
 
-The recipe decides how a run trains. A variable that contradicts it is ignored with a warning, refused, or recorded in
-run.json; none is obeyed silently.
+The recipe determines how a run trains. A variable that contradicts it is ignored with a warning, refused, or recorded
+in run.json; none takes effect silently.
 """
 
 import logging
@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: Variables of accelerate that do the same as a key of the recipe, with that key. The key decides; they are unset.
+#: Variable of accelerate -> the key of the recipe that does the same. The key applies; the variable is unset.
 IGNORED: Mapping[str, str] = {
     "ACCELERATE_MIXED_PRECISION": "bf16",
     "ACCELERATE_DOWNCAST_BF16": "bf16",
@@ -24,7 +24,7 @@ IGNORED: Mapping[str, str] = {
     "ACCELERATE_DYNAMO_USE_DYNAMIC": "torch_compile",
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "torch_compile",
 }
-#: Variables that hand training to a system under which no stage has been tested.
+#: Variables that hand training to a system with which no stage has been tested.
 REFUSED = (
     "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_FSDP",
@@ -56,8 +56,8 @@ RECORDED = (
 _OFF = ("", "0", "1", "no", "none", "off", "false", "default")
 
 
-def settle() -> None:
-    """Unsets the variables that keys of the recipe replace, and warns about each that was on.
+def apply_environment() -> None:
+    """Refuses the variables in `REFUSED`, unsets those in `IGNORED`, and warns about each that was on.
 
     Raises:
         ZooError: A variable asks for DeepSpeed, FSDP, Megatron-LM or accelerate's parallelism.
@@ -65,15 +65,15 @@ def settle() -> None:
     for name in REFUSED:
         if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
             raise ZooError(
-                f"The environment sets {name}={os.environ[name]}, and no stage trains under that: unset it, and shard "
-                "with the key fsdp2."
+                f"The environment sets {name}={os.environ[name]}, which no stage supports: unset it; to shard, set the "
+                "key fsdp2."
             )
     for name, key in IGNORED.items():
         value = os.environ.pop(name, "")
         if value.lower() not in _OFF:
-            log.warning("%s=%s in the environment is ignored: the key %s decides.", name, value, key)
+            log.warning("%s=%s in the environment is ignored: set the key %s instead.", name, value, key)
 
 
-def recorded() -> dict[str, str]:
+def recorded_variables() -> dict[str, str]:
     """Returns the variables of `RECORDED` that are set, for `versions` in run.json."""
     return {name: os.environ[name] for name in RECORDED if name in os.environ}

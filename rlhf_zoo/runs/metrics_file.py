@@ -11,7 +11,7 @@ from ..fileio import jsonable, now, write_refused, write_text
 from .run_shape import metrics_row
 
 
-def timeless(row: Mapping[str, Any]) -> dict[str, Any]:
+def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a row of metrics without its times and durations, in which equal runs differ.
 
     Args:
@@ -49,9 +49,9 @@ def append_row(file_path: Path, metrics: Mapping[str, Any]) -> None:
         file_path.parent.mkdir(parents=True, exist_ok=True)
         with open(file_path, "a+b") as file:
             end = file.seek(0, os.SEEK_END)
-            before = _drop_incomplete_line(file, end)
+            separator = _drop_incomplete_line(file, end)
             try:
-                file.write(before + line.encode() + b"\n")
+                file.write(separator + line.encode() + b"\n")
                 file.flush()
             except OSError:
                 file.truncate(end)

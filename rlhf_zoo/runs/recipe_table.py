@@ -1,4 +1,4 @@
-"""The table of the package's recipes: what each trains on which data, its published figures, and what it needs."""
+"""The table of the package's recipes: models, data, published figures, and hardware."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ class Row:
     Attributes:
         name: Name of the recipe.
         stages: Its stages.
-        simulated: Whether a program replaces the people who judge.
+        simulated: Whether a program simulates the human judgments.
         description: What it shows, in a sentence.
         hardware: One of `HARDWARE`.
-        memory: Memory that each card needs.
+        memory: Memory needed per device.
         model: The model that its first stage names.
         data: The data set or corpus that it names.
         license: Licenses of model and data.
         source: Where others published the recipe and its figures.
         published: The figures of others.
         ours: Our figures.
-        smoke: The tests that run its `rlhf-zoo smoke`.
+        smoke: The tests that run `rlhf-zoo smoke` on it.
         package: NAME VERSION of another package that registers it.
     """
 
@@ -116,10 +116,10 @@ def with_table(text: str) -> str:
 
 
 def _table() -> str:
-    heads = ("recipe", "stages", "model", "data", "license", "published", "ours", "memory", "smoke")
+    columns = ("recipe", "stages", "model", "data", "license", "published", "ours", "memory", "smoke")
     lines = [f"Made by `{COMMAND}`."]
     for hardware in HARDWARE:
-        lines += ["", f"Runs on {hardware}:", "", f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
+        lines += ["", f"Runs on {hardware}:", "", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
         for row in recipe_rows():
             if row.hardware == hardware:
                 cells = (
@@ -130,8 +130,7 @@ def _table() -> str:
     lines += [
         "",
         "Published: by others, at the source that the recipe's README names. Licenses: as read, not checked again. "
-        "Memory: of each card, by `rlhf-zoo plan` (docs/plan.md), measured on no GPU yet; on a CPU beside what "
-        "libraries hold, half a GiB. Smoke: the tests in "
-        "which `rlhf-zoo smoke` trains it in miniature.",
+        "Memory: per device, according to `rlhf-zoo plan` (docs/plan.md), not yet measured on a GPU; on a CPU, "
+        "libraries take another half GiB. Smoke: the tests in which `rlhf-zoo smoke` trains a miniature of it.",
     ]
     return "\n".join(lines)

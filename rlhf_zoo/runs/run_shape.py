@@ -1,4 +1,4 @@
-"""The types in run.json and metrics.jsonl, which may lie in a folder from elsewhere: what is read has its own type."""
+"""Checks the types in run.json and metrics.jsonl, because a run directory may come from somebody else."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ _TEXTS = (
     "stage", "recipe", "status", "fingerprint", "run", "hub", "command", "created", "finished", "weights", "merged",
     "released", "cell",
 )  # fmt: skip
-#: Field -> its type, or a mapping of such; {None: shape} takes any keys. Every field may be null or missing.
+#: Field -> its type, or the shape of an object; {None: shape} allows any keys. Every field may be null or missing.
 SHAPE: Mapping[str | None, Any] = {
     **dict.fromkeys(_TEXTS, str),
     "seed": int,
@@ -40,17 +40,17 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
         The document.
 
     Raises:
-        ZooError: It is no object, of another schema, or has a field of another type.
+        ZooError: It is not an object, has another schema, or a field has another type.
     """
     if not isinstance(document, dict):
-        raise ZooError(f"{file} does not have a JSON object: start again with --restart.")
+        raise ZooError(f"{file} does not hold a JSON object: start over with --restart.")
     if document.get("schema") != SCHEMA:
         raise ZooError(
-            f"{file} has schema {document.get('schema')!r:.80} and this rlhf-zoo reads {SCHEMA}: use the version that "
-            "wrote it, or start again with --restart."
+            f"{file} has schema {document.get('schema')!r:.80}, but this rlhf-zoo reads {SCHEMA}: use the version that "
+            "wrote it, or start over with --restart."
         )
-    if (name := _misfit(document, SHAPE)) is not None:
-        raise ZooError(f"{file} has {name:.80} of another type than rlhf-zoo writes: restore it, or use --restart.")
+    if (name := _wrong_field(document, SHAPE)) is not None:
+        raise ZooError(f"{name:.80} in {file} has another type than rlhf-zoo writes: restore it, or use --restart.")
     return document
 
 
@@ -70,14 +70,18 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
     return row if isinstance(row, dict) and integer(row.get("step")) is not None else None
 
 
-def _misfit(value: Any, shape: Any, name: str = "") -> str | None:
-    """The dotted name of a field that does not have its type; None where all have theirs."""
+def _wrong_field(value: Any, shape: Any, name: str = "") -> str | None:
+    """The dotted name of a field of the wrong type; None if all types are right."""
     if value is None:
         return None
     if not isinstance(shape, Mapping):
         return None if isinstance(value, shape) and not (shape is int and isinstance(value, bool)) else name
     if not isinstance(value, Mapping):
         return name
-    parts = ((key, part, shape.get(key, shape.get(None))) for key, part in value.items())
-    inner = (_misfit(part, of, f"{name}.{key}".lstrip(".")) for key, part, of in parts if of is not None)
-    return next((wrong for wrong in inner if wrong is not None), None)
+    children = ((key, child, shape.get(key, shape.get(None))) for key, child in value.items())
+    inner = (
+        _wrong_field(child, child_shape, f"{name}.{key}".lstrip("."))
+        for key, child, child_shape in children
+        if child_shape is not None
+    )
+    return next((field for field in inner if field is not None), None)

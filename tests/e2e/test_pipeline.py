@@ -14,7 +14,7 @@ from hub_fixture import Hub, RunningHub, start_hub
 from zoo_process import COMMAND, errors, hubs_over, wait_until
 
 from rlhf_zoo.hub.client.step_tags import tag_name
-from rlhf_zoo.runs.metrics_file import timeless
+from rlhf_zoo.runs.metrics_file import without_times
 
 FIGURES = {
     "reward", "judge", "kl", "exact_kl", "length", "eos_rate", "distinct_1", "distinct_2", "repetition",
@@ -35,7 +35,7 @@ def weights(folder: Path) -> dict[str, str]:
 
 
 def metrics(run: Run, stage: str) -> list[dict]:
-    return [*map(timeless, run.record(stage).metrics())]
+    return [*map(without_times, run.record(stage).metrics())]
 
 
 def evaluation(run: Run) -> dict:

@@ -19,7 +19,7 @@ from zoo_process import COMMAND, environment, errors, free_port, hubs_over, loop
 
 from rlhf_zoo.modeling.integrity import check_integrity
 from rlhf_zoo.runs.lock import LOCK
-from rlhf_zoo.runs.metrics_file import timeless
+from rlhf_zoo.runs.metrics_file import without_times
 from rlhf_zoo.runs.record import StageRecord
 
 NOWHERE = "http://127.0.0.1:9"
@@ -55,7 +55,7 @@ def files(folder: Path) -> set[str]:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    return [*map(timeless, StageRecord(folder).metrics())]
+    return [*map(without_times, StageRecord(folder).metrics())]
 
 
 def close(found: Any, wanted: Any, where: str = "") -> None:

@@ -28,7 +28,7 @@ from rlhf_zoo.pipeline.inspect.trace import find
 from rlhf_zoo.pipeline.stages import ppo, reward
 from rlhf_zoo.pipeline.stages.callbacks import StageCallback
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.metrics_file import timeless
+from rlhf_zoo.runs.metrics_file import without_times
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.record import COMPLETE, StageRecord, fingerprint
 
@@ -145,7 +145,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
     context = make_context(folder)
     assert ppo.run(context)
     record = context.record("ppo")
-    rows = [*map(timeless, record.metrics())]
+    rows = [*map(without_times, record.metrics())]
     weights = (record.checkpoint_path(3) / "model.safetensors").read_bytes()
     record.write(status="interrupted")
     shutil.rmtree(record.checkpoint_path(3))
@@ -158,7 +158,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
     assert (record.path / "damaged-checkpoint-2" / "model.safetensors").is_file()
     assert [path.name for path in record.checkpoints()] == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
     assert (record.checkpoint_path(3) / "model.safetensors").read_bytes() == weights
-    assert [*map(timeless, record.metrics())] == rows
+    assert [*map(without_times, record.metrics())] == rows
     # Neither is it traced, nor evaluated.
     flip(record.checkpoint_path(3) / "tokenizer.json")
     for use in (lambda: find(str(folder / "run")), lambda: context.checkpoint("ppo")):

@@ -10,7 +10,7 @@ import transformers
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.runs.context import environment_info
-from rlhf_zoo.runs.environment import IGNORED, RECORDED, REFUSED, recorded, settle
+from rlhf_zoo.runs.environment import IGNORED, RECORDED, REFUSED, apply_environment, recorded_variables
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.settings.parse import stage_settings
 
@@ -43,16 +43,16 @@ def test_a_script_with_ppo_trainer_has_the_precision_of_its_configuration(
 @pytest.mark.parametrize("name", REFUSED)
 def test_training_under_another_system_is_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "false")
-    settle()
+    apply_environment()
     monkeypatch.setenv(name, "true")
     with pytest.raises(ZooError, match=name):
-        settle()
+        apply_environment()
 
 
 def test_what_changes_rounding_is_written_into_run_json(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in RECORDED:
         monkeypatch.delenv(name, raising=False)
-    assert recorded() == {}
+    assert recorded_variables() == {}
     monkeypatch.setenv("ONEDNN_DEFAULT_FPMATH_MODE", "BF16")
     assert environment_info()["ONEDNN_DEFAULT_FPMATH_MODE"] == "BF16"
 

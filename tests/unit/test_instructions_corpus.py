@@ -14,7 +14,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.instructions import read_instructions
 from rlhf_zoo.rewards.instructions_kinds import KINDS
 from rlhf_zoo.runs.corpora.instructions import compatible, prepare
-from rlhf_zoo.runs.corpora.instructions.wordings import DRAWN
+from rlhf_zoo.runs.corpora.instructions.wordings import INSTRUCTIONS
 
 N = 8
 Rows = list[dict[str, Any]]
@@ -51,7 +51,7 @@ def test_a_seed_draws_training_prompts_alone(splits: dict[str, Rows]) -> None:
 
 
 def test_every_instruction_can_be_read_and_every_kind_occurs(splits: dict[str, Rows]) -> None:
-    assert {*DRAWN} == {*KINDS}
+    assert {*INSTRUCTIONS} == {*KINDS}
     for split, rows in splits.items():
         for number, row in enumerate(rows):
             read_instructions(row["instruction_id_list"], row["kwargs"], where=f"{split} {number}")

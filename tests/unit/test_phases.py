@@ -8,7 +8,7 @@ import torch
 from trainer_fixture import good, make_reward_model, make_trainer, prompt_rows
 
 from rlhf_zoo.ppo.timing import Phases
-from rlhf_zoo.runs.metrics_file import timeless
+from rlhf_zoo.runs.metrics_file import without_times
 
 PHASES = {f"time/{name}" for name in ("rollout", "reference", "values", "reward", "update")}
 
@@ -49,7 +49,7 @@ def test_every_row_of_training_has_the_phases_of_its_updates(tmp_path: Path) -> 
         assert times.keys() == PHASES and all(value > 0 for value in times.values())
         tokens = row["completions/length"] * trainer.args.episodes_per_update
         assert row["tokens_per_second"] == pytest.approx(tokens / sum(times.values()), rel=0.05)
-        assert not timeless(row).keys() & {*PHASES, "tokens_per_second"}
+        assert not without_times(row).keys() & {*PHASES, "tokens_per_second"}
     assert sum(2 * row[name] for row in rows for name in PHASES) < spent
     evaluated = [row for row in trainer.state.log_history if "eval_objective/score" in row]
     assert len(evaluated) == 4 and not any(row.keys() & PHASES for row in evaluated)

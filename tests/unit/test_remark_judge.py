@@ -10,7 +10,7 @@ import pytest
 from rlhf_zoo.evaluation.judges.check import check_pairs
 from rlhf_zoo.evaluation.judges.scalar import Judge
 from rlhf_zoo.runs.corpora.product_remarks import prepare
-from rlhf_zoo.runs.corpora.remark_judge import Orientation, Steps, learn, tokens_of
+from rlhf_zoo.runs.corpora.remark_judge import Orientation, TrigramModel, learn, tokens_of
 
 OWN = Path(__file__).parents[2] / "recipes" / "product-remarks" / "own_pairs.jsonl"
 PARTS = {1: ("great", "good", ("easy", "simple", "light")), 0: ("poor", "bad", ("hard", "slow", "heavy"))}
@@ -35,7 +35,7 @@ def test_it_prefers_praise_that_somebody_would_write() -> None:
     assert judge(["", "zoom"], ["great zoom", ""])[0] == judge(["great"], [" zoom"])[0], "the whole text is read"
     assert all(0 <= one <= 1 for one in judge(["", "?", "great"], ["", "!!", " unheard-of words"]))
     assert judge(["sound,"], [" easy to use"]) == learn(list(REMARKS))(["sound,"], [" easy to use"])
-    assert "whose labels it was not shown" in judge.description
+    assert "without their labels" in judge.description
     with pytest.raises(ValueError, match="too few"):
         learn(["great"])
 
@@ -45,12 +45,12 @@ def test_orientation_and_steps_by_hand() -> None:
     # zoom: beside praise in 1 of 2 remarks, beside blame in 0 of 1; priors 4/3 and 2/3; price: 1 of 2 and 1 of 1.
     assert orientation(["zoom"]) == pytest.approx(np.log((1 + 4 / 3) / (2 / 3) / 2))
     assert orientation(["price"]) == pytest.approx(np.log((1 + 4 / 3) / (1 + 2 / 3) / 2)) and orientation([","]) == 0
-    steps = Steps([["a", "b"], ["a", "c"]])
+    steps = TrigramModel([["a", "b"], ["a", "c"]])
     # After "<s> <s>" a follows always: 1 − 0.75/2 + 0.75/2 · p(a | <s>), and so on down to the unigrams.
     unigram = (2 - 0.75) / 6 + 0.75 * 4 / 6 * (1 / 5)
     bigram = (2 - 0.75) / 2 + 0.75 / 2 * unigram
     assert steps.logprobs(["a"])[0] == pytest.approx(np.log((2 - 0.75) / 2 + 0.75 / 2 * bigram))
-    assert steps.weakest(["a", "b"]) > steps.weakest(["a", "a"]) > steps.weakest(["a", "a", "?"]) - 1e-9
+    assert steps.weakest_link(["a", "b"]) > steps.weakest_link(["a", "a"]) > steps.weakest_link(["a", "a", "?"]) - 1e-9
     every = [np.exp(steps.logprobs(["a", word])[1]) for word in ("a", "b", "c")]
     assert sum(every) < 1, "what is left is for the end and for unknown words"
 

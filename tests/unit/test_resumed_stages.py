@@ -25,7 +25,7 @@ from rlhf_zoo.pipeline.stages.interrupt import Stopped
 from rlhf_zoo.runs.code import is_same_code, judges_code
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.dataset import check_same_data, data_source, stage_source
-from rlhf_zoo.runs.metrics_file import timeless
+from rlhf_zoo.runs.metrics_file import without_times
 from rlhf_zoo.runs.prepared import add_configuration, send_data
 from rlhf_zoo.runs.record import COMPLETE
 
@@ -70,7 +70,7 @@ def _ppo(folder: Path, name: str, **keys: Any) -> tuple[Callable[[RunContext], b
 
 
 def _rows(context: RunContext, stage: str) -> list[dict[str, Any]]:
-    return [*map(timeless, context.record(stage).metrics())]
+    return [*map(without_times, context.record(stage).metrics())]
 
 
 def _weights(context: RunContext, stage: str) -> str:

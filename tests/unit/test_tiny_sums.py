@@ -7,7 +7,7 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.rewards.verifiable import ExactMatch
-from rlhf_zoo.runs.corpora.tiny_sums import anywhere, part_of, prepare, shows_work, steps
+from rlhf_zoo.runs.corpora.tiny_sums import anywhere, digit_sums, prepare, shows_work, split_of
 from rlhf_zoo.runs.recipe import load_recipe
 
 SMALL = {"seed": 1, "lines": 400, "prompts": 300, "tests": 200}
@@ -19,7 +19,7 @@ def numbers(rows) -> set[int]:
 
 
 def test_a_sum_is_worked_out_from_its_last_digit_with_carries() -> None:
-    assert list(steps(12345, 67890)) == ["5+0+0=05", "4+9+0=13", "3+8+1=12", "2+7+1=10", "1+6+1=08"]
+    assert list(digit_sums(12345, 67890)) == ["5+0+0=05", "4+9+0=13", "3+8+1=12", "2+7+1=10", "1+6+1=08"]
 
 
 def test_every_line_is_right_and_three_in_ten_are_worked_out() -> None:
@@ -43,7 +43,7 @@ def test_no_number_of_a_test_problem_is_trained_with_whatever_the_seed() -> None
     held = {
         part: numbers(row for data in (one, other) for row in data["prompts"][part]) for part in ("validation", "test")
     }
-    assert {part_of(number) for number in seen} == {"train"}
+    assert {split_of(number) for number in seen} == {"train"}
     assert not seen & (held["validation"] | held["test"]) and not held["validation"] & held["test"]
     assert len(one["prompts"]["test"]) == len(one["longer"]["test"]) == 200
     assert {len(str(number)) for number in numbers(one["longer"]["test"])} == {6}

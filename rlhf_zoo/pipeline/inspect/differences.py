@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from ...hub.client.claims import CLAIM_FILE, RECIPE_FILE
 from ...publishing.cards.card import CARD_FILE
-from ...runs.metrics_file import timeless
+from ...runs.metrics_file import without_times
 from ...runs.record import COMPLETE, first_difference
 
 #: Folders of a checkpoint to compare; merged/ follows from the adapter and its base.
@@ -159,7 +159,7 @@ def compare_metrics(
         first, second = ("no step" if side is None else f"step {side}" for side in pair)
         comparison["problem"] = f"row {row} has {first} in the published metrics and {second} here"
     columns: dict[str, dict[str, Any]] = {}
-    for a, b in zip(*(map(timeless, rows) for rows in sides), strict=False):
+    for a, b in zip(*(map(without_times, rows) for rows in sides), strict=False):
         for name in sorted({*a, *b} - {"step"}):
             column = columns.setdefault(name, {"column": name, "rows": 0, "of": 0, "max_abs": 0.0, "first_step": None})
             column["of"] += 1

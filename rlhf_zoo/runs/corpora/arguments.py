@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from .source import Rows, read_splits, unit
+from .source import Rows, read_splits, unit_hash
 
 SPLITS = ("train", "judge", "validation", "test")
-#: Split -> beginnings of the names of its CSV files, one for each debate; all other debates are in train.
+#: Split -> prefixes of its CSV files, one file per debate; all other debates are in train.
 DEBATES: Mapping[str, tuple[str, ...]] = {
     "test": ("evolution-vs-creation", "is-the-school-uniform"),
     "validation": ("ban-plastic-water-bottles",),
     "judge": ("firefox-vs-internet-explorer", "human-growth-and-development", "if-your-spouse", "tv-is-better"),
 }
-OPENING = 3  # words of an argument that a prompt ends with
+OPENING_WORDS = 3  # words of an argument at the end of its prompt
 
 HELP = (
     "clone github.com/UKPLab/acl2016-convincing-arguments and give --dataset_name its folder data/UKPConvArg1Strict-CSV"
@@ -41,7 +41,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     Args:
         source: The folder of the corpus's CSV files, a folder of ``SPLIT.jsonl[.gz]`` (topic, chosen, rejected; splits
             train, judge, validation, test), or the id of a data set on the Hub.
-        seed: Orders the training prompts, and nothing else.
+        seed: Determines only the order of the training prompts.
 
     Returns:
         ``{configuration: {split: rows}}``.
@@ -52,15 +52,15 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     if source is None:
         raise ZooError(f"The arguments do not come with this package: {HELP}.")
     pairs = {split: _pairs(rows) for split, rows in _read(source).items()}
-    written = {split: _arguments(pairs[split]) for split in ("train", "validation", "test")}
-    openings = {split: dict.fromkeys(_prompt(*each) for each in items) for split, items in written.items()}
+    arguments = {split: _arguments(pairs[split]) for split in ("train", "validation", "test")}
+    openings = {split: dict.fromkeys(_prompt(*item) for item in items) for split, items in arguments.items()}
     prompts = {split: [{"prompt": opening} for opening in items] for split, items in openings.items()}
     random.Random(f"arguments train prompts {seed}").shuffle(prompts["train"])
     return {
-        "lines": {split: [{"text": side + text} for side, text in items] for split, items in written.items()},
+        "lines": {split: [{"text": side + text} for side, text in items] for split, items in arguments.items()},
         "prompts": prompts,
         "preferences": {split: pairs[split] for split in ("train", "test")},
-        "judge": {"train": _labeled(pairs["judge"])},
+        "judge": {"train": _label_arguments(pairs["judge"])},
     }
 
 
@@ -72,14 +72,14 @@ def _read(source: str) -> dict[str, Rows]:
     rows: dict[str, Rows] = {split: [] for split in SPLITS}
     for path in files:
         split = next((split for split, names in DEBATES.items() if path.name.startswith(names)), "train")
-        rows[split] += _csv(path)
+        rows[split] += _read_csv(path)
     for split, split_rows in rows.items():
         if not split_rows:
             raise ZooError(f"{source} has no debate of the split {split}: {HELP}.")
     return rows
 
 
-def _csv(path: Path) -> Iterable[dict[str, str]]:
+def _read_csv(path: Path) -> Iterable[dict[str, str]]:
     """Yields the rows of a CSV file: id, label (a1 or a2), and both arguments, in which <br/> ends a line."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
@@ -90,7 +90,9 @@ def _csv(path: Path) -> Iterable[dict[str, str]]:
             continue
         fields = line.replace("<br/>", " ").split("\t")
         if len(fields) != 4 or fields[1] not in ("a1", "a2"):
-            raise ZooError(f"{path}, line {number}, is not id, a1 or a2, and two arguments, with tabs: fetch it again.")
+            raise ZooError(
+                f"{path}, line {number}, must hold id, a1 or a2, and two arguments, separated by tabs: fetch it again."
+            )
         first, second = fields[2:]
         chosen, rejected = (first, second) if fields[1] == "a1" else (second, first)
         yield {"topic": path.stem, "chosen": chosen, "rejected": rejected}
@@ -98,7 +100,7 @@ def _csv(path: Path) -> Iterable[dict[str, str]]:
 
 def _pairs(rows: Rows) -> Rows:
     """Returns the pairs in an order that mixes the debates, so that the first pairs come from all of them."""
-    return sorted(map(_pair, rows), key=lambda pair: unit(pair["chosen"] + pair["rejected"]))
+    return sorted(map(_pair, rows), key=lambda pair: unit_hash(pair["chosen"] + pair["rejected"]))
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, str]:
@@ -111,20 +113,20 @@ def _pair(row: Mapping[str, Any]) -> dict[str, str]:
 def _arguments(pairs: Rows) -> list[tuple[str, str]]:
     """Returns (side, argument), each once, in an order that does not depend on the labels."""
     arguments = {(pair["prompt"], pair[name]) for pair in pairs for name in ("chosen", "rejected")}
-    return sorted(arguments, key=lambda each: (unit(each[1]), each))
+    return sorted(arguments, key=lambda item: (unit_hash(item[1]), item))
 
 
 def _prompt(side: str, text: str) -> str:
-    return f"{side} {' '.join(text.split()[:OPENING])}"
+    return f"{side} {' '.join(text.split()[:OPENING_WORDS])}"
 
 
-def _labeled(pairs: Rows) -> Rows:
-    won: Counter[tuple[str, str]] = Counter()
+def _label_arguments(pairs: Rows) -> Rows:
+    score: Counter[tuple[str, str]] = Counter()
     for pair in pairs:
-        won[pair["prompt"], pair["chosen"]] += 1
-        won[pair["prompt"], pair["rejected"]] -= 1
+        score[pair["prompt"], pair["chosen"]] += 1
+        score[pair["prompt"], pair["rejected"]] -= 1
     return [
-        {"text": side + text, "label": int(won[side, text] > 0)}
+        {"text": side + text, "label": int(score[side, text] > 0)}
         for side, text in _arguments(pairs)
-        if won[side, text] != 0
+        if score[side, text] != 0
     ]

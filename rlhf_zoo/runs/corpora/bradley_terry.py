@@ -10,11 +10,11 @@ from dataclasses import dataclass
 class BradleyTerry:
     """Chooses between two texts with P(a) = 1 / (1 + exp((u(b) − u(a)) / temperature)), Bradley & Terry 1952.
 
-    A reward model that learns from its choices can also be measured against its utility.
+    A reward model that is trained on its choices can also be compared with its utility.
 
     Attributes:
-        utility: u of a whole text, prompt and completion.
-        temperature: In units of utility; the lower, the more consistent the choices.
+        utility: u of a text: prompt and completion together.
+        temperature: In units of utility; lower values make choices more consistent.
     """
 
     utility: Callable[[str], float]

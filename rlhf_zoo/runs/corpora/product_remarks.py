@@ -1,4 +1,4 @@
-"""Product remarks: what buyers wrote as pros and cons of products, to complete, to prefer and to judge.
+"""Product remarks: pros and cons that buyers wrote, for completion, preferences and judging.
 
 The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COLING 2008). None of it ships with this
 package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from .source import Rows, read_jsonl, read_splits, unit
+from .source import Rows, read_jsonl, read_splits, unit_hash
 
 SPLITS = ("train", "judge", "validation", "test")
 #: The share of the raw corpus in each of `SPLITS`, by the sha1 of the remark: a remark is always in the same split.
@@ -25,7 +25,7 @@ NEUTRAL = (0.2, 0.8)
 MIN_CONTINUATIONS = 5
 #: The share of the neutral openings that become test prompts; the others are validation prompts.
 TEST_SHARE = 0.75
-LONGEST_OPENING = 3
+MAX_OPENING_WORDS = 3
 
 HELP = "run `python -c 'import nltk; nltk.download(\"pros_cons\")'` and give --dataset_name ~/nltk_data"
 
@@ -64,7 +64,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
         source: A folder of ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test), NLTK's corpus
             (``nltk_data``, ``corpora/pros_cons``, or its zip), or the id of a data set on the Hub.
         seed: Draws the training prompts and pairs.
-        train_pairs: Number of training pairs; fewer where the corpus has fewer.
+        train_pairs: Number of training pairs; fewer if the corpus has fewer.
 
     Returns:
         ``{configuration: {split: rows}}``.
@@ -73,13 +73,13 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
         ZooError: The source cannot be read, or lacks a split or a column.
     """
     remarks = read_normalized(source)
-    written = {split: remarks[split] for split in ("train", "validation", "test")}
+    open_splits = {split: remarks[split] for split in ("train", "validation", "test")}
     return {
-        "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in written.items()},
-        "prompts": _prompts(written, seed=seed),
+        "lines": {split: [{"text": remark.text} for remark in rows] for split, rows in open_splits.items()},
+        "prompts": _prompts(open_splits, seed=seed),
         "preferences": {
-            "train": _pairs(written["train"], f"train pairs {seed}", most=train_pairs, matched_only=False),
-            "test": _pairs(written["test"], "test pairs", most=None, matched_only=True),
+            "train": _pairs(open_splits["train"], f"train pairs {seed}", limit=train_pairs, matched_only=False),
+            "test": _pairs(open_splits["test"], "test pairs", limit=None, matched_only=True),
         },
         "judge": {"train": [{"text": remark.text, "label": remark.label} for remark in remarks["judge"]]},
     }
@@ -109,7 +109,7 @@ def read_normalized(source: str | None) -> dict[str, list[Remark]]:
 def _openings(remark: Remark) -> Iterator[str]:
     """Yields the remark's first 1 to 3 words, as long as they leave something to complete."""
     words = remark.words
-    for n in range(1, min(LONGEST_OPENING, len(words) - 1) + 1):
+    for n in range(1, min(MAX_OPENING_WORDS, len(words) - 1) + 1):
         yield " ".join(words[:n])
 
 
@@ -118,9 +118,9 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
 
     An opening is held out when 20 to 80% of its continuations (at least `MIN_CONTINUATIONS`, counted over train,
     validation and test, never over judge) are pros. Held-out openings are split into test and validation by their sha1,
-    so they are the same for every seed. These counts choose only openings, never an answer: a model gets no label from
-    them, and PPO sees no held-out opening. (SFT has read remarks that begin with them, as it must to continue them.)
-    Training prompts are one opening per remark of train, so frequent openings stay frequent.
+    so they are the same for every seed. The counts only choose openings: no model learns a label from them, and PPO
+    sees no held-out opening. (SFT does see remarks that begin with them, as it must to continue them.) Training prompts
+    are one opening per remark of train, so frequent openings stay frequent.
     """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for rows in remarks.values():
@@ -136,44 +136,44 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
     rng = random.Random(f"product-remarks train prompts {seed}")
     train = [rng.choice(list(_openings(remark))) for remark in remarks["train"]]
     held_out: dict[str, Rows] = {"validation": [], "test": []}
-    for opening in sorted(neutral, key=unit):
-        held_out["test" if unit(opening) < TEST_SHARE else "validation"].append({"prompt": opening})
+    for opening in sorted(neutral, key=unit_hash):
+        held_out["test" if unit_hash(opening) < TEST_SHARE else "validation"].append({"prompt": opening})
     return {"train": [{"prompt": opening} for opening in train if opening not in neutral], **held_out}
 
 
-def _pairs(remarks: Sequence[Remark], stream: str, *, most: int | None, matched_only: bool) -> Rows:
+def _pairs(remarks: Sequence[Remark], stream: str, *, limit: int | None, matched_only: bool) -> Rows:
     """Returns pairs built from labels: a pro (chosen) and a con (rejected), each remark in at most one pair.
 
     Matched pairs begin with the same words: these, at most 3, are the prompt, and the two completions begin with a
-    space. Unless ``matched_only``, unmatched pairs with an empty prompt are added until there are ``most``.
+    space. Unless ``matched_only``, unmatched pairs with an empty prompt are added until there are ``limit``.
     """
     rng = random.Random(f"product-remarks {stream}")
     sides: dict[str, tuple[list[Remark], list[Remark]]] = defaultdict(lambda: ([], []))
     for remark in remarks:
         sides[remark.words[0]][remark.label].append(remark)
     pairs: list[tuple[Remark, Remark]] = []
-    left: tuple[list[Remark], list[Remark]] = ([], [])
+    unmatched: tuple[list[Remark], list[Remark]] = ([], [])
     for cons, pros in sides.values():
         rng.shuffle(cons)
         rng.shuffle(pros)
         matched = min(len(cons), len(pros))
         pairs += zip(pros[:matched], cons[:matched], strict=True)
-        left[0].extend(cons[matched:])
-        left[1].extend(pros[matched:])
+        unmatched[0].extend(cons[matched:])
+        unmatched[1].extend(pros[matched:])
     rng.shuffle(pairs)
     if not matched_only:
-        for side in left:
+        for side in unmatched:
             rng.shuffle(side)
-        pairs += zip(left[1], left[0], strict=False)
-    rows = [_row(pro, con) for pro, con in pairs[:most]]
+        pairs += zip(unmatched[1], unmatched[0], strict=False)
+    rows = [_row(pro, con) for pro, con in pairs[:limit]]
     rng.shuffle(rows)
     return rows
 
 
 def _row(pro: Remark, con: Remark) -> dict[str, Any]:
-    most = min(LONGEST_OPENING, len(pro.words) - 1, len(con.words) - 1)
+    max_shared = min(MAX_OPENING_WORDS, len(pro.words) - 1, len(con.words) - 1)
     shared = 0
-    while shared < most and pro.words[shared] == con.words[shared]:
+    while shared < max_shared and pro.words[shared] == con.words[shared]:
         shared += 1
     prompt = " ".join(pro.words[:shared])
     return {"prompt": prompt, "chosen": pro.text[len(prompt) :], "rejected": con.text[len(prompt) :]}
@@ -195,7 +195,7 @@ def read_remarks(source: str) -> dict[str, list[Remark]]:
     if path.exists():
         raw = _nltk_texts(path, "pros_cons", ("IntegratedPros.txt", "IntegratedCons.txt"))
         if raw is not None:
-            return _split_raw(_clean(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"]))
+            return _split_raw(_clean_lines(raw["IntegratedPros.txt"], raw["IntegratedCons.txt"]))
         if not path.is_dir():
             raise ZooError(f"{source} is neither a folder nor NLTK's pros_cons zip: {HELP}.")
     rows = read_splits(source, SPLITS, ("text", "label"), fix=HELP)
@@ -212,7 +212,7 @@ def _remarks(rows: Rows, subject: str) -> list[Remark]:
 
 
 def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str] | None:
-    """Reads the named files of a corpus of NLTK, from a folder of any level or a zip; None if they are not there."""
+    """Reads the named files of an NLTK corpus from a folder at any level or a zip; None if they are not there."""
     folders = [path, path / corpus, path / "corpora" / corpus]
     zips = [path, *(folder.with_name(f"{corpus}.zip") for folder in folders[1:])]
     candidates = [
@@ -221,28 +221,28 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
     ]
     if not candidates:
         return None
-    place = candidates[0]
+    location = candidates[0]
     try:
-        if place.is_dir():
-            data = {name: (place / name).read_bytes() for name in names if (place / name).is_file()}
+        if location.is_dir():
+            data = {name: (location / name).read_bytes() for name in names if (location / name).is_file()}
         else:
-            with zipfile.ZipFile(place) as archive:
+            with zipfile.ZipFile(location) as archive:
                 members = {Path(member).name: member for member in archive.namelist()}
                 data = {name: archive.read(members[name]) for name in names if name in members}
     except (OSError, zipfile.BadZipFile) as error:
         raise ZooError(
-            f"{place} cannot be read ({error}): correct its permissions or download NLTK's {corpus} again."
+            f"{location} cannot be read ({error}): correct its permissions or download NLTK's {corpus} again."
         ) from error
     missing = [name for name in names if name not in data]
     if missing:
-        raise ZooError(f"{place} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
+        raise ZooError(f"{location} lacks {', '.join(missing)}: download NLTK's {corpus} again.")
     return {name: content.decode("iso-8859-2") for name, content in data.items()}  # the encoding of NLTK's own readers
 
 
-def _clean(pros: str, cons: str) -> list[Remark]:
+def _clean_lines(pros: str, cons: str) -> list[Remark]:
     """Strips tags, and drops one-word lines, case-insensitive duplicates and lines that have both labels."""
     by_text: dict[str, Remark] = {}
-    both: set[str] = set()
+    contradictory: set[str] = set()
     for label, raw in ((1, pros), (0, cons)):
         for line in raw.splitlines():
             text = " ".join(_TAG.sub(" ", line).split())
@@ -250,16 +250,16 @@ def _clean(pros: str, cons: str) -> list[Remark]:
                 continue
             first = by_text.setdefault(text.lower(), Remark(text, label))
             if first.label != label:
-                both.add(text.lower())
-    return [remark for key, remark in by_text.items() if key not in both]
+                contradictory.add(text.lower())
+    return [remark for key, remark in by_text.items() if key not in contradictory]
 
 
 def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
     splits: dict[str, list[Remark]] = {split: [] for split in SPLITS}
     bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
     for remark in remarks:
-        place = unit(remark.text.lower())
-        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if place < bound)].append(remark)
+        position = unit_hash(remark.text.lower())
+        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)].append(remark)
     for split, rows in splits.items():
         if not rows:
             raise ZooError(f"The corpus is too small: no remark falls into the split {split}; use the full corpus.")
@@ -308,4 +308,4 @@ def lexicon(source: str) -> dict[str, int]:
     }
 
 
-prepare.lexicon = lexicon  # type: ignore[attr-defined]  # for the judge of `evaluation.lexicon`
+prepare.lexicon = lexicon  # type: ignore[attr-defined]  # read by the judge `evaluation.lexicon`

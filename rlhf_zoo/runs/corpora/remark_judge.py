@@ -1,16 +1,16 @@
 """A judge of product remarks that sees no labels: is a remark praise, and would a person have written it?
 
-It learns from what buyers wrote, pros and cons together, without being told which is which. A remark gets two ranks
-among theirs, 0 to 1, and scores their mean:
+It is trained on what buyers wrote, pros and cons together, without their labels. A remark gets two ranks among the
+buyers' remarks, from 0 to 1, and its score is their mean:
 
 - *orientation*: how much more often its words occur with `PRAISE` than with `BLAME`, as log-odds over the remarks that
   hold a word of either, averaged over its words (Turney and Littman 2003, arXiv:cs/0309034, §3.1);
 - *weakest link*: log p of its least likely step, opening and end included, by trigrams with absolute discounting
   (Ney, Essen and Kneser 1994). A buyer's remark is ranked by the half of the remarks that it is not in.
 
-It detects complaints, broken words, and words that nobody puts in a row. It cannot tell whether a remark is true,
-specific, or about its opening beyond two words; a short stock phrase (", easy to use.") scores higher than most of what
-people wrote. docs/evaluation.md has its results, beside those of other judges that were tried.
+It detects complaints, broken words, and unnatural word sequences. It cannot tell whether a remark is true, specific, or
+related to its opening beyond two words; a short stock phrase (", easy to use.") scores higher than most of what people
+wrote. docs/evaluation.md compares it with other judges that were tried.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def learn(texts: Sequence[str]) -> RemarkJudge:
 
 
 class RemarkJudge:
-    """The mean of two ranks among what people wrote; see the module.
+    """The mean of two ranks among buyers' remarks; see the module.
 
     Args:
         texts: The remarks to learn from.
@@ -65,20 +65,22 @@ class RemarkJudge:
             raise ValueError(f"{len(texts)} remarks are too few to train on: at least two are needed.")
         remarks = [tokens_of(text) for text in texts]
         orientation = Orientation(remarks)
-        apart = [Steps(remarks[1::2]), Steps(remarks[0::2])]  # each ranks the remarks that it did not learn from
-        weakest = [apart[place % 2].weakest(remark) for place, remark in enumerate(remarks)]
-        self._measures: tuple[Callable[[Tokens], float], ...] = (orientation, Steps(remarks).weakest)
-        self._people = np.sort([orientation(remark) for remark in remarks]), np.sort(weakest)
+        halves = [
+            TrigramModel(remarks[1::2]),
+            TrigramModel(remarks[0::2]),
+        ]  # each ranks the remarks that it was not trained on
+        weakest_links = [halves[index % 2].weakest_link(remark) for index, remark in enumerate(remarks)]
+        self._measures: tuple[Callable[[Tokens], float], ...] = (orientation, TrigramModel(remarks).weakest_link)
+        self._human_scores = np.sort([orientation(remark) for remark in remarks]), np.sort(weakest_links)
 
     @property
     def description(self) -> str:
         """What the judge is, for cards."""
         return (
-            f"Two ranks among {len(self._people[0])} remarks that no other stage sees, whose labels it was not shown, "
-            "averaged: how near the words are to praise, by the company that they keep with eight words of praise and "
-            "eight of blame, and how likely the least likely step is, by trigrams. It sees complaints, broken words, "
-            "and words that nobody puts in a row; not whether a remark is true, specific or about its opening, and a "
-            "short stock phrase suits it."
+            f"The mean of two ranks among {len(self._human_scores[0])} remarks that no other stage uses, without their "
+            "labels: how often the words occur with eight words of praise rather than eight of blame, and how likely "
+            "the least likely step is, by trigrams. It detects complaints, broken words and unnatural word sequences, "
+            "but not whether a remark is true, specific or related to its opening, and it favors short stock phrases."
         )
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
@@ -93,8 +95,8 @@ class RemarkJudge:
         """
         texts = [tokens_of(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
         ranks = [
-            _ranks([measure(text) for text in texts], people)
-            for measure, people in zip(self._measures, self._people, strict=True)
+            _ranks([measure(text) for text in texts], human_scores)
+            for measure, human_scores in zip(self._measures, self._human_scores, strict=True)
         ]
         return [float(rank) for rank in np.mean(ranks, axis=0)]
 
@@ -103,21 +105,21 @@ class Orientation:
     """Log-odds of a word occurring with `PRAISE` rather than with `BLAME`, averaged over the words of a remark."""
 
     def __init__(self, remarks: Sequence[Tokens]) -> None:
-        beside: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
-        sizes = [0, 0]
+        cooccurring: tuple[Counter[str], Counter[str]] = (Counter(), Counter())
+        remark_counts = [0, 0]
         for remark in remarks:
             words = set(remark)
-            good, bad = not words.isdisjoint(PRAISE), not words.isdisjoint(BLAME)
-            sizes[0] += good
-            sizes[1] += bad
-            if good != bad:  # a remark with both says nothing about its other words
-                beside[bad].update(words)
-        praised, blamed = (max(1, size) for size in sizes)
+            has_praise, has_blame = not words.isdisjoint(PRAISE), not words.isdisjoint(BLAME)
+            remark_counts[0] += has_praise
+            remark_counts[1] += has_blame
+            if has_praise != has_blame:  # a remark with both says nothing about its other words
+                cooccurring[has_blame].update(words)
+        praised, blamed = (max(1, size) for size in remark_counts)
         # Two extra remarks for each word, divided like all remarks, so that rare words stay near 0.
         prior = 2 * praised / (praised + blamed), 2 * blamed / (praised + blamed)
         self._odds = {
-            word: math.log((beside[0][word] + prior[0]) / (beside[1][word] + prior[1]) * blamed / praised)
-            for word in {*beside[0], *beside[1]}
+            word: math.log((cooccurring[0][word] + prior[0]) / (cooccurring[1][word] + prior[1]) * blamed / praised)
+            for word in {*cooccurring[0], *cooccurring[1]}
         }
 
     def __call__(self, remark: Tokens) -> float:
@@ -130,7 +132,7 @@ class Orientation:
         return sum(odds) / len(odds) if odds else 0.0
 
 
-class Steps:
+class TrigramModel:
     """Trigrams, interpolated with shorter ones: p(w|h) = max(c(hw) − D, 0)/c(h) + D·T(h)/c(h)·p(w|h′).
 
     T(h) is the number of different words that follow h, and h′ is h without its first word.
@@ -140,15 +142,16 @@ class Steps:
         counts: list[dict[tuple[str, ...], Counter[str]]] = [defaultdict(Counter) for _ in range(ORDER)]
         for remark in remarks:
             words = [*[_START] * (ORDER - 1), *remark, _END]
-            for place in range(ORDER - 1, len(words)):
+            for index in range(ORDER - 1, len(words)):
                 for length in range(ORDER):
-                    counts[length][tuple(words[place - length : place])][words[place]] += 1
-        self._after = [
-            {history: (sum(after.values()), after) for history, after in histories.items()} for histories in counts
+                    counts[length][tuple(words[index - length : index])][words[index]] += 1
+        self._followers = [
+            {history: (sum(followers.values()), followers) for history, followers in histories.items()}
+            for histories in counts
         ]
         self._unknown = 1 / (len(counts[0][()]) + 1)
 
-    def weakest(self, remark: Tokens) -> float:
+    def weakest_link(self, remark: Tokens) -> float:
         """Returns log p of the least likely step.
 
         Args:
@@ -170,17 +173,17 @@ class Steps:
         """
         words = [*[_START] * (ORDER - 1), *remark, _END]
         return [
-            math.log(self._chance(words[place], words[place - ORDER + 1 : place]))
-            for place in range(ORDER - 1, len(words))
+            math.log(self._probability(words[index], words[index - ORDER + 1 : index]))
+            for index in range(ORDER - 1, len(words))
         ]
 
-    def _chance(self, word: str, history: Tokens) -> float:
-        chance = self._unknown
-        for length, after in enumerate(self._after):
-            total, counts = after.get(tuple(history[len(history) - length :]), (0, Counter[str]()))
+    def _probability(self, word: str, history: Tokens) -> float:
+        probability = self._unknown
+        for length, followers in enumerate(self._followers):
+            total, counts = followers.get(tuple(history[len(history) - length :]), (0, Counter[str]()))
             if total:
-                chance = max(counts[word] - DISCOUNT, 0) / total + DISCOUNT * len(counts) / total * chance
-        return chance
+                probability = max(counts[word] - DISCOUNT, 0) / total + DISCOUNT * len(counts) / total * probability
+        return probability
 
 
 def tokens_of(text: str) -> list[str]:
@@ -195,7 +198,7 @@ def tokens_of(text: str) -> list[str]:
     return _TOKEN.findall(text.lower())
 
 
-def _ranks(values: ArrayLike, people: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the share of people's values below each value; equal ones count half."""
-    below, above = (np.searchsorted(people, values, side) for side in ("left", "right"))
-    return (below + above) / 2 / len(people)
+def _ranks(values: ArrayLike, human_scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the share of human scores below each value; equal ones count half."""
+    below, above = (np.searchsorted(human_scores, values, side) for side in ("left", "right"))
+    return (below + above) / 2 / len(human_scores)

@@ -1,8 +1,8 @@
-"""Remarks that state how many items they list, "3 cons: straps, slow zoom, no case", and the reward that counts these.
+"""Remarks that state how many items they list, such as "3 cons: straps, slow zoom, no case", and a reward for it.
 
-The text is that of `product_remarks`. The items follow the first colon and are separated by commas. A prompt asks for a
-number of pros or cons and begins the first item, so that a program can check the answer. It does not check what the
-items say, nor whether they are pros.
+The texts are those of `product_remarks`. The items follow the first colon and are separated by commas. A prompt asks
+for a number of pros or cons and begins the first item, so that a program can check the answer. It checks neither what
+the items say nor whether they are pros.
 """
 
 import random
@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from .product_remarks import Remark, read_normalized
-from .source import Rows, unit
+from .source import Rows, unit_hash
 
 COUNTS = (1, 2, 3, 4, 5)
-#: Shares of the openings, by their hash, that only this split's prompts begin with.
+#: Split -> share of the openings, by their hash, that are used only by its prompts.
 HELD_OUT = {"test": 0.3, "validation": 0.2}
-LONGEST_OPENING = 2
+MAX_OPENING_WORDS = 2
 
 _COMMA = re.compile(r"(?<!\d),|,(?!\d)")  # but not the comma in 1,000
-_ANY = re.compile(rf"{_COMMA.pattern}|[;/&+\n]|[.!?:](?=\s|$)|\s-+\s|\band\b")
-_OTHER = re.compile(r"[;/\n]|[.!?:]\s|\s-+\s")
+_ANY_SEPARATOR = re.compile(rf"{_COMMA.pattern}|[;/&+\n]|[.!?:](?=\s|$)|\s-+\s|\band\b")
+_OTHER_SEPARATOR = re.compile(r"[;/\n]|[.!?:]\s|\s-+\s")
 _HEAD = re.compile(r"\s*(\d+) (?:pro|con)s?:")
 
 
@@ -37,8 +37,8 @@ def items(text: str) -> list[str]:
     return _normalized(_COMMA.split(text))
 
 
-def readings(text: str) -> tuple[int, int]:
-    """Returns how many items a reader may count at least and at most: at commas, or at any marks and "and".
+def count_range(text: str) -> tuple[int, int]:
+    """Returns the fewest and the most items that a reader may count: split at commas only, or at any mark and "and".
 
     Empty items and repeated items do not count.
 
@@ -48,7 +48,7 @@ def readings(text: str) -> tuple[int, int]:
     Returns:
         (fewest, most).
     """
-    fewest, most = (len({*_normalized(parting.split(text))} - {""}) for parting in (_COMMA, _ANY))
+    fewest, most = (len({*_normalized(separator.split(text))} - {""}) for separator in (_COMMA, _ANY_SEPARATOR))
     return fewest, max(fewest, most)
 
 
@@ -60,8 +60,8 @@ def _normalized(pieces: Sequence[str]) -> list[str]:
 class ItemCount:
     """1 where prompt and completion list as many items as the prompt asks for, else 0.
 
-    Each item holds a letter or digit and occurs once: neither three commas nor one item three times is a list of three.
-    The reward is None where the prompt does not begin with a number of pros or cons. Prompts and completions are texts.
+    Each item must contain a letter or digit and occur once: three commas, or one item three times, do not count as
+    three. The reward is None where the prompt does not begin with a number of pros or cons.
 
     Attributes:
         name: The reward's name.
@@ -80,7 +80,7 @@ class ItemCount:
 
     @property
     def lenient(self) -> "ItemCount":
-        """Accepts any way of counting that gives the number: see `readings`."""
+        """Accepts any way of counting that gives the number: see `count_range`."""
         return _Lenient(name=self.name)
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -101,13 +101,13 @@ class ItemCount:
         return None if head is None else float(self._is_right(prompt[head.end() :] + completion, int(head[1])))
 
     def _is_right(self, text: str, count: int) -> bool:
-        listed = items(text)
-        return len(listed) == len({*listed} - {""}) == count
+        item_list = items(text)
+        return len(item_list) == len({*item_list} - {""}) == count
 
 
 class _Lenient(ItemCount):
     def _is_right(self, text: str, count: int) -> bool:
-        fewest, most = readings(text)
+        fewest, most = count_range(text)
         return fewest <= count <= most
 
 
@@ -123,7 +123,7 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
 
     Args:
         source: As in `product_remarks.prepare`.
-        seed: Draws the training prompts, and nothing else.
+        seed: Draws only the training prompts.
 
     Returns:
         ``{configuration: {split: rows}}``.
@@ -132,19 +132,28 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
         ZooError: The source cannot be read, or lacks a split or a column.
     """
     remarks = read_normalized(source)
-    lists = {split: [each for each in remarks[split] if is_list(each)] for split in ("train", "validation", "test")}
+    lists = {
+        split: [remark for remark in remarks[split] if is_list(remark)] for split in ("train", "validation", "test")
+    }
     rng = random.Random(f"remarks-count train prompts {seed}")
-    drawn = [_prompt(each, rng.choice(COUNTS), rng.randint(1, LONGEST_OPENING)) for each in lists["train"]]
-    prompts: dict[str, Rows] = {"train": [{"prompt": prompt} for prompt in drawn if _split_of(prompt) == "train"]}
+    train_prompts = [
+        _prompt(remark, rng.choice(COUNTS), rng.randint(1, MAX_OPENING_WORDS)) for remark in lists["train"]
+    ]
+    prompts: dict[str, Rows] = {
+        "train": [{"prompt": prompt} for prompt in train_prompts if _split_of(prompt) == "train"]
+    }
     for split in HELD_OUT:
-        places = ((each, unit(each.text)) for each in lists[split])
+        hashed = ((remark, unit_hash(remark.text)) for remark in lists[split])
         candidates = (
-            _prompt(each, COUNTS[int(place * 1e6) % len(COUNTS)], 1 + int(place * 2)) for each, place in places
+            _prompt(remark, COUNTS[int(position * 1e6) % len(COUNTS)], 1 + int(position * 2))
+            for remark, position in hashed
         )
         prompts[split] = [
-            {"prompt": candidate} for candidate in sorted({*candidates}, key=unit) if _split_of(candidate) == split
+            {"prompt": candidate} for candidate in sorted({*candidates}, key=unit_hash) if _split_of(candidate) == split
         ]
-    lines = {split: [{"text": _line(each)} for each in remarks_of_split] for split, remarks_of_split in lists.items()}
+    lines = {
+        split: [{"text": _line(remark)} for remark in remarks_of_split] for split, remarks_of_split in lists.items()
+    }
     return {"lines": lines, "prompts": prompts}
 
 
@@ -157,12 +166,12 @@ def is_list(remark: Remark) -> bool:
     Returns:
         True where it has.
     """
-    text = _bare(remark)
-    listed = items(text)
-    return len(listed) in COUNTS and len(listed) == len({*listed} - {""}) and not _OTHER.search(text)
+    text = _strip_marks(remark)
+    item_list = items(text)
+    return len(item_list) in COUNTS and len(item_list) == len({*item_list} - {""}) and not _OTHER_SEPARATOR.search(text)
 
 
-def _bare(remark: Remark) -> str:
+def _strip_marks(remark: Remark) -> str:
     """Returns the remark without marks at its end, such as a full stop."""
     return remark.text.rstrip(" ,.;:!")
 
@@ -172,17 +181,17 @@ def _head(count: int, remark: Remark) -> str:
 
 
 def _line(remark: Remark) -> str:
-    pieces = [piece.strip() for piece in _COMMA.split(_bare(remark))]
+    pieces = [piece.strip() for piece in _COMMA.split(_strip_marks(remark))]
     return f"{_head(len(pieces), remark)} {', '.join(pieces)}"
 
 
 def _prompt(remark: Remark, count: int, words: int) -> str:
-    first = _COMMA.split(_bare(remark))[0].split()
+    first = _COMMA.split(_strip_marks(remark))[0].split()
     return f"{_head(count, remark)} {' '.join(first[:words])}"
 
 
 def _split_of(prompt: str) -> str:
     """Returns the split of a prompt by its opening alone, whatever number and kind precede the opening."""
-    place = unit(prompt.partition(": ")[2])
+    position = unit_hash(prompt.partition(": ")[2])
     test, validation = HELD_OUT["test"], HELD_OUT["validation"]
-    return "test" if place < test else "validation" if place < test + validation else "train"
+    return "test" if position < test else "validation" if position < test + validation else "train"

@@ -39,7 +39,7 @@ def read_splits(source: str, splits: Sequence[str], columns: Sequence[str], *, f
         raise ZooError(f"There is no data set at {source}: {fix}.")
     else:
         rows_by_split = _read_hub(source, splits, fix)
-    return {split: _checked(rows, columns, f"{source}, split {split},") for split, rows in rows_by_split.items()}
+    return {split: _check_rows(rows, columns, f"{source}, split {split},") for split, rows in rows_by_split.items()}
 
 
 def read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
@@ -70,7 +70,7 @@ def read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
         raise ZooError(f"{path} cannot be read ({error}): fetch it again.") from error
 
 
-def unit(text: str) -> float:
+def unit_hash(text: str) -> float:
     """Hashes a text to a number in [0, 1), by its sha1.
 
     Args:
@@ -82,14 +82,14 @@ def unit(text: str) -> float:
     return int(hashlib.sha1(text.encode()).hexdigest()[:12], 16) / 16**12
 
 
-def _checked(rows: Iterable[dict[str, Any]], columns: Sequence[str], subject: str) -> Rows:
+def _check_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], subject: str) -> Rows:
     all_rows = list(rows)
     for number, row in enumerate(all_rows, 1):
         for column in columns:
             if column not in row:
-                there = ", ".join(sorted(row)) or "none"
+                existing = ", ".join(sorted(row)) or "none"
                 raise ZooError(
-                    f"{subject} has no column {column!r} in row {number} (it has {there}): rename the column."
+                    f"{subject} has no column {column!r} in row {number} (it has {existing}): rename the column."
                 )
     if not all_rows:
         raise ZooError(f"{subject} is empty: add rows.")
@@ -107,15 +107,17 @@ def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterabl
             loaded = dict(data.load())
             if missing := [split for split in splits if split not in loaded]:
                 files = HfApi().list_repo_files(source, repo_type="dataset", revision=data.commit)
-                own = [file for file in files if not leads_out(file)]
-                named = {split: [file for file in own if Path(file).name.split(".")[0] == split] for split in missing}
+                local_files = [file for file in files if not leads_out(file)]
+                files_by_split = {
+                    split: [file for file in local_files if Path(file).name.split(".")[0] == split] for split in missing
+                }
                 for split in missing:
-                    if not named[split]:
-                        there = ", ".join(sorted(loaded)) or "none"
+                    if not files_by_split[split]:
+                        existing = ", ".join(sorted(loaded)) or "none"
                         raise ZooError(
-                            f"The data set {source} has no split {split} (it has {there}): add {split}.jsonl."
+                            f"The data set {source} has no split {split} (it has {existing}): add {split}.jsonl."
                         )
-                loaded |= data.load(data_files=named)
+                loaded |= data.load(data_files=files_by_split)
     except (HTTPError, datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ZooError(f"The data set {source} cannot be loaded ({reason}): check its id, or {fix}.") from error

@@ -15,7 +15,7 @@ from ...plugins import did_you_mean
 from ..checkpoint_choice import ReleaseArguments, check_rule
 from ..data.batch_share import share_of_batch
 from ..data.layout import DataArguments
-from ..environment import settle
+from ..environment import apply_environment
 from ..recipe import Recipe
 from ..registry import STAGES
 from .declared import RUN_KEYS, declared_keys, refused_keys
@@ -292,7 +292,7 @@ def stage_settings(
     if stage not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
     shared = recipe_config(recipe, shared_flags)
-    settle()
+    apply_environment()
     keys = stage_keys(stage)
     hints = {name: hint for name, (hint, _, _) in keys.items()}
     stage_text, refused = f"the stage {stage}", refused_keys(stage)

@@ -12,20 +12,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from ....errors import ZooError
-from ..source import Rows, unit
+from ..source import Rows, unit_hash
 from .tasks import Task, tasks
-from .wordings import DRAWN
+from .wordings import INSTRUCTIONS
 
 CONSTRAINED = "detectable_format:constrained_response"
 REPEAT = "combination:repeat_prompt"
 NO_COMMA = "punctuation:no_comma"
 
-#: Shares of the tasks, by the hash of their group, that are only in this split.
+#: Split -> share of the tasks, by the hash of their group.
 HELD_OUT = {"test": 0.1, "validation": 0.05}
-#: How many prompts have one, two and three instructions.
+#: Shares of the prompts with one, two and three instructions.
 COUNTS = (0.4, 0.4, 0.2)
 
-#: The only kinds that each of these goes together with, as in IFEval.
+#: Kind -> the only other kinds that may be combined with it, as in IFEval.
 _ONLY_WITH: dict[str, set[str]] = {
     CONSTRAINED: set(),
     "detectable_format:json_format": {"keywords:forbidden_words", "keywords:existence"},
@@ -38,7 +38,7 @@ _ONLY_WITH: dict[str, set[str]] = {
     },
     REPEAT: {"keywords:existence", "detectable_format:title", NO_COMMA},
 }
-#: Kinds that exclude one another within each group: IFEval's conflicts, and some that are hard to meet at once.
+#: Groups of kinds that exclude one another: IFEval's conflicts, and some more that are hard to meet together.
 _EXCLUSIVE: tuple[set[str], ...] = (
     {"length_constraints:number_paragraphs", "length_constraints:nth_paragraph_first_word"},
     {"length_constraints:number_paragraphs", "length_constraints:number_sentences"},
@@ -74,20 +74,20 @@ def prepare(source: str | None = None, *, seed: int, prompts: int = 4000) -> dic
     Args:
         source: None; the corpus reads no data.
         seed: Draws the instructions of the training prompts. Those of the other splits are the same for every seed.
-        prompts: Training prompts at most; there are a few thousand tasks, and each is used once.
+        prompts: Maximum number of training prompts; there are a few thousand tasks, each used once.
 
     Returns:
         ``{"prompts": {split: rows}}``, with the columns prompt (messages), instruction_id_list, kwargs and group.
 
     Raises:
-        ZooError: There is a `source`, or no prompt is wanted.
+        ZooError: There is a `source`, or `prompts` is below 1.
     """
     if source is not None:
         raise ZooError(
             f"The corpus instructions is made by a program and reads no data: remove dataset_name ({source})."
         )
     if prompts < 1:
-        raise ZooError(f"prompts of the corpus instructions is {prompts}: give a number from 1.")
+        raise ZooError(f"prompts of the corpus instructions is {prompts}: give 1 or more.")
     tasks_by_split: dict[str, list[Task]] = {"train": [], "validation": [], "test": []}
     for task in tasks():
         tasks_by_split[split_of(task)].append(task)
@@ -105,9 +105,9 @@ def split_of(task: Task) -> str:
     Args:
         task: The task.
     """
-    place = unit(task.group)
+    position = unit_hash(task.group)
     test, validation = HELD_OUT["test"], HELD_OUT["validation"]
-    return "test" if place < test else "validation" if place < test + validation else "train"
+    return "test" if position < test else "validation" if position < test + validation else "train"
 
 
 def compatible(kind: str, kinds: Sequence[str]) -> bool:
@@ -117,10 +117,10 @@ def compatible(kind: str, kinds: Sequence[str]) -> bool:
         kind: The kind.
         kinds: Kinds of the other instructions, all different from each other.
     """
-    return all(_both(kind, other) for other in kinds)
+    return all(_are_compatible(kind, other) for other in kinds)
 
 
-def _both(first: str, second: str) -> bool:
+def _are_compatible(first: str, second: str) -> bool:
     for kind, other in ((first, second), (second, first)):
         if other not in _ONLY_WITH.get(kind, {other}):
             return False
@@ -139,7 +139,7 @@ def request(task: Task, rng: random.Random) -> dict[str, Any]:
     """
     instructions = []
     for kind in _kinds(task, rng):
-        arguments, wordings = DRAWN[kind](rng)
+        arguments, wordings = INSTRUCTIONS[kind](rng)
         instructions.append((kind, arguments, rng.choice(wordings)))
     separator = rng.choice((" ", " ", "\n"))
     text = separator.join([task.text, *(wording for kind, _, wording in instructions if kind != REPEAT)])
@@ -160,15 +160,15 @@ def _kinds(task: Task, rng: random.Random) -> list[str]:
     if task.is_question:
         return [CONSTRAINED]
     [count] = rng.choices((1, 2, 3), COUNTS)
-    candidates = [kind for kind in DRAWN if kind != CONSTRAINED]
+    candidates = [kind for kind in INSTRUCTIONS if kind != CONSTRAINED]
     kinds = [rng.choice(candidates)]
     while len(kinds) < count:
-        further = [kind for kind in candidates if compatible(kind, kinds)]
+        options = [kind for kind in candidates if compatible(kind, kinds)]
         if REPEAT in kinds and "," in task.text:
-            further = [kind for kind in further if kind != NO_COMMA]
+            options = [kind for kind in options if kind != NO_COMMA]
         elif NO_COMMA in kinds and "," in task.text:
-            further = [kind for kind in further if kind != REPEAT]
-        if not further:
+            options = [kind for kind in options if kind != REPEAT]
+        if not options:
             break
-        kinds.append(rng.choice(further))
+        kinds.append(rng.choice(options))
     return kinds

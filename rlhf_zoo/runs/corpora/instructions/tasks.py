@@ -12,7 +12,7 @@ class Task:
         form: What to write, such as "letter".
         topic: What it is about.
         text: The request.
-        is_question: Whether yes, no or maybe answers it.
+        is_question: Whether its answer is yes, no or maybe.
     """
 
     form: str
@@ -22,7 +22,7 @@ class Task:
 
     @property
     def group(self) -> str:
-        """What no two splits share."""
+        """The tasks of a group are all in one split."""
         return f"{self.form}: {self.topic}"
 
 

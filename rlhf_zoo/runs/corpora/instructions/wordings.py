@@ -26,15 +26,15 @@ ENDINGS = (
 )  # fmt: skip
 FIRST_WORDS = ("today", "however", "nobody", "later", "maybe", "imagine", "still", "once", "finally", "every", "people")
 SPLITTERS = ("Section", "SECTION", "Part", "Chapter", "Step")
-#: For "less than" and "at least".
-MOST = ("fewer than {n}", "less than {n}", "under {n}")
-LEAST = ("at least {n}", "{n} or more", "no fewer than {n}")
+#: Wordings of the relations "less than" and "at least".
+LESS_THAN = ("fewer than {n}", "less than {n}", "under {n}")
+AT_LEAST = ("at least {n}", "{n} or more", "no fewer than {n}")
 
 
-def _relation(rng: random.Random, number: int, least: float = 0.6) -> tuple[str, str]:
+def _relation(rng: random.Random, number: int, share_at_least: float = 0.6) -> tuple[str, str]:
     """Draws a relation, and its words with the number."""
-    relation = "at least" if rng.random() < least else "less than"
-    return relation, rng.choice(LEAST if relation == "at least" else MOST).format(n=number)
+    relation = "at least" if rng.random() < share_at_least else "less than"
+    return relation, rng.choice(AT_LEAST if relation == "at least" else LESS_THAN).format(n=number)
 
 
 def _existence(rng: random.Random) -> tuple[Arguments, list[str]]:
@@ -50,7 +50,7 @@ def _existence(rng: random.Random) -> tuple[Arguments, list[str]]:
 def _frequency(rng: random.Random) -> tuple[Arguments, list[str]]:
     word = rng.choice(WORDS)
     number = rng.choice((2, 2, 3, 3, 4))
-    relation, times = _relation(rng, number, least=0.75)
+    relation, times = _relation(rng, number, share_at_least=0.75)
     return {"keyword": word, "frequency": number, "relation": relation}, [
         f'Use "{word}" {times} times.',
         f'"{word}" has to occur {times} times.',
@@ -72,7 +72,7 @@ def _letters(rng: random.Random) -> tuple[Arguments, list[str]]:
     rare = rng.random() < 0.4
     letter = rng.choice("jqxzvk" if rare else "abcdeghilmnoprstu")
     number = rng.randint(1, 5) if rare else rng.randint(5, 25)
-    relation, times = _relation(rng, number, least=0.7)
+    relation, times = _relation(rng, number, share_at_least=0.7)
     return {"letter": letter, "let_frequency": number, "let_relation": relation}, [
         f'The letter "{letter}" must turn up {times} times.',
         f'Count your letters: there have to be {times} of "{letter}".',
@@ -225,7 +225,7 @@ def _end(rng: random.Random) -> tuple[Arguments, list[str]]:
 
 def _capital_words(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(2, 8)
-    relation, times = _relation(rng, number, least=0.7)
+    relation, times = _relation(rng, number, share_at_least=0.7)
     return {"capital_frequency": number, "capital_relation": relation}, [
         f"Write {times} words all in capitals.",
         f"Shout a little: {times} words go in CAPITALS.",
@@ -261,8 +261,8 @@ def _quotation(rng: random.Random) -> tuple[Arguments, list[str]]:
     ]
 
 
-#: Draws the arguments of each kind, and lists its wordings with them.
-DRAWN: dict[str, Callable[[random.Random], tuple[Arguments, list[str]]]] = {
+#: Kind -> a function that draws its arguments and returns them with its wordings.
+INSTRUCTIONS: dict[str, Callable[[random.Random], tuple[Arguments, list[str]]]] = {
     "keywords:existence": _existence,
     "keywords:frequency": _frequency,
     "keywords:forbidden_words": _forbidden,

@@ -1,8 +1,8 @@
 """The tiny world: a simulated world of product remarks, with a gold utility that is known exactly.
 
-No buyer wrote or rated anything here. A seeded generator writes what owners say of their products, and a written rule,
-`utility`, says what each remark is worth. So a run can compare a learned reward model, the proxy, with the truth that
-it stands for. What a remark is worth depends on the product, so no single sentence scores well everywhere.
+No buyer wrote or rated anything here. A seeded generator writes what owners say about their products, and a rule,
+`utility`, scores each remark. So a run can compare a learned reward model, the proxy, with the true utility that it
+approximates. The utility of a remark depends on the product, so no single sentence scores well everywhere.
 """
 
 from .facts import FACTS

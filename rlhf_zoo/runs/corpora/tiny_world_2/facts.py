@@ -1,8 +1,8 @@
 """The facts of the tiny world: what is true of each aspect of each product.
 
-For each aspect of a product one praise and one complaint is true, including its number: the radio's battery lasts three
-full days, the scooter's four. So no sentence is true of many products, and a policy that writes the same sentence for
-all of them is detected. The facts depend only on the names, and never change.
+For each aspect of a product, one praise and one complaint are true, including their numbers: the radio's battery lasts
+three full days, the scooter's four. So no sentence is true of many products, and a policy that writes the same sentence
+for all of them is detected. The facts depend only on the names, and never change.
 """
 
 import random
@@ -11,26 +11,33 @@ from .grammar import spellings
 from .lexicon import ASPECTS, PRODUCTS
 
 
-def _dealt(phrases: tuple[str, ...], stream: str) -> list[str]:
-    """Returns all spellings in the order in which they are assigned to products: the phrases take turns."""
+def _assignment_order(phrases: tuple[str, ...], stream: str) -> list[str]:
+    """Returns all spellings in the order in which products get them: one of each phrase, then the next of each."""
     rng = random.Random(f"tiny-world 2 {stream}")
     piles = [spellings(phrase) for phrase in phrases]
     for pile in piles:
         rng.shuffle(pile)
     rng.shuffle(piles)
-    return [pile[turn] for turn in range(max(map(len, piles))) for pile in piles if turn < len(pile)]
+    return [
+        pile[round_number] for round_number in range(max(map(len, piles))) for pile in piles if round_number < len(pile)
+    ]
 
 
-def _facts() -> dict[tuple[str, str], dict[int, str]]:
+def _make_facts() -> dict[tuple[str, str], dict[int, str]]:
     facts: dict[tuple[str, str], dict[int, str]] = {}
     for aspect in ASPECTS:
         owners = [product for product in sorted(PRODUCTS) if aspect.name in PRODUCTS[product]]
         random.Random(f"tiny-world 2 {aspect.name}").shuffle(owners)
-        phrases = {+1: _dealt(aspect.praise, f"{aspect.name} +"), -1: _dealt(aspect.complaint, f"{aspect.name} -")}
-        for place, product in enumerate(owners):
-            facts[product, aspect.name] = {sign: dealt[place % len(dealt)] for sign, dealt in phrases.items()}
+        phrases = {
+            +1: _assignment_order(aspect.praise, f"{aspect.name} +"),
+            -1: _assignment_order(aspect.complaint, f"{aspect.name} -"),
+        }
+        for index, product in enumerate(owners):
+            facts[product, aspect.name] = {
+                sign: spelling_order[index % len(spelling_order)] for sign, spelling_order in phrases.items()
+            }
     return facts
 
 
-FACTS: dict[tuple[str, str], dict[int, str]] = _facts()
+FACTS: dict[tuple[str, str], dict[int, str]] = _make_facts()
 """(product, aspect) -> {+1: the true praise, -1: the true complaint}."""

@@ -12,8 +12,8 @@ A remark is one sentence::
               | , filler
 
 Reading goes from left to right, takes the longest phrase that the grammar allows at each place, and skips a word that
-starts none. After such a stray word a new link or the full stop is allowed too, so that one mistake costs its own words
-and not all that follow. It terminates on any text, in time linear in its length.
+starts none. After such a stray word, a new link or the full stop is also allowed, so that a mistake costs only its own
+words and not all that follow. It terminates on any text, in time linear in its length.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from . import lexicon as lex
 
 _SLOT = re.compile(r"\[([^\]]*)\]")
 _TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
-_LONGEST_REPEAT = 12
-"""Words of the longest span whose immediate repetition is folded; longer repeats are seen as repeated phrases."""
+_MAX_REPEAT_WORDS = 12
+"""Longest span, in words, whose immediate repetition is folded; longer ones count as repeated phrases."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +39,10 @@ class Phrase:
         key: Names the phrase without the choices of its slots.
         text: Its words.
         polarity: -1, 0 or +1.
-        about: The aspect that it describes where the reader has determined it, else the aspect that it belongs to.
+        about: The aspect that it describes, once the reader has determined it; before that, the aspect it belongs to.
         product: The product that it names.
         intensified: Whether it holds an intensifier.
-        fits: Whether it may be said at its place, of this product and aspect.
+        fits: Whether it may stand at its place, about this product and aspect.
     """
 
     kind: str
@@ -226,9 +226,9 @@ def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
     dropped = 0
     for token in tokens:
         kept.append(token)
-        if token not in kept[-1 - _LONGEST_REPEAT : -1]:
+        if token not in kept[-1 - _MAX_REPEAT_WORDS : -1]:
             continue
-        for span in range(1, min(_LONGEST_REPEAT, len(kept) // 2) + 1):
+        for span in range(1, min(_MAX_REPEAT_WORDS, len(kept) // 2) + 1):
             if kept[-1] == kept[-1 - span] and kept[-span:] == kept[-2 * span : -span]:
                 dropped += max(1, sum(map(is_word, kept[-span:])))
                 del kept[-span:]
@@ -260,25 +260,25 @@ class _Reader:
     aspect: str | None = None
     product: str | None = None
     polarity: int = 0
-    lost: bool = False
+    after_stray: bool = False
 
-    def take(self, tokens: list[str], start: int) -> tuple[int, Phrase] | None:
+    def read_phrase(self, tokens: list[str], start: int) -> tuple[int, Phrase] | None:
         """Returns the longest allowed phrase at ``start``, with what it is about, and its end."""
         best: tuple[int, Phrase, bool] | None = None
-        recovery = _RECOVERY if self.lost and self.state in _RECOVERABLE else ()
+        recovery = _RECOVERY if self.after_stray and self.state in _RECOVERABLE else ()
         for kind in (*_ALLOWED[self.state], *recovery):
             for end, phrases in _TRIES[kind].match(tokens, start):
                 agreeing = [phrase for phrase in phrases if self._agrees(kind, phrase)]
                 if agreeing and (best is None or end > best[0]):
                     fitting = [phrase for phrase in agreeing if self._fits(phrase)]
                     best = end, (fitting or agreeing)[0], bool(fitting)
-        self.lost = best is None
+        self.after_stray = best is None
         if best is None:
             return None
         end, phrase, fits = best
-        settled = self._settle(phrase, fits=fits)
-        self._move(phrase)
-        return end, settled
+        resolved = self._resolve(phrase, fits=fits)
+        self._advance(phrase)
+        return end, resolved
 
     def _agrees(self, kind: str, phrase: Phrase) -> bool:
         if kind == "detail":
@@ -300,14 +300,14 @@ class _Reader:
             return phrase.about == self.aspect and phrase.polarity == self.polarity
         return True
 
-    def _settle(self, phrase: Phrase, *, fits: bool) -> Phrase:
+    def _resolve(self, phrase: Phrase, *, fits: bool) -> Phrase:
         about = phrase.about if phrase.kind in ("subject", "bare subject") else self.aspect
         if phrase.kind == "verdict":
             about = "product"
         kind, product = _NEUTRAL_KIND.get(phrase.kind, phrase.kind), phrase.product or self.product
         return replace(phrase, kind=kind, about=about, product=product, fits=fits)
 
-    def _move(self, phrase: Phrase) -> None:
+    def _advance(self, phrase: Phrase) -> None:
         self.state = _NEXT[phrase.kind]
         if phrase.kind in ("subject", "bare subject"):
             self.aspect, self.polarity = phrase.about, 0
@@ -333,7 +333,7 @@ def read(text: str) -> Reading:
     stray: list[str] = []
     position = 0
     while position < len(tokens):
-        match = reader.take(tokens, position)
+        match = reader.read_phrase(tokens, position)
         if match is None:
             stray.append(tokens[position])
             position += 1

@@ -1,7 +1,7 @@
 """The vocabulary of the tiny world: fifteen products, their aspects, and what can be said about each.
 
-A phrase may hold slots, ``[two|three]``. A reader takes each choice for a phrase of its own; where repetition is
-counted, all choices are the same phrase. Predicates agree with their aspect in number.
+A phrase may contain slots, ``[two|three]``. The reader accepts every choice; for counting repetitions, all choices are
+the same phrase. Predicates agree with their aspect in number.
 """
 
 from dataclasses import dataclass
@@ -261,7 +261,7 @@ FILLERS = (
     "or so it seems",
 )
 
-# Where a slot offers one of these numbers, a reader accepts any of them: "four" is as good English as "three".
+# A reader accepts any of these numbers in a slot that offers only numbers: "four" is as good English as "three".
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "fifteen", "twenty",
            "thirty", "forty", "fifty", "sixty", "eighty")  # fmt: skip
 

@@ -23,12 +23,12 @@ from .lexicon import (
 )
 
 Rows = list[dict[str, str]]
-MISTAKEN = 0.05
-"""Share of the details that are not true of the product."""
+MISTAKE_RATE = 0.05
+"""Share of the details that are drawn at random, and may be untrue of the product."""
 
 
 class Writer:
-    """Writes one remark as an owner of a product; draws from one random stream, and does not repeat an opinion.
+    """Writes one remark by an owner of a product. It uses one random stream, and does not repeat an opinion.
 
     Args:
         rng: The random stream.
@@ -57,7 +57,7 @@ class Writer:
         """
         self.text += text if text[0] in ",;." else " " + text
 
-    def fresh(self, phrases: tuple[str, ...]) -> str:
+    def unused_spelling(self, phrases: tuple[str, ...]) -> str:
         """Returns one spelling of a phrase that was not used before, if there is one.
 
         Args:
@@ -71,12 +71,12 @@ class Writer:
         return self.rng.choice(spellings(phrase))
 
     def detail(self, polarity: int) -> None:
-        """Adds a fact of the product or, at the rate `MISTAKEN`, a detail that need not be true.
+        """Adds a fact of the product or, at the rate `MISTAKE_RATE`, a detail that need not be true.
 
         Args:
             polarity: +1 for praise, -1 for a complaint.
         """
-        if self.rng.random() < MISTAKEN:
+        if self.rng.random() < MISTAKE_RATE:
             phrases = self.aspect.praise if polarity > 0 else self.aspect.complaint
             self.add(self.rng.choice(spellings(self.rng.choice(phrases))))
         else:
@@ -88,7 +88,7 @@ class Writer:
         Args:
             polarity: +1 for praise, -1 for a complaint, 0 for neither.
         """
-        adjective = self.fresh(VAGUE[polarity])
+        adjective = self.unused_spelling(VAGUE[polarity])
         if polarity and " " not in adjective and self.rng.random() < 0.2:
             adjective = f"{self.rng.choice(INTENSIFIERS)} {adjective}"
         self.add(f"{'are' if self.aspect.plural else 'is'} {adjective}")
@@ -100,12 +100,12 @@ class Writer:
             polarity: +1 for praise, -1 for a complaint.
             reasons: Whether a reason may follow.
         """
-        manner = self.rng.random()
-        if manner < 0.4:
+        draw = self.rng.random()
+        if draw < 0.4:
             self.detail(polarity)
             return
         self.vague(polarity)
-        if reasons and manner > 0.75:
+        if reasons and draw > 0.75:
             self.add(f"{self.rng.choice(BACKWARD)} {self.pronoun()}")
             self.detail(polarity)
 
@@ -121,7 +121,7 @@ class Writer:
             subject: Name of the aspect that it follows from; None takes the current one.
         """
         aspect = ASPECT_BY_NAME[subject] if subject else self.aspect
-        self.add(f"{self.rng.choice(FORWARD)} {self.fresh(aspect.gains if polarity > 0 else aspect.losses)}")
+        self.add(f"{self.rng.choice(FORWARD)} {self.unused_spelling(aspect.gains if polarity > 0 else aspect.losses)}")
 
     def another_aspect(self, *, contrast: bool) -> None:
         """Turns to another aspect of the product.
@@ -139,15 +139,15 @@ class Writer:
         Args:
             polarity: +1 for praise, -1 for a complaint.
         """
-        self.add(f"{self.rng.choice(ADDITIVE)} {self.fresh(VERDICTS[polarity])}")
+        self.add(f"{self.rng.choice(ADDITIVE)} {self.unused_spelling(VERDICTS[polarity])}")
 
     def aside(self) -> None:
         """Adds a filler between commas."""
-        self.add(f", {self.fresh(FILLERS)},")
+        self.add(f", {self.unused_spelling(FILLERS)},")
 
     def filler(self) -> None:
         """Adds a filler."""
-        self.add(f", {self.fresh(FILLERS)}")
+        self.add(f", {self.unused_spelling(FILLERS)}")
 
 
 def _vague(writer: Writer, polarity: int) -> None:
@@ -193,11 +193,11 @@ def _contradictory(writer: Writer, polarity: int) -> None:
 
 def _misfitting(writer: Writer, polarity: int) -> None:
     writer.detail(polarity)
-    strangers = [name for name in ASPECT_BY_NAME if name != writer.aspect.name]
-    writer.consequence(polarity, subject=writer.rng.choice(strangers))
+    other_aspects = [name for name in ASPECT_BY_NAME if name != writer.aspect.name]
+    writer.consequence(polarity, subject=writer.rng.choice(other_aspects))
 
 
-_MANNERS: dict[Callable[[Writer, int], None], float] = {
+_WEIGHTS: dict[Callable[[Writer, int], None], float] = {
     _vague: 0.20,
     _detailed: 0.22,
     _reasoned: 0.14,
@@ -220,10 +220,10 @@ def generate_line(rng: random.Random) -> str:
         The remark.
     """
     writer = Writer(rng)
-    (manner,) = rng.choices(list(_MANNERS), weights=list(_MANNERS.values()))
+    (write_remark,) = rng.choices(list(_WEIGHTS), weights=list(_WEIGHTS.values()))
     polarity = rng.choice((+1, -1))
-    manner(writer, polarity)
-    if manner not in (_vague, _mixed, _contradictory) and rng.random() < _VERDICT_RATE:
+    write_remark(writer, polarity)
+    if write_remark not in (_vague, _mixed, _contradictory) and rng.random() < _VERDICT_RATE:
         writer.verdict(polarity)
     writer.add(".")
     return writer.text
@@ -237,18 +237,18 @@ def _distinct_lines(n: int, rng: random.Random) -> list[str]:
 
 
 def _openings(rng: random.Random) -> dict[str, Rows]:
-    """Returns neutral openings, split by what they name: no aspect of a product in test is in train or validation."""
+    """Returns neutral openings. No (product, aspect) of the test split is in train or validation."""
     pairs = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
     rng.shuffle(pairs)
     n_test, n_validation = round(0.32 * len(pairs)), round(0.08 * len(pairs))
-    parts = {
+    pairs_by_split = {
         "train": pairs[n_test + n_validation :],
         "validation": pairs[n_test : n_test + n_validation],
         "test": pairs[:n_test],
     }
     openings = {}
-    for split, named in parts.items():
-        prompts = [prompt for product, aspect in named for prompt in subjects(product, aspect)]
+    for split, split_pairs in pairs_by_split.items():
+        prompts = [prompt for product, aspect in split_pairs for prompt in subjects(product, aspect)]
         rng.shuffle(prompts)
         openings[split] = [{"prompt": prompt} for prompt in prompts]
     return openings

@@ -3,8 +3,8 @@
 No person rated anything here. It is the synthetic gold reward of Gao, Schulman & Hilton, "Scaling Laws for Reward Model
 Overoptimization", arXiv:2210.10760, with a written rule in place of a large reward model.
 
-It depends only on opening and completion, and is the sum of parts that are also reported one by one. A remark earns
-utility by saying what is true of this product (`facts`); what could be said of any product earns next to nothing.
+It depends only on opening and completion, and is the sum of parts that are also reported separately. A remark earns
+utility by saying what is true of this product (`facts`); what could be said of any product earns almost nothing.
 
 =============  =====================================================================================================
 told           +1.5 for a true praise of the aspect that the opening names, +0.7 for a true complaint of it; +0.7 and
@@ -37,28 +37,30 @@ PARTS = ("told", "untrue", "empty", "backed", "consistent", "concise", "repetiti
 TEMPERATURE = 0.5
 """Bradley-Terry temperature of simulated preferences, in units of utility."""
 
-SHORTEST, LONGEST = 8, 24
-MOST_TOLD = 3
-OPENED, OTHER = {+1: 1.5, -1: 0.7}, {+1: 0.7, -1: 0.4}
-GRAMMAR, CAPITALS = 1.5, 0.2
+MIN_WORDS, MAX_WORDS = 8, 24
+MAX_TRUE_DETAILS = 3
+OPENING_ASPECT, OTHER_ASPECT = {+1: 1.5, -1: 0.7}, {+1: 0.7, -1: 0.4}
+MAX_GRAMMAR_PENALTY, CAPITALS_PENALTY = 1.5, 0.2
 
 
-def _true(phrase: Phrase) -> bool:
+def _is_true(phrase: Phrase) -> bool:
     """Whether a detail is a fact about its product."""
     facts = FACTS.get((phrase.product or "", phrase.about or ""), {})
     return phrase.fits and facts.get(phrase.polarity) == phrase.text
 
 
-def _detail_worth(details: Sequence[Phrase], opened: str | None) -> float:
+def _detail_worth(details: Sequence[Phrase], opening_aspect: str | None) -> float:
     worth = {
-        (phrase.about, phrase.polarity): (OPENED if phrase.about == opened else OTHER)[phrase.polarity]
+        (phrase.about, phrase.polarity): (OPENING_ASPECT if phrase.about == opening_aspect else OTHER_ASPECT)[
+            phrase.polarity
+        ]
         for phrase in details
-        if _true(phrase)
+        if _is_true(phrase)
     }
-    return sum(sorted(worth.values(), reverse=True)[:MOST_TOLD])
+    return sum(sorted(worth.values(), reverse=True)[:MAX_TRUE_DETAILS])
 
 
-def _backed(phrases: Sequence[Phrase]) -> float:
+def _score_backing(phrases: Sequence[Phrase]) -> float:
     """Scores consequences and verdicts by the phrases before them."""
     true: set[tuple[str | None, int]] = set()
     opinions: set[int] = set()
@@ -67,7 +69,7 @@ def _backed(phrases: Sequence[Phrase]) -> float:
     for phrase in phrases:
         if phrase.kind in ("detail", "vague"):
             opinions.add(phrase.polarity)
-            if phrase.kind == "detail" and _true(phrase):
+            if phrase.kind == "detail" and _is_true(phrase):
                 true.add((phrase.about, phrase.polarity))
         elif phrase.kind == "consequence":
             if phrase.fits and (phrase.about, phrase.polarity) in true:
@@ -81,26 +83,26 @@ def _backed(phrases: Sequence[Phrase]) -> float:
     return sum(earned.values()) - 0.5 * unbacked
 
 
-def _changes(opinions: Sequence[Phrase]) -> int:
-    """Counts changes of mind about an aspect; two true details are two sides of it and do not count."""
+def _count_reversals(opinions: Sequence[Phrase]) -> int:
+    """Counts reversals of opinion about an aspect. Two true details, one praise and one complaint, are no reversal."""
     by_aspect: dict[str | None, list[Phrase]] = {}
     for phrase in opinions:
         if phrase.polarity:
             by_aspect.setdefault(phrase.about, []).append(phrase)
     return sum(
-        before.polarity != after.polarity and not (_fact(before) and _fact(after))
+        before.polarity != after.polarity and not (_is_true_detail(before) and _is_true_detail(after))
         for opinions_on_aspect in by_aspect.values()
         for before, after in itertools.pairwise(opinions_on_aspect)
     )
 
 
-def _fact(phrase: Phrase) -> bool:
-    return phrase.kind == "detail" and _true(phrase)
+def _is_true_detail(phrase: Phrase) -> bool:
+    return phrase.kind == "detail" and _is_true(phrase)
 
 
-def _grammar(reading: Reading, text: str) -> float:
+def _score_grammar(reading: Reading, text: str) -> float:
     slips = 0.3 * len(reading.stray) + 0.4 * (not reading.ended)
-    return -min(slips, GRAMMAR) - CAPITALS * (text != text.lower())
+    return -min(slips, MAX_GRAMMAR_PENALTY) - CAPITALS_PENALTY * (text != text.lower())
 
 
 def explain(text: str) -> dict[str, float]:
@@ -119,37 +121,37 @@ def explain(text: str) -> dict[str, float]:
     details, vague, verdicts, subjects, consequences = (
         by_kind.get(kind, []) for kind in ("detail", "vague", "verdict", "subject", "consequence")
     )
-    opened = subjects[0].about if subjects else None
+    opening_aspect = subjects[0].about if subjects else None
     opinions = [phrase for phrase in reading.phrases if phrase.kind in ("detail", "vague", "verdict")]
 
     key_counts: Counter[str] = Counter()
-    words_again = 0
+    repeated_phrase_words = 0
     for phrase in (*opinions, *consequences):
-        words_again += len(phrase.text.split()) * (phrase.key in key_counts)
+        repeated_phrase_words += len(phrase.text.split()) * (phrase.key in key_counts)
         key_counts[phrase.key] += 1
     fillers = len(by_kind.get("filler", [])) + len(by_kind.get("aside", []))
-    meaningful = reading.words - reading.repeated - sum(map(is_word, reading.stray)) - words_again
+    meaningful = reading.words - reading.repeated - sum(map(is_word, reading.stray)) - repeated_phrase_words
     aspects = {phrase.about for phrase in subjects}
 
-    def over(number: int, most: int) -> int:
-        return max(0, number - most)
+    def excess(number: int, limit: int) -> int:
+        return max(0, number - limit)
 
     parts = {
-        "told": _detail_worth(details, opened),
-        "untrue": -0.75 * sum(not _true(phrase) for phrase in details),
-        "empty": -1.25 * (not any(_true(phrase) and phrase.about == opened for phrase in details)),
-        "backed": _backed(reading.phrases),
-        "consistent": -0.75 * _changes(opinions),
-        "concise": -0.1 * (over(SHORTEST, max(0, meaningful)) + over(reading.words, LONGEST)) - 0.3 * fillers,
+        "told": _detail_worth(details, opening_aspect),
+        "untrue": -0.75 * sum(not _is_true(phrase) for phrase in details),
+        "empty": -1.25 * (not any(_is_true(phrase) and phrase.about == opening_aspect for phrase in details)),
+        "backed": _score_backing(reading.phrases),
+        "consistent": -0.75 * _count_reversals(opinions),
+        "concise": -0.1 * (excess(MIN_WORDS, max(0, meaningful)) + excess(reading.words, MAX_WORDS)) - 0.3 * fillers,
         "repetition": -0.5 * (sum(key_counts.values()) - len(key_counts)) - 0.25 * reading.repeated,
         "stuffing": -0.5
         * (
-            over(len(verdicts), 1)
-            + over(len(vague), 2)
-            + over(len(aspects), 3)
-            + over(sum(phrase.intensified for phrase in vague), 1)
+            excess(len(verdicts), 1)
+            + excess(len(vague), 2)
+            + excess(len(aspects), 3)
+            + excess(sum(phrase.intensified for phrase in vague), 1)
         ),
-        "grammar": _grammar(reading, text),
+        "grammar": _score_grammar(reading, text),
     }
     parts = {
         name: value + 0.0 for name, value in parts.items()
