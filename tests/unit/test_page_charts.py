@@ -77,7 +77,7 @@ def boxes(root: ET.Element) -> list[charts.Box]:
     """Around each label, whichever way it is anchored."""
     found = []
     for one in named(root, "zoo-flag"):
-        x, y, wide = float(one.get("x")), float(one.get("y")), len(one.text) * charts.GLYPH
+        x, y, wide = float(one.get("x")), float(one.get("y")), len(one.text) * charts.GLYPH_WIDTH
         x -= wide / 2 if one.get("text-anchor") == "middle" else 0
         assert x > 0 and x + wide < 360
         found.append((x, y - 10, x + wide, y + 2))

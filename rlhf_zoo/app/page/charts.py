@@ -18,19 +18,19 @@ Role = Literal["sft", "ppo"]
 Values = Sequence[float | None]
 Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]
-Point = tuple[str, str] | None  # x and y, as they are written
+Point = tuple[str, str] | None  # x and y, formatted
 
 WIDTH = 360  # of every chart, in SVG units: about the width of a phone in CSS pixels
-RIGHT = WIDTH - 12
-TITLE = 20  # height of the line of text over a panel
-FONT = 11
-GLYPH = 6.2  # average width of a character at that size, to keep labels from overlapping
-BEYOND = 1e12
-FLAT = 1e-6  # smaller differences count as zero
-MOST_DOTS = 80  # a curve with more points shows no dots
-LONGEST_HINT = 60
-FEWEST_SLOTS = 10  # so that a single bar is not as wide as the chart
-QUIET, MARK = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
+RIGHT_EDGE = WIDTH - 12
+TITLE_HEIGHT = 20  # height of the title line above a panel
+FONT_SIZE = 11
+GLYPH_WIDTH = 6.2  # average width of a character at that size, to place labels without overlap
+MAX_ABSOLUTE = 1e12
+MIN_DIFFERENCE = 1e-6  # smaller differences count as zero
+MAX_DOTS = 80  # a curve with more points shows no dots
+MAX_TOOLTIP_LENGTH = 60
+MIN_POSITIONS = 10  # on the x axis, so that a single bar is not as wide as the chart
+QUIET_COLOR, MARK_COLOR = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
 COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
 
 
@@ -66,11 +66,11 @@ def token_bars(
     Args:
         values: One value per token.
         labels: The tokens, for tooltips.
-        side: Policy of the completion, which sets the color.
+        side: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
         top: A value that the axis must include, so that two charts can share a scale.
-        width: A position that the axis must include.
+        width: A position that the axis must include, so that two charts can share an axis.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -78,16 +78,16 @@ def token_bars(
     numbers = [None if value is None else max(value, 0.0) for value in _finite(values)]
     plot = _over_tokens(_axis([0.0, *_finite([top]), *numbers]), max(len(numbers), width))
     slot_width = plot.x(2) - plot.x(1)
-    drawn = "".join(
+    path = "".join(
         f"M{plot.x(index):.1f} {plot.bottom}v-{max(plot.bottom - plot.y(value), 1.0):.1f}"
         for index, value in enumerate(numbers, 1)
         if value is not None
     )
     bars = (
         f'<path class="zoo-bars" fill="none" stroke="{COLORS[side]}" pointer-events="none" '
-        f'stroke-width="{min(slot_width * 0.8 if slot_width > 2 else slot_width, 16.0):.2f}" d="{drawn}"/>'
+        f'stroke-width="{min(slot_width * 0.8 if slot_width > 2 else slot_width, 16.0):.2f}" d="{path}"/>'
     )
-    return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{side}", title, unit, over=bars)
+    return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{side}", title, unit, above=bars)
 
 
 def token_line(
@@ -105,11 +105,11 @@ def token_line(
     Args:
         values: One value per token.
         labels: The tokens, for tooltips.
-        side: Policy of the completion, which sets the color.
+        side: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
         span: Values that the axis must include.
-        width: A position that the axis must include.
+        width: A position that the axis must include, so that two charts can share an axis.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -117,12 +117,12 @@ def token_line(
     numbers = _finite(values)
     plot = _over_tokens(_axis([0.0, *numbers, *_finite(span or ())]), max(len(numbers), width))
     points = [
-        None if value is None else (f"{plot.x(place):.1f}", f"{plot.y(value):.1f}")
-        for place, value in enumerate(numbers, 1)
+        None if value is None else (f"{plot.x(position):.1f}", f"{plot.y(value):.1f}")
+        for position, value in enumerate(numbers, 1)
     ]
-    zero = f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{RIGHT}" stroke="{QUIET}"/>'
+    zero = f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{RIGHT_EDGE}" stroke="{QUIET_COLOR}"/>'
     curve = _curve(points, COLORS[side])
-    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{side}", title, unit, under=zero, over=curve)
+    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{side}", title, unit, below=zero, above=curve)
 
 
 def step_curves(
@@ -140,46 +140,50 @@ def step_curves(
         ValueError: A series does not have one value per step.
     """
     labeled = labeled or {}
-    along = ticks(min([*steps, chosen]), max([*steps, chosen]), integers=True)
+    x_ticks = ticks(min([*steps, chosen]), max([*steps, chosen]), integers=True)
     panels = [_finite(curve.values) for curve in series]
     axes = [
         _axis([0.0, *(value and max(value, 0.0) for value in panel)] if curve.from_zero else panel)
         for curve, panel in zip(series, panels, strict=True)
     ]
-    left = max(map(_gutter, axes))
-    x = _linear(along[0], along[-1], left, RIGHT - 4)
+    left = max(map(_axis_width, axes))
+    x = _linear(x_ticks[0], x_ticks[-1], left, RIGHT_EDGE - 4)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
-    flags = [(x(step), label, "currentColor") for step, label in labeled.items()]
-    written, bottom = _flags([*flags, (x(chosen), f"step {chosen}", MARK)], left)
-    body, spoken = [written], []
-    for each, panel, axis in zip(series, panels, axes, strict=True):
-        plot = _Plot(axis, along, x, top=bottom + TITLE, height=96, left=left)
+    step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
+    label_markup, bottom = _step_labels([*step_labels, (x(chosen), f"step {chosen}", MARK_COLOR)], left)
+    body, descriptions = [label_markup], []
+    for curve, panel, y_ticks in zip(series, panels, axes, strict=True):
+        plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left)
         points: list[Point] = []
-        hits, rings, now = [], "", ""
+        tooltip_columns, rings, chosen_value = [], "", ""
         for step, value in zip(steps, panel, strict=True):
             if value is None:
                 points.append(None)
                 continue
-            at = (f"{x(step):.1f}", f"{plot.y(max(value, axis[0])):.1f}")
-            points.append(at)
-            hits.append(plot.hit(step, f"step {step}: {text(each.name)} {_measured(value, text(each.unit))}"))
+            point = (f"{x(step):.1f}", f"{plot.y(max(value, y_ticks[0])):.1f}")
+            points.append(point)
+            tooltip_columns.append(
+                plot.tooltip_column(
+                    step, f"step {step}: {text(curve.name)} {_value_with_unit(value, text(curve.unit))}"
+                )
+            )
             if step in labeled:
-                rings += f'<circle class="zoo-labeled" cx="{at[0]}" cy="{at[1]}" r="5.5"/>'
+                rings += f'<circle class="zoo-labeled" cx="{point[0]}" cy="{point[1]}" r="5.5"/>'
             if step == chosen:
-                now = f", at step {chosen}: {_measured(value, each.unit)}"
+                chosen_value = f", at step {chosen}: {_value_with_unit(value, curve.unit)}"
         body += [
-            plot.axes(_titled(each.name, each.unit), numbered=each is series[-1]),
-            f'<path class="zoo-chosen" d="M{x(chosen):.1f} {plot.top}v{plot.high}" stroke="{MARK}" '
+            plot.axes(_with_unit(curve.name, curve.unit), labels_x=curve is series[-1]),
+            f'<path class="zoo-chosen" d="M{x(chosen):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
-            _curve(points, COLORS["ppo"], dots=len(panel) <= MOST_DOTS),
+            _curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
             f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>',
-            _hits(hits, min([24.0, *gaps])),
+            _tooltip_columns(tooltip_columns, min([24.0, *gaps])),
         ]
         bottom = plot.bottom + 8
-        spoken.append(f"{each.name} over training{now}")
+        descriptions.append(f"{curve.name} over training{chosen_value}")
     body.append(_axis_title("training step", bottom + 24))
-    spoken += [f"{label}: step {step}" for step, label in labeled.items()]
-    return _svg(bottom + 30, "zoo-steps-chart", "; ".join(spoken), "".join(body))
+    descriptions += [f"{label}: step {step}" for step, label in labeled.items()]
+    return _svg(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body))
 
 
 def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
@@ -190,7 +194,7 @@ def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
         chosen: Index of the emphasized run, whose best point gets a second mark.
     """
     title = "Reward against KL"
-    placed = [
+    run_points = [
         [
             (point.step, kl, reward)
             for point in run.points
@@ -199,39 +203,39 @@ def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
         ]
         for run in runs
     ]
-    along = _axis([0.0, *(max(kl, 0.0) for points in placed for _, kl, _ in points)])
-    axis = _axis([reward for points in placed for _, _, reward in points])
-    x = _linear(along[0], along[-1], _gutter(axis), RIGHT - 4)
-    plot = _Plot(axis, along, x, top=TITLE, height=180, left=_gutter(axis))
-    lines, marks, spoken = [], [], []
+    x_ticks = _axis([0.0, *(max(kl, 0.0) for points in run_points for _, kl, _ in points)])
+    y_ticks = _axis([reward for points in run_points for _, _, reward in points])
+    x = _linear(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), RIGHT_EDGE - 4)
+    plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks))
+    lines, marks, descriptions = [], [], []
     for index in sorted(range(len(runs)), key=lambda index: index == chosen):  # draw the emphasized run last, on top
         label, emphasized = f"β = {runs[index].beta:g}", index == chosen
-        color = COLORS["ppo"] if emphasized else QUIET
-        trace: list[Point] = []
+        color = COLORS["ppo"] if emphasized else QUIET_COLOR
+        curve_points: list[Point] = []
         dots, mark = "", ""
-        for step, kl, reward in placed[index]:
-            across, down = x(max(kl, 0.0)), plot.y(reward)
-            trace.append((f"{across:.1f}", f"{down:.1f}"))
+        for step, kl, reward in run_points[index]:
+            cx, cy = x(max(kl, 0.0)), plot.y(reward)
+            curve_points.append((f"{cx:.1f}", f"{cy:.1f}"))
             dots += (
-                f'<circle cx="{across:.1f}" cy="{down:.1f}" r="{2.5 if emphasized else 1.8}"><title>'
+                f'<circle cx="{cx:.1f}" cy="{cy:.1f}" r="{2.5 if emphasized else 1.8}"><title>'
                 f"{label}, step {step}: reward {number(reward, 3)}, KL {number(kl, 3)} nats</title></circle>"
             )
             if step == runs[index].best.step:
-                marks.append((across, down, label, emphasized))
-                spoken.append(f"{label}: best reward {number(reward)} at KL {number(max(kl, 0.0))}")
+                marks.append((cx, cy, label, emphasized))
+                descriptions.append(f"{label}: best reward {number(reward)} at KL {number(max(kl, 0.0))}")
                 if emphasized:
                     mark = (
-                        f'<circle class="zoo-chosen" cx="{across:.1f}" cy="{down:.1f}" r="8.5" fill="none" '
-                        f'stroke="{MARK}" stroke-width="1.5"/>'
+                        f'<circle class="zoo-chosen" cx="{cx:.1f}" cy="{cy:.1f}" r="8.5" fill="none" '
+                        f'stroke="{MARK_COLOR}" stroke-width="1.5"/>'
                     )
         lines.append(
             f'<g class="{"zoo-run zoo-emphasized" if emphasized else "zoo-run"}">'
-            f"{_curve(trace, color, width=2.0 if emphasized else 1.0)}"
+            f"{_curve(curve_points, color, width=2.0 if emphasized else 1.0)}"
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
         )
-    body = plot.axes(title) + "".join(lines) + _named(marks, plot)
+    body = plot.axes(title) + "".join(lines) + _best_points(marks, plot)
     body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32)
-    return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *spoken]), body)
+    return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body)
 
 
 def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ...]:
@@ -243,9 +247,9 @@ def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ..
         integers: Whether the numbers must be integers.
     """
     size = max(abs(low), abs(high))
-    if size < FLAT:
+    if size < MIN_DIFFERENCE:
         low, high = 0.0, 1.0
-    elif high - low < max(1e-3 * size, FLAT):
+    elif high - low < max(1e-3 * size, MIN_DIFFERENCE):
         low, high = low - size / 10, high + size / 10
     power = math.floor(math.log10((high - low) / 5))
     for step in (factor * 10.0**place for place in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
@@ -254,83 +258,94 @@ def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ..
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
         if last - first <= 4:
             return tuple(float(f"{count * step:.12g}") for count in range(first, max(last, first + 2) + 1))
-    raise AssertionError("a step as wide as the range is always among those tried")
+    raise AssertionError("one of the steps is wider than the range")
 
 
 class _Plot:
-    """A plot area. `axis` has the tick values of the y axis; `along` those of the x axis, placed by the scale `x`."""
+    """A plot area with the ticks of both axes. `x` and `y` map values to positions."""
 
     def __init__(
-        self, axis: Sequence[float], along: Sequence[float], x: Scale, *, top: float, height: float, left: float
+        self, y_ticks: Sequence[float], x_ticks: Sequence[float], x: Scale, *, top: float, height: float, left: float
     ) -> None:
-        self.axis, self.along, self.x = axis, along, x
-        self.top, self.high, self.bottom, self.left = top, height, top + height, left
-        self.y = _linear(axis[0], axis[-1], self.bottom, top)
+        self.y_ticks, self.x_ticks, self.x = y_ticks, x_ticks, x
+        self.top, self.height, self.bottom, self.left = top, height, top + height, left
+        self.y = _linear(y_ticks[0], y_ticks[-1], self.bottom, top)
 
-    def axes(self, title: str, *, numbered: bool = True) -> str:
-        """Draws title, grid and tick labels. `numbered`: also label the x axis."""
-        grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{RIGHT}" for value in self.axis)
-        numbers = [
+    def axes(self, title: str, *, labels_x: bool = True) -> str:
+        """Draws title, grid and tick labels. `labels_x`: also label the x axis."""
+        grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{RIGHT_EDGE}" for value in self.y_ticks)
+        labels = [
             f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_label(value)}</text>'
-            for value in self.axis
+            for value in self.y_ticks
         ]
-        for value in self.along:
+        for value in self.x_ticks:
             grid += f"M{self.x(value):.1f} {self.bottom}v3"
-            if numbered:
-                at = f'x="{self.x(value):.1f}" y="{self.bottom + 14}"'
-                numbers.append(f'<text class="zoo-along" {at} text-anchor="middle">{_label(value)}</text>')
+            if labels_x:
+                attributes = f'x="{self.x(value):.1f}" y="{self.bottom + 14}"'
+                labels.append(f'<text class="zoo-along" {attributes} text-anchor="middle">{_label(value)}</text>')
         return (
             f'<text class="zoo-title" x="2" y="{self.top - 9}" fill="currentColor">{text(title)}</text>'
-            f'<path class="zoo-grid" d="{grid}" stroke="{QUIET}" stroke-opacity=".35"/>'
-            f'<g class="zoo-ticks" fill="{QUIET}">{"".join(numbers)}</g>'
+            f'<path class="zoo-grid" d="{grid}" stroke="{QUIET_COLOR}" stroke-opacity=".35"/>'
+            f'<g class="zoo-ticks" fill="{QUIET_COLOR}">{"".join(labels)}</g>'
         )
 
-    def hit(self, at: float, words: str) -> str:
-        """Draws an invisible column with a tooltip, as high as the plot. `words` are escaped already."""
-        return f'<path d="M{self.x(at):.1f} {self.top}v{self.high}"><title>{words}</title></path>'
+    def tooltip_column(self, at: float, tooltip: str) -> str:
+        """Draws an invisible column with a tooltip, as high as the plot. `tooltip` is escaped already."""
+        return f'<path d="M{self.x(at):.1f} {self.top}v{self.height}"><title>{tooltip}</title></path>'
 
 
-def _over_tokens(axis: Sequence[float], positions: int) -> _Plot:
+def _over_tokens(y_ticks: Sequence[float], positions: int) -> _Plot:
     """Returns a plot whose x axis is the token position, starting at 1."""
-    positions = max(positions, FEWEST_SLOTS)
-    left = _gutter(axis)
-    along = [place for place in ticks(0, positions, integers=True) if 1 <= place <= positions]
-    return _Plot(axis, along, _linear(0.5, positions + 0.5, left, RIGHT), top=TITLE, height=84, left=left)
+    positions = max(positions, MIN_POSITIONS)
+    left = _axis_width(y_ticks)
+    x_ticks = [position for position in ticks(0, positions, integers=True) if 1 <= position <= positions]
+    return _Plot(
+        y_ticks, x_ticks, _linear(0.5, positions + 0.5, left, RIGHT_EDGE), top=TITLE_HEIGHT, height=84, left=left
+    )
 
 
 def _token_chart(
-    plot: _Plot, values: Values, labels: Sequence[str], kind: str, title: str, unit: str, *, under: str = "", over: str
+    plot: _Plot,
+    values: Values,
+    labels: Sequence[str],
+    css_class: str,
+    title: str,
+    unit: str,
+    *,
+    below: str = "",
+    above: str,
 ) -> str:
-    """Composes a chart over tokens. `under` and `over` are drawn below and above the tooltip columns."""
+    """Composes a chart over tokens. `below` and `above` are drawn below and above the tooltip columns."""
     escaped = text(unit)
-    hits = [
-        plot.hit(place, f"“{_hint(label)}” {_measured(value, escaped)}")
-        for place, (label, value) in enumerate(zip(labels, values, strict=True), 1)
+    tooltip_columns = [
+        plot.tooltip_column(position, f"“{_tooltip(label)}” {_value_with_unit(value, escaped)}")
+        for position, (label, value) in enumerate(zip(labels, values, strict=True), 1)
         if value is not None
     ]
     heights = [value for value in values if value is not None]
-    spoken = f"{title}: no values"
+    description = f"{title}: no values"
     if heights:
         count = f"{len(values)} token{'s' * (len(values) != 1)}"
-        spoken = f"{title}: {count}, from {number(min(heights), 3)} to {_measured(max(heights), unit)}"
-    body = plot.axes(_titled(title, unit)) + under + _hits(hits, plot.x(2) - plot.x(1)) + over
-    return _svg(plot.bottom + 18, kind, spoken, body)
+        description = f"{title}: {count}, from {number(min(heights), 3)} to {_value_with_unit(max(heights), unit)}"
+    columns = _tooltip_columns(tooltip_columns, plot.x(2) - plot.x(1))
+    body = plot.axes(_with_unit(title, unit)) + below + columns + above
+    return _svg(plot.bottom + 18, css_class, description, body)
 
 
 def _axis_title(title: str, y: float) -> str:
-    return f'<text x="{RIGHT}" y="{y}" text-anchor="end" fill="{QUIET}">{title}</text>'
+    return f'<text x="{RIGHT_EDGE}" y="{y}" text-anchor="end" fill="{QUIET_COLOR}">{title}</text>'
 
 
-def _svg(height: float, kind: str, spoken: str, body: str) -> str:
-    """Wraps a chart in an SVG element. `spoken` is the text for screen readers."""
+def _svg(height: float, css_class: str, description: str, body: str) -> str:
+    """Wraps a chart in an SVG element. `description` is the text for screen readers."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {kind}" viewBox="0 0 {WIDTH} {height:g}" role="img" '
-        f'aria-label="{text(spoken)}" font-size="{FONT}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {WIDTH} {height:g}" role="img" '
+        f'aria-label="{text(description)}" font-size="{FONT_SIZE}" '
         f'style="display:block;width:100%;max-width:var(--zoo-chart-width,520px);height:auto">{body}</svg>'
     )
 
 
-def _hits(columns: Iterable[str], width: float) -> str:
+def _tooltip_columns(columns: Iterable[str], width: float) -> str:
     """Groups the invisible tooltip columns: a bar of height 0 could not be hovered."""
     style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
     return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
@@ -338,47 +353,53 @@ def _hits(columns: Iterable[str], width: float) -> str:
 
 def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: float = 1.6) -> str:
     """Draws a line through the points, broken at None. A point between two gaps becomes a dot."""
-    line, single = [], []
-    before: Point = None
-    for point, after in zip_longest(points, points[1:]):
+    path, circles = [], []
+    previous: Point = None
+    for point, following in zip_longest(points, points[1:]):
         if point is not None:
-            line.append(f"{'L' if before else 'M'}{point[0]} {point[1]}")
-            if dots or (before is None and after is None):
-                single.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="2.2"/>')
-        before = point
+            path.append(f"{'L' if previous else 'M'}{point[0]} {point[1]}")
+            if dots or (previous is None and following is None):
+                circles.append(f'<circle cx="{point[0]}" cy="{point[1]}" r="2.2"/>')
+        previous = point
     style = f'fill="none" stroke="{color}" stroke-width="{width:g}" stroke-linejoin="round"'
     return (
-        f'<g class="zoo-curve" pointer-events="none"><path {style} d="{"".join(line)}"/>'
-        f'<g fill="{color}">{"".join(single)}</g></g>'
+        f'<g class="zoo-curve" pointer-events="none"><path {style} d="{"".join(path)}"/>'
+        f'<g fill="{color}">{"".join(circles)}</g></g>'
     )
 
 
-def _flags(flags: Sequence[tuple[float, str, str]], left: float) -> tuple[str, float]:
+def _step_labels(labels: Sequence[tuple[float, str, str]], left: float) -> tuple[str, float]:
     """Places labels (x, label, color) above the panels, in as many lines as needed. Returns markup and height."""
     lines: list[list[tuple[float, float]]] = []
-    drawn = []
-    for x, label, color in sorted(flags):
-        half = len(label) * GLYPH / 2
-        middle = max(min(x, WIDTH - 2 - half), left + half)
-        free = (k for k, line in enumerate(lines) if all(abs(middle - at) > half + other + 6 for at, other in line))
-        place = next(free, len(lines))
-        if place == len(lines):
+    markup = []
+    for x, label, color in sorted(labels):
+        half_width = len(label) * GLYPH_WIDTH / 2
+        middle = max(min(x, WIDTH - 2 - half_width), left + half_width)
+        free_lines = (
+            k
+            for k, line in enumerate(lines)
+            if all(abs(middle - center) > half_width + other + 6 for center, other in line)
+        )
+        line_index = next(free_lines, len(lines))
+        if line_index == len(lines):
             lines.append([])
-        lines[place].append((middle, half))
-        at = f'x="{middle:.1f}" y="{place * 14 + 11}" text-anchor="middle" fill="{color}"'
-        drawn.append(f'<text class="zoo-flag" {at}>{text(label)}</text>')
-    return "".join(drawn), len(lines) * 14.0
+        lines[line_index].append((middle, half_width))
+        attributes = f'x="{middle:.1f}" y="{line_index * 14 + 11}" text-anchor="middle" fill="{color}"'
+        markup.append(f'<text class="zoo-flag" {attributes}>{text(label)}</text>')
+    return "".join(markup), len(lines) * 14.0
 
 
-def _named(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
+def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
     """Outlines the best points (x, y, label, emphasized), and places each label where it covers no other."""
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
-    drawn = []
+    markup = []
     for x, y, label, emphasized in reversed(marks):  # the emphasized label is placed first
-        wide = len(label) * GLYPH
-        around = [(x + 9, y), (x - 9 - wide, y), (x - wide / 2, y - 15), (x - wide / 2, y + 15)]
-        around += [(x + aside, y + far) for far in (15, -15, 28, -28, 41, -41) for aside in (5, -5 - wide)]
-        boxes = [(at, height - 6, at + wide, height + 6) for at, height in around]
+        label_width = len(label) * GLYPH_WIDTH
+        positions = [(x + 9, y), (x - 9 - label_width, y), (x - label_width / 2, y - 15), (x - label_width / 2, y + 15)]
+        positions += [
+            (x + aside, y + distance) for distance in (15, -15, 28, -28, 41, -41) for aside in (5, -5 - label_width)
+        ]
+        boxes = [(left, height - 6, left + label_width, height + 6) for left, height in positions]
         free = (
             box
             for box in boxes
@@ -389,12 +410,12 @@ def _named(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
         taken.append(box)
         color = COLORS["ppo"] if emphasized else "currentColor"
         weight = ' font-weight="600"' if emphasized else ""
-        drawn.append(
+        markup.append(
             f'<circle class="zoo-labeled" cx="{x:.1f}" cy="{y:.1f}" r="5" fill="none" stroke="{color}" '
             f'stroke-width="1.5"/><text class="zoo-flag" x="{box[0]:.1f}" y="{box[1] + 10:.1f}" '
             f'fill="{color}"{weight}>{text(label)}</text>'
         )
-    return f'<g pointer-events="none">{"".join(drawn)}</g>'
+    return f'<g pointer-events="none">{"".join(markup)}</g>'
 
 
 def _overlap(box: Box, other: Box) -> bool:
@@ -402,7 +423,7 @@ def _overlap(box: Box, other: Box) -> bool:
 
 
 def _finite(values: Iterable[float | None]) -> list[float | None]:
-    return [value if value is not None and -BEYOND < value < BEYOND else None for value in values]
+    return [value if value is not None and -MAX_ABSOLUTE < value < MAX_ABSOLUTE else None for value in values]
 
 
 def _axis(values: Iterable[float | None]) -> tuple[float, ...]:
@@ -419,20 +440,20 @@ def _label(value: float) -> str:
     return f"{value:.6g}".replace("e+", "e").replace("-", "\N{MINUS SIGN}")
 
 
-def _gutter(axis: Sequence[float]) -> float:
+def _axis_width(y_ticks: Sequence[float]) -> float:
     """Returns the width of the y axis labels; equal for labels of up to four characters."""
-    return 8 + GLYPH * max(4, *(len(_label(value)) for value in axis))
+    return 8 + GLYPH_WIDTH * max(4, *(len(_label(value)) for value in y_ticks))
 
 
-def _titled(name: str, unit: str) -> str:
+def _with_unit(name: str, unit: str) -> str:
     return f"{name}, {unit}" if unit else name
 
 
-def _measured(value: float, unit: str) -> str:
+def _value_with_unit(value: float, unit: str) -> str:
     return f"{number(value, 3)} {unit}".rstrip()
 
 
 @lru_cache(maxsize=4096)
-def _hint(label: str) -> str:
+def _tooltip(label: str) -> str:
     """Returns a token for a tooltip. Cached, because a completion in progress is redrawn at each token."""
-    return text(label if len(label) <= LONGEST_HINT else label[: LONGEST_HINT - 1] + "…").replace("\n", "↵")
+    return text(label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…").replace("\n", "↵")
