@@ -338,7 +338,7 @@ def _drip(connection: socket.socket, start: bytes, piece: bytes, until: float) -
 
 def test_connections_without_a_request_make_room_for_one(here, monkeypatch):
     """However many begin a request that they do not end, another one is answered at once."""
-    monkeypatch.setattr(handler, "_ROOM_SECONDS", 1.0)
+    monkeypatch.setattr(handler, "_SLOT_SECONDS", 1.0)
     many = [here.connect() for _ in range(300)]
     for connection in many:
         with contextlib.suppress(OSError):  # the first are closed by now
@@ -351,7 +351,7 @@ def test_connections_without_a_request_make_room_for_one(here, monkeypatch):
 
 
 def test_no_more_threads_than_slots(here, monkeypatch):
-    monkeypatch.setattr(handler, "_ROOM_SECONDS", 0.5)
+    monkeypatch.setattr(handler, "_SLOT_SECONDS", 0.5)
     head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
     many = [here.connect() for _ in range(256)]
     for connection in many:

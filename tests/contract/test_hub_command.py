@@ -176,7 +176,7 @@ def test_child_ends_with_its_parent(tmp_path):
 
 def test_parent_that_is_no_relative(tmp_path):
     other = subprocess.Popen(["sleep", "600"])
-    is_alive = process._watch(other.pid)
+    is_alive = process._parent_monitor(other.pid)
     assert is_alive()
     other.kill()
     other.wait()

@@ -16,7 +16,7 @@ import pytest
 
 from rlhf_zoo.hub.server import cards
 from rlhf_zoo.hub.server import git as git_module
-from rlhf_zoo.hub.server.digested import Digested
+from rlhf_zoo.hub.server.digested import DigestCache
 from rlhf_zoo.hub.server.faults import Fault
 from rlhf_zoo.hub.server.git import GitRepository
 from rlhf_zoo.hub.server.git_writes import Quarantine, TreeEdit
@@ -89,7 +89,7 @@ def test_a_card_is_parsed_once_and_read_no_more(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_many_who_ask_for_the_same_wait_for_one() -> None:
-    known, calls = Digested(1000), []
+    known, calls = DigestCache(1000), []
 
     def read() -> list[int]:
         calls.append(1)
@@ -106,7 +106,7 @@ def test_many_who_ask_for_the_same_wait_for_one() -> None:
 
 
 def test_what_is_kept_is_bounded() -> None:
-    known, calls = Digested(100), []
+    known, calls = DigestCache(100), []
 
     def reader(text: str) -> Callable[[], str]:
         return lambda: (calls.append(text), text)[1]
@@ -138,7 +138,7 @@ def test_the_last_commit_of_every_path(tmp_path: Path, monkeypatch: pytest.Monke
     real = GitRepository.commit
     monkeypatch.setattr(GitRepository, "commit", lambda git, oid: (reads.append(oid), real(git, oid))[1])
     for most in (10**6, 3):  # trees that are kept
-        monkeypatch.setattr(git_module, "_MOST_ENTRIES", most)
+        monkeypatch.setattr(git_module, "_MAX_CACHED_ENTRIES", most)
         with storage.git(repo) as git:
             paths = [entry.path for entry in git.walk(git.root_tree(parent))]
             found = git.last_commits(parent, paths)

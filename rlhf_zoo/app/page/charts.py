@@ -339,8 +339,8 @@ def _axis_title(title: str, y: float) -> str:
 def _svg(height: float, css_class: str, description: str, body: str) -> str:
     """Wraps a chart in an SVG element. `description` is the text for screen readers."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {WIDTH} {height:g}" role="img" '
-        f'aria-label="{text(description)}" font-size="{FONT_SIZE}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {WIDTH} {height:g}" '
+        f'role="img" aria-label="{text(description)}" font-size="{FONT_SIZE}" '
         f'style="display:block;width:100%;max-width:var(--zoo-chart-width,520px);height:auto">{body}</svg>'
     )
 

@@ -14,14 +14,13 @@ from .tokens import Signer
 class Access:
     """The rules: strangers read what is public, any token reads everything, a write token writes everything.
 
-    The bytes of an upload arrive without a token. A signature, given to a sender with a write token before, admits
-    them.
+    The bytes of an upload arrive without a token, but with a signature that was given to a sender with a write token.
     """
 
     def __init__(self, storage: Storage, signer: Signer) -> None:
         self.storage, self.signer = storage, signer
 
-    def sees(self, request: Request, settings: Settings) -> bool:
+    def can_see(self, request: Request, settings: Settings) -> bool:
         """Whether the caller may know that the repository exists.
 
         Args:
@@ -48,7 +47,7 @@ class Access:
                 raise
             # A damaged repository may have been private, so strangers get the same answer as for a missing one.
             raise repo_not_found(repo, anonymous=anonymous) from None
-        if not self.sees(request, settings):
+        if not self.can_see(request, settings):
             raise repo_not_found(repo, anonymous=anonymous)
         return settings
 
@@ -67,15 +66,15 @@ class Access:
         request.require_write()
         return settings
 
-    def moved(self, request: Request, repo: RepoId) -> RepoId | None:
+    def new_name(self, request: Request, repo: RepoId) -> RepoId | None:
         """Returns the present name of a renamed repository; None if there is none that the caller may know of.
 
         Args:
             request: The request.
-            repo: The name that was asked for.
+            repo: The requested name.
         """
-        target = self.storage.moved(repo)
-        return target if target is not None and self.sees(request, self.storage.settings(target)) else None
+        target = self.storage.new_name(repo)
+        return target if target is not None and self.can_see(request, self.storage.settings(target)) else None
 
     def is_signed(self, signature: str, permission: str, repo: RepoId, *parts: str) -> bool:
         """Whether a signature is valid, not expired, and made for this repository.
@@ -88,12 +87,12 @@ class Access:
         """
         try:
             settings = self.storage.settings(repo)
-        except Fault:  # a stranger is not to learn what exists
+        except Fault:  # a stranger must not learn what exists
             return False
-        return self.signer.verify(signature, permission, *identity(repo, settings), *parts)
+        return self.signer.verify(signature, permission, *signed_identity(repo, settings), *parts)
 
 
-def identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
+def signed_identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
     """Returns the parts of a signature that name this repository, and no later one of the same name.
 
     Args:
@@ -114,7 +113,7 @@ class Api(ABC):
     def register(self, router: Router) -> None: ...
 
 
-def commit_of(git: GitRepository, revision: str) -> str:
+def resolve_commit(git: GitRepository, revision: str) -> str:
     """Returns the commit of a revision.
 
     Args:

@@ -2,8 +2,8 @@
 
 import os
 
-from .access import Api, commit_of
-from .describe import examine
+from .access import Api, resolve_commit
+from .describe import find_damage
 from .faults import Fault, forbidden
 from .messages import Request, Response, json_response
 from .names import OWNER, RepoId
@@ -66,7 +66,7 @@ class AccountApi(Api):
         storage, authors = self._storage, request.values("author")
         answer = []
         for repo in storage.repositories():
-            reason = examine(storage, repo) if not authors or repo.namespace in authors else None
+            reason = find_damage(storage, repo) if not authors or repo.namespace in authors else None
             if reason is not None:
                 answer.append({"id": str(repo), "type": repo.kind, "reason": reason})
         return json_response(answer)
@@ -87,7 +87,7 @@ class AccountApi(Api):
         repos = []
         for repo in storage.repositories():
             with storage.skip_damaged(repo):
-                if self._access.sees(request, storage.settings(repo)):
+                if self._access.can_see(request, storage.settings(repo)):
                     repos.append(repo)
         lines = ["rlhf-zoo embedded Hub", "", *(f"{request.base}/{repo.url}" for repo in repos)]
         return _text("\n".join(lines))
@@ -98,7 +98,7 @@ class AccountApi(Api):
         if view not in ("tree", "commit"):
             raise Fault(404, "The embedded Hub has no such page.")
         with self._storage.git(repo) as git:
-            commit = commit_of(git, revision)
+            commit = resolve_commit(git, revision)
             refs = [ref.ref for prefix in ("refs/heads/", "refs/tags/") for ref in git.refs(prefix)]
             files = [f"{git.blob_info(entry.oid).size:>14,}  {entry.path}" for entry in git.files(commit)]
         return _text("\n".join([f"{repo.kind} {repo}", f"commit {commit}", "", *refs, "", *files]))

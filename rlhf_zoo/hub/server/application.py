@@ -37,7 +37,7 @@ class Application:
         self.sweep()
         access = Access(storage, Signer(root))
         self._tokens = TokenFile(root)
-        self._router = Router(storage.exists, access.moved)
+        self._router = Router(storage.exists, access.new_name)
         # The order is that of matching: LFS addresses end in `.git/info/lfs/...` and must not match as pages.
         for api in (CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi):
             api(access).register(self._router)
@@ -63,7 +63,7 @@ class Application:
         try:
             role = self._tokens.role(token) if token is not None else None
         except ZooError as error:
-            raise Fault(410, str(error)) from error  # after a 500 clients would ask again, and nothing would change
+            raise Fault(410, str(error)) from error  # clients repeat a request after a 500, which would not help
         if role is None:
             raise Fault(401, "Invalid credentials in Authorization header")
         return role

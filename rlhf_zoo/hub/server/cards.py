@@ -7,13 +7,13 @@ from datetime import date
 from typing import Any
 
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
-from .digested import Digested
+from .digested import DigestCache
 
 _OPENING = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n")
 _CLOSING = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
 # The metadata are at the top of a README. MAX_CHARACTERS limits their YAML; a character has at most four bytes.
 _HEAD_BYTES = 4 * MAX_CHARACTERS + 2**16
-_CACHE = Digested(64 * 2**20)
+_CACHE = DigestCache(64 * 2**20)
 _RELATIONS = ("finetune", "adapter", "merge", "quantized")
 #: Keys of a data set's card whose values become tags `KEY:VALUE`.
 _DATASET_TAGS = (
@@ -32,11 +32,11 @@ def read_card(content: bytes, oid: str) -> tuple[dict[str, Any] | None, str | No
     Returns:
         The metadata as JSON values, or None; and the reason if they cannot be read, or None.
     """
-    return card_of(oid, lambda: content)
+    return read_card_blob(oid, lambda: content)
 
 
-def card_of(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
-    """Does the same as `read_card`, for a blob that is loaded only if its metadata are not cached.
+def read_card_blob(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
+    """Reads the metadata of a README as `read_card` does, but loads the blob only if they are not cached.
 
     Args:
         oid: The git blob id of the README.
@@ -47,12 +47,12 @@ def card_of(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None,
 
 
 def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
-    """Does the same as `read_card`, for a README that is not a blob. Nothing is cached.
+    """Reads the metadata of a README as `read_card` does, but caches nothing.
 
     Args:
         content: The README.
     """
-    # The cut can split a character, but only far after the end of any metadata that we accept.
+    # The cut can split a character, but only far beyond the longest metadata that we accept.
     text = content[:_HEAD_BYTES].decode(errors="replace")
     opening = _OPENING.match(text)
     closing = _CLOSING.search(text, opening.end()) if opening else None
@@ -63,9 +63,9 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
         values = load_yaml(text[start : closing.start()])
     except BadYAML as error:
         # The parser counts from the opening ---. Users count from the top of the file.
-        before = text.count("\n", 0, start)
-        where = f" (line {error.line + before}, column {error.column})" if error.line else ""
-        return None, f"The YAML between the --- lines cannot be read{where}: {error.reason}"
+        lines_before = text.count("\n", 0, start)
+        position = f" (line {error.line + lines_before}, column {error.column})" if error.line else ""
+        return None, f"The YAML between the --- lines cannot be read{position}: {error.reason}"
     if values is None:
         return None, None
     if not isinstance(values, dict):

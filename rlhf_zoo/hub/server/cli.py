@@ -130,7 +130,7 @@ def serve_command(
         port,
         ready_file,
         parent=parent,
-        second=existing is not None,
+        is_second=existing is not None,
         on_ready=None if parent else announce,
     )
 
@@ -163,8 +163,8 @@ def status(root: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
-    where = f"{report['url']} (pid {report['pid']})" if running else "not running; start it with `rlhf-zoo hub serve`"
-    click.echo(f"url           {where}")
+    address = f"{report['url']} (pid {report['pid']})" if running else "not running; start it with `rlhf-zoo hub serve`"
+    click.echo(f"url           {address}")
     click.echo(f"root          {folder}")
     click.echo(f"repositories  {', '.join(f'{count} {kind}' for kind, count in repos.items())}")
     click.echo(f"size          {size / 1e6:,.1f} MB")
@@ -213,8 +213,8 @@ def token_list(root: Path | None, as_json: bool) -> None:
         click.echo(json.dumps(rows))
         return
     for t in tokens:
-        ends = "never expires" if t.expires is None else f"{'expired' if t.expired else 'until'} {t.expires}"
-        click.echo(f"{t.id}  {t.role:5}  {t.created}  {ends:31}  {t.name or ''}".rstrip())
+        expiry = "never expires" if t.expires is None else f"{'expired' if t.expired else 'until'} {t.expires}"
+        click.echo(f"{t.id}  {t.role:5}  {t.created}  {expiry:31}  {t.name or ''}".rstrip())
 
 
 @token.command(cls=_Command)
@@ -256,17 +256,17 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
 
 def _damaged(root: Path) -> list[dict[str, str]]:
     """The damaged repositories, with the reasons."""
-    from .describe import examine
+    from .describe import find_damage
     from .storage import Storage
 
     storage = Storage(root)
     damaged = []
     for repo in storage.repositories():
-        reason = examine(storage, repo)
+        reason = find_damage(storage, repo)
         if reason is not None:
             # A reason quotes names that somebody pushed. Control characters must not reach the terminal.
-            shown = "".join(char if char.isprintable() else "�" for char in reason)
-            damaged.append({"id": str(repo), "type": repo.kind, "reason": shown, "folder": str(storage.path(repo))})
+            printable = "".join(char if char.isprintable() else "�" for char in reason)
+            damaged.append({"id": str(repo), "type": repo.kind, "reason": printable, "folder": str(storage.path(repo))})
     return damaged
 
 

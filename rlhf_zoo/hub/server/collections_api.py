@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .access import Access, Api
-from .durable import check_kinds, locked, read_json, write_json
+from .durable import check_types, locked, read_json, write_json
 from .faults import Fault, bad_request, is_file_error
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import KINDS, OWNER, RepoId, parse_repo_id
@@ -49,21 +49,21 @@ class CollectionsApi(Api):
         router.add("DELETE", f"{address}/items/{{item}}", self._delete_item)
 
     def _find(self, request: Request) -> Response:
-        """Finds collections by owner, item ("models/NAMESPACE/NAME") or words of the title."""
+        """Finds collections by owner, item ("models/NAMESPACE/NAME") or words in the title."""
         owners, items = request.values("owner"), request.values("item")
         words = (request.value("q") or "").lower().split()
         matching = []
         for collection in _read_all(self._root.glob("*/*.json")):
-            if not self._sees(request, collection):
+            if not self._can_see(request, collection):
                 continue
             # Filter by the visible items: a stranger must not learn of a private repository by searching for it.
             collection["items"] = self._visible(request, collection)
-            held = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
-            if (owners and collection["owner"] not in owners) or (items and not held & set(items)):
+            item_names = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
+            if (owners and collection["owner"] not in owners) or (items and not item_names & set(items)):
                 continue
             if all(word in collection["title"].lower() for word in words):
                 collection.pop("position")  # the Hub's lists have none
-                matching.append(_shown(collection))
+                matching.append(_api_form(collection))
         matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
         page, headers = request.page(matching, _PAGE)
         return json_response(page, headers=headers)
@@ -116,13 +116,13 @@ class CollectionsApi(Api):
                 collection["private"] = bool(fields["private"])
             if isinstance(fields.get("position"), int):
                 collection["position"] = int(fields["position"])
-            ident = collection["slug"].rpartition("-")[2]
-            collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{ident}"
-            # The new file first: a crash in between leaves two files of one collection, and loses none.
+            collection_id = collection["slug"].rpartition("-")[2]
+            collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{collection_id}"
+            # Write the new file first: a crash in between leaves two files of one collection, and loses nothing.
             self._save(collection)
             if self._path(collection["slug"]) != old:
                 old.unlink()
-        return json_response({"success": True, "data": _shown(collection)})
+        return json_response({"success": True, "data": _api_form(collection)})
 
     def _delete(self, request: Request, namespace: str, slug: str) -> Response:
         """Deletes a collection. The repositories in it stay."""
@@ -146,7 +146,7 @@ class CollectionsApi(Api):
         self._access.read(request, repo)
         with self._locked():
             collection = self._load(request, namespace, slug)
-            if any((each["type"], each["id"]) == (kind, str(repo)) for each in collection["items"]):
+            if any((entry["type"], entry["id"]) == (kind, str(repo)) for entry in collection["items"]):
                 raise Fault(409, f"'{repo}' is in the collection already.")
             note = _text(fields, "note", 500)
             collection["items"].append({"_id": secrets.token_hex(12), "id": str(repo), "type": kind, "note": note})
@@ -159,7 +159,7 @@ class CollectionsApi(Api):
         fields = request.json()
         with self._locked():
             collection = self._load(request, namespace, slug)
-            entry = _item(collection, item)
+            entry = _find_item(collection, item)
             if "note" in fields:
                 entry["note"] = _text(fields, "note", 500)
             if isinstance(fields.get("position"), int):
@@ -173,47 +173,47 @@ class CollectionsApi(Api):
         request.require_write()
         with self._locked():
             collection = self._load(request, namespace, slug)
-            collection["items"].remove(_item(collection, item))
+            collection["items"].remove(_find_item(collection, item))
             self._save(collection)
         return json_response({})
 
     def _locked(self) -> AbstractContextManager[None]:
         return locked(self._root / ".lock")
 
-    def _sees(self, request: Request, collection: dict[str, Any]) -> bool:
+    def _can_see(self, request: Request, collection: dict[str, Any]) -> bool:
         return request.role is not None or not collection["private"]
 
     def _visible(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
         """The items that the caller may know of, under their present names."""
         storage, visible = self._access.storage, []
         for item in collection["items"]:
-            # The file has the name of the day when the item was added. Name and visibility may have changed since.
+            # The item has the repository's name from when it was added. Name and visibility may have changed since.
             repo = RepoId(item["type"], *item["id"].split("/"))
             if not storage.exists(repo):
-                repo = storage.moved(repo) or repo
-            shown = {**item, "id": str(repo)}
+                repo = storage.new_name(repo) or repo
+            entry = {**item, "id": str(repo)}
             if request.role is not None:
-                visible.append(shown)
+                visible.append(entry)
                 continue
             with storage.skip_damaged(repo):
-                if self._access.sees(request, storage.settings(repo)):
-                    visible.append(shown)
+                if self._access.can_see(request, storage.settings(repo)):
+                    visible.append(entry)
         return visible
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
-        return json_response(_shown({**collection, "items": self._visible(request, collection)}))
+        return json_response(_api_form({**collection, "items": self._visible(request, collection)}))
 
     def _path(self, slug: str) -> Path:
         owner, _, name = slug.partition("/")
         return self._root / owner / f"{name}.json"
 
     def _load(self, request: Request, namespace: str, slug: str) -> dict[str, Any]:
-        ident = re.fullmatch(r"(?:[a-z0-9-]*-)?([0-9a-f]{24})", slug)
+        id_match = re.fullmatch(r"(?:[a-z0-9-]*-)?([0-9a-f]{24})", slug)
         owner = parse_repo_id("model", namespace, "x").namespace
         # The last part of a slug identifies the collection. The title before it may be an old one, from a bookmark.
-        paths = list((self._root / owner).glob(f"*-{ident[1]}.json")) if ident else []
+        paths = list((self._root / owner).glob(f"*-{id_match[1]}.json")) if id_match else []
         collection = next(_read_all(paths), None)
-        if collection is None or not self._sees(request, collection):
+        if collection is None or not self._can_see(request, collection):
             raise Fault(404, f"The collection '{namespace}/{slug}' was not found on this Hub.")
         return collection
 
@@ -232,7 +232,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
                 continue
             _check(collection, path)
         except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and not is_file_error(error):  # the disk's fault, not this file's
+            if isinstance(error, OSError) and not is_file_error(error):  # a failure of the disk, not of this file
                 raise
             log.warning("%s is damaged (%s): restore it from a copy, or remove it.", path, error)
         else:
@@ -240,12 +240,12 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
 
 
 def _check(collection: Any, path: Path) -> None:
-    """Raises ValueError if the file at `path` holds anything else than this Hub writes there."""
-    check_kinds(collection, _COLLECTION)
+    """Raises ValueError if the file at `path` holds anything that this Hub would not write there."""
+    check_types(collection, _COLLECTION)
     if (collection["owner"], collection["slug"]) != (path.parent.name, f"{path.parent.name}/{path.stem}"):
-        raise ValueError(f"it holds '{collection['slug']:.80}', which belongs into another file")
+        raise ValueError(f"it holds '{collection['slug']:.80}', which belongs in another file")
     for item in collection["items"]:
-        check_kinds(item, _ITEM)
+        check_types(item, _ITEM)
         try:
             parse_repo_id(item["type"], *item["id"].split("/", 1))
         except (Fault, TypeError):
@@ -265,21 +265,21 @@ def _text(fields: dict[str, Any], key: str, limit: int) -> str:
     return value
 
 
-def _item(collection: dict[str, Any], ident: str) -> dict[str, Any]:
+def _find_item(collection: dict[str, Any], item_id: str) -> dict[str, Any]:
     for item in collection["items"]:
-        if item["_id"] == ident:
+        if item["_id"] == item_id:
             entry: dict[str, Any] = item
             return entry
-    raise Fault(404, f"The collection has no item '{ident[:60]}'.")
+    raise Fault(404, f"The collection has no item '{item_id[:60]}'.")
 
 
-def _shown(collection: dict[str, Any]) -> dict[str, Any]:
+def _api_form(collection: dict[str, Any]) -> dict[str, Any]:
     """The collection as the Hub's API shows it."""
     items = []
     for position, item in enumerate(collection["items"]):
-        shown = {**item, "position": position}
-        note = shown.pop("note", "")
+        entry = {**item, "position": position}
+        note = entry.pop("note", "")
         if note:
-            shown["note"] = {"text": note, "html": escape(note)}
-        items.append(shown)
+            entry["note"] = {"text": note, "html": escape(note)}
+        items.append(entry)
     return {**collection, "items": items, "isUpvotedByUser": False}

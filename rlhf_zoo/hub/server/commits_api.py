@@ -30,7 +30,7 @@ _COMMIT_BODY = 4 * 2**30
 _MAX_CHANGES = 100_000
 _MAX_ATTRIBUTE_LINE = 2000
 _ATTRIBUTES = ".gitattributes"
-_TRACKED = " filter=lfs diff=lfs merge=lfs -text"
+_LFS_ATTRIBUTES = " filter=lfs diff=lfs merge=lfs -text"
 _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (revision=...) instead."
 
 
@@ -87,7 +87,7 @@ class CommitsApi(Api):
         return json_response(answer, status=400 if error else 200)
 
     def _preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Tells the client how to send each file, and what the repository already has under its name."""
+        """Tells the client how to send each file, and what the repository already has at its path."""
         self._access.write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
@@ -97,19 +97,21 @@ class CommitsApi(Api):
             tree = TreeEdit(git, git.root_tree(commit))
             budget = Budget()
             large = LfsPaths(_content_at(git, tree, _ATTRIBUTES), budget)
-            # The client sends its own .gitignore if this commit uploads one; it counts before the stored one.
-            sent = member(fields, "gitIgnore", str)
-            ignored = IgnoredPaths(_content_at(git, tree, ".gitignore") if sent is None else sent.encode(), budget)
+            # If this commit uploads a .gitignore, the client sends it, and it takes precedence over the stored one.
+            client_gitignore = member(fields, "gitIgnore", str)
+            ignored = IgnoredPaths(
+                _content_at(git, tree, ".gitignore") if client_gitignore is None else client_gitignore.encode(), budget
+            )
             files = []
-            needed = 0
-            for item in objects(fields, "files", most=_MAX_FILES):
+            needed_bytes = 0
+            for item in objects(fields, "files", max_count=_MAX_FILES):
                 path = check_path(item.get("path"))
                 size = member(item, "size", int)
                 sample = _base64(member(item, "sample", str) or "", path)
                 # git treats text with a NUL byte as binary, and so does the Hub.
                 is_large = large(path) or b"\0" in sample or (size is not None and size > _REGULAR_LIMIT)
                 info = {
-                    # The path exactly as it came: the client finds its answer by it.
+                    # The path exactly as received: the client looks up its answer by it.
                     "path": item["path"],
                     "uploadMode": "lfs" if is_large else "regular",
                     "shouldIgnore": ignored(path),
@@ -119,11 +121,11 @@ class CommitsApi(Api):
                 if stored is not None:
                     info["oid"] = pointer.oid if pointer else stored
                 if is_large and size is not None and not (pointer and pointer.size == size):
-                    needed += max(size, 0)
+                    needed_bytes += max(size, 0)
                 files.append(info)
-        # Refuse a full disk here: the client shows this sentence, but of the Xet store's refusal only the status.
-        if needed:
-            self._storage.require_room(needed)
+        # Refuse a full disk here, because the client shows this message, but only the status of a Xet refusal.
+        if needed_bytes:
+            self._storage.require_room(needed_bytes)
         return json_response({"files": files, "commitOid": commit})
 
     def _commit(self, request: Request, repo: RepoId, revision: str) -> Response:
@@ -134,8 +136,8 @@ class CommitsApi(Api):
         request.body.expect(_COMMIT_BODY)
         with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
             _branch_head(git, revision)  # refuse a missing branch before the upload, not after it
-            header, changes = _read(request, repo, quarantine, self._storage)
-            # Locked only now: a slow upload must not keep other writers waiting.
+            header, changes = _read_commit(request, repo, quarantine, self._storage)
+            # Lock only now: a slow upload must not keep other writers waiting.
             with self._storage.lock(repo):
                 branch, head = _branch_head(git, revision)
                 parent = member(header, "parentCommit", str)
@@ -145,7 +147,7 @@ class CommitsApi(Api):
                     )
                 oid = self._apply(git, quarantine, repo, head, header, changes)
                 if oid != head:
-                    # Objects first, then the ref: whoever sees the new head can read all of it.
+                    # Objects first, then the ref: whoever sees the new head can read the complete commit.
                     quarantine.migrate()
                     git.write_ref(f"refs/heads/{branch}", oid)
         answer = {"success": True, "commitOid": oid, "commitUrl": f"{request.base}/{repo.url}/commit/{oid}"}
@@ -162,11 +164,11 @@ class CommitsApi(Api):
     ) -> str:
         """Builds the new commit in the quarantine. Returns its id, or the head's if nothing changes.
 
-        A client that did not hear the answer can therefore repeat its request without harm.
+        So a client that did not receive the answer can repeat its request without harm.
         """
         store = self._storage.large_files(repo)
-        before = git.root_tree(head)
-        tree = TreeEdit(git, before)
+        old_tree = git.root_tree(head)
+        tree = TreeEdit(git, old_tree)
         large = []
         for change in changes:
             if change.blob is not None:
@@ -182,26 +184,26 @@ class CommitsApi(Api):
             elif not tree.remove(change.path, is_folder=change.is_folder):
                 kind = "folder" if change.is_folder else "file"
                 raise entry_not_found(f"A {kind} with this name doesn't exist: '{change.path}'.", commit=head)
-        self._track(git, quarantine, tree, large)
-        after = tree.write(quarantine)
-        if after == before:
+        self._add_attributes(git, quarantine, tree, large)
+        new_tree = tree.write(quarantine)
+        if new_tree == old_tree:
             return head
         summary = member(header, "summary", str) or "Update files"
         description = member(header, "description", str) or ""
-        return quarantine.commit(after, [head], f"{summary}\n\n{description}")
+        return quarantine.commit(new_tree, [head], f"{summary}\n\n{description}")
 
-    def _track(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
+    def _add_attributes(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
         """Adds large files that no pattern of .gitattributes covers to .gitattributes, as the Hub does."""
         # Without the entry, a clone by git would check out the pointer instead of the file.
         if not paths:
             return
         content = _content_at(git, tree, _ATTRIBUTES, quarantine)
-        covered = LfsPaths(content, Budget())
-        added = [f"{_attribute_pattern(path)}{_TRACKED}\n".encode() for path in paths if not covered(path)]
-        if added:
+        is_covered = LfsPaths(content, Budget())
+        lines = [f"{_attribute_pattern(path)}{_LFS_ATTRIBUTES}\n".encode() for path in paths if not is_covered(path)]
+        if lines:
             if content and not content.endswith(b"\n"):
                 content += b"\n"
-            tree.put(_ATTRIBUTES, quarantine.blob(content + b"".join(added)))
+            tree.put(_ATTRIBUTES, quarantine.blob(content + b"".join(lines)))
 
 
 def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
@@ -224,18 +226,18 @@ def _base64(content: str, path: str) -> bytes:
         raise bad_request(f"The content of '{path}' is not base64.") from error
 
 
-def _read(
+def _read_commit(
     request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
 ) -> tuple[dict[str, Any], list[_Change]]:
     """Reads the header and the changes of a commit. Contents go to the quarantine line by line, not into memory."""
     header: dict[str, object] = {}
     changes: list[_Change] = []
-    for key, value in _items(request):
+    for key, value in _read_operations(request):
         if key == "header":
             header = value
             continue
         if len(changes) == _MAX_CHANGES:
-            raise bad_request(f"The commit holds more than {_MAX_CHANGES} changes; make several commits of it.")
+            raise bad_request(f"The commit has more than {_MAX_CHANGES} changes; split it into several commits.")
         path = check_path((member(value, "path", str) or "").removesuffix("/" if key == "deletedFolder" else ""))
         if key == "file":
             content = _content(value, path)
@@ -254,7 +256,7 @@ def _read(
             changes.append(_Change(path, blob=blob))
         elif key == "lfsFile":
             if value.get("algo", "sha256") != "sha256":
-                raise bad_request(f"'{path}' is named by {value['algo']}; the Hub knows sha256 only.")
+                raise bad_request(f"'{path}' is identified by {value['algo']}; the Hub supports only sha256.")
             changes.append(_Change(path, large=check_oid(value.get("oid")), size=member(value, "size", int)))
         elif key in ("deletedFile", "deletedFolder"):
             changes.append(_Change(path, is_folder=key == "deletedFolder"))
@@ -265,7 +267,7 @@ def _read(
     return header, changes
 
 
-def _items(request: Request) -> Iterator[tuple[str, dict[str, object]]]:
+def _read_operations(request: Request) -> Iterator[tuple[str, dict[str, object]]]:
     for line in request.body.lines():
         if not line.strip():
             continue
@@ -291,8 +293,8 @@ def _content_at(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quara
     oid = tree.get(path)
     if oid is None:
         return b""
-    waiting = quarantine.read(oid) if quarantine is not None else None
-    return git.blob(oid) if waiting is None else waiting
+    quarantined = quarantine.read(oid) if quarantine is not None else None
+    return git.blob(oid) if quarantined is None else quarantined
 
 
 def _attribute_pattern(path: str) -> str:

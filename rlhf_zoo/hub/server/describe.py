@@ -7,15 +7,15 @@ from hashlib import sha256
 from itertools import chain
 from typing import Any
 
-from .cards import card_of, card_tags
-from .digested import Digested
+from .cards import card_tags, read_card_blob
+from .digested import DigestCache
 from .faults import Damaged, Fault
 from .git import MAIN, GitRepository
 from .names import RepoId
 from .storage import Settings, Storage
 
 _CONFIG_BYTES = 2**20
-_CONFIGS = Digested(16 * 2**20)
+_CONFIGS = DigestCache(16 * 2**20)
 
 # End of an architecture's name -> the pipeline tag that the Hub derives from it.
 _TASKS = {
@@ -37,7 +37,7 @@ def commit_date(git: GitRepository, commit: str) -> str:
     return datetime.fromtimestamp(git.commit(commit).commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
 
 
-def not_running() -> dict[str, Any]:
+def stopped_runtime() -> dict[str, Any]:
     """Returns the runtime of a Space: stopped, because nothing here runs a Space."""
     message = "The embedded Hub stores Spaces and does not run them: start the app file with Python."
     return {
@@ -77,10 +77,10 @@ def describe(
     Raises:
         Damaged: Something in the repository cannot be read.
     """
-    wanted = None if expand is None else set(expand)
+    properties = None if expand is None else set(expand)
 
-    def wants(name: str) -> bool:
-        return wanted is None or name in wanted
+    def is_wanted(name: str) -> bool:
+        return properties is None or name in properties
 
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
@@ -109,22 +109,22 @@ def describe(
         for key in ("models", "datasets"):
             value = card.get(key)
             info[key] = [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
-        info["runtime"] = not_running()
-    if wants("siblings"):
+        info["runtime"] = stopped_runtime()
+    if is_wanted("siblings"):
         info["siblings"] = [_sibling(git, entry.path, entry.oid, blobs=blobs) for entry in files]
-    if wants("usedStorage"):
+    if is_wanted("usedStorage"):
         info["usedStorage"] = sum(
             path.stat().st_size for path in (storage.path(repo) / "lfs" / "objects").glob("*/*/*")
         ) + sum(git.blob_info(entry.oid).stored for entry in files)
     # The Hub's ids have 24 hexadecimal digits. With the date, a later repository of the same name gets another id.
-    ident = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
+    ids = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
     if repo.kind == "model":
-        ident["modelId"] = str(repo)
-    return ident | {key: value for key, value in info.items() if wants(key) and value is not None}
+        ids["modelId"] = str(repo)
+    return ids | {key: value for key, value in info.items() if is_wanted(key) and value is not None}
 
 
 def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any]) -> None:
-    """Adds what only models have. What the card does not say is guessed from the files, as the Hub does."""
+    """Adds the properties of models. Those that the card lacks are guessed from the files, as the Hub does."""
     architectures, config = _config(git, by_path.get("config.json"))
     library = card.get("library_name")
     if library is None and "adapter_config.json" in by_path:
@@ -152,7 +152,7 @@ def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
     if oid is None:
         return {}
     git.blob_info(oid)  # raises Damaged for a lost blob, even if its metadata are still in the cache
-    card, _ = card_of(oid, lambda: git.blob(oid))
+    card, _ = read_card_blob(oid, lambda: git.blob(oid))
     return card or {}
 
 
@@ -160,8 +160,8 @@ def _config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, A
     """The architectures in config.json, and the part of it that is shown; both empty if it is not a model's."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
-    architectures, shown = _CONFIGS.get(oid, lambda: _read_config(git.blob(oid)))
-    return architectures, shown
+    architectures, summary = _CONFIGS.get(oid, lambda: _read_config(git.blob(oid)))
+    return architectures, summary
 
 
 def _read_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
@@ -169,17 +169,17 @@ def _read_config(content: bytes) -> tuple[list[str], dict[str, Any]]:
         value = json.loads(content)
     except (ValueError, RecursionError):
         value = None
-    shown = (
+    summary = (
         {key: value[key] for key in ("architectures", "model_type") if key in value} if isinstance(value, dict) else {}
     )
     # Anybody can push any JSON under this name, so every type is checked.
-    architectures = shown.get("architectures") or []
+    architectures = summary.get("architectures") or []
     if not isinstance(architectures, list) or not all(isinstance(name, str) for name in architectures):
         return [], {}
-    return (architectures, shown) if isinstance(shown.get("model_type"), str | None) else ([], {})
+    return (architectures, summary) if isinstance(summary.get("model_type"), str | None) else ([], {})
 
 
-def examine(storage: Storage, repo: RepoId) -> str | None:
+def find_damage(storage: Storage, repo: RepoId) -> str | None:
     """Checks that every branch and tag of a repository can be read completely.
 
     Args:
@@ -187,7 +187,7 @@ def examine(storage: Storage, repo: RepoId) -> str | None:
         repo: The repository.
 
     Returns:
-        What is wrong, in a few words; None if nothing is, or if the repository was deleted meanwhile.
+        What is wrong, in a few words; None if nothing is wrong, or if the repository was deleted meanwhile.
     """
     try:
         storage.settings(repo)

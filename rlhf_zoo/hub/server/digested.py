@@ -7,37 +7,37 @@ from collections.abc import Callable
 from typing import Any
 
 
-class Digested:
+class DigestCache:
     """A cache of JSON values by digest, which drops the least recently used. Threads may share it.
 
     Args:
-        most: Largest size of all results together, in bytes of JSON text.
+        most: Maximum total size of the results, in bytes of JSON text.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
         self._size = 0
         self._entries: OrderedDict[str, bytes] = OrderedDict()
-        # Only one result is computed at a time, so that requests of strangers can occupy one processor, and not all.
-        self._lock, self._reading = threading.Lock(), threading.Lock()
+        # Only one result is computed at a time, so that requests of strangers occupy at most one processor.
+        self._lock, self._compute_lock = threading.Lock(), threading.Lock()
 
-    def get(self, digest: str, read: Callable[[], object]) -> Any:
+    def get(self, digest: str, compute: Callable[[], object]) -> Any:
         """Returns the result for a file.
 
         Args:
             digest: The file's digest.
-            read: Computes the result, a JSON value, if it is not in the cache.
+            compute: Computes the result, a JSON value, if it is not in the cache.
 
         Returns:
             A copy that the caller may change.
         """
         raw = self._find(digest)
         if raw is None:
-            with self._reading:
+            with self._compute_lock:
                 raw = self._find(digest)  # another thread may have read it meanwhile
                 if raw is None:
-                    raw = json.dumps(read(), separators=(",", ":")).encode()
-                    self._keep(digest, raw)
+                    raw = json.dumps(compute(), separators=(",", ":")).encode()
+                    self._store(digest, raw)
         return json.loads(raw)
 
     def _find(self, digest: str) -> bytes | None:
@@ -47,9 +47,9 @@ class Digested:
                 self._entries.move_to_end(digest)
             return raw
 
-    def _keep(self, digest: str, raw: bytes) -> None:
+    def _store(self, digest: str, raw: bytes) -> None:
         with self._lock:
             self._entries[digest] = raw
             self._size += len(raw)
-            while self._size > self._most:
+            while self._size > self._max_bytes:
                 self._size -= len(self._entries.popitem(last=False)[1])

@@ -87,20 +87,20 @@ def read_json(path: Path, default: object = None) -> Any:
         return default
 
 
-def check_kinds(value: object, kinds: Mapping[str, type | UnionType]) -> None:
+def check_types(value: object, types: Mapping[str, type | UnionType]) -> None:
     """Checks the types in a JSON object.
 
     Args:
         value: The JSON value.
-        kinds: Key -> the type of its value. Each key must be there; others may be.
+        types: Key -> the type of its value. Each key must be there; others may be.
 
     Raises:
         ValueError: The value is not an object, or a key is missing or has a value of another type.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is not a JSON object")
-    for key, kind in kinds.items():
-        if not isinstance(value.get(key), kind):
+    for key, expected in types.items():
+        if not isinstance(value.get(key), expected):
             raise ValueError(f"'{key}' is {value.get(key)!r:.80}" if key in value else f"'{key}' is missing")
 
 
@@ -108,11 +108,11 @@ class Clock:
     """A clock for deciding what is old enough to remove. Setting the machine's clock forward makes nothing older."""
 
     def __init__(self) -> None:
-        self._began, self._ticks = time.time(), time.monotonic()
+        self._start_time, self._start_ticks = time.time(), time.monotonic()
 
     def now(self) -> float:
         """Returns the seconds since the epoch."""
-        return min(time.time(), self._began + time.monotonic() - self._ticks)
+        return min(time.time(), self._start_time + time.monotonic() - self._start_ticks)
 
 
 def link_tree(source: Path, target: Path) -> None:
@@ -154,7 +154,7 @@ def link_file(source: Path, target: Path) -> None:
 
 
 @contextmanager
-def in_use(path: Path) -> Iterator[None]:
+def mark_in_use(path: Path) -> Iterator[None]:
     """Marks a file or folder as being written, for `is_in_use`. The kernel removes the mark if the process dies.
 
     Args:
@@ -169,12 +169,12 @@ def in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process, this one or another, has the file or folder open with `in_use`.
+    """Whether a process, this one or another, has the file or folder open with `mark_in_use`.
 
     Args:
         path: The file or folder.
     """
-    # Links, sockets and devices are never written by us, and opening one may have effects.
+    # This server never writes links, sockets or devices, and opening one may have side effects.
     if path.is_symlink() or not (path.is_file() or path.is_dir()):
         return False
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -194,8 +194,8 @@ def locked(path: Path) -> Iterator[None]:
     Args:
         path: The lock file, created if it does not exist.
     """
-    # Each call opens the file anew: flock is per open file, so threads exclude each other too. The file stays, because
-    # removing it would let two holders lock two different files of the same name.
+    # Each call opens the file itself: flock is per open file, so threads exclude each other too. The file stays,
+    # because removing it would let two holders lock different files of the same name.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

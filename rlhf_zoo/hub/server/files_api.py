@@ -5,7 +5,7 @@ import re
 from typing import Any
 from urllib.parse import quote
 
-from .access import Api, commit_of
+from .access import Api, resolve_commit
 from .describe import commit_date
 from .faults import Fault, entry_not_found
 from .git import Entry, GitRepository
@@ -35,10 +35,10 @@ class FilesApi(Api):
         """Sends a file's content, or the part that Range asks for. HEAD answers with its size, ETag and commit."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
-            commit = commit_of(git, revision)
-            entry = _file(git, commit, path)
+            commit = resolve_commit(git, revision)
+            entry = _find_file(git, commit, path)
             info = git.blob_info(entry.oid)
-            # As on the Hub: the sha256 of a large file, git's id of any other. Clients name cached files by it.
+            # As on the Hub: the sha256 of a large file, else git's id. Clients name cached files by it.
             etag = info.pointer.oid if info.pointer else entry.oid
             headers = _file_headers(path, etag, commit)
             if info.pointer:
@@ -50,12 +50,12 @@ class FilesApi(Api):
             start, end = 0, info.size
             status = 200
             # A resumed download of a file that changed meanwhile gets the whole new file.
-            same = request.headers.get("If-Range", f'"{etag}"') == f'"{etag}"'
+            is_unchanged = request.headers.get("If-Range", f'"{etag}"') == f'"{etag}"'
             # A HEAD describes the whole file: huggingface_hub takes its Content-Length for the file's size.
-            if same and request.method == "GET":
-                span = _span(request.headers.get("Range", ""), info.size)
-                if span is not None:
-                    start, end = span
+            if is_unchanged and request.method == "GET":
+                byte_range = _byte_range(request.headers.get("Range", ""), info.size)
+                if byte_range is not None:
+                    start, end = byte_range
                     status = 206
                     headers["Content-Range"] = f"bytes {start}-{end - 1}/{info.size}"
             if info.pointer:
@@ -66,8 +66,8 @@ class FilesApi(Api):
         """Sends what git stores: the pointer, for a large file."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
-            commit = commit_of(git, revision)
-            entry = _file(git, commit, path)
+            commit = resolve_commit(git, revision)
+            entry = _find_file(git, commit, path)
             return Response(200, _file_headers(path, entry.oid, commit), git.blob(entry.oid))
 
     def _tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
@@ -76,7 +76,7 @@ class FilesApi(Api):
         expand = request.flag("expand")
         path = path.strip("/")
         with self._storage.git(repo) as git:
-            commit = commit_of(git, revision)
+            commit = resolve_commit(git, revision)
             folder = git.entry(commit, path)
             if folder is None or not folder.is_folder:
                 raise entry_not_found(f"There is no folder '{path}' at '{revision}' of '{repo}'.", commit=commit)
@@ -85,7 +85,7 @@ class FilesApi(Api):
             # Later pages name the commit, so that a push in between does not shift them.
             address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
             page, headers = request.page(entries, _PAGE_EXPANDED if expand else _PAGE, address)
-            return json_response(_infos(git, commit, page, expand=expand), headers=headers)
+            return json_response(_path_infos(git, commit, page, expand=expand), headers=headers)
 
     def _paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Describes the given paths. Missing ones are left out."""
@@ -93,19 +93,19 @@ class FilesApi(Api):
         fields = request.form()
         expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")
         with self._storage.git(repo) as git:
-            commit = commit_of(git, revision)
+            commit = resolve_commit(git, revision)
             entries = [git.entry(commit, path.strip("/")) for path in dict.fromkeys(fields.get("paths", []))]
-            infos = _infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
+            infos = _path_infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
         if request.role == "write" and not expand:
-            # Without a Xet hash the client refuses to copy a large file to another repository. The tree must not have
-            # it: the client would then download by Xet, which this Hub does not offer.
+            # Without a Xet hash, the client refuses to copy a large file to another repository. The tree must not have
+            # the hash: the client would then download by Xet, which this Hub does not offer.
             for info in infos:
                 if "lfs" in info:
                     info["xetHash"] = info["lfs"]["oid"]
         return json_response(infos)
 
 
-def _file(git: GitRepository, commit: str, path: str) -> Entry:
+def _find_file(git: GitRepository, commit: str, path: str) -> Entry:
     entry = git.entry(commit, path)
     if entry is None or entry.is_folder:
         raise entry_not_found(f"There is no file '{path}' at commit {commit}.", commit=commit)
@@ -126,7 +126,7 @@ def _file_headers(path: str, etag: str, commit: str) -> dict[str, str]:
     }
 
 
-def _span(header: str, size: int) -> tuple[int, int] | None:
+def _byte_range(header: str, size: int) -> tuple[int, int] | None:
     """[start, end) of a single byte range; None for any other header, which HTTP says to ignore."""
     # Possessive quantifiers (`*+`) do not backtrack. Otherwise a long header of spaces would take seconds.
     match = re.fullmatch(r"\s*+bytes\s*+=\s*+(\d{0,18}+)\s*+-\s*+(\d{0,18}+)\s*+", header)
@@ -144,7 +144,7 @@ def _span(header: str, size: int) -> tuple[int, int] | None:
     return start, end
 
 
-def _infos(git: GitRepository, commit: str, entries: list[Entry], *, expand: bool) -> list[dict[str, Any]]:
+def _path_infos(git: GitRepository, commit: str, entries: list[Entry], *, expand: bool) -> list[dict[str, Any]]:
     last = git.last_commits(commit, [entry.path for entry in entries]) if expand else {}
     infos = []
     for entry in entries:

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 MAIN = "main"
 _FOLDER_MODE = 0o040000
-# Largest number of tree entries in memory while a repository is open.
-_MOST_ENTRIES = 200_000
+# Maximum number of tree entries in memory while a repository is open.
+_MAX_CACHED_ENTRIES = 200_000
 _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = true\n"
 
 
@@ -118,14 +118,14 @@ class GitRepository:
             target = self._read_ref(name)
             if target is not None:
                 return self._peel(target)
-        return self._by_beginning(revision.lower()) if re.fullmatch(r"[0-9a-fA-F]{7,40}", revision) else None
+        return self._by_prefix(revision.lower()) if re.fullmatch(r"[0-9a-fA-F]{7,40}", revision) else None
 
-    def _by_beginning(self, digits: str) -> str | None:
-        with self._reading():
-            oids = [oid.decode() for oid in self._objects.iter_prefix(digits.encode())]
+    def _by_prefix(self, prefix: str) -> str | None:
+        with self._damage_errors():
+            oids = [oid.decode() for oid in self._objects.iter_prefix(prefix.encode())]
         commits = {oid for oid in oids if (item := self._get(oid)) is not None and item.type_name == b"commit"}
         if len(commits) > 1:
-            raise Fault(400, f"The ids of {len(commits)} commits begin with '{digits}': give more digits.")
+            raise Fault(400, f"The ids of {len(commits)} commits begin with '{prefix}': give more digits.")
         return commits.pop() if commits else None
 
     def refs(self, prefix: str) -> list[Ref]:
@@ -143,12 +143,12 @@ class GitRepository:
         Args:
             prefix: "refs/heads/" or "refs/tags/".
         """
-        with self._reading():
+        with self._damage_errors():
             names = sorted(key.decode() for key in self._refs.allkeys() if key.startswith(prefix.encode()))
         return [name.removeprefix(prefix) for name in names if self._read_ref(name)]
 
     def write_ref(self, ref: str, target: str) -> None:
-        """Points a ref at an object that is on the disk already. This one step makes a commit visible.
+        """Points a ref at an object that is already on the disk. This single step makes a commit visible.
 
         Args:
             ref: Full name, such as refs/heads/main.
@@ -174,7 +174,7 @@ class GitRepository:
         try:
             target = (self.path / ref).read_bytes().strip().decode("ascii")
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-            with self._reading():
+            with self._damage_errors():
                 packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
             return packed.decode() if packed else None
         except (OSError, UnicodeError):  # a name that is too long for the file system, or a file that is not a ref
@@ -188,14 +188,14 @@ class GitRepository:
                 raise Damaged(self.path, f"the object {oid[:12]} is lost")
             if item.type_name != b"tag":
                 return oid
-            with self._reading(oid):
+            with self._damage_errors(oid):
                 oid = item.object[1].decode()
 
     # -- objects ------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _reading(self, oid: str | None = None) -> Iterator[None]:
-        # Turns every error of a read into Damaged. oid: the object that is read; None for the refs.
+    def _damage_errors(self, oid: str | None = None) -> Iterator[None]:
+        # Turns read errors into Damaged. oid: the object that is read; None for the refs.
         subject = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield
@@ -211,25 +211,25 @@ class GitRepository:
             raise Damaged(self.path, f"{subject} cannot be read: {str(error) or type(error).__name__}") from error
 
     def _get(self, oid: str) -> ShaFile | None:
-        with self._reading(oid):
+        with self._damage_errors(oid):
             try:
                 return self._objects[oid.encode()]  # type: ignore[index]
             except KeyError:
                 return None
 
-    def _need(self, oid: str, kind: str) -> Any:
+    def _read_object(self, oid: str, kind: str) -> Any:
         item = self._get(oid)
         if item is None or item.type_name != kind.encode():
             raise Damaged(self.path, f"the {kind} {oid[:12]} is lost")
         return item
 
     def blob(self, oid: str) -> bytes:
-        """Stores a blob and returns its git id.
+        """Returns the content of a blob.
 
         Args:
-            oid: Git id of the object.
+            oid: Git id of the blob.
         """
-        with self._reading(oid):
+        with self._damage_errors(oid):
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
     def blob_info(self, oid: str) -> BlobInfo:
@@ -247,7 +247,7 @@ class GitRepository:
         return info
 
     def _blob_head(self, oid: str) -> tuple[bytes, int]:
-        with self._reading(oid):
+        with self._damage_errors(oid):
             try:
                 with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
                     # A pointer has less than 1024 bytes, so this much decides whether the blob is one.
@@ -264,7 +264,7 @@ class GitRepository:
         Args:
             oid: Git id of the object.
         """
-        commit: Commit = self._need(oid, "commit")
+        commit: Commit = self._read_object(oid, "commit")
         return commit
 
     def head(self) -> str:
@@ -296,11 +296,11 @@ class GitRepository:
         """
         entries = self._trees.get(tree)
         if entries is None:
-            tree_object = self._need(tree, "tree")
-            with self._reading(tree):
+            tree_object = self._read_object(tree, "tree")
+            with self._damage_errors(tree):
                 entries = {item.path: (item.mode, item.sha.decode()) for item in tree_object.items()}
             self._cached_entries += 1 + len(entries)
-            if self._cached_entries > _MOST_ENTRIES:  # a long history of large folders
+            if self._cached_entries > _MAX_CACHED_ENTRIES:  # a long history of large folders
                 self._trees.clear()
                 self._cached_entries = 1 + len(entries)
             self._trees[tree] = entries
@@ -362,23 +362,23 @@ class GitRepository:
             commit: Commit id.
             paths: Paths in the repository.
         """
-        changed: dict[str, str] = {}
+        commit_by_path: dict[str, str] = {}
         pending = set(paths)
         wanted = _by_folder(pending)
         tree = self.root_tree(commit)
         for current, item in self.history(commit):
             parent = self.root_tree(item.parents[0].decode()) if item.parents else None
-            differing = set(self._differing(tree, parent, wanted)) & pending
+            differing = set(self._changed_paths(tree, parent, wanted)) & pending
             if differing:
-                changed |= dict.fromkeys(differing, current)
+                commit_by_path |= dict.fromkeys(differing, current)
                 pending -= differing
                 wanted = _by_folder(pending)
             if not pending or parent is None:
                 break
             tree = parent
-        return changed
+        return commit_by_path
 
-    def _differing(self, tree: str | None, other: str | None, wanted: _Wanted) -> Iterator[str]:
+    def _changed_paths(self, tree: str | None, other: str | None, wanted: _Wanted) -> Iterator[str]:
         """The wanted paths that differ between two trees."""
         if tree == other:  # equal folders have equal ids, so most of a long history is skipped here
             return
@@ -389,7 +389,7 @@ class GitRepository:
                 if path is not None:
                     yield path
                 if below:
-                    yield from self._differing(_folder_of(entry), _folder_of(other_entry), below)
+                    yield from self._changed_paths(_folder_of(entry), _folder_of(other_entry), below)
 
 
 def _folder_of(entry: tuple[int, str] | None) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from ...fileio import sync_folder
-from .durable import in_use
+from .durable import mark_in_use
 from .faults import Fault
 from .git import GitRepository
 from .names import OWNER
@@ -34,15 +34,15 @@ class Quarantine:
         self._repository = repository
         self._folder = repository / f"incoming-{secrets.token_hex(8)}"
         self._names: list[str] = []
-        self._used = ExitStack()
+        self._in_use = ExitStack()
 
     def __enter__(self) -> Quarantine:
         self._folder.mkdir()
-        self._used.enter_context(in_use(self._folder))
+        self._in_use.enter_context(mark_in_use(self._folder))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._used.close()
+        self._in_use.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def blob(self, content: bytes) -> str:
@@ -84,7 +84,7 @@ class Quarantine:
     def migrate(self) -> None:
         """Makes the objects durable, then part of the store. The caller holds the repository's lock."""
         objects = self._repository / "objects"
-        touched = set()
+        changed_folders = set()
         for oid in self._names:
             fd = os.open(self._folder / oid, os.O_RDONLY)
             try:
@@ -96,10 +96,10 @@ class Quarantine:
             if not target.exists():
                 if not target.parent.exists():
                     target.parent.mkdir(exist_ok=True)
-                    touched.add(objects)
+                    changed_folders.add(objects)
                 os.rename(self._folder / oid, target)
-                touched.add(target.parent)
-        for folder in touched:  # the renames must be on the disk before a ref names the objects
+                changed_folders.add(target.parent)
+        for folder in changed_folders:  # the renames must be on the disk before a ref names the objects
             sync_folder(folder)
         self._names.clear()
 
@@ -120,7 +120,7 @@ class Quarantine:
         commit.author_time = commit.commit_time = int(time.time())
         commit.author_timezone = commit.commit_timezone = 0
         commit.encoding = b"UTF-8"
-        commit.message = _clean(message)
+        commit.message = _encode_message(message)
         return self.add_object(commit)
 
     def tag(self, name: str, commit: str, message: str) -> str:
@@ -139,11 +139,11 @@ class Quarantine:
         tag.tagger = _IDENTITY
         tag.tag_time = int(time.time())
         tag.tag_timezone = 0
-        tag.message = _clean(message)
+        tag.message = _encode_message(message)
         return self.add_object(tag)
 
 
-def _clean(message: str) -> bytes:
+def _encode_message(message: str) -> bytes:
     # git ends a message with one newline and stops reading at a NUL.
     return (message.replace("\0", " ").replace("\r\n", "\n").strip() + "\n").encode(errors="replace")
 
@@ -195,15 +195,15 @@ class TreeEdit:
             path: Path in the repository.
             is_folder: Whether to remove a folder.
         """
-        gone = (
+        removed = (
             [name for name in self._files if name.startswith(f"{path}/")]
             if is_folder
             else [path] * (path in self._files)
         )
-        for name in gone:
+        for name in removed:
             del self._files[name]
             self._count(name, -1)
-        return bool(gone)
+        return bool(removed)
 
     def write(self, quarantine: Quarantine) -> str:
         """Stores the changed trees and returns the git id of the root.

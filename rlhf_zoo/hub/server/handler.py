@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from .faults import Fault, bad_request, disk_fault
 from .messages import Body, FilePart, Request, Response, json_response
-from .pace import PacedReader, Waiting
+from .pace import HeadlessConnections, PacedReader
 
 if TYPE_CHECKING:
     from .application import Application
@@ -26,10 +26,10 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Each connection needs a thread and a few file descriptors, of which a process has 1,024 by default.
 _MAX_CONNECTIONS = 256
-# How long a new connection waits for one that is ended to give up its place.
-_ROOM_SECONDS = 2.0
+# How long a new connection waits for the slot of a connection that is being closed.
+_SLOT_SECONDS = 2.0
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-# How long a client may keep its thread waiting: between two requests, for all of a head, and within a body.
+# How long a client may keep its thread waiting: between two requests, for a complete head, and within a body.
 _IDLE_SECONDS = 15.0
 _HEAD_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0
@@ -59,7 +59,7 @@ class HubServer(ThreadingHTTPServer):
         self._busy = 0
         self._idle = threading.Condition()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self.waiting = Waiting()
+        self.headless = HeadlessConnections()
         super().__init__(address[:2], Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -72,16 +72,16 @@ class HubServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread for a connection.
 
-        If there are too many connections, ends the one that has waited longest without a complete head. If all have a
-        request under way, answers 503.
+        If there are too many connections, it closes the one that has waited longest without a complete head. If all
+        have a request under way, it answers 503.
 
         Args:
             request: The connection.
             client_address: The client's host and port.
         """
         if not self._slots.acquire(blocking=False):
-            self.waiting.close_oldest()
-            if self._slots.acquire(timeout=_ROOM_SECONDS):
+            self.headless.close_oldest()
+            if self._slots.acquire(timeout=_SLOT_SECONDS):
                 super().process_request(request, client_address)
                 return
             with suppress(OSError):  # the client may be gone
@@ -133,7 +133,7 @@ class HubServer(ThreadingHTTPServer):
             return name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Logs a defect. Clients that go away do not come here: `Handler.handle` ends those connections.
+        """Logs a bug. It is not called for clients that disconnect: `Handler.handle` closes those connections.
 
         Args:
             request: The request.
@@ -141,12 +141,12 @@ class HubServer(ThreadingHTTPServer):
         """
         log.exception("A connection failed.")
 
-    def enter(self) -> None:
+    def begin_request(self) -> None:
         """Counts a request that begins, for `wait_idle`."""
         with self._idle:
             self._busy += 1
 
-    def leave(self) -> None:
+    def end_request(self) -> None:
         """Counts a request that ends."""
         with self._idle:
             self._busy -= 1
@@ -185,11 +185,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def handle_one_request(self) -> None:
         self._reader.await_head(_IDLE_SECONDS, _HEAD_SECONDS)
-        self.server.waiting.add(self.connection)
+        self.server.headless.add(self.connection)
         try:
             super().handle_one_request()
         finally:
-            self.server.waiting.remove(self.connection)
+            self.server.headless.remove(self.connection)
 
     def handle(self) -> None:
         try:
@@ -199,9 +199,9 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         started = time.monotonic()
-        self.server.waiting.remove(self.connection)
+        self.server.headless.remove(self.connection)
         self._reader.await_body(_PATIENCE_SECONDS)
-        self.server.enter()
+        self.server.begin_request()
         try:
             body: Body | None = None
             try:
@@ -227,9 +227,9 @@ class Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
             self._send(response)
             seconds = time.monotonic() - started
-            log.info("%s %s %d %.0f ms", self.command, _shown(self.path), response.status, 1000 * seconds)
+            log.info("%s %s %d %.0f ms", self.command, _redact_signature(self.path), response.status, 1000 * seconds)
         finally:
-            self.server.leave()
+            self.server.end_request()
 
     def _failure(self, error: Exception) -> Response:
         """The answer to a request that failed with an exception."""
@@ -237,9 +237,9 @@ class Handler(BaseHTTPRequestHandler):
             changes = self.command not in ("GET", "HEAD")
             fault = disk_fault(error, self.server.application.root, changes=changes)
             if fault is not None:
-                log.warning("%s %s: %s", self.command, _shown(self.path), error)
+                log.warning("%s %s: %s", self.command, _redact_signature(self.path), error)
                 return _refusal(fault)
-        log.exception("%s %s failed", self.command, _shown(self.path))
+        log.exception("%s %s failed", self.command, _redact_signature(self.path))
         return _refusal(Fault(500, "The embedded Hub failed on this request: see its log on stderr."))
 
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
@@ -250,7 +250,7 @@ class Handler(BaseHTTPRequestHandler):
         names = self.headers.get_all("Host", [])
         host = names[0].strip() if len(names) == 1 else ""
         if not self.server.accepts_host(host):
-            raise Fault(403, f"The name '{host[:100]}' is not one of this Hub's; use {self.server.url}")
+            raise Fault(403, f"'{host[:100]}' is not a name of this Hub; use {self.server.url}")
         for origin in self.headers.get_all("Origin", []):
             if not _is_same_origin(origin.strip(), host):
                 raise Fault(403, f"Pages of '{origin[:100]}' may not use this Hub")
@@ -274,7 +274,7 @@ class Handler(BaseHTTPRequestHandler):
             with open(content.path, "rb") as file:
                 self.end_headers()
                 if content.count:
-                    # The length is announced already. If the file is shorter, closing tells the client so.
+                    # The length was already announced. If the file is shorter, closing the connection tells the client.
                     sent = self.connection.sendfile(file, content.offset, content.count)
                     self.close_connection |= sent != content.count
         else:
@@ -307,8 +307,8 @@ class Handler(BaseHTTPRequestHandler):
         log.info(format, *args)
 
 
-def _shown(path: str) -> str:
-    """A path for the log, without the signature, with which a reader of the log could upload."""
+def _redact_signature(path: str) -> str:
+    """A path for the log, without its signature, which would let a reader of the log upload files."""
     return re.sub(r"signature=[^&]*", "signature=...", path)
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...fileio import sync_folder
-from .durable import in_use, link_file
+from .durable import link_file, mark_in_use
 from .faults import Damaged, bad_request
 
 _POINTER = re.compile(
@@ -111,7 +111,7 @@ class LargeFiles:
         digest = hashlib.sha256()
         written = unsynced = 0
         try:
-            with open(incomplete, "xb", buffering=0) as file, in_use(incomplete):
+            with open(incomplete, "xb", buffering=0) as file, mark_in_use(incomplete):
                 for block in chunks:
                     written += len(block)
                     unsynced += len(block)
@@ -132,7 +132,7 @@ class LargeFiles:
         finally:
             incomplete.unlink(missing_ok=True)
 
-    def adopt(self, other: "LargeFiles", oid: str) -> None:
+    def copy_from(self, other: "LargeFiles", oid: str) -> None:
         """Stores a file that another repository has, by a link where possible.
 
         Args:

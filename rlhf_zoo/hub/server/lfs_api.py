@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlencode
 
-from .access import Api, identity
+from .access import Api, signed_identity
 from .faults import Fault, bad_request, disk_full, is_disk_full
 from .messages import SMALL_BODY, Request, Response, json_response, member, objects
 from .names import RepoId, check_oid, parse_repo_id
@@ -38,9 +38,9 @@ class LfsApi(Api):
             raise bad_request("The LFS operation must be upload; files are downloaded from their own addresses.")
         settings = self._access.write(request, repo)
         if fields.get("hash_algo", "sha256") != "sha256":
-            raise bad_request("The Hub names LFS objects by sha256 only.")
+            raise bad_request("The Hub identifies LFS objects only by sha256.")
         store = self._storage.large_files(repo)
-        items = objects(fields, "objects", most=_MAX_OBJECTS)
+        items = objects(fields, "objects", max_count=_MAX_OBJECTS)
         wanted = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
         self._storage.require_writable()
         # Count the free space down, so that a push is refused before it has filled the disk halfway.
@@ -66,25 +66,27 @@ class LfsApi(Api):
         names = (member(target, "name", str) or "").split("/")
         if len(names) != 2:
             raise bad_request("The target's name must be NAMESPACE/NAME.")
-        other = parse_repo_id(member(target, "type", str) or "model", *names)
-        self._access.write(request, other)
-        source, store = self._storage.large_files(repo), self._storage.large_files(other)
-        wanted = dict.fromkeys(check_oid(item.get("sha256")) for item in objects(fields, "files", most=_MAX_OBJECTS))
+        target_repo = parse_repo_id(member(target, "type", str) or "model", *names)
+        self._access.write(request, target_repo)
+        source, store = self._storage.large_files(repo), self._storage.large_files(target_repo)
+        wanted = dict.fromkeys(
+            check_oid(item.get("sha256")) for item in objects(fields, "files", max_count=_MAX_OBJECTS)
+        )
         failed = []
-        with receiving(other, self._storage):
+        with upload_errors(target_repo, self._storage):
             for oid in wanted:
                 size = source.size(oid)
                 if size is None:
                     failed.append({"sha256": oid, "error": f"'{repo}' has no such file"})
                 elif store.size(oid) != size:
-                    store.adopt(source, oid)
+                    store.copy_from(source, oid)
         return json_response({"succeeded": len(wanted) - len(failed), "failed": failed})
 
     def _upload(self, request: Request, repo: RepoId, oid: str) -> Response:
         """Receives a large file under a signed link. The request carries no token."""
-        size = self._verified(request, repo, check_oid(oid))
-        request.body.expect(size)  # the link is valid, so exactly this much may be read
-        with receiving(repo, self._storage):
+        size = self._signed_size(request, repo, check_oid(oid))
+        request.body.expect(size)  # the link is valid for exactly this many bytes
+        with upload_errors(repo, self._storage):
             if request.body.length not in (None, size):
                 raise bad_request(f"LFS object {oid} was announced with {size} bytes, not {request.body.length}.")
             self._storage.large_files(repo).receive(oid, size, request.body.chunks())
@@ -92,11 +94,11 @@ class LfsApi(Api):
 
     def _link(self, request: Request, repo: RepoId, settings: Settings, oid: str, size: int) -> str:
         # The size is part of the signature: a link for 1 KB cannot be used to fill the disk.
-        signature = self._access.signer.sign("PUT", *identity(repo, settings), oid, str(size))
+        signature = self._access.signer.sign("PUT", *signed_identity(repo, settings), oid, str(size))
         query = urlencode({"size": size, "signature": signature})
         return f"{request.base}/_lfs/{repo.plural}/{repo}/{oid}?{query}"
 
-    def _verified(self, request: Request, repo: RepoId, oid: str) -> int:
+    def _signed_size(self, request: Request, repo: RepoId, oid: str) -> int:
         """The size that the link was signed for. Raises Fault 403 for any other link."""
         size, signature = (request.value(key) or "" for key in ("size", "signature"))
         if not self._access.is_signed(signature, "PUT", repo, oid, size):
@@ -105,7 +107,7 @@ class LfsApi(Api):
 
 
 @contextmanager
-def receiving(repo: RepoId, storage: Storage) -> Iterator[None]:
+def upload_errors(repo: RepoId, storage: Storage) -> Iterator[None]:
     """Turns errors of storing an upload into refusals.
 
     Args:
@@ -117,7 +119,7 @@ def receiving(repo: RepoId, storage: Storage) -> Iterator[None]:
     """
     try:
         yield
-    except FileNotFoundError as error:  # uploads take no lock, so the folder can go away under them
+    except FileNotFoundError as error:  # uploads take no lock, so the folder can disappear meanwhile
         raise Fault(404, f"Repository '{repo}' was moved or deleted meanwhile.", code="RepoNotFound") from error
     except OSError as error:
         if is_disk_full(error):

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
-#: Largest body that describes one thing, in bytes.
+#: Maximum bytes of a body that describes a single object.
 SMALL_BODY = 2**20
 _CHUNK = 2**20
 _LINE_LIMIT = 16 * 2**20
@@ -43,7 +43,7 @@ class Body:
         self._stream = stream
         self.limit = 0  # bytes that may be read: none until the route sets it
         # Bytes that are read and dropped after a refusal: a client that sends first and reads later sees the answer.
-        self.spare = _DRAIN
+        self.drain_limit = _DRAIN
         # Two different lengths would let a request hide behind another one (request smuggling).
         codings, lengths = headers.get_all("Transfer-Encoding", []), headers.get_all("Content-Length", [])
         self.chunked = bool(codings)
@@ -52,9 +52,9 @@ class Body:
         if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,18}", length.strip()) for length in lengths):
             raise bad_request("The Content-Length header is not one number.")
         self.length = None if self.chunked else int(lengths[0]) if lengths else 0
-        self._left = self.length or 0  # bytes of the body, or of the current chunk
+        self._remaining = self.length or 0  # bytes of the body, or of the current chunk
         self._received = 0
-        self._ended = not self.chunked and self._left == 0
+        self._ended = not self.chunked and self._remaining == 0
         self._timed_out = False
 
     def chunks(self) -> Iterator[memoryview]:
@@ -82,16 +82,16 @@ class Body:
 
     def _read_pieces(self) -> Iterator[memoryview]:
         # One buffer for all pieces: a body of gigabytes allocates nothing more.
-        view = memoryview(bytearray(_CHUNK if self.chunked else min(self._left, _CHUNK)))
+        view = memoryview(bytearray(_CHUNK if self.chunked else min(self._remaining, _CHUNK)))
         while not self._ended:
-            if self._left == 0 and not self._next_chunk():
+            if self._remaining == 0 and not self._next_chunk():
                 return
-            count = self._stream.readinto(view[: self._left])
+            count = self._stream.readinto(view[: self._remaining])
             if not count:
                 raise ConnectionError("the sender closed the connection in the middle of a body")
-            self._left -= count
+            self._remaining -= count
             self._received += count
-            if self._left == 0:
+            if self._remaining == 0:
                 if not self.chunked:
                     self._ended = True
                 elif self._stream.readline(3) != b"\r\n":
@@ -102,25 +102,25 @@ class Body:
         size = self._stream.readline(256).split(b";")[0].strip()
         if not re.fullmatch(rb"[0-9a-fA-F]{1,15}", size):
             raise ConnectionError("a chunk of the body has no size")
-        self._left = int(size, 16)
-        if self._left == 0:
+        self._remaining = int(size, 16)
+        if self._remaining == 0:
             for _ in range(_TRAILERS):
                 if self._stream.readline(65536) in (b"\r\n", b"\n", b""):
                     break
             else:
                 raise ConnectionError("the body has too many trailers")
             self._ended = True
-        return self._left > 0
+        return self._remaining > 0
 
     def expect(self, size: int) -> None:
-        """Raises the limit to `size` bytes, once the sender has shown a right to send them.
+        """Raises the limit to `size` bytes, once the sender has proved its right to send them.
 
         As many bytes are read and dropped after a refusal.
 
         Args:
             size: Bytes that the sender may send.
         """
-        self.limit, self.spare = size, _DRAIN + size
+        self.limit, self.drain_limit = size, _DRAIN + size
 
     def read(self) -> bytes:
         """Returns the whole body. Raises as `chunks` does."""
@@ -134,7 +134,7 @@ class Body:
         pending = bytearray()
         for chunk in self.chunks():
             pending += chunk
-            # Search the new part only: a long line would otherwise be searched again with each chunk.
+            # Search only the new part; otherwise a long line would be searched again with each chunk.
             if pending.find(b"\n", len(pending) - len(chunk)) >= 0:
                 *lines, tail = bytes(pending).split(b"\n")
                 yield from lines
@@ -145,16 +145,16 @@ class Body:
             yield bytes(pending)
 
     def drain(self) -> bool:
-        """Reads what is left, up to `spare` bytes, so that the connection can be used again.
+        """Reads what is left, up to `drain_limit` bytes, so that the connection can be used again.
 
         Returns:
             False if the end was not reached, and the connection has to be closed.
         """
-        if self._timed_out or (not self.chunked and self._left > self.spare):
+        if self._timed_out or (not self.chunked and self._remaining > self.drain_limit):
             return False
         start = self._received
         try:
-            return all(self._received - start <= self.spare for _ in self._pieces())
+            return all(self._received - start <= self.drain_limit for _ in self._pieces())
         except Fault:  # too slow: the answer is ready, and is sent before the connection closes
             return False
 
@@ -224,31 +224,35 @@ class Request:
             raise bad_request(f"The query parameter {name}={value[:40]} must be a whole number of at least 1.")
         return min(int(value), maximum)
 
-    def next_page(self, path: str, **query: Any) -> dict[str, str]:
+    def next_page(self, path: str, cursor: int | None = None) -> dict[str, str]:
         """Returns the Link header to the next page.
 
         Args:
             path: Path of the next page.
-            query: Parameters that differ from those of this request.
+            cursor: The parameter of that name, if it differs from that of this request.
         """
-        fields = {key: values for key, values in self.query.items() if key not in query} | query
+        fields: dict[str, object] = {**self.query}
+        if cursor is not None:
+            fields["cursor"] = cursor
         return {"Link": f'<{self.base}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
 
-    def page(self, items: list[_Item], most: int, path: str | None = None) -> tuple[list[_Item], dict[str, str]]:
+    def page(self, items: list[_Item], max_size: int, path: str | None = None) -> tuple[list[_Item], dict[str, str]]:
         """Cuts a list to the page that the parameters limit and cursor ask for.
 
         Args:
             items: All items.
-            most: Largest number of items on a page.
+            max_size: Largest number of items on a page.
             path: Path of the next page; None for that of this request.
 
         Returns:
             The items of the page, and the headers with the link to the next one.
         """
-        size = self.number("limit", most, maximum=most)
+        size = self.number("limit", max_size, maximum=max_size)
         start = self.number("cursor", 1, maximum=10**9) - 1
-        more = len(items) > start + size
-        return items[start : start + size], self.next_page(path or self.path, cursor=start + size + 1) if more else {}
+        has_more = len(items) > start + size
+        return items[start : start + size], self.next_page(
+            path or self.path, cursor=start + size + 1
+        ) if has_more else {}
 
     def json(self) -> dict[str, Any]:
         """Returns the body as a JSON object; empty for an empty body. Raises Fault 400 for anything else."""
@@ -379,13 +383,13 @@ def member(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind |
 _KINDS: dict[type, str] = {str: "text", int: "whole number", list: "list", dict: "JSON object"}
 
 
-def objects(fields: Mapping[str, object], key: str, *, most: int) -> list[dict[str, Any]]:
+def objects(fields: Mapping[str, object], key: str, *, max_count: int) -> list[dict[str, Any]]:
     """Returns a member that is a list of JSON objects.
 
     Args:
         fields: The object.
         key: Its key.
-        most: Largest number of entries.
+        max_count: Largest number of entries.
 
     Returns:
         The list; empty if it is absent or null.
@@ -394,8 +398,8 @@ def objects(fields: Mapping[str, object], key: str, *, most: int) -> list[dict[s
         Fault: 400 for any other value.
     """
     values = member(fields, key, list) or []
-    if len(values) > most:
-        raise bad_request(f"'{key}' holds {len(values)} entries; send at most {most} at once.")
+    if len(values) > max_count:
+        raise bad_request(f"'{key}' holds {len(values)} entries; send at most {max_count} at once.")
     for value in values:
         if not isinstance(value, dict):
             raise bad_request(f"'{key}' must hold JSON objects; one entry is {value!r:.80}.")

@@ -101,7 +101,9 @@ def check_path(path: object) -> str:
     if len(path.encode()) > _MAX_PATH:
         raise bad_request(f"The path '{shown}…' is longer than {_MAX_PATH} bytes; shorten it.")
     if "\\" in path or _DRIVE.match(path):
-        raise bad_request(f"The path '{shown}' leads elsewhere on Windows; write it with '/', without drive letters.")
+        raise bad_request(
+            f"The path '{shown}' has another meaning on Windows; write it with '/', without drive letters."
+        )
     # NTFS and HFS+ read some other names as ".git", such as "git~1". A checkout there could overwrite git's own files.
     for segment in path.split("/"):
         name = segment.encode()

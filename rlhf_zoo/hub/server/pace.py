@@ -9,8 +9,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-#: Least speed of a body in bytes per second, on average, after the seconds that every sender is given.
-SLOWEST = 4096
+#: Minimum average speed of a body, in bytes per second, after the pause that every sender is allowed.
+MIN_BYTES_PER_SECOND = 4096
 
 
 class PacedReader(io.RawIOBase):
@@ -27,7 +27,7 @@ class PacedReader(io.RawIOBase):
         self._connection = connection
         self._in_body = False
         self._deadline = self._head_seconds = 0.0
-        self._patience = self._left = 0.0
+        self._patience = self._remaining = 0.0
 
     def await_head(self, idle: float, seconds: float) -> None:
         """Starts waiting for a request.
@@ -47,7 +47,7 @@ class PacedReader(io.RawIOBase):
                 bytes received.
         """
         self._in_body = True
-        self._patience = self._left = patience
+        self._patience = self._remaining = patience
 
     def readable(self) -> bool:
         return True
@@ -61,22 +61,22 @@ class PacedReader(io.RawIOBase):
         Raises:
             TimeoutError: The sender is too slow.
         """
-        began = time.monotonic()
-        left = min(self._patience, self._left) if self._in_body else self._deadline - began
-        if left <= 0:
+        start = time.monotonic()
+        timeout = min(self._patience, self._remaining) if self._in_body else self._deadline - start
+        if timeout <= 0:
             raise TimeoutError("the sender is too slow")
-        self._connection.settimeout(left)
+        self._connection.settimeout(timeout)
         count = self._connection.recv_into(buffer)
         if self._in_body:
             # A budget: it shrinks by the time spent waiting, and grows with each byte. The time that we take to write
             # the bytes to the disk does not count against the sender.
-            self._left += count / SLOWEST - (time.monotonic() - began)
+            self._remaining += count / MIN_BYTES_PER_SECOND - (time.monotonic() - start)
         elif self._head_seconds:  # the first byte of a head: now the limit for the whole head starts
             self._deadline, self._head_seconds = time.monotonic() + self._head_seconds, 0.0
         return count
 
 
-class Waiting:
+class HeadlessConnections:
     """The connections that have not sent a complete head yet, oldest first. Threads may share it."""
 
     def __init__(self) -> None:

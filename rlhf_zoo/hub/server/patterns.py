@@ -1,8 +1,8 @@
 """Matches the patterns of .gitattributes and .gitignore in time that is linear in the path, whatever the pattern.
 
-A regular expression backtracks: over `*a*a*a*ab` it runs for minutes and blocks every other thread. Here a bit of one
-number stands for each place in the pattern that the match may have reached, and each byte of the path moves all bits
-at once (a nondeterministic automaton). The language is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash,
+A regular expression backtracks: on `*a*a*a*ab` it runs for minutes and blocks every other thread. Here each bit of a
+number stands for a place in the pattern that the match may have reached, and each byte of the path moves all bits at
+once (a nondeterministic automaton). The language is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash,
 and `**` as a whole part matches any number of folders.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from .faults import bad_request
 
-#: Steps of matching that one request may take. A step moves one byte of a path through one pattern.
+#: Maximum steps of matching per request. A step matches one byte of a path against one pattern.
 MAX_STEPS = 20_000_000
 # git ignores longer lines of .gitattributes.
 _MAX_ATTRIBUTE_LINE = 2048
@@ -45,7 +45,7 @@ class Budget:
     """The steps of matching that one request may still take."""
 
     def __init__(self, steps: int = MAX_STEPS) -> None:
-        self._left = steps
+        self._remaining = steps
 
     def spend(self, steps: int) -> None:
         """Spends steps.
@@ -56,8 +56,8 @@ class Budget:
         Raises:
             Fault: 400 if there are not enough left.
         """
-        self._left -= steps
-        if self._left < 0:
+        self._remaining -= steps
+        if self._remaining < 0:
             raise bad_request(
                 "Matching these paths against the patterns of .gitattributes and .gitignore takes too long: "
                 "send fewer files at once, or give fewer patterns."
@@ -96,16 +96,16 @@ class Glob:
             path: The path; for a pattern without a slash, its last part.
         """
         if self._pieces is not None:
-            return _SLASH not in path and _in_order(self._pieces, path)
+            return _SLASH not in path and _has_pieces_in_order(self._pieces, path)
         # Bit n: the first n places of the pattern match what was read so far.
-        states = self._closed(1)
+        states = self._epsilon_closure(1)
         for byte in path:
-            states = self._closed(((states & self._advance[byte]) << 1) | (states & self._stay[byte]))
+            states = self._epsilon_closure(((states & self._advance[byte]) << 1) | (states & self._stay[byte]))
             if not states:
                 return False
         return bool(states >> self._size & 1)
 
-    def _closed(self, states: int) -> int:
+    def _epsilon_closure(self, states: int) -> int:
         """Adds the places that can be reached without reading a byte."""
         # No more than two such steps follow each other, so two shifts are enough.
         entries = states & self._entries
@@ -166,7 +166,7 @@ class Glob:
         self._size = size
 
 
-def _in_order(pieces: list[bytes], name: bytes) -> bool:
+def _has_pieces_in_order(pieces: list[bytes], name: bytes) -> bool:
     """Whether a name starts with the first piece, ends with the last, and has the others in between, in order."""
     if len(pieces) == 1:
         return name == pieces[0]
@@ -187,32 +187,32 @@ def _bracket(pattern: bytes, at: int) -> tuple[list[int], int]:
     negated = pattern[at : at + 1] in (b"!", b"^")
     at += negated
     members: set[int] = set()
-    before: int | None = None  # the member that a "-" may make the start of a range
-    first = True  # a "]" in the first place is an ordinary member
-    while first or pattern[at : at + 1] != b"]":
-        first = False
+    range_start: int | None = None  # the member that a "-" may make the start of a range
+    is_first = True  # a "]" in the first place is an ordinary member
+    while is_first or pattern[at : at + 1] != b"]":
+        is_first = False
         char = pattern[at : at + 1]
-        if char == b"-" and before is not None and pattern[at + 1 : at + 2] not in (b"]", b""):
+        if char == b"-" and range_start is not None and pattern[at + 1 : at + 2] not in (b"]", b""):
             at += 1 + (pattern[at + 1 : at + 2] == b"\\")
-            members.update(range(before, _byte(pattern, at) + 1))
-            before = None
+            members.update(range(range_start, _byte(pattern, at) + 1))
+            range_start = None
         elif char == b"[" and pattern[at + 1 : at + 2] == b":":
             end = pattern.find(b"]", at + 2)
             if end < 0:
                 raise MalformedPatternError(pattern)
             if end == at + 2 or pattern[end - 1 : end] != b":":
-                before = ord("[")  # not a class such as [:digit:], so an ordinary member
-                members.add(before)
+                range_start = ord("[")  # not a class such as [:digit:], so an ordinary member
+                members.add(range_start)
             else:
                 name = pattern[at + 2 : end - 1]
                 if name not in _CLASSES:
                     raise MalformedPatternError(pattern)
                 members.update(_CLASSES[name].encode())
-                at, before = end, None
+                at, range_start = end, None
         else:
             at += char == b"\\"
-            before = _byte(pattern, at)
-            members.add(before)
+            range_start = _byte(pattern, at)
+            members.add(range_start)
         at += 1
     return [byte for byte in _NO_SLASH if (byte in members) != negated], at + 1
 
@@ -243,25 +243,25 @@ class _Rules:
             glob = Glob(pattern.removeprefix(b"/"))
         except MalformedPatternError:  # git skips it
             return
-        place = len(self._verdicts)
+        index = len(self._verdicts)
         self._verdicts.append(verdict)
         if glob.is_plain:
-            (self._names if is_name else self._paths)[pattern.removeprefix(b"/")] = place
+            (self._names if is_name else self._paths)[pattern.removeprefix(b"/")] = index
         else:
             self._budget.spend(0 if glob.is_simple else 256)  # for its masks, one for each byte
-            self._globs.append((place, is_name, glob))
+            self._globs.append((index, is_name, glob))
 
-    def last(self, path: bytes) -> bool | None:
+    def last_verdict(self, path: bytes) -> bool | None:
         """Returns the verdict of the last pattern that matches a path; None if none does."""
         name = path.rpartition(b"/")[2]
         best = max(self._paths.get(path, -1), self._names.get(name, -1))
-        for place, is_name, glob in reversed(self._globs):
-            if place < best:  # a plain pattern that was added later matches already
+        for index, is_name, glob in reversed(self._globs):
+            if index < best:  # a plain pattern that was added later matches already
                 break
             text = name if is_name else path
             self._budget.spend(1 if glob.is_simple else len(text) * glob.steps_per_byte)
             if glob.matches(text):
-                best = place
+                best = index
                 break
         return self._verdicts[best] if best >= 0 else None
 
@@ -271,7 +271,7 @@ class LfsPaths:
 
     Args:
         content: The .gitattributes.
-        budget: Pays for the matching.
+        budget: Limits the steps of matching.
     """
 
     def __init__(self, content: bytes, budget: Budget) -> None:
@@ -281,12 +281,12 @@ class LfsPaths:
             # Skip comments, macros, patterns that git refuses, and patterns for folders, which have no content.
             if pattern.startswith((b"#", b"!", b"[attr]")) or pattern.endswith(b"/") or len(line) > _MAX_ATTRIBUTE_LINE:
                 continue
-            filters = [each for each in attributes if each.lstrip(b"-!").partition(b"=")[0] == b"filter"]
+            filters = [attribute for attribute in attributes if attribute.lstrip(b"-!").partition(b"=")[0] == b"filter"]
             if filters and all(map(_ATTRIBUTE.fullmatch, attributes)):  # git reads no line with another name in it
                 self._rules.add(pattern, filters[-1] == b"filter=lfs")
 
     def __call__(self, path: str) -> bool:
-        return self._rules.last(path.encode()) is True
+        return self._rules.last_verdict(path.encode()) is True
 
 
 class IgnoredPaths:
@@ -294,7 +294,7 @@ class IgnoredPaths:
 
     Args:
         content: The .gitignore.
-        budget: Pays for the matching.
+        budget: Limits the steps of matching.
     """
 
     def __init__(self, content: bytes, budget: Budget) -> None:
@@ -309,19 +309,19 @@ class IgnoredPaths:
     def __call__(self, path: str) -> bool:
         """Whether the file at this path is excluded."""
         # In git, no later pattern can include a file below an excluded folder again. So each folder above the file is
-        # asked first, from the top, and remembered for the files to come.
+        # checked first, from the top, and cached for later files.
         name = path.encode()
-        folders = [name[:place] for place, byte in enumerate(name) if byte == _SLASH]
+        folders = [name[:index] for index, byte in enumerate(name) if byte == _SLASH]
         parent = b""
         for folder in folders:
             if folder not in self._folders:
-                self._folders[folder] = self._folders[parent] or self._all.last(folder) is True
+                self._folders[folder] = self._folders[parent] or self._all.last_verdict(folder) is True
             parent = folder
-        return self._folders[parent] or self._files.last(name) is True
+        return self._folders[parent] or self._files.last_verdict(name) is True
 
 
 def _ignore_lines(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Yields each pattern; with False for one that begins with "!" and includes again what others exclude."""
+    """Yields (pattern, True), or (pattern, False) if it begins with "!" and so includes what others exclude."""
     for raw in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         line = raw.removesuffix(b"\r")
         # git drops spaces at the end, except one that a backslash escapes.

@@ -39,7 +39,7 @@ def serve(
     ready_file: str | os.PathLike[str] | None = None,
     *,
     parent: int | None = None,
-    second: bool = False,
+    is_second: bool = False,
     on_ready: Callable[[str], None] | None = None,
 ) -> str:
     """Serves until SIGTERM or SIGINT. Call it from the main thread, which receives the signals.
@@ -51,7 +51,7 @@ def serve(
         ready_file: Receives {"url", "pid"} as JSON once the server listens.
         parent: Id of a process that the server belongs to. The server ends with it, ignores SIGINT, and does not
             record itself in the root.
-        second: Whether another server over the same root is on record, so that this one must not be.
+        is_second: Whether another server over the same root is on record, so that this one must not be.
         on_ready: Called with the address once the server listens.
 
     Returns:
@@ -65,7 +65,7 @@ def serve(
 
     if not 0 <= port <= 65535:
         raise ZooError(f"Port {port} does not exist: choose one from 1 to 65535, or 0 for any free one.")
-    is_alive = _watch(parent)
+    is_alive = _parent_monitor(parent)
     folder = Path(root).expanduser().absolute()
     try:
         make_private(folder)
@@ -85,9 +85,9 @@ def serve(
     signal.signal(signal.SIGINT, signal.SIG_IGN if parent else lambda *_: stop.set())
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     threading.Thread(target=_sweep_regularly, args=(application, stop), daemon=True).start()
-    note = {"url": server.url, "pid": os.getpid()}
+    record = {"url": server.url, "pid": os.getpid()}
     try:
-        _announce(folder / RECORD if parent is None and not second else None, ready_file, note)
+        _announce(folder / RECORD if parent is None and not is_second else None, ready_file, record)
         if on_ready is not None:
             on_ready(server.url)
         while not stop.wait(_PARENT_SECONDS if parent else None) and is_alive():
@@ -95,18 +95,18 @@ def serve(
     finally:
         server.shutdown()
         server.server_close()
-        # Let requests under way finish: a commit is worth a moment.
+        # Let requests under way finish, so that no commit is lost.
         server.wait_idle(_GRACE_SECONDS)
         for path in ([folder / RECORD] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
-            # Remove only what names this process: another server may have written its own record meanwhile.
+            # Remove only records of this process: another server may have written its own meanwhile.
             with suppress(ValueError, OSError):
-                if read_json(path) == note:
+                if read_json(path) == record:
                     path.unlink(missing_ok=True)
     return server.url
 
 
 def running_server(folder: Path) -> dict[str, Any] | None:
-    """Returns the record of the server over a folder. A server that was killed leaves its record, so it is asked.
+    """Returns the record of the server over a folder, if it answers: a killed server leaves its record behind.
 
     Args:
         folder: The Hub's folder.
@@ -150,18 +150,18 @@ def _sweep_regularly(application: Application, stop: threading.Event) -> None:
             log.exception("The regular sweep failed.")
 
 
-def _announce(record: Path | None, ready_file: str | os.PathLike[str] | None, note: dict[str, object]) -> None:
+def _announce(record_path: Path | None, ready_file: str | os.PathLike[str] | None, record: dict[str, object]) -> None:
     try:
-        if record is not None:
-            write_json(record, note)
+        if record_path is not None:
+            write_json(record_path, record)
         if ready_file is not None:
-            write_json(Path(ready_file).absolute(), note, mode=0o644)
+            write_json(Path(ready_file).absolute(), record, mode=0o644)
     except OSError as error:
         raise ZooError(f"Cannot write {error.filename} ({error.strerror}): choose another --ready-file.") from error
 
 
-def _watch(pid: int | None) -> Callable[[], bool]:
-    """Returns a function that tells whether the process is still alive; always true without one."""
+def _parent_monitor(pid: int | None) -> Callable[[], bool]:
+    """Returns a function that tells whether the process is alive; it returns True if there is no such process id."""
     # A parent that ends is replaced as our parent, which is safer to test than an id that the system may use again.
     if pid is None or pid == os.getppid():
         return lambda: pid in (None, os.getppid())

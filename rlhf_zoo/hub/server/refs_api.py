@@ -3,7 +3,7 @@
 from functools import partial
 from html import escape
 
-from .access import Api, commit_of
+from .access import Api, resolve_commit
 from .describe import commit_date
 from .faults import Fault, bad_request, forbidden, revision_not_found
 from .git import MAIN, GitRepository, Ref
@@ -36,13 +36,13 @@ class RefsApi(Api):
         """Lists all branches and tags. An annotated tag is listed with its commit, not with its tag object."""
         self._access.read(request, repo)
 
-        def form(ref: Ref) -> dict[str, str]:
+        def as_json(ref: Ref) -> dict[str, str]:
             return {"name": ref.name, "ref": ref.ref, "targetCommit": ref.commit}
 
         with self._storage.git(repo) as git:
             answer: dict[str, object] = {
-                "branches": [form(ref) for ref in git.refs("refs/heads/")],
-                "tags": [form(ref) for ref in git.refs("refs/tags/")],
+                "branches": [as_json(ref) for ref in git.refs("refs/heads/")],
+                "tags": [as_json(ref) for ref in git.refs("refs/tags/")],
                 "converts": [],
             }
         if request.flag("include_prs"):
@@ -56,7 +56,7 @@ class RefsApi(Api):
         formatted = "formatted" in request.values("expand")
         with self._storage.git(repo) as git:
             page: list[dict[str, object]] = []
-            for oid, commit in git.history(commit_of(git, revision)):
+            for oid, commit in git.history(resolve_commit(git, revision)):
                 if len(page) == size:
                     # The next page starts at this commit, so that new commits do not shift it.
                     path = request.path.rpartition("/")[0] + f"/{oid}"
@@ -82,7 +82,7 @@ class RefsApi(Api):
         if fields.get("emptyBranch"):
             raise bad_request("The embedded Hub starts branches at a commit: leave emptyBranch out.")
         with self._storage.lock(repo), self._storage.git(repo) as git:
-            commit = commit_of(git, member(fields, "startingPoint", str) or MAIN)
+            commit = resolve_commit(git, member(fields, "startingPoint", str) or MAIN)
             _check_free(git, name, "branch")
             git.write_ref(f"refs/heads/{name}", commit)
         return json_response({})
@@ -105,7 +105,7 @@ class RefsApi(Api):
         name = check_ref(fields.get("tag"), kind="tag")
         message = member(fields, "message", str)
         with self._storage.lock(repo), self._storage.git(repo) as git:
-            target = commit = commit_of(git, revision)
+            target = commit = resolve_commit(git, revision)
             _check_free(git, name, "tag")
             if message:
                 # An annotated tag is a git object of its own; the ref leads to it, and it to the commit.
@@ -133,8 +133,8 @@ class RefsApi(Api):
 def _check_free(git: GitRepository, name: str, kind: str) -> None:
     """Raises Fault if a branch (or tag) of this name exists, or one that git cannot keep beside it."""
     # A ref is a file, so `exp` and `exp/a` exclude each other. A branch and a tag may share a name.
-    for taken in git.names("refs/heads/" if kind == "branch" else "refs/tags/"):
-        if taken == name:
+    for existing in git.names("refs/heads/" if kind == "branch" else "refs/tags/"):
+        if existing == name:
             raise Fault(409, f"The {kind} '{name}' exists already.")
-        if taken.startswith(f"{name}/") or name.startswith(f"{taken}/"):
-            raise bad_request(f"'{name}' conflicts with '{taken}' in git: one name begins with the other.")
+        if existing.startswith(f"{name}/") or name.startswith(f"{existing}/"):
+            raise bad_request(f"'{name}' conflicts with '{existing}' in git: one name begins with the other.")

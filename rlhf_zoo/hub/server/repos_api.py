@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from .access import Api, commit_of
+from .access import Api, resolve_commit
 from .describe import describe
 from .faults import Fault, bad_request
 from .git import MAIN
@@ -37,7 +37,7 @@ class ReposApi(Api):
         router.add("DELETE", "/api/repos/delete", self._delete, body=SMALL_BODY)
         router.add("POST", "/api/repos/move", self._move, body=SMALL_BODY)
         for kind, plural in KINDS.items():
-            router.add("GET", f"/api/{plural}", partial(self._find, kind=kind))
+            router.add("GET", f"/api/{plural}", partial(self._list, kind=kind))
         router.add("GET", "/api/settings/repositories", self._handle_storage)
         router.add("GET", "/api/organizations/{namespace}/settings/repositories", self._handle_storage)
         router.add("POST", "/api/{repo}/duplicate", self._duplicate, body=SMALL_BODY)
@@ -48,10 +48,10 @@ class ReposApi(Api):
         router.add("GET", "/api/{repo}", self._info)
 
     def _create(self, request: Request) -> Response:
-        """Creates a repository. Fault 409 if it exists; the body still holds its address."""
+        """Creates a repository. Fault 409 if it exists, with its address in the body."""
         request.require_write()
         fields = request.json()
-        repo = _named(fields)
+        repo = _requested_repo(fields)
         _check_free_namespace(repo)
         if fields.get("template"):
             raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
@@ -66,14 +66,14 @@ class ReposApi(Api):
     def _delete(self, request: Request) -> Response:
         """Deletes a repository."""
         request.require_write()  # not `Access.write`, which refuses a damaged repository
-        self._storage.delete(_named(request.json()))
+        self._storage.delete(_requested_repo(request.json()))
         return json_response({})
 
     def _move(self, request: Request) -> Response:
         """Renames a repository. The old name redirects to it until another repository takes that name."""
         fields = request.json()
         kind = fields.get("type") or "model"
-        source, target = (_split(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
+        source, target = (_parse_full_name(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
         self._access.write(request, source)
         _check_free_namespace(target)
         self._storage.move(source, target)
@@ -88,11 +88,11 @@ class ReposApi(Api):
             fields.get(key) for key in ("hardware", "sleepTimeSeconds", "secrets", "volumes")
         ):
             raise bad_request("The embedded Hub stores Spaces and does not run them: leave hardware and secrets out.")
-        target = _split(repo.kind, fields.get("repository"), "repository")
+        target = _parse_full_name(repo.kind, fields.get("repository"), "repository")
         _check_free_namespace(target)
-        done = self._storage.duplicate(repo, target, private=_visibility(fields), variables=_variables(fields))
+        was_created = self._storage.duplicate(repo, target, private=_visibility(fields), variables=_variables(fields))
         answer = {"url": f"{request.base}/{target.url}", "filesCopyPending": False}
-        if not done:
+        if not was_created:
             raise Fault(409, f"The {target.kind} repository '{target}' exists already.", body=answer)
         return json_response(answer)
 
@@ -109,7 +109,7 @@ class ReposApi(Api):
         return json_response({"private": self._storage.settings(repo).private, "gated": False})
 
     def _handle_storage(self, request: Request, namespace: str = OWNER) -> Response:
-        """Lists what each repository of a namespace takes on the disk, largest first."""
+        """Lists the disk space of each repository of a namespace, largest first."""
         request.require_token()
         answer: list[dict[str, Any]] = []
         for repo in self._storage.repositories():
@@ -143,11 +143,11 @@ class ReposApi(Api):
         settings = self._access.read(request, repo)
         expand = request.values("expand") or None
         with self._storage.git(repo) as git:
-            commit = commit_of(git, revision)
+            commit = resolve_commit(git, revision)
             blobs = request.flag("blobs")
             return json_response(describe(self._storage, repo, settings, git, commit, blobs=blobs, expand=expand))
 
-    def _find(self, request: Request, kind: str) -> Response:
+    def _list(self, request: Request, kind: str) -> Response:
         """Lists the repositories of a kind that pass every filter, in pages."""
         sort = request.value("sort") or "lastModified"
         if sort not in _SORTS:
@@ -167,7 +167,7 @@ class ReposApi(Api):
         answer = []
         for repo, item in page:
             with self._storage.skip_damaged(repo):
-                answer.append(self._shown(request, repo, item, expand))
+                answer.append(self._describe(request, repo, item, expand))
         return json_response(answer, headers=headers)
 
     def _matching(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
@@ -181,7 +181,7 @@ class ReposApi(Api):
         if any(request.value(key) for key in ("inference", "inference_provider", "apps")) or request.flag("gated"):
             return None
         settings = self._storage.settings(repo)
-        if not self._access.sees(request, settings):
+        if not self._access.can_see(request, settings):
             return None
         with self._storage.git(repo) as git:
             commit = git.head()
@@ -198,7 +198,9 @@ class ReposApi(Api):
             return None
         return item
 
-    def _shown(self, request: Request, repo: RepoId, item: dict[str, Any], expand: list[str] | None) -> dict[str, Any]:
+    def _describe(
+        self, request: Request, repo: RepoId, item: dict[str, Any], expand: list[str] | None
+    ) -> dict[str, Any]:
         if expand is None:
             full = request.flag("full")
             expand = [*_LISTED, *(_LISTED_FULL if full else ())]
@@ -210,7 +212,7 @@ class ReposApi(Api):
             return describe(self._storage, repo, settings, git, item["sha"], expand=expand)
 
 
-def _named(fields: dict[str, object]) -> RepoId:
+def _requested_repo(fields: dict[str, object]) -> RepoId:
     return parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
 
 
@@ -222,7 +224,7 @@ def _check_free_namespace(repo: RepoId) -> None:
 def _variables(fields: dict[str, object]) -> dict[str, dict[str, Any]]:
     return {
         member(item, "key", str) or "": {"value": member(item, "value", str) or "", "updatedAt": now()}
-        for item in objects(fields, "variables", most=_MAX_VARIABLES)
+        for item in objects(fields, "variables", max_count=_MAX_VARIABLES)
     }
 
 
@@ -236,7 +238,7 @@ def _visibility(fields: dict[str, object]) -> bool | None:
     return bool(visibility != "public")
 
 
-def _split(kind: str, repo_id: object, field: str) -> RepoId:
+def _parse_full_name(kind: str, repo_id: object, field: str) -> RepoId:
     namespace, separator, name = str(repo_id).partition("/")
     if not separator:
         raise bad_request(f"{field} must be NAMESPACE/NAME.")

@@ -43,9 +43,9 @@ class Router:
     """
 
     def __init__(
-        self, exists: Callable[[RepoId], bool], moved: Callable[[Request, RepoId], RepoId | None] = lambda *_: None
+        self, exists: Callable[[RepoId], bool], new_name: Callable[[Request, RepoId], RepoId | None] = lambda *_: None
     ) -> None:
-        self._exists, self._moved = exists, moved
+        self._exists, self._new_name = exists, new_name
         self._routes: list[_Route] = []
 
     def add(self, methods: str, pattern: str, handler: Handler, *, body: int = 0) -> None:
@@ -93,9 +93,11 @@ class Router:
             methods = ", ".join(sorted(allowed))
             raise Fault(405, f"{request.method} is not possible here, only {methods}.", headers={"Allow": methods})
         # Ids without a namespace ("gpt2") are valid on the real Hub, but no repository here has one.
-        short = re.fullmatch(rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_VERBS})(?:/.*)?)?", request.path)
-        if short and short[1] != "api":
-            raise repo_not_found(decode_segment(short[1]), anonymous=request.role is None)
+        unqualified = re.fullmatch(
+            rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_VERBS})(?:/.*)?)?", request.path
+        )
+        if unqualified and unqualified[1] != "api":
+            raise repo_not_found(decode_segment(unqualified[1]), anonymous=request.role is None)
         raise Fault(404, "The embedded Hub has no such address; it serves models, datasets, Spaces and collections.")
 
     def _redirect(
@@ -106,7 +108,7 @@ class Router:
         # Addresses that begin with "_" are signed for one repository and one name.
         if repo is None or request.path.startswith("/_") or self._exists(repo):
             return None
-        target = self._moved(request, repo)
+        target = self._new_name(request, repo)
         if target is None:
             return None
         if request.role == "write":

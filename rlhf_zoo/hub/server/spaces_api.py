@@ -4,7 +4,7 @@ import re
 from functools import partial
 
 from .access import Api
-from .describe import not_running
+from .describe import stopped_runtime
 from .faults import Fault, bad_request
 from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import RepoId
@@ -35,7 +35,7 @@ class SpacesApi(Api):
         """Answers STOPPED, with the reason."""
         # Restart and pause succeed and change nothing, so that a script that publishes a Space runs through.
         (self._access.write if write else self._access.read)(request, repo)
-        return json_response(not_running())
+        return json_response(stopped_runtime())
 
     def _refuse(self, request: Request, repo: RepoId, action: str) -> Response:
         """Refuses a request that makes sense only for a running Space."""

@@ -23,7 +23,7 @@ from typing import Any
 
 from ...fileio import sync_folder
 from . import xet_store
-from .durable import Clock, check_kinds, in_use, is_in_use, link_tree, locked, read_json, write_json
+from .durable import Clock, check_types, is_in_use, link_tree, locked, mark_in_use, read_json, write_json
 from .faults import Damaged, Fault, cannot_write, disk_full, is_file_error, repo_not_found
 from .git import MAIN, GitRepository
 from .git_writes import Quarantine, TreeEdit
@@ -51,9 +51,9 @@ _SETTINGS = {
 }
 _STALE_SECONDS = 24 * 3600
 # Bytes of disk that uploads leave free, so that commits and deletions still work on a full disk.
-_SPARE = 16 * 2**20
-# Renames in a row that are followed. The records could form a circle.
-_MOST_MOVES = 20
+_RESERVED_BYTES = 16 * 2**20
+# Maximum renames in a row to follow. The records could form a cycle.
+_MAX_RENAMES = 20
 
 
 def now() -> str:
@@ -86,10 +86,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value of another type than a Hub writes."""
-        check_kinds(vars(self), _SETTINGS)
+        check_types(vars(self), _SETTINGS)
         for kind in (self.variables, self.secrets):
             for entry in kind.values():
-                check_kinds(entry, {})
+                check_types(entry, {})
 
 
 class Storage:
@@ -124,7 +124,7 @@ class Storage:
         Args:
             repo: The repository.
         """
-        # One rename puts it in its place, and one takes it away, so there is never half a repository.
+        # A single rename creates or removes it, so there is never half a repository.
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
@@ -222,12 +222,12 @@ class Storage:
         with self.lock(repo):
             if self.exists(repo):
                 return False
-            # Built in the trash and renamed when complete: what a crash leaves there is swept later.
+            # Build it in the trash and rename it when complete: leftovers of a crash are swept from there.
             new = self._trash / f"new-{secrets.token_hex(8)}"
             new.mkdir()
             try:
                 GitRepository.initialize(new)
-                with in_use(new), GitRepository(new) as git, Quarantine(new) as quarantine:
+                with mark_in_use(new), GitRepository(new) as git, Quarantine(new) as quarantine:
                     edit = TreeEdit(git, None)
                     edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
                     commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
@@ -266,7 +266,7 @@ class Storage:
             new = self._trash / f"new-{secrets.token_hex(8)}"
             new.mkdir()
             try:
-                with in_use(new):
+                with mark_in_use(new):
                     GitRepository.initialize(new)
                     for name in ("objects", "refs", "packed-refs", "lfs/objects"):
                         link_tree(self.path(repo) / name, new / name)
@@ -295,14 +295,14 @@ class Storage:
         with self.lock(repo):
             if not self.exists(repo):
                 raise repo_not_found(repo, anonymous=False)
-            # First the name, in one step. Removing gigabytes of files takes a while, and needs no lock.
+            # First remove the name, in one step. Deleting gigabytes of files takes a while and needs no lock.
             discarded = self._trash / f"old-{secrets.token_hex(8)}"
             os.rename(self.path(repo), discarded)
             sync_folder(self.path(repo).parent)
         shutil.rmtree(discarded, ignore_errors=True)
 
     def move(self, repo: RepoId, target: RepoId) -> None:
-        """Renames a repository. Afterwards `moved` finds it by the old name.
+        """Renames a repository. Afterwards `new_name` finds it by the old name.
 
         Args:
             repo: The repository.
@@ -319,17 +319,17 @@ class Storage:
             sync_folder(self.path(repo).parent)
             write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
 
-    def moved(self, repo: RepoId) -> RepoId | None:
+    def new_name(self, repo: RepoId) -> RepoId | None:
         """Returns the present name of a repository that once had this name; None if there is none.
 
         Args:
-            repo: The name that was asked for.
+            repo: The requested name.
         """
-        # The date of creation tells whether a later repository took the new name: that one is not meant.
-        for _ in range(_MOST_MOVES):
+        # By the date of creation: if a later repository took the new name, it is another repository.
+        for _ in range(_MAX_RENAMES):
             try:
                 record = read_json(self._moved / _file_name(repo), {})
-                check_kinds(record, {"to": str, "created": str} if record else {})
+                check_types(record, {"to": str, "created": str} if record else {})
                 if not record:
                     return None
                 repo = parse_repo_id(repo.kind, *record["to"].split("/"))
@@ -370,7 +370,7 @@ class Storage:
 
     def free(self) -> int:
         """Returns the bytes that uploads may still take; negative if too little is left for commits."""
-        return shutil.disk_usage(self.root).free - _SPARE
+        return shutil.disk_usage(self.root).free - _RESERVED_BYTES
 
     def repositories(self, kind: str | None = None) -> Iterator[RepoId]:
         """Yields every repository of a kind, or of all kinds, by name, including damaged ones.
@@ -378,10 +378,10 @@ class Storage:
         Args:
             kind: model, dataset or space; None for all.
         """
-        for each in [kind] if kind else list(KINDS):
-            for folder in sorted((self._repos / KINDS[each]).glob("*/*.git")):
+        for repo_kind in [kind] if kind else list(KINDS):
+            for folder in sorted((self._repos / KINDS[repo_kind]).glob("*/*.git")):
                 if folder.is_dir():
-                    yield RepoId(each, folder.parent.name, folder.name.removesuffix(".git"))
+                    yield RepoId(repo_kind, folder.parent.name, folder.name.removesuffix(".git"))
 
     def sweep(self) -> None:
         """Removes what killed servers left behind: deleted repositories, incomplete uploads, unused objects.
@@ -398,12 +398,12 @@ class Storage:
         ):
             leftovers += self._repos.glob(pattern)
         for path in leftovers:
-            with _sweeping(path):
-                # The age alone would not do: a large upload can take longer than a day.
+            with _log_sweep_errors(path):
+                # Age alone is not enough: a large upload can take longer than a day.
                 if path.lstat().st_mtime < limit and not is_in_use(path):
                     shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         for folder in self._repos.glob("*/*/*.git/xet"):
-            with _sweeping(folder):
+            with _log_sweep_errors(folder):
                 xet_store.sweep(folder.parent, self.clock.now())
 
 
@@ -412,7 +412,7 @@ def _file_name(repo: RepoId) -> str:
 
 
 @contextmanager
-def _sweeping(path: Path) -> Iterator[None]:
+def _log_sweep_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:  # another server swept it, or the repository was deleted or moved meanwhile

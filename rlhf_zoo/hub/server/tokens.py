@@ -103,7 +103,7 @@ class TokenFile:
             stat = os.stat(self._path)
         except FileNotFoundError:
             return None
-        # The file is replaced, never edited, so a change shows in the inode even if the clock stands still.
+        # The file is replaced, never edited, so a change shows in the inode even within one tick of the clock.
         stamp = (stat.st_ino, stat.st_mtime_ns)
         if stamp != self._stamp:
             self._tokens = {token.sha256: token for token in self.all()}
@@ -175,7 +175,7 @@ def _date(seconds: int) -> str:
 
 
 @contextmanager
-def _tokens_under(root: str | os.PathLike[str], action: str) -> Iterator[tuple[Path, TokenFile]]:
+def _open_tokens(root: str | os.PathLike[str], action: str) -> Iterator[tuple[Path, TokenFile]]:
     folder = Path(root).expanduser()
     try:
         yield folder, TokenFile(folder)
@@ -202,7 +202,7 @@ def create_token(
     """
     if role not in ROLES:
         raise ZooError(f"Token role '{role}' is unknown: use --role read or --role write.")
-    with _tokens_under(root, "write a token") as (folder, tokens):
+    with _open_tokens(root, "write a token") as (folder, tokens):
         make_private(folder)
         return tokens.add(role, name=name, seconds=seconds)
 
@@ -219,7 +219,7 @@ def list_tokens(root: str | os.PathLike[str]) -> list[Token]:
     Raises:
         ZooError: The file of tokens is damaged or cannot be read.
     """
-    with _tokens_under(root, "read the tokens") as (_, tokens):
+    with _open_tokens(root, "read the tokens") as (_, tokens):
         return tokens.all()
 
 
@@ -236,7 +236,7 @@ def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[
     Raises:
         ZooError: A name belongs to no token. The others are revoked all the same.
     """
-    with _tokens_under(root, "revoke tokens") as (folder, tokens):
+    with _open_tokens(root, "revoke tokens") as (folder, tokens):
         revoked = {name: tokens.revoke(name) if folder.is_dir() else None for name in names}
     # A name that is too long for an id may be a token, so only its start is shown.
     missing = ", ".join(
@@ -284,8 +284,8 @@ class Signer:
         """
         expiry, _, received = signature.partition(".")
         expected = self._signature(expiry, parts)
-        fresh = expiry.isascii() and expiry.isdigit() and int(expiry) >= time.time()
-        return fresh and hmac.compare_digest(received.encode(errors="replace"), expected.encode())
+        is_current = expiry.isascii() and expiry.isdigit() and int(expiry) >= time.time()
+        return is_current and hmac.compare_digest(received.encode(errors="replace"), expected.encode())
 
     def _signature(self, expiry: str, parts: tuple[str, ...]) -> str:
         return hmac.new(self._key, "\n".join((expiry, *parts)).encode(), hashlib.sha256).hexdigest()

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from .access import Api, identity
+from .access import Api, signed_identity
 from .faults import Fault, forbidden, revision_not_found
-from .lfs_api import receiving
+from .lfs_api import upload_errors
 from .messages import Request, Response, bearer_token, json_response
 from .names import RepoId
 from .routing import Router
@@ -52,7 +52,7 @@ class XetApi(Api):
                     raise forbidden("The embedded Hub has no pull requests: commit to a branch instead.")
                 raise revision_not_found(revision)
         epoch = current_epoch(self._storage.path(repo), self._storage.clock.now())
-        token = self._access.signer.sign("xet", *identity(repo, settings), seconds=_TOKEN_SECONDS)
+        token = self._access.signer.sign("xet", *signed_identity(repo, settings), seconds=_TOKEN_SECONDS)
         expiry = token.partition(".")[0]
         address = f"{request.base}{XET_PREFIX}{repo.plural}/{repo}/{epoch}"
         headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": expiry}
@@ -60,7 +60,7 @@ class XetApi(Api):
 
     def _upload_xorb(self, request: Request, repo: RepoId, epoch: str, xorb: str) -> Response:
         """Receives a xorb: chunks that a later shard refers to."""
-        with self._receiving(request, repo):
+        with self._upload_errors(request, repo):
             check_hash(xorb)  # it becomes a file's name
             self._storage.require_room(min(request.body.length or 0, XORB_LIMIT))
             inserted = XetStore(self._storage.path(repo), epoch).receive(xorb, request.body.chunks())
@@ -68,7 +68,7 @@ class XetApi(Api):
 
     def _upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
         """Receives a shard, and rebuilds its files from the xorbs. After the answer they are ordinary large files."""
-        with self._receiving(request, repo):
+        with self._upload_errors(request, repo):
             store = XetStore(self._storage.path(repo), epoch)
             store.register(request.body.read(), require_room=self._storage.require_room)
         return json_response({"result": 1})
@@ -78,13 +78,13 @@ class XetApi(Api):
         return json_response({})
 
     @contextmanager
-    def _receiving(self, request: Request, repo: RepoId) -> Iterator[None]:
+    def _upload_errors(self, request: Request, repo: RepoId) -> Iterator[None]:
         token = bearer_token(request.headers.get("Authorization", ""))
         if token is None or not self._access.is_signed(token, "xet", repo):
             raise Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
         request.body.expect(request.body.limit)  # the token is valid, so a refusal reads the rest of the body
         try:
-            with receiving(repo, self._storage):
+            with upload_errors(repo, self._storage):
                 yield
         except Fault as fault:
             # hf-xet shows its user only the status, so the reason has to be in the log.

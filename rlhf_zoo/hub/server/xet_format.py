@@ -73,26 +73,26 @@ def chunks_of(xorb: BinaryIO) -> array[int]:
     """
     size = xorb.seek(0, os.SEEK_END)
     chunks = array("I")
-    at = 0
-    while at < size:
-        header = _read_header(xorb, at)
+    offset = 0
+    while offset < size:
+        header = _read_header(xorb, offset)
         if header is None:
             break
         if len(chunks) == MAX_CHUNKS:
-            raise bad_request(f"The xorb has more than {MAX_CHUNKS} chunks, which none of a client has.")
-        chunks.append(at)
-        at += _CHUNK_HEADER + header[1]
-        if at > size:
+            raise bad_request(f"The xorb has more than {MAX_CHUNKS} chunks, which no client sends.")
+        chunks.append(offset)
+        offset += _CHUNK_HEADER + header[1]
+        if offset > size:
             raise bad_request("A chunk of the xorb is cut short.")
     return chunks
 
 
-def read_chunk(xorb: BinaryIO, at: int) -> bytes | bytearray:
+def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
     """Reads a chunk.
 
     Args:
         xorb: The open file.
-        at: Offset of the chunk's header.
+        offset: Offset of the chunk's header.
 
     Returns:
         The content.
@@ -100,22 +100,22 @@ def read_chunk(xorb: BinaryIO, at: int) -> bytes | bytearray:
     Raises:
         Fault: 400 if there is no valid chunk.
     """
-    header = _read_header(xorb, at)
+    header = _read_header(xorb, offset)
     if header is None:
         raise bad_request("The xorb ends where the shard names a chunk.")
     scheme, stored, length = header
     return unpack(scheme, xorb.read(stored), length)
 
 
-def _read_header(xorb: BinaryIO, at: int) -> tuple[int, int, int] | None:
-    """Scheme, stored bytes and bytes of content of the chunk at `at`; None at the xorb's footer."""
-    xorb.seek(at)
+def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
+    """Scheme, stored bytes and bytes of content of the chunk at `offset`; None at the xorb's footer."""
+    xorb.seek(offset)
     header = xorb.read(_CHUNK_HEADER)
     if header.startswith(_XORB_FOOTER):
         return None
     stored, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
     if len(header) < _CHUNK_HEADER or header[0] != 0 or not (0 < stored <= _MAX_CHUNK and 0 < length <= _MAX_CHUNK):
-        raise bad_request(f"A chunk of the xorb is cut short, or none of 1 to {_MAX_CHUNK} bytes.")
+        raise bad_request(f"A chunk of the xorb is cut short, or does not have 1 to {_MAX_CHUNK} bytes.")
     return header[4], stored, length
 
 
@@ -157,9 +157,9 @@ def _ungroup(grouped: bytes | bytearray) -> bytearray:
     # Grouping puts the exponents of floating-point numbers side by side, where they compress better.
     content = bytearray(len(grouped))
     start = 0
-    for place in range(4):
-        count = len(range(place, len(grouped), 4))
-        content[place::4] = grouped[start : start + count]
+    for position in range(4):
+        count = len(range(position, len(grouped), 4))
+        content[position::4] = grouped[start : start + count]
         start += count
     return content
 
@@ -207,14 +207,14 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
     if not data.startswith(_SHARD_MAGIC):
         raise bad_request("The body is not a Xet shard of version 2.")
     view, size = memoryview(data), _ENTRY.size
-    at = size
+    offset = size
 
     def take(count: int) -> memoryview:
-        nonlocal at
-        if at + count * size > len(data):
+        nonlocal offset
+        if offset + count * size > len(data):
             raise bad_request("The shard is cut short.")
-        at += count * size
-        return view[at - count * size : at]
+        offset += count * size
+        return view[offset - count * size : offset]
 
     def entry() -> tuple[bytes, int, int]:
         name, first, second, *_ = _ENTRY.unpack(take(1))

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from ...fileio import sync_folder
-from .durable import in_use, is_in_use, locked
+from .durable import is_in_use, locked, mark_in_use
 from .faults import Fault, bad_request
 from .large_files import LargeFiles, write_all
 from .xet_format import ShardFile, chunks_of, parse_shard, read_chunk
@@ -94,7 +94,7 @@ class XetStore:
         self._base = repository / "xet"
         self._folder = self._base / epoch
         if not re.fullmatch(r"[0-9a-f]{32}", epoch) or not self._folder.is_dir():
-            raise Fault(404, "This upload was begun too long ago; start it again.")
+            raise Fault(404, "This upload began too long ago; start it again.")
         self._large = LargeFiles(repository)
 
     def receive(self, xorb: str, pieces: Iterable[memoryview]) -> bool:
@@ -115,7 +115,7 @@ class XetStore:
             return False
         incomplete = self._folder / "incomplete" / f"{xorb}.{secrets.token_hex(8)}"
         try:
-            with open(incomplete, "xb", buffering=0) as file, in_use(self._folder), in_use(incomplete):
+            with open(incomplete, "xb", buffering=0) as file, mark_in_use(self._folder), mark_in_use(incomplete):
                 for piece in pieces:
                     write_all(file.fileno(), piece)
                 if not file.tell():
@@ -140,7 +140,7 @@ class XetStore:
         # First read it once completely, so that a damaged shard stores nothing.
         for _ in parse_shard(shard):
             pass
-        with in_use(self._folder):
+        with mark_in_use(self._folder):
             self._rebuild(shard, require_room)
 
     def _rebuild(self, shard: bytes, require_room: Callable[[int], None]) -> None:
@@ -150,8 +150,8 @@ class XetStore:
                     require_room(file.size)
                 self._large.receive(file.sha256, file.size, self._contents(file))
         except Fault as fault:
-            # The xorbs here are not those that the client relies on. An epoch that looks old is not given out again,
-            # so the next attempt sends everything to a new one.
+            # The client relies on xorbs that are not stored here. An epoch that looks old is not handed out again, so
+            # the next attempt sends everything to a new epoch.
             if fault.status == 400:
                 os.utime(self._folder, (0, 0))
             raise
@@ -168,5 +168,5 @@ class XetStore:
                 chunks = chunks_by_xorb[segment.xorb]
                 if not segment.start < segment.end <= len(chunks):
                     raise bad_request(f"The xorb {segment.xorb} does not have the chunks that the shard names.")
-                for at in chunks[segment.start : segment.end]:
-                    yield read_chunk(xorb, at)
+                for offset in chunks[segment.start : segment.end]:
+                    yield read_chunk(xorb, offset)
