@@ -15,6 +15,7 @@ from ..errors import ZooError
 from .alignment import decode_after, encode_after, special_ids
 from .chat_template import (
     Chat,
+    PromptOptions,
     end_of_turn,
     generation_prompt,
     is_conversation,
@@ -71,9 +72,9 @@ def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int
     return render_ids(prompt, tokenizer, **_prompt_options(prompt))
 
 
-def _prompt_options(prompt: Sequence[Mapping[str, Any]]) -> dict[str, bool]:
+def _prompt_options(prompt: Sequence[Mapping[str, Any]]) -> PromptOptions:
     """Returns the options of `apply_chat_template` that render a prompt up to where its answer begins or continues."""
-    return {"continue_final_message" if has_answer_prefix(prompt) else "add_generation_prompt": True}
+    return {"continue_final_message": True} if has_answer_prefix(prompt) else {"add_generation_prompt": True}
 
 
 def has_answer_prefix(prompt: Any) -> bool:

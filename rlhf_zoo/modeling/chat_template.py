@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from keyword import kwlist
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 from weakref import WeakKeyDictionary
 
 from jinja2 import Environment, TemplateError
@@ -145,32 +145,43 @@ def is_conversation(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(turn, Mapping) and "role" in turn for turn in value)
 
 
-def render_ids(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> list[int]:
+class PromptOptions(TypedDict, total=False):
+    """How a template ends a conversation: keywords of `apply_chat_template`."""
+
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+def render_ids(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **options: Unpack[PromptOptions]
+) -> list[int]:
     """Renders a conversation to token ids.
 
     Args:
         messages: The conversation.
         tokenizer: With a chat template.
-        **how: Options of `apply_chat_template`, such as `add_generation_prompt`.
+        **options: See `PromptOptions`.
 
     Raises:
         ZooError: The tokenizer has no chat template, or the template refuses the conversation or takes too long.
     """
-    return list(_apply_template(messages, tokenizer, tokenize=True, return_dict=False, **how))
+    return list(_apply_template(messages, tokenizer, {"tokenize": True, "return_dict": False, **options}))
 
 
-def render_text(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> str:
+def render_text(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **options: Unpack[PromptOptions]
+) -> str:
     """Renders a conversation to text.
 
     Args:
         messages: The conversation.
         tokenizer: With a chat template.
-        **how: Options of `apply_chat_template`, such as `add_generation_prompt`.
+        **options: See `PromptOptions`.
 
     Raises:
         ZooError: As for `render_ids`.
     """
-    return str(_apply_template(messages, tokenizer, tokenize=False, **how))
+    return str(_apply_template(messages, tokenizer, {"tokenize": False, **options}))
 
 
 @lru_cache(maxsize=16)
@@ -186,7 +197,9 @@ def _computes_powers(template: str) -> bool:
     return any(token == ("operator", "**") and before[1] not in ("(", ",") for before, token in pairwise(tokens))
 
 
-def _apply_template(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **how: Any) -> Any:
+def _apply_template(
+    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
+) -> Any:
     """Applies the tokenizer's template under the limits RENDER_SECONDS and RENDER_MEMORY."""
     if tokenizer.chat_template is None:
         raise ZooError("The prompts are conversations, but the tokenizer has no chat template: add one, or use texts.")
@@ -195,7 +208,7 @@ def _apply_template(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrained
     try:
         with deadline(RENDER_SECONDS, memory=RENDER_MEMORY):
             turns: Any = list(messages)
-            return tokenizer.apply_chat_template(turns, **how)
+            return tokenizer.apply_chat_template(turns, **options)
     except Expired as error:
         raise ZooError(
             f"The chat template exceeds {RENDER_SECONDS:g} s or {RENDER_MEMORY // 2**30} GiB on a conversation of "
@@ -257,7 +270,9 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         )
     if not assistant_only:
         return
-    encoded = _apply_template(_PROBES, tokenizer, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
+    encoded = _apply_template(
+        _PROBES, tokenizer, {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+    )
     ids, learned = encoded["input_ids"], encoded["assistant_masks"]
     start = len(ids) - len(tokenizer(after, add_special_tokens=False)["input_ids"])
     special = special_ids(tokenizer)

@@ -4,14 +4,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Unpack
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from .config_checks import check_tokenizer
 from .gguf import with_plain_weights
-from .model_files import ModelFiles, first_line, loading, model_files, name_of
+from .model_files import HubOptions, ModelFiles, first_line, loading, model_files, name_of
 from .remote_code import is_trusted, refusal, use_code
 
 _LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
@@ -44,13 +45,15 @@ FLOAT32 = Loading()
 AS_SAVED = Loading(dtype="auto")
 
 
-def load_tokenizer(source: str | Path, *, name: str | None = None, **hub: Any) -> PreTrainedTokenizerBase:
+def load_tokenizer(
+    source: str | Path, *, name: str | None = None, **hub: Unpack[HubOptions]
+) -> PreTrainedTokenizerBase:
     """Loads the tokenizer that was saved with a model.
 
     Args:
         source: A folder or a Hub id.
         name: What errors call the model; None for `source`.
-        **hub: revision, token, ...
+        **hub: See `HubOptions`.
 
     Raises:
         ZooError: There is no tokenizer, or it cannot be loaded. From config.json alone, transformers would make an
@@ -95,7 +98,8 @@ def load_with_missing(
     kind: str = "",
     how: Loading = FLOAT32,
     may_miss: tuple[str, ...] = (),
-    **kwargs: Any,
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    **hub: Unpack[HubOptions],
 ) -> tuple[Any, set[str]]:
     """Loads a model from safetensors, and returns which weights its checkpoint lacks.
 
@@ -106,7 +110,8 @@ def load_with_missing(
         kind: What follows "cannot be loaded" in errors, as for `loading`.
         how: Precision, attention and quantization.
         may_miss: Modules that the checkpoint need not have, such as a head that is still to be trained.
-        **kwargs: Further keywords of `from_pretrained`.
+        overrides: Further keywords of `from_pretrained`, such as `config`.
+        **hub: See `HubOptions`.
 
     Returns:
         The model, and the names of the weights that the checkpoint lacks, all of them in `may_miss`.
@@ -115,7 +120,7 @@ def load_with_missing(
         ZooError: It cannot be loaded, its weights do not fit its configuration, or it is a run's checkpoint and differs
             from what was saved.
     """
-    files = model_files(source, **{name: kwargs[name] for name in ("revision", "token") if name in kwargs})
+    files = model_files(source, **hub)
     if files.adapter is not None:
         raise ZooError(f"{subject} is an adapter: merge it into its base first, or choose the base.")
     with loading(subject, kind):
@@ -125,7 +130,7 @@ def load_with_missing(
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # otherwise transformers raises without naming the weights
-            **with_plain_weights({**how.arguments, **_pin_options(files, kwargs)}),
+            **with_plain_weights({**how.arguments, **_pin_options(files, hub), **overrides}),
         )
     if not isinstance(loaded, tuple):  # a user's own class, which returns no loading info
         return loaded, set()
@@ -134,15 +139,21 @@ def load_with_missing(
     return model, set(report["missing_keys"])
 
 
-def load_model(auto_class: Any, source: str | Path, **how: Any) -> Any:
-    """Loads a model as `load_with_missing` does, and returns the model alone.
-
-    Args:
-        auto_class: A class of transformers with `from_pretrained`.
-        source: A folder or a Hub id.
-        **how: As for `load_with_missing`.
-    """
-    return load_with_missing(auto_class, source, **how)[0]
+def load_model(
+    auto_class: Any,
+    source: str | Path,
+    *,
+    subject: str,
+    kind: str = "",
+    how: Loading = FLOAT32,
+    may_miss: tuple[str, ...] = (),
+    overrides: Mapping[str, Any] = MappingProxyType({}),
+    **hub: Unpack[HubOptions],
+) -> Any:
+    """Loads a model as `load_with_missing` does, with the same arguments, and returns only the model."""
+    return load_with_missing(
+        auto_class, source, subject=subject, kind=kind, how=how, may_miss=may_miss, overrides=overrides, **hub
+    )[0]
 
 
 def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
@@ -170,13 +181,13 @@ def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...
         )
 
 
-def load_config(source: str | Path, *, subject: str, **hub: Any) -> PreTrainedConfig:
+def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) -> PreTrainedConfig:
     """Loads a model's configuration.
 
     Args:
         source: A folder or a Hub id.
         subject: What errors call the model.
-        **hub: revision, token.
+        **hub: See `HubOptions`.
 
     Raises:
         ZooError: It cannot be read.
@@ -186,12 +197,11 @@ def load_config(source: str | Path, *, subject: str, **hub: Any) -> PreTrainedCo
     with loading(subject):
         if is_trusted():
             use_code(files.find, subject, name=name_of(source))
-            hub = _pin_options(files, hub)
-        return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **hub)
+        return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **_pin_options(files, hub))
 
 
-def _pin_options(files: ModelFiles, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def _pin_options(files: ModelFiles, hub: HubOptions) -> HubOptions:
     """Adds the commit whose remote code was recorded, if code may run, because a later push may change the code."""
     if not is_trusted() or files.directory is not None:
-        return dict(kwargs)
-    return {**kwargs, "revision": files.hub["revision"]}
+        return hub
+    return {**hub, "revision": files.hub["revision"]}

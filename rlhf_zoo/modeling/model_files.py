@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from huggingface_hub import hf_hub_download, is_offline_mode, resolve_revision
 from huggingface_hub.errors import (
@@ -118,22 +118,33 @@ def name_of(source: str | Path) -> str:
     return snapshots.parent.name.removeprefix("models--").replace("--", "/", 1) if cached else str(source)
 
 
+class HubOptions(TypedDict, total=False):
+    """Keywords of the Hub's client that choose a checkpoint and how to download it."""
+
+    revision: str | None
+    subfolder: str | None
+    token: str | bool | None
+    cache_dir: str | Path | None
+    force_download: bool
+    local_files_only: bool
+
+
 class ModelFiles:
     """The files of a checkpoint, in a folder or in a repository of the Hub at one commit.
 
     Args:
         source: A folder or a Hub id.
         variant: The infix of the weight files' names, as in transformers.
-        **hub: Keywords of the Hub's client: revision, subfolder, token, cache_dir, force_download, local_files_only.
+        **hub: See `HubOptions`.
 
     Raises:
         ZooError: The repository cannot be read.
     """
 
-    def __init__(self, source: str | Path, *, variant: str | None = None, **hub: Any) -> None:
+    def __init__(self, source: str | Path, *, variant: str | None = None, **hub: Unpack[HubOptions]) -> None:
         self.source = str(source)
         self.variant = variant
-        self.hub = {name: value for name, value in hub.items() if value not in (None, "")}
+        self.hub: dict[str, Any] = {name: value for name, value in hub.items() if value not in (None, "")}
         self.directory = Path(source) / (hub.get("subfolder") or "") if Path(source).is_dir() else None
         if self.directory is None:
             # Pin one commit for all files: a run may push between the download of the trunk and that of the head.
@@ -168,9 +179,9 @@ class ModelFiles:
             return (self.directory / name).is_file()
         return self._ask_hub(name, dry_run=True) is not None
 
-    def _ask_hub(self, name: str, **options: Any) -> Any:
+    def _ask_hub(self, name: str, *, dry_run: bool = False) -> Any:
         try:
-            return hf_hub_download(self.source, name, **self.hub, **options)
+            return hf_hub_download(self.source, name, dry_run=dry_run, **self.hub)
         except LocalEntryNotFoundError as error:
             # Offline, only the cache is available, so a file that is not in it counts as missing.
             if self.hub.get("local_files_only") or is_offline_mode():
@@ -339,12 +350,12 @@ def is_foreign(folder: Path) -> bool:
     return not (mark.name == CARD and run.is_file() and is_own(json_object(run)))
 
 
-def model_files(source: str | Path, **hub: Any) -> ModelFiles:
+def model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:
     """Finds a model's files and checks them.
 
     Args:
         source: A folder or a Hub id.
-        **hub: revision, token.
+        **hub: See `HubOptions`.
 
     Raises:
         ZooError: Weights are pickled or damaged, the configuration names a kernel of a repository, or a run's

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from safetensors import safe_open
 from torch import nn
@@ -18,19 +18,28 @@ from ..errors import ZooError
 from ..plugins import did_you_mean
 from .generation_config import make_savable
 from .loading import FLOAT32, Loading, load_config, load_model, load_with_missing
-from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, ModelFiles, first_line, json_object, loading, model_files
+from .model_files import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    HubOptions,
+    ModelFiles,
+    first_line,
+    json_object,
+    loading,
+    model_files,
+)
 
 HEADS = ("score", "classifier")
 CLASSIFIER_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification")
 
 
-def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Any) -> PreTrainedModel:
+def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Unpack[HubOptions]) -> PreTrainedModel:
     """Loads a causal language model. An adapter is merged into its base.
 
     Args:
         path: A folder or a Hub id.
         how: Precision, attention and quantization.
-        **hub: revision, token.
+        **hub: See `HubOptions`.
 
     Raises:
         ZooError: The checkpoint is not a causal language model (loading a reward model as one would silently drop its
@@ -230,7 +239,7 @@ def label_index(
 
 
 def load_classifier(
-    path: str | Path, *, label: str | None = None, how: Loading = FLOAT32, **hub: Any
+    path: str | Path, *, label: str | None = None, how: Loading = FLOAT32, **hub: Unpack[HubOptions]
 ) -> PreTrainedModel:
     """Loads a reward model, which gives one score per sequence. An adapter is merged into its base.
 
@@ -238,7 +247,7 @@ def load_classifier(
         path: A folder or a Hub id.
         label: The label whose output is the score, for a classifier with several outputs.
         how: Precision, attention and quantization.
-        **hub: revision, token.
+        **hub: See `HubOptions`.
 
     Raises:
         ZooError: The model has several outputs and no label is named, its head is not trained, or its files do not
@@ -290,7 +299,7 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
         base,
         subject=f"{subject}'s base {base}",
         how=how,
-        config=config,
+        overrides={"config": config},
         revision=revision,
         may_miss=HEADS,
     )

@@ -1,7 +1,7 @@
 """A value head on a language model's hidden states, and its place in checkpoints."""
 
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from ..errors import ZooError
-from .model_files import ModelFiles
+from .model_files import HubOptions, ModelFiles
 
 __all__ = [
     "VALUE_HEAD_FILE",
@@ -87,7 +87,9 @@ class ValueHead(nn.Module):
         return self.summary(self.dropout(hidden).to(self.summary.weight.dtype)).float()
 
 
-def read_value_head(source: str | Path, *, variant: str | None = None, **hub: Any) -> dict[str, Tensor] | None:
+def read_value_head(
+    source: str | Path, *, variant: str | None = None, **hub: Unpack[HubOptions]
+) -> dict[str, Tensor] | None:
     """Reads the value head of a checkpoint.
 
     It is among the weights (`v_head.*` in `model.safetensors` or its shards) or in VALUE_HEAD_FILE.
@@ -95,7 +97,7 @@ def read_value_head(source: str | Path, *, variant: str | None = None, **hub: An
     Args:
         source: A folder or a Hub id.
         variant: The infix of the weight files' names, as in transformers.
-        **hub: revision, subfolder, token, cache_dir, force_download, local_files_only.
+        **hub: See `HubOptions`.
 
     Returns:
         `summary.weight` (1, H) and `summary.bias` (1,); None if the checkpoint has no head.

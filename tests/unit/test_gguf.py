@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.gguf import check_no_gguf, check_plain_weights, gguf_source, unpack_if_gguf, with_plain_weights
-from rlhf_zoo.modeling.loading import load_tokenizer
+from rlhf_zoo.modeling.loading import load_model, load_tokenizer
 from rlhf_zoo.modeling.models import load_causal
 from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 from rlhf_zoo.pipeline.new.model import reward_labels
@@ -63,7 +63,7 @@ def test_packed_weights_are_refused_before_anything_trains(tmp_path: Path) -> No
 
 def test_a_file_becomes_plain_safetensors(tmp_path: Path) -> None:
     write_gguf(tmp_path)
-    model = load_causal(tmp_path, gguf_file=FILE)
+    model = load_model(AutoModelForCausalLM, tmp_path, subject="The model", overrides={"gguf_file": FILE})
     wrapped = AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path, gguf_file=FILE)
     for place, one in enumerate((model, wrapped)):
         saved = tmp_path / str(place)

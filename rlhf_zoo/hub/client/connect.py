@@ -121,34 +121,54 @@ class Hub:
             raise OfflineModeIsEnabled("HF_HUB_OFFLINE is set")
         return HfApi(endpoint=self.endpoint, token=self.token)
 
-    def file(self, repo: str, name: str, **options: Any) -> Path:
+    def file(self, repo: str, name: str, *, revision: str | None = None, repo_type: str | None = None) -> Path:
         """Downloads a file of a repository into the cache.
 
         Args:
             repo: NAMESPACE/NAME.
             name: Path of the file in the repository.
-            options: Options of `hf_hub_download`, such as revision and repo_type.
+            revision: Branch, tag or commit; None for main.
+            repo_type: "dataset" or "space"; None for a model.
 
         Returns:
             The file in the cache.
         """
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(repo, name, **self._client, **options))
+        return Path(hf_hub_download(repo, name, revision=revision, repo_type=repo_type, **self._client))
 
-    def snapshot(self, repo: str, **options: Any) -> Path:
+    def snapshot(
+        self,
+        repo: str,
+        *,
+        revision: str | None = None,
+        repo_type: str | None = None,
+        allow_patterns: list[str] | None = None,
+        ignore_patterns: list[str] | None = None,
+    ) -> Path:
         """Downloads a revision of a repository into the cache.
 
         Args:
             repo: NAMESPACE/NAME.
-            options: Options of `snapshot_download`, such as revision and allow_patterns.
+            revision: Branch, tag or commit; None for main.
+            repo_type: "dataset" or "space"; None for a model.
+            allow_patterns: Patterns of the files to download; None for all.
+            ignore_patterns: Patterns of the files to leave out.
 
         Returns:
             The folder in the cache.
         """
         from huggingface_hub import snapshot_download
 
-        return Path(snapshot_download(repo, **self._client, **options))
+        path = snapshot_download(
+            repo,
+            revision=revision,
+            repo_type=repo_type,
+            allow_patterns=allow_patterns,
+            ignore_patterns=ignore_patterns,
+            **self._client,
+        )
+        return Path(path)
 
     def outage(self) -> Exception | None:
         """Probes the Hub with one short request.

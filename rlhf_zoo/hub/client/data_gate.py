@@ -12,16 +12,19 @@ import glob
 import logging
 import re
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ...errors import ZooError
 from ...fileio import hub_id
 from .data_card import CARDS, check_card, leads_out
 from .links import find_outward_link, is_inside
 from .local_splits import check_split
+
+if TYPE_CHECKING:
+    from datasets import IterableDataset
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,18 @@ _PARSERS = ("datasets.features", "datasets.splits", "datasets.info", "datasets.u
 _checked_cards: set[tuple[str, str, str]] = set()
 
 
+class LoaderOptions(TypedDict, total=False):
+    """Keywords that every loader of `datasets` takes.
+
+    Attributes:
+        token: The Hub's token; True for the stored one, False for none.
+        cache_dir: The cache folder.
+    """
+
+    token: str | bool | None
+    cache_dir: str
+
+
 @dataclass(frozen=True)
 class CheckedData:
     """A data set whose card and links passed the check, with the calls of `datasets` that load it.
@@ -61,7 +76,12 @@ class CheckedData:
     by_name: bool = False
 
     def load(
-        self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
+        self,
+        configuration: str | None = None,
+        split: str | None = None,
+        *,
+        data_files: Mapping[str, Sequence[str]] | None = None,
+        **options: Unpack[LoaderOptions],
     ) -> Any:
         """Loads one split or all of them, without media columns.
 
@@ -69,7 +89,7 @@ class CheckedData:
             configuration: Name of the configuration; None for the only one.
             split: Name of the split; None for all.
             data_files: Split -> files of the repository, if its card does not list them.
-            options: `token` and `cache_dir` of `datasets.load_dataset`.
+            **options: See `LoaderOptions`.
 
         Returns:
             A Dataset, or a DatasetDict of all splits.
@@ -81,33 +101,33 @@ class CheckedData:
         builder.download_and_prepare()
         return drop_media(builder.as_dataset(split=split))
 
-    def stream(self, configuration: str | None, split: str, **options: Any) -> Any:
+    def stream(self, configuration: str | None, split: str, **options: Unpack[LoaderOptions]) -> "IterableDataset":
         """Streams the rows of a split as an IterableDataset. See `load` for the arguments and errors.
 
         Args:
             configuration: Name of the configuration; None for the only one.
             split: Name of the split; None for all.
-            options: Further arguments of the loader, such as `token` and `cache_dir`.
+            **options: See `LoaderOptions`.
         """
         return drop_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
 
-    def configurations(self, **options: Any) -> list[str]:
+    def configurations(self, **options: Unpack[LoaderOptions]) -> list[str]:
         """Returns the names of the configurations.
 
         Args:
-            options: Further arguments of the loader, such as `token` and `cache_dir`.
+            **options: See `LoaderOptions`.
         """
         import datasets
 
         with _readable(self.location):
             return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
 
-    def splits(self, configuration: str | None, **options: Any) -> list[str]:
+    def splits(self, configuration: str | None, **options: Unpack[LoaderOptions]) -> list[str]:
         """Returns the names of a configuration's splits. Raises ZooError as `load` does.
 
         Args:
             configuration: Name of the configuration; None for the only one.
-            options: Further arguments of the loader, such as `token` and `cache_dir`.
+            **options: See `LoaderOptions`.
         """
         import datasets
 
@@ -118,7 +138,12 @@ class CheckedData:
         return list(datasets.get_dataset_split_names(config_name=arguments.pop("name", None), **arguments, **options))
 
     def builder(
-        self, configuration: str | None = None, split: str | None = None, *, data_files: Any = None, **options: Any
+        self,
+        configuration: str | None = None,
+        split: str | None = None,
+        *,
+        data_files: Mapping[str, Sequence[str]] | None = None,
+        **options: Unpack[LoaderOptions],
     ) -> Any:
         """Returns the DatasetBuilder of `datasets`, after a check of its files. See `load` for the arguments.
 
@@ -126,7 +151,7 @@ class CheckedData:
             configuration: Name of the configuration; None for the only one.
             split: Name of the split; None for all.
             data_files: Split -> files of the repository, if its card does not list them.
-            options: Further arguments of the loader, such as `token` and `cache_dir`.
+            **options: See `LoaderOptions`.
         """
         import datasets
 

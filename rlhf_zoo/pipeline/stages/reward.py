@@ -174,7 +174,12 @@ def _model(
 
     title, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
     model = load_model(
-        AutoModelForSequenceClassification, path, subject=title, how=loading, may_miss=HEADS, num_labels=1
+        AutoModelForSequenceClassification,
+        path,
+        subject=title,
+        how=loading,
+        may_miss=HEADS,
+        overrides={"num_labels": 1},
     )
     model.config.pad_token_id = tokenizer.pad_token_id
     return model

@@ -15,7 +15,7 @@ import datasets
 from ...errors import ZooError
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
 from ...hub.client.connect import CLIENT, Hub
-from ...hub.client.data_gate import CheckedData, drop_media, open_checked
+from ...hub.client.data_gate import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.refs import ask, came_from
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
 from ...modeling.prompts import need_columns
@@ -93,7 +93,7 @@ class DataSource:
         return loaded
 
     def _of_all_rows(
-        self, builder: datasets.DatasetBuilder, split: str, options: Mapping[str, Any], error: Exception
+        self, builder: datasets.DatasetBuilder, split: str, options: LoaderOptions, error: Exception
     ) -> datasets.Dataset:
         """Loads a split in which a column's type changes after the first rows. Raises `error` in other cases."""
         if is_disk_full(error):
@@ -127,7 +127,7 @@ class DataSource:
     @contextlib.contextmanager
     def _loading(
         self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
-    ) -> Iterator[tuple[str, CheckedData, dict[str, Any]]]:
+    ) -> Iterator[tuple[str, CheckedData, LoaderOptions]]:
         """Yields (the data's name for messages, the checked data set, the loader's keywords for its Hub).
 
         It translates errors of the client and of `datasets` into ZooError.
@@ -205,7 +205,7 @@ def wrong_in(path: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
+def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
     """Makes `datasets` use a Hub's address inside the block, as it keeps only one address for the whole process.
 
     Args:
@@ -222,8 +222,10 @@ def reading_from(hub: Hub) -> Iterator[dict[str, Any]]:
     if other or hub.offline:
         config.HF_HUB_OFFLINE = config.HF_DATASETS_OFFLINE = hub.offline
     try:
-        caches = {"cache_dir": str(hub.data_cache)} if other and hub.data_cache is not None else {}
-        yield {"token": hub.token} | caches if other else {}
+        options: LoaderOptions = {"token": hub.token} if other else {}
+        if other and hub.data_cache is not None:
+            options["cache_dir"] = str(hub.data_cache)
+        yield options
     finally:
         for name, value in before.items():
             setattr(config, name, value)
