@@ -70,8 +70,14 @@ def launch(
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
     subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
-        at = {"host": f"[{host}]" if ":" in host else host, "port": port, "votes_per_hour": votes_per_hour}
-        with _app().opened(subject, votes=votes, private=votes is not None and _is_private(ppo, hub), **at) as url:
+        with _app().opened(
+            subject,
+            votes=votes,
+            votes_per_hour=votes_per_hour,
+            private=votes is not None and _is_private(ppo, hub),
+            host=f"[{host}]" if ":" in host else host,
+            port=port,
+        ) as url:
             click.echo(f"Comparison page: {url} (stop it with Ctrl-C)")
             if show and _has_screen():
                 webbrowser.open(url)

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import click
 
@@ -46,6 +46,27 @@ def settle_hub(
         yield hub
 
 
+class ContextOptions(TypedDict, total=False):
+    """Options of `rlhf-zoo run`, and fields of `RunContext`, that `open_run` needs only for the context."""
+
+    private: bool
+    overwrite_repo: bool
+    read_only: bool
+    base: Path | None
+    variant: str | None
+    own: tuple[str, ...] | None
+
+
+class RunOptions(ContextOptions, total=False):
+    """The options of `open_run` that every command may set; see there."""
+
+    restart: bool
+    resume: str | None
+    patience: float | None
+    stages: tuple[str, ...] | None
+    resend_cards: bool
+
+
 @contextlib.contextmanager
 def run_context(
     recipe: str | Recipe,
@@ -57,7 +78,7 @@ def run_context(
     push_to_hub: bool = False,
     namespace: str | None = None,
     writes: bool = True,
-    **options: Any,
+    **options: Unpack[RunOptions],
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """Opens a run as `open_run` does, with the recipe, the Hub and the lock that a command needs.
 
@@ -72,7 +93,7 @@ def run_context(
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
         writes: Whether the command writes into the run directory. If so, it is locked for other commands.
-        **options: Options of `open_run`.
+        **options: See `RunOptions`.
     """
     if not distributed.first():
         from ..hub.client.connect import point_clients
@@ -157,12 +178,15 @@ def open_run(
     flags: Mapping[str, Mapping[str, Any]],
     connected: Hub,
     *,
+    push_to_hub: bool,
+    namespace: str | None = None,
+    explicit: bool = True,
     restart: bool = False,
     resume: str | None = None,
     patience: float | None = None,
     stages: tuple[str, ...] | None = None,
     resend_cards: bool = False,
-    **options: Any,
+    **options: Unpack[ContextOptions],
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """Opens a run, and its outbox if it publishes; sends the remaining files at the end.
 
@@ -171,12 +195,15 @@ def open_run(
         directory: The run directory.
         flags: The flags by stage, as `run_flags` returns them.
         connected: The Hub.
+        push_to_hub: Whether the command publishes.
+        namespace: The value of --namespace.
+        explicit: Whether the user named a Hub.
         restart: Whether to discard what was done before.
         resume: The value of --resume, to check.
         patience: Seconds to wait at the end for a Hub that fails.
         stages: See `Sender`.
         resend_cards: See `Sender`.
-        **options: Options of `rlhf-zoo run`, and fields of `RunContext`: see `_context`.
+        **options: See `ContextOptions`.
 
     Raises:
         ZooError: The flags contradict each other, the token may not publish there, or the directory belongs to another
@@ -185,7 +212,17 @@ def open_run(
     if resume is not None and restart:
         raise ZooError("--resume auto resumes the run and --restart discards it: pass only one.")
     quiet_hub()  # uploads continue behind the progress bar of training
-    context = _context(recipe, directory, flags, connected, restart=restart, **options)
+    context = _context(
+        recipe,
+        directory,
+        flags,
+        connected,
+        push_to_hub=push_to_hub,
+        namespace=namespace,
+        explicit=explicit,
+        restart=restart,
+        **options,
+    )
     if not restart:  # before anything is sent under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
     with publishing(context, patience=patience, stages=stages, resend_cards=resend_cards) as publisher:

@@ -1,7 +1,7 @@
 """Samples an SFT and a PPO policy side by side, token by token, and over the checkpoints of a run."""
 
 from .cache import ModelCache
-from .compare import Comparison
+from .compare import Comparison, Sampling
 from .limits import Limits
 from .results import Compared, Side, Snapshot
 from .shown_text import visible_text
@@ -13,6 +13,7 @@ __all__ = [
     "Comparison",
     "Limits",
     "ModelCache",
+    "Sampling",
     "Side",
     "Snapshot",
     "Timeline",

@@ -8,7 +8,7 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -45,6 +45,16 @@ class _Request:
     ids: tuple[int, ...]
     n: int
     sampling: Mapping[str, Any]
+
+
+class Sampling(TypedDict, total=False):
+    """The sampling parameters of `Comparison.stream`."""
+
+    seed: int
+    temperature: float
+    top_p: float
+    max_new_tokens: int
+    n: int
 
 
 class Comparison:
@@ -229,12 +239,12 @@ class Comparison:
                 yield _snapshot(request, completions)
                 next_time = time.monotonic() + every
 
-    def check(self, prompt: str, **sampling: Any) -> None:
+    def check(self, prompt: str, **sampling: Unpack[Sampling]) -> None:
         """Checks the arguments of `stream`.
 
         Args:
             prompt: The prompt.
-            **sampling: Keyword arguments of `stream`.
+            **sampling: See `stream`.
 
         Raises:
             ZooError: `stream` would refuse them.

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from transformers import PreTrainedModel
 
@@ -25,7 +25,7 @@ from ...ppo.config import PPOConfig
 from ...ppo.saved_critic import load_critic
 from ...rewards.model import same_tokenizer
 from .cache import ModelCache, bytes_of
-from .compare import Comparison
+from .compare import Comparison, Sampling
 from .limits import check_steps
 from .results import Snapshot
 
@@ -280,7 +280,7 @@ class Timeline:
         return self._comparison_at(shown_run.best if step is None else shown_run.at(step))
 
     def at_steps(
-        self, prompt: str, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Any
+        self, prompt: str, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Unpack[Sampling]
     ) -> Generator[AtCheckpoint, None, None]:
         """Samples the same prompt and seed at several checkpoints, one after the other.
 
@@ -288,7 +288,7 @@ class Timeline:
             prompt: The prompt.
             steps: Training steps, in the order of the results; None spreads the largest allowed number over the run.
             run: The run's name; None for the first.
-            **sampling: Keyword arguments of `Comparison.stream`.
+            **sampling: See `Comparison.stream`.
 
         Returns:
             Each checkpoint when it is done. A checkpoint that fails yields its `problem`, and the others continue.
@@ -302,18 +302,18 @@ class Timeline:
         check_steps(len(wanted), limits)
         return self._sample_at([(shown_run, shown_run.at(step)) for step in wanted], prompt, sampling)
 
-    def at_betas(self, prompt: str, **sampling: Any) -> Generator[AtCheckpoint, None, None]:
+    def at_betas(self, prompt: str, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
         """Samples the same prompt and seed at the best checkpoint of each run with a known β, otherwise as `at_steps`.
 
         Args:
             prompt: The prompt.
-            **sampling: Keyword arguments of `Comparison.stream`.
+            **sampling: See `Comparison.stream`.
         """
         check_steps(len(self.by_beta), self._comparison.limits)
         return self._sample_at([(run, run.best) for run in self.by_beta], prompt, sampling)
 
     def _sample_at(
-        self, places: Iterable[tuple[TimelineRun, TimelinePoint]], prompt: str, sampling: Mapping[str, Any]
+        self, places: Iterable[tuple[TimelineRun, TimelinePoint]], prompt: str, sampling: Sampling
     ) -> Generator[AtCheckpoint, None, None]:
         self._comparison.check(prompt, **sampling)
 

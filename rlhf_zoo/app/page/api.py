@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 
 from ...errors import ZooError
+from ..engine import Sampling
 from .drawing import Drawing
 from .sampling import MODELS, Proposal
 from .subject import Subject
@@ -105,7 +106,12 @@ def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Ca
             raise gr.Error(subject.problem or "This page has no run.", print_exception=False)
         if steps is not None and not (isinstance(steps, list) and all(type(step) is int for step in steps)):
             raise gr.Error("steps must be a list of integers: use those of /checkpoints.", print_exception=False)
-        sampling = {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": max_new_tokens}
+        sampling: Sampling = {
+            "seed": seed,
+            "temperature": temperature,
+            "top_p": top_p,
+            "max_new_tokens": max_new_tokens,
+        }
         try:
             return [row.to_json() for row in drawing.steps(prompt, steps, run=run, **sampling)]
         except ZooError as error:

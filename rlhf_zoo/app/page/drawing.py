@@ -1,10 +1,10 @@
 """Streams completions at a pace that a browser can follow, on ZeroGPU if the Space has it."""
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack
 
 from ...errors import ZooError
-from ..engine import AtCheckpoint, Comparison, Snapshot, Timeline
+from ..engine import AtCheckpoint, Comparison, Sampling, Snapshot, Timeline
 
 #: Seconds between two updates of a completion in progress.
 EVERY = 0.08
@@ -40,28 +40,30 @@ class Drawing:
             self._steps = _shielded(timeline.at_steps, gpu)
             self._betas = _shielded(timeline.at_betas, gpu)
 
-    def stream(self, prompt: Any, **sampling: Any) -> Generator[Snapshot, None, None]:
+    def stream(self, prompt: Any, **sampling: Unpack[Sampling]) -> Generator[Snapshot, None, None]:
         """Runs `Comparison.stream` at the page's pace; the last snapshot is `done`.
 
         Args:
             prompt: The visitor's prompt.
-            **sampling: Keyword arguments of `Comparison.stream`.
+            **sampling: See `Comparison.stream`.
         """
         return self._stream(prompt=_text_of(prompt), every=EVERY, **sampling)
 
-    def at(self, step: int, prompt: Any, *, run: str | None = None, **sampling: Any) -> Generator[Snapshot, None, None]:
+    def at(
+        self, step: int, prompt: Any, *, run: str | None = None, **sampling: Unpack[Sampling]
+    ) -> Generator[Snapshot, None, None]:
         """Runs `stream` with the policy of a training step.
 
         Args:
             step: The training step.
             prompt: The visitor's prompt.
             run: The run's name; None for the first.
-            **sampling: Keyword arguments of `Comparison.stream`.
+            **sampling: See `Comparison.stream`.
         """
         return self._at(step, run, prompt=_text_of(prompt), every=EVERY, **sampling)
 
     def steps(
-        self, prompt: Any, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Any
+        self, prompt: Any, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Unpack[Sampling]
     ) -> Generator[AtCheckpoint, None, None]:
         """Runs `Timeline.at_steps`.
 
@@ -69,16 +71,16 @@ class Drawing:
             prompt: The visitor's prompt.
             steps: Training steps; None spreads them over the run.
             run: The run's name; None for the first.
-            **sampling: Keyword arguments of `Comparison.stream`.
+            **sampling: See `Comparison.stream`.
         """
         return self._steps(_text_of(prompt), steps, run=run, **sampling)
 
-    def betas(self, prompt: Any, **sampling: Any) -> Generator[AtCheckpoint, None, None]:
+    def betas(self, prompt: Any, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
         """Runs `Timeline.at_betas`.
 
         Args:
             prompt: The visitor's prompt.
-            **sampling: Keyword arguments of `Comparison.stream`.
+            **sampling: See `Comparison.stream`.
         """
         return self._betas(_text_of(prompt), **sampling)
 

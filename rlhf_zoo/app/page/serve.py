@@ -4,7 +4,6 @@ import contextlib
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 from starlette.middleware import Middleware
@@ -71,7 +70,9 @@ def opened(
     votes_per_hour: int = PER_HOUR,
     private: bool = False,
     gpu: Callable[[object], object] | None = None,
-    **address: Any,
+    host: str | None = None,
+    port: int | None = None,
+    block: bool = False,
 ) -> Iterator[str]:
     """Serves the page until the context exits.
 
@@ -83,7 +84,9 @@ def opened(
         votes_per_hour: Largest number of votes per hour from one address.
         private: Whether to make that data set private if it is created.
         gpu: ZeroGPU's decorator; None without it.
-        **address: host, port and block of `start`.
+        host: See `start`.
+        port: See `start`.
+        block: See `start`.
 
     Yields:
         The page's address.
@@ -93,7 +96,7 @@ def opened(
         page = build(subject, tally=tally, gpu=gpu)
         _warm_up(subject)
         try:
-            yield start(page, **address)
+            yield start(page, host=host, port=port, block=block)
         finally:
             page.close(verbose=False)
 
