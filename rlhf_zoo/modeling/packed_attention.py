@@ -53,7 +53,7 @@ def attention(
     return torch.cat(outputs, 1), None
 
 
-def _window(query: Tensor, *, sliding_window: int | None = None, **_: Any) -> Tensor | None:
+def _window(query: Tensor, *, sliding_window: int | None = None, **_: object) -> Tensor | None:
     """Returns the mask (L, L) of a sliding window; None if the row is no longer than the window."""
     length = query.shape[2]
     # Without a mask torch can use its causal kernel.

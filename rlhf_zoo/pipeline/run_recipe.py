@@ -38,10 +38,10 @@ from .stages.merged import merged_model
 from .stages.reward import check_pairs
 from .stages.summary import write_summary
 from .stages.train import quiet
+from .stages.trained_prompts import count_trained_prompts
 
 if TYPE_CHECKING:
     from rich.console import Console
-from .stages.trained_prompts import count_trained_prompts
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +196,12 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
 
 
 def run_stages(
-    context: RunContext, stages: Iterable[str], console: Any, publisher: Publisher | None = None, *, note: str = ""
+    context: RunContext,
+    stages: Iterable[str],
+    console: "Console",
+    publisher: Publisher | None = None,
+    *,
+    note: str = "",
 ) -> bool:
     """Runs stages in order, and prints a line about each.
 

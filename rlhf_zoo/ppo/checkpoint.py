@@ -12,7 +12,7 @@ PPO_COMPLETE = "ppo_complete"
 class MarkComplete(TrainerCallback):
     """Marks a checkpoint once all processes have written it, so that no run resumes from an incomplete one."""
 
-    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, **_: object) -> None:
         """Waits for all processes, then writes the marker.
 
         Args:

@@ -39,7 +39,7 @@ class StepGuard(TrainerCallback, ExportableState):
         names = ("skipped", "in_a_row", "loss_failed")
         return {"args": {}, "attributes": {name: getattr(self, name) for name in names}}
 
-    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: object) -> None:
         """Restores the counts of a checkpoint.
 
         Args:

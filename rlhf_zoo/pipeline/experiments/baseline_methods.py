@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...evaluation.compute import Compute, sft_compute
@@ -365,7 +365,7 @@ def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any])
     return run
 
 
-def trained_tokens(run: RunContext, rows: Dataset, tokenizer: Any) -> float:
+def trained_tokens(run: RunContext, rows: Dataset, tokenizer: PreTrainedTokenizerBase) -> float:
     """Counts the tokens that a finished SFT stage trained on.
 
     Args:

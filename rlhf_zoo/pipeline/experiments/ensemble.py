@@ -7,7 +7,7 @@ and the same pairs. RUN/ensemble/overview.json compares the models: see `evaluat
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from ..stages.pairs import held_out_pairs, open_pairs
 from ..stages.samples import pairs_seed, sft_samples
 from ..stages.train import quiet
 from .runner import with_keys
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 
 def check(context: RunContext) -> None:
@@ -74,7 +77,7 @@ def member(context: RunContext, seed: int) -> RunContext:
     return replace(member_run(context, seed), flags=with_keys(flags, "reward", keys))
 
 
-def train(context: RunContext, count: int, console: Any) -> list[RunContext]:
+def train(context: RunContext, count: int, console: "Console") -> list[RunContext]:
     """Trains the reward models that are not finished, and the stages before them.
 
     Args:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...evaluation.head_to_head import read_lines
@@ -19,6 +19,9 @@ from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from .. import run_recipe
 from ..stages.round_pairs import make_pairs
 from .runner import Variant, read_outcome
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: Number of pairs to label in a round if the recipe simulates none.
 PAIRS = 1000
@@ -73,7 +76,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
 
 
 def run_rounds(
-    context: RunContext, console: Any, publishing: Publishing, *, rounds: int, labels: str, pairs: int | None
+    context: RunContext, console: "Console", publishing: Publishing, *, rounds: int, labels: str, pairs: int | None
 ) -> list[RunContext]:
     """Runs rounds 2, 3, … one after the other.
 

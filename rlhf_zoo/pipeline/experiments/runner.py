@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...evaluation.head_to_head import read_lines
@@ -27,6 +27,9 @@ from ...runs.record import StageRecord, fingerprint
 from ...runs.settings.parse import stage_settings
 from .. import run_recipe
 from ..stages.interrupt import Stopped
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 #: A file in a variant's directory that records the variant, and where its earlier stages are.
 VARIANT_FILE = "ablation.json"
@@ -195,7 +198,7 @@ def run_variants(
     run: Path,
     variants: Sequence[Variant],
     open_run: Callable[[Variant], AbstractContextManager[tuple[RunContext, Publisher | None]]],
-    console: Any,
+    console: Console,
 ) -> list[Outcome]:
     """Runs every variant that is not finished, one after the other.
 

@@ -8,7 +8,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...fileio import write_json
@@ -19,11 +19,14 @@ from ...runs.lock import sole_writer
 from .. import run_recipe
 from .runner import Flags, Outcome, Variant, overview_rows, run_variants
 
+if TYPE_CHECKING:
+    from rich.console import Console
+
 SWEEP, ABLATION = "sweep", "ablation"
 
 
 def train(
-    context: RunContext, publisher: Publisher | None, cells: Sequence[Variant], flags: Flags, console: Any
+    context: RunContext, publisher: Publisher | None, cells: Sequence[Variant], flags: Flags, console: "Console"
 ) -> tuple[list[Outcome], ZooError | None]:
     """Trains the stages that the cells share, then each cell, and sends each cell as a tag.
 

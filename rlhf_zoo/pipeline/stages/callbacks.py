@@ -95,21 +95,23 @@ class ProgressCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         eval_dataloader: Any = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         self._batches += 1
         if time.monotonic() - self._shown > SHOWN_EVERY:
             total = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
             self._describe(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._batches = 0
         self._describe("saving" if control.should_save else "")
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._describe()
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         self._bar = tqdm(
             total=state.max_steps,
             initial=state.global_step,
@@ -118,7 +120,7 @@ class ProgressCallback(TrainerCallback):
             disable=not distributed.first(),
         )
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
         self._describe_next(control)
@@ -129,7 +131,7 @@ class ProgressCallback(TrainerCallback):
         state: TrainerState,
         control: TrainerControl,
         logs: dict[str, Any] | None = None,
-        **_: Any,
+        **_: object,
     ) -> None:
         if "train_runtime" in (logs or {}) and state.global_step < state.max_steps:
             return  # the summary of an interrupted run: the resumed run logs its own
@@ -142,7 +144,7 @@ class ProgressCallback(TrainerCallback):
             postfix = {label: f"{numbers[name]:.3g}" for name, label in SHOWN.items() if name in numbers}
             self._bar.set_postfix(postfix)
 
-    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -190,7 +192,7 @@ class StageCallback(ProgressCallback):
         check_room(self._record, least=sum(weight.numel() * weight.element_size() for weight in trained))
 
     def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> TrainerControl:
         super().on_step_end(args, state, control)
         self._stop.requested = any(distributed.gather(self._stop.requested))
@@ -213,12 +215,12 @@ class StageCallback(ProgressCallback):
         if self._stop.requested:
             raise EvaluationEnded
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         super().on_evaluate(args, state, control)
         self._evaluated = state.global_step
 
     def on_epoch_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> TrainerControl:
         control.should_evaluate &= self._evaluated != state.global_step
         # A complete checkpoint may be being sent, so it is not written again.
@@ -227,7 +229,7 @@ class StageCallback(ProgressCallback):
         self._describe_next(control)
         return control
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         distributed.wait()  # until all processes have written their files
         checkpoint = self._record.checkpoint_path(state.global_step)
         if self._finish_checkpoint is not None:

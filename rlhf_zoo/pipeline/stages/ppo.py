@@ -88,7 +88,7 @@ def reward_model(settings: StageSettings, path: Path) -> PreTrainedModel:
     return load_reward_model(path, label=label, loader=loader, how=loading)
 
 
-def _model_placeholder(completions: list[Any], **_: Any) -> list[None]:
+def _model_placeholder(completions: list[Any], **_: object) -> list[None]:
     return [None] * len(completions)
 
 

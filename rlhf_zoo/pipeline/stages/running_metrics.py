@@ -26,7 +26,7 @@ class RunningMetrics(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         trainer = self._trainer
         losses = distributed.gather(trainer._tr_loss.item())
         if not distributed.first():
@@ -39,7 +39,9 @@ class RunningMetrics(TrainerCallback):
         }
         write_text(_file(args, state), json.dumps(sums) + "\n")
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
         path = _file(args, state)
         if not path.is_file():  # at the start
             return

@@ -1,7 +1,7 @@
 """Checks, before anything trains, that the chat template renders every conversation of a run, and keeps its words."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from datasets import Dataset
 
@@ -14,11 +14,16 @@ from ..data.layout import conversational
 from ..data.sources import DataSource
 from ..dataset import evaluated_split, stage_rows
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
 #: Characters of a conversation that a message quotes.
 SHOWN = 60
 
 
-def check_conversations(context: RunContext, stage: str, source: DataSource, tokenizer: Any) -> None:
+def check_conversations(
+    context: RunContext, stage: str, source: DataSource, tokenizer: "PreTrainedTokenizerBase"
+) -> None:
     """Renders every conversation that a stage learns from or is measured on.
 
     Args:
@@ -37,7 +42,7 @@ def check_conversations(context: RunContext, stage: str, source: DataSource, tok
             check_rows(rows, context.shared.chat.write(tokenizer), subject=of)
 
 
-def check_rows(rows: Dataset, tokenizer: Any, *, subject: str) -> None:
+def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: str) -> None:
     """Renders the conversations of some rows, and checks that the template keeps their words.
 
     Args:

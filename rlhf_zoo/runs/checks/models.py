@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
@@ -27,6 +27,9 @@ from ..recipe import Recipe
 from ..registry import REWARD_ROLES, STAGES, is_member
 from ..settings.parse import RecipeConfig, StageSettings
 from .splits import rows_here
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 #: All files of a model except its weights.
 READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
@@ -388,7 +391,7 @@ def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
 
 def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
     """Returns a policy's tokenizer with the template that SFT gives it; None is a model from random weights."""
-    tokenizer: Any
+    tokenizer: PreTrainedTokenizerBase
     if policy is None:
         tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)
     else:
@@ -398,7 +401,7 @@ def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
     return tokenizer
 
 
-def give_template(tokenizer: Any, sft: StageSettings, hub: Hub) -> None:
+def give_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub: Hub) -> None:
     """Gives a tokenizer the chat template that SFT's chat_template_path names, if any.
 
     Args:
