@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..modeling.chat import display_text, plain_text
+from ..modeling.chat_template import Prompt
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
 from .judges.pairwise import PairReport, compare_pairs
@@ -49,7 +50,7 @@ class HeadToHead:
 
     evaluator: Evaluator
     measured: Mapping[str, Measured]
-    prompts: Sequence[object]
+    prompts: Sequence[Prompt]
     samples: int
     seed: int
     training_rewards: Collection[str] = ()

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..functional import exact_kl, selected_logprobs
 from ..modeling import distributed
 from ..modeling.chat import append_completion, wrap_completion
-from ..modeling.chat_template import Chat
+from ..modeling.chat_template import Chat, Prompt
 from ..modeling.devices import MicroBatches, move, on_device
 from ..modeling.loading import Loading, load_tokenizer
 from ..modeling.logprobs import response_logits
@@ -99,7 +99,7 @@ class Evaluator:
     def sampled(
         self,
         policy: PreTrainedModel,
-        prompts: Sequence[object],
+        prompts: Sequence[Prompt],
         *,
         keys: Sequence[tuple[int, ...]],
         seed: int,
@@ -134,7 +134,7 @@ class Evaluator:
         self,
         batch: Samples,
         part: slice,
-        prompts: Sequence[object],
+        prompts: Sequence[Prompt],
         texts: Sequence[str],
         columns: Mapping[str, Sequence[object]],
     ) -> list[float]:
@@ -234,7 +234,7 @@ def repeat_prompts(rows: Dataset, samples: int) -> tuple[list[int], list[Any], d
     return groups, columns["prompt"], columns_for_functions(columns)
 
 
-def prompt_groups(prompts: Iterable[object]) -> list[int]:
+def prompt_groups(prompts: Iterable[Prompt]) -> list[int]:
     """Numbers prompts so that equal prompts share a number; intervals resample them together.
 
     Args:
@@ -249,7 +249,7 @@ def prompt_groups(prompts: Iterable[object]) -> list[int]:
 def measure(
     policy: PreTrainedModel,
     evaluator: Evaluator,
-    prompts: Sequence[object],
+    prompts: Sequence[Prompt],
     *,
     keys: Sequence[tuple[int, ...]],
     seed: int,

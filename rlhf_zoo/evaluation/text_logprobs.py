@@ -8,6 +8,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import selected_logprobs
 from ..modeling.chat import decode_completions, display_text, tokenize_completion, tokenize_prompt
+from ..modeling.chat_template import Prompt
 from ..modeling.devices import MicroBatches
 from ..modeling.logprobs import response_logits
 from ..modeling.models import context_length
@@ -19,7 +20,7 @@ from .probes.texts import OTHER_PROMPTS
 
 
 def written_samples(
-    prompts: Sequence[object], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
+    prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
 ) -> Samples:
     """Builds samples from texts and their prompts, as rewards read them.
 
@@ -46,7 +47,7 @@ def written_samples(
 def logprobs_under(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[object],
+    prompts: Sequence[Prompt],
     tokens: Sequence[Sequence[int]],
     *,
     temperature: float = 1.0,
@@ -80,7 +81,7 @@ def logprobs_under(
 def dependence(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[object],
+    prompts: Sequence[Prompt],
     tokens: Sequence[Sequence[int]],
     own: Sequence[float],
     *,
@@ -122,7 +123,7 @@ def dependence(
 
 
 def rescored(
-    evaluator: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
+    evaluator: Evaluator, prompts: Sequence[Prompt], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> tuple[list[float], list[float]]:
     """Computes reward and headline judge's score of edited texts.
 
@@ -139,7 +140,7 @@ def rescored(
 
 
 def rewarded(
-    evaluator: Evaluator, prompts: Sequence[object], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
+    evaluator: Evaluator, prompts: Sequence[Prompt], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> list[float]:
     """Computes the reward of texts as if they had ended by themselves.
 

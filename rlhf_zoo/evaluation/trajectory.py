@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from ..errors import ZooError
 from ..modeling import distributed
 from ..modeling.chat import display_text
+from ..modeling.chat_template import Prompt
 from ..modeling.models import load_causal
 from ..modeling.prompt_keys import count_distinct_prompts
 from ..runs.checkpoint_choice import checkpoints_to_keep
@@ -258,7 +259,7 @@ def evaluate_checkpoints(
 
 def _reward_effects(
     evaluator: Evaluator,
-    prompts: Sequence[object],
+    prompts: Sequence[Prompt],
     columns: Mapping[str, Sequence[object]],
     report: Report,
     policy: Completions,
@@ -285,7 +286,7 @@ def _reward_effects(
     return reward_effects
 
 
-def _completions(evaluator: Evaluator, prompts: Sequence[object], measured: Measured, seed: int) -> Completions:
+def _completions(evaluator: Evaluator, prompts: Sequence[Prompt], measured: Measured, seed: int) -> Completions:
     return Completions(
         [display_text(prompt) for prompt in prompts],
         measured.completions,

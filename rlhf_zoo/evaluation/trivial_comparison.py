@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from datasets import Dataset
 
+from ..modeling.chat_template import Prompt
 from .head_to_head import TIE, HeadToHead
 from .judges.llm import LLMJudge
 from .judges.panel import scores
@@ -16,7 +17,7 @@ from .trivial_policies import TrivialPolicy, TrivialScore, TrivialScores, candid
 
 def choose_trivial(
     evaluator: Evaluator,
-    prompts: Sequence[object],
+    prompts: Sequence[Prompt],
     columns: Mapping[str, Sequence[object]],
     sft: Measured,
     ppo: Measured,
@@ -71,7 +72,7 @@ def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], row
 
 
 def _score(
-    comparison: HeadToHead, policy: TrivialPolicy, prompts: Sequence[object], columns: Mapping[str, Sequence[object]]
+    comparison: HeadToHead, policy: TrivialPolicy, prompts: Sequence[Prompt], columns: Mapping[str, Sequence[object]]
 ) -> TrivialScore:
     sft, ppo = (comparison.measured[side].completions for side in ("sft", "ppo"))
     every = 1

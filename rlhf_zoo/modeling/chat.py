@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..errors import ZooError
 from .alignment import decode_after, encode_after, special_ids
 from .chat_template import (
     Chat,
+    Conversation,
+    Prompt,
     PromptOptions,
     end_of_turn,
     generation_prompt,
@@ -49,7 +51,7 @@ def tokenize_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: PreT
     return render_ids(messages, tokenizer)
 
 
-def tokenize_prompt(prompt: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokenizes a prompt up to where its completion begins.
 
     Args:
@@ -77,7 +79,7 @@ def _prompt_options(prompt: Sequence[Mapping[str, Any]]) -> PromptOptions:
     return {"continue_final_message": True} if has_answer_prefix(prompt) else {"add_generation_prompt": True}
 
 
-def has_answer_prefix(prompt: Any) -> bool:
+def has_answer_prefix(prompt: Prompt) -> TypeGuard[Conversation]:
     """Whether a prompt ends with an assistant turn, which its completion continues.
 
     Args:
@@ -108,7 +110,7 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
         )
 
 
-def answer_prefix(prompt: Any) -> str:
+def answer_prefix(prompt: Prompt) -> str:
     """Returns the beginning of the answer that a prompt already holds.
 
     Args:
@@ -155,7 +157,7 @@ def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended:
     return ids
 
 
-def wrap_completion(prompt: Any, completion: str) -> Any:
+def wrap_completion(prompt: Prompt, completion: str) -> Any:
     """Puts a completion's text into the form of its prompt, as TRL passes it to reward functions.
 
     Args:
@@ -168,7 +170,7 @@ def wrap_completion(prompt: Any, completion: str) -> Any:
     return completion if isinstance(prompt, str) else [{"role": "assistant", "content": completion}]
 
 
-def wrap_answer(prompt: Any, completion: str) -> Any:
+def wrap_answer(prompt: Prompt, completion: str) -> Any:
     """Puts the answer to a prompt into the prompt's form, as data sets hold it.
 
     Args:
@@ -182,7 +184,7 @@ def wrap_answer(prompt: Any, completion: str) -> Any:
     return wrap_completion(prompt, answer_prefix(prompt) + completion)
 
 
-def append_completion(prompt: Any, completion: Any) -> Any:
+def append_completion(prompt: Prompt, completion: Any) -> Any:
     """Joins a prompt and its completion.
 
     Args:
@@ -205,7 +207,7 @@ def append_completion(prompt: Any, completion: Any) -> Any:
     return [*prompt, *turns]
 
 
-def move_answer_prefix(prompt: Any, completion: Any) -> tuple[Any, Any]:
+def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
     """Moves the answer that a prompt begins into the completion, because TRL would close that turn.
 
     Args:
@@ -245,7 +247,7 @@ def plain_text(text: Any) -> str:
     return "".join(f"{str(turn.get('role')).capitalize()}: {_content(turn)}\n\n" for turn in turns)
 
 
-def display_text(prompt: Any) -> str:
+def display_text(prompt: Prompt) -> str:
     """Writes a prompt for people: `plain_text` without the blank line at the end.
 
     Args:
@@ -272,7 +274,7 @@ def wrap_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
     return [{"role": "user", "content": text.strip()}]
 
 
-def completion_text(completion: Any, prompt: Any = "") -> str:
+def completion_text(completion: Any, prompt: Prompt = "") -> str:
     """Reads the text of a completion.
 
     Args:
@@ -327,7 +329,7 @@ def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 def decode_completions(
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Any],
+    prompts: Sequence[Prompt],
     prompt_tokens: Sequence[Sequence[int]],
     completion_tokens: Sequence[Sequence[int]],
 ) -> list[str]:
@@ -356,7 +358,7 @@ def decode_completions(
     return texts
 
 
-def strip_template_space(text: str, prompt: Any, tokenizer: PreTrainedTokenizerBase) -> str:
+def strip_template_space(text: str, prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> str:
     """Removes the white space that the template puts between its generation prompt and an answer.
 
     Args:
@@ -369,7 +371,7 @@ def strip_template_space(text: str, prompt: Any, tokenizer: PreTrainedTokenizerB
     return text.removeprefix(template_space(tokenizer))
 
 
-def _begins_in_thought(prompt: Any, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
+def _begins_in_thought(prompt: Prompt, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a completion begins inside a thought that its template or a text prompt has opened."""
     if isinstance(prompt, str):
         return str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_THINK)
@@ -381,7 +383,7 @@ def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozen
     return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
 
 
-def tokenize_completion(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
+def tokenize_completion(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokenizes a completion in the context of its prompt: the inverse of `decode_completions`.
 
     Args:
@@ -398,7 +400,7 @@ def tokenize_completion(prompt: Any, completion: str, tokenizer: PreTrainedToken
     return _tokenize_both(prompt, completion, tokenizer)[1]
 
 
-def _tokenize_both(prompt: Any, completion: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def _tokenize_both(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Returns the token ids of a prompt and of the completion after it."""
     prompt_ids = tokenize_prompt(prompt, tokenizer)
     if isinstance(prompt, str):

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from keyword import kwlist
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, TypedDict, TypeGuard, Unpack
 from weakref import WeakKeyDictionary
 
 from jinja2 import Environment, TemplateError
@@ -26,6 +26,11 @@ from .time_limit import Expired, deadline
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+#: A conversation: messages with the keys `role` and `content`, and others that a template reads.
+Conversation = Sequence[Mapping[str, Any]]
+#: A prompt, as a data set's column holds it.
+Prompt = str | Conversation
 
 _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
 _PROBE = "zxq"
@@ -136,7 +141,7 @@ def _literal(value: Any) -> str:
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
-def is_conversation(value: Any) -> bool:
+def is_conversation(value: Any) -> TypeGuard[Conversation]:
     """Whether a prompt or a completion is a list of messages.
 
     Args:
@@ -153,7 +158,7 @@ class PromptOptions(TypedDict, total=False):
 
 
 def render_ids(
-    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **options: Unpack[PromptOptions]
+    messages: Conversation, tokenizer: PreTrainedTokenizerBase, **options: Unpack[PromptOptions]
 ) -> list[int]:
     """Renders a conversation to token ids.
 
@@ -168,9 +173,7 @@ def render_ids(
     return list(_apply_template(messages, tokenizer, {"tokenize": True, "return_dict": False, **options}))
 
 
-def render_text(
-    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, **options: Unpack[PromptOptions]
-) -> str:
+def render_text(messages: Conversation, tokenizer: PreTrainedTokenizerBase, **options: Unpack[PromptOptions]) -> str:
     """Renders a conversation to text.
 
     Args:
@@ -197,9 +200,7 @@ def _computes_powers(template: str) -> bool:
     return any(token == ("operator", "**") and before[1] not in ("(", ",") for before, token in pairwise(tokens))
 
 
-def _apply_template(
-    messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]
-) -> Any:
+def _apply_template(messages: Conversation, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> Any:
     """Applies the tokenizer's template under the limits RENDER_SECONDS and RENDER_MEMORY."""
     if tokenizer.chat_template is None:
         raise ZooError("The prompts are conversations, but the tokenizer has no chat template: add one, or use texts.")

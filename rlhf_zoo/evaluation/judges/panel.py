@@ -10,6 +10,7 @@ import numpy as np
 
 from ...modeling import distributed
 from ...modeling.chat import append_completion, plain_text, wrap_completion
+from ...modeling.chat_template import Prompt
 from ...modeling.prompt_keys import prompt_key
 from ...rewards import RewardEnsemble, RewardModel
 from ..pass_at_k import Answers
@@ -62,7 +63,7 @@ class RewardJudge:
         self.description = description or read
         self._is_probability = label is not None
 
-    def __call__(self, prompts: Sequence[object], completions: Sequence[str]) -> list[float]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float]:
         """Scores completions. The model's own template renders conversations."""
         texts = [append_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         scores = self.model.score_texts(texts, ended=[True] * len(texts))
@@ -79,7 +80,7 @@ def checks_answers(judge: Judge) -> bool:
 
 
 def answers(
-    judge: Judge, prompts: Sequence[object], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
+    judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
     *, samples: int,
 ) -> dict[str, Answers]:  # fmt: skip
     """Checks `samples` answers to each prompt with a rule's strict and lenient readings.
@@ -100,7 +101,7 @@ def answers(
 
 def as_answers(
     rule: RuleJudge,
-    prompts: Sequence[object],
+    prompts: Sequence[Prompt],
     completions: Sequence[str],
     columns: Mapping[str, Sequence[object]] | None,
     *,
@@ -128,7 +129,7 @@ def as_answers(
 
 
 def scores(
-    judge: Judge, prompts: Sequence[object], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None
+    judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None
 ) -> list[float]:
     """Scores each completion with a judge. Only the first process calls the judge, because it may cost money.
 

@@ -108,7 +108,7 @@ def complete(
                 batch = Samples.concatenate(list(parts.run(drawn, chosen)), fill)
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
-                batch_prompts, batch_tokens = ([of[row] for row in chosen] for of in (prompts, tokens))
+                batch_prompts, batch_tokens = [prompts[row] for row in chosen], [tokens[row] for row in chosen]
                 done[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, batch.token_lists())
             bar.update(len(chosen))
     ordered = distributed.in_order(done)
