@@ -382,7 +382,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
 
 
-def read_samples(path: Path, prompts: Sequence[Any], per_prompt: int) -> list[dict[str, Any]]:
+def read_samples(path: Path, prompts: Sequence[Prompt], per_prompt: int) -> list[dict[str, Any]]:
     """Reads the samples.jsonl of an eval stage and checks that it has the expected prompts.
 
     Args:

@@ -115,7 +115,7 @@ class Chat:
         render_ids([{"role": "user", "content": _PROBE}], tokenizer, add_generation_prompt=True)
         return tokenizer
 
-    def for_prompts(self, tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Any]) -> PreTrainedTokenizerBase:
+    def for_prompts(self, tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt]) -> PreTrainedTokenizerBase:
         """Writes these settings into the tokenizer's template where the prompts are conversations.
 
         Args:

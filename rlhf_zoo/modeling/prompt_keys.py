@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from .chat_template import is_conversation
+from .chat_template import Prompt, is_conversation
 
 
-def prompt_key(prompt: Any) -> str:
+def prompt_key(prompt: Prompt) -> str:
     """Returns what tells a prompt from others.
 
     Args:
@@ -27,7 +27,7 @@ def prompt_key(prompt: Any) -> str:
     return json.dumps(turns, sort_keys=True, default=str)
 
 
-def count_distinct_prompts(prompts: Iterable[Any]) -> int:
+def count_distinct_prompts(prompts: Iterable[Prompt]) -> int:
     """Counts the different prompts, by `prompt_key`.
 
     Args:

@@ -25,7 +25,7 @@ from ..hub.client.downloads import find_download
 from ..hub.client.refs import Checkpoint
 from ..hub.client.run_signature import FLAG
 from ..modeling.chat import tokenize_prompt
-from ..modeling.chat_template import Chat
+from ..modeling.chat_template import Chat, Prompt
 from ..modeling.devices import on_device
 from ..modeling.models import context_length, load_causal
 from ..modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
@@ -387,7 +387,7 @@ def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
     return float(share), split
 
 
-def _check_room(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Any]) -> None:
+def _check_room(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Prompt]) -> None:
     """Raises ZooError if a prompt and its completion may exceed the context."""
     limit = context_length(policy, evaluator.reference)
     if limit is None:

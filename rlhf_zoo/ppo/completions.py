@@ -11,6 +11,7 @@ from transformers.integrations import TensorBoardCallback  # type: ignore[attr-d
 
 from ..errors import printable
 from ..modeling.chat import append_completion, completion_text, decode_completions, display_text, wrap_completion
+from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import PROMPT_TOKENS, columns_for_functions
 from ..modeling.sampling.sampler import Samples
 
@@ -28,7 +29,7 @@ class DecodedCompletions:
         columns: the data set's other columns, B values each.
     """
 
-    prompts: list[Any]
+    prompts: list[Prompt]
     completions: list[Any]
     texts: list[Any]
     columns: dict[str, list[Any]]

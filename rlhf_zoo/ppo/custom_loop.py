@@ -10,6 +10,7 @@ from torch import Tensor
 from ..errors import ZooError
 from ..modeling.alignment import encode_after
 from ..modeling.chat import tokenize_completion, tokenize_prompt
+from ..modeling.chat_template import Prompt
 from ..modeling.prompts import check_room
 from ..modeling.sampling.sampler import Samples, left_pad
 from ..rewards import Scored
@@ -37,7 +38,7 @@ def _response_ids(query: Any, query_ids: list[int], response: str, tokenizer: An
     return encode_after(tokenizer, query_ids, query_and_response, response)
 
 
-def prompt_ids(prompt: Any, row: int, trainer: Any) -> list[int]:
+def prompt_row(prompt: Prompt, row: int, trainer: Any) -> list[int]:
     """Returns the token ids of a prompt.
 
     Args:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ZooError
+from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import GENERATION, PROMPT_INDEX, PROMPT_TOKENS
 from ..rewards import Scored
 from .base import LOOP_STREAM
@@ -43,7 +44,7 @@ class StepwiseTrainer(HeldOutTrainer):
             self.model_wrapped = self._loop_model
         return self._loop_model
 
-    def generate(self, prompts: Sequence[Any], *, num_generations: int = 1) -> list[Tensor]:
+    def generate(self, prompts: Sequence[Prompt], *, num_generations: int = 1) -> list[Tensor]:
         """Samples completions at the training temperature.
 
         Args:

@@ -13,6 +13,7 @@ from .. import functional as F
 from ..errors import ZooError
 from ..modeling.alignment import Pieces
 from ..modeling.chat import tokenize_prompt, wrap_prompt
+from ..modeling.chat_template import Prompt
 from ..modeling.logprobs import token_logprobs
 from ..modeling.models import context_length, disable_dropout
 from ..modeling.reserved_columns import PROMPT_TOKENS
@@ -90,7 +91,7 @@ class Trace:
         whitening: a sentence about what whitening in training would change; "" without whitening.
     """
 
-    prompt: Any
+    prompt: Prompt
     completion: str
     tokens: tuple[TracedToken, ...]
     scores: Mapping[str, float | None]
@@ -121,7 +122,7 @@ class Trace:
 
 @torch.no_grad()
 def trace(
-    prompt: Any,
+    prompt: Prompt,
     *,
     policy: PreTrainedModel,
     reference: PreTrainedModel,
@@ -305,8 +306,8 @@ def _traced_tokens(
     return tokens, completion
 
 
-def _encode_prompt(
-    prompt: Any, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
+def _encode_prompt_ids(
+    prompt: Prompt, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, room: int
 ) -> list[int]:
     if isinstance(prompt, str):
         if not prompt.strip():

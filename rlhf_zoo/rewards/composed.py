@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
+from ..modeling.chat_template import Prompt
 from ..modeling.sampling.sampler import Samples
 from .ensemble import RewardEnsemble
 from .functions import (
@@ -122,7 +123,7 @@ class Rewards:
     def __call__(
         self,
         samples: Samples,
-        prompts: Sequence[Any],
+        prompts: Sequence[Prompt],
         completions: Sequence[Any],
         texts: Sequence[Any],
         columns: Mapping[str, Any],

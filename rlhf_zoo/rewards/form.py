@@ -8,6 +8,7 @@ import regex
 
 from ..errors import ZooError
 from ..fileio import finite, integer
+from ..modeling.chat_template import Prompt
 from ..modeling.words import words
 from .rule import Rule, text_of
 
@@ -45,7 +46,7 @@ class FormatMatch(Rule):
         if not finite(self.timeout) or self.timeout <= 0:
             raise self._field_error("timeout", "a positive number of seconds")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [float(self._matches(text_of(completion).strip())) for completion in completions]
 
     def _matches(self, text: str) -> bool:
@@ -97,7 +98,7 @@ class Length(Rule):
             self._check_count("target")
         self._check_choice("unit", "tokens", "words", "characters")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         lengths = _lengths(self, self.unit, completions, columns)
         if self.target is None:
             return [float(length) for length in lengths]
@@ -128,7 +129,7 @@ class SoftOverlong(Rule):
             raise self._field_error("margin", f"a whole number from 0 to the limit, {self.limit}")
         self._check_choice("unit", "tokens", "words", "characters")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [self._penalty(length) for length in _lengths(self, self.unit, completions, columns)]
 
     def _penalty(self, length: int) -> float:
@@ -157,7 +158,7 @@ class Repetition(Rule):
         self._check_count("n")
         self._check_choice("unit", "tokens", "words")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         rows: Sequence[Sequence[Any]]
         if self.unit == "tokens":
             rows = _token_ids(self, columns)

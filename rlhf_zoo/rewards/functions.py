@@ -20,6 +20,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import ZooError
+from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import TABLE, columns_for_functions
 from ..modeling.time_limit import Expired, deadline
 from .by_token import PartsMismatch, is_list, rewards_by_token, to_float
@@ -44,7 +45,7 @@ class Batch:
         prompt_ids: B lists of token ids, before completion_ids; () if they are not needed.
     """
 
-    prompts: list[Any]
+    prompts: list[Prompt]
     completions: list[Any]
     completion_ids: list[list[int]]
     columns: Mapping[str, Any]

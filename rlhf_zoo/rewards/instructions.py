@@ -16,6 +16,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fileio import finite
+from ..modeling.chat_template import Prompt
 from .instructions_kinds import KINDS, readings
 from .rule import Rule, text_of
 
@@ -135,7 +136,7 @@ class InstructionsFollowed(Rule):
 
     def __call__(
         self,
-        prompts: Sequence[Any],
+        prompts: Sequence[Prompt],
         completions: Sequence[Any],
         log_extra: Callable[[str, list[Any]], None] | None = None,
         log_metric: Callable[[str, float], None] | None = None,

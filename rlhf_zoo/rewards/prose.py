@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any, ClassVar, Literal
 
 from ..errors import ZooError
+from ..modeling.chat_template import Prompt
 from .rule import Rule, text_of
 
 #: harper's kinds of findings that are a matter of taste or of a dialect, and no errors.
@@ -88,7 +89,7 @@ class Grammar(Rule):
         if not isinstance(self.ignore, (list, tuple)) or not all(isinstance(kind, str) for kind in self.ignore):
             raise self._field_error("ignore", "a list of harper's kinds, such as ['Style', 'Capitalization']")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [self._score(text_of(completion)) for completion in completions]
 
     def _score(self, text: str) -> float:
@@ -112,7 +113,7 @@ class Refuses(Rule):
     meaning: ClassVar[str] = "1 for a refusal"
     name: str = "refuses"
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [float(_is_refusal(text_of(completion))) for completion in completions]
 
 
@@ -139,7 +140,7 @@ class Vader(Rule):
     meaning: ClassVar[str] = "the sentiment by VADER, from −1 to 1"
     name: str = "vader"
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [float(_analyzer().polarity_scores(text_of(completion))["compound"]) for completion in completions]
 
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from ..hub.client.connect import Hub, connected
 from ..hub.client.refs import resolve
+from ..modeling.chat_template import Prompt
 from ..modeling.embedder import Embedder
 from .rule import Rule, text_of
 
@@ -41,7 +42,7 @@ class Relevance(Rule):
             raise self._field_error("model", "a folder or NAMESPACE/NAME")
         self._check_count("batch_size")
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         pairs = [(_request(prompt), text_of(text)) for prompt, text in zip(prompts, completions, strict=True)]
         full = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]
         cosines: list[float | None] = [0.0] * len(pairs)
@@ -55,7 +56,7 @@ class Relevance(Rule):
         return cosines
 
 
-def _request(prompt: Any) -> str:
+def _request(prompt: Prompt) -> str:
     """The text of a prompt; of a conversation, that of the user's last message."""
     if isinstance(prompt, str):
         return prompt

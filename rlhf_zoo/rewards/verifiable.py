@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from ..errors import ZooError
 from ..fileio import finite
+from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld_columns
 from .form import FormatMatch, Length, Repetition, SoftOverlong
 from .read_number import after_marker, read_number
@@ -165,7 +166,7 @@ class ExactMatch(Answered):
         """Finds the answer anywhere among a completion's words, whatever its case."""
         return _Contains(column=self.column, marker=self.marker, ignore_case=True, name=self.name)
 
-    def __call__(self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Any) -> list[float | None]:
+    def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [
             None if answers is None else float(self._matches(text_of(completion), answers))
             for completion, answers in zip(completions, self._accepted_answers(columns), strict=True)
@@ -249,7 +250,7 @@ class NumericMatch(Answered):
 
     def __call__(
         self,
-        prompts: Sequence[Any],
+        prompts: Sequence[Prompt],
         completions: Sequence[Any],
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,

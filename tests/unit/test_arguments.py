@@ -70,7 +70,7 @@ def test_the_csv_files_are_the_same_data(tmp_path: Path, splits: dict) -> None:
     with pytest.raises(ZooError, match="no debate of the split test"):
         prepare(str(folder), seed=0)
     (folder / "broken_yes.csv").write_text("#id\tlabel\ta1\ta2\n1\ta3\tone\ttwo\n")
-    with pytest.raises(ZooError, match=r"broken_yes\.csv, line 2, is not id"):
+    with pytest.raises(ZooError, match=r"broken_yes\.csv, line 2, must hold id"):
         prepare(str(folder), seed=0)
 
 

@@ -67,7 +67,7 @@ def test_warm_up_is_counted_in_updates_or_is_a_share(tmp_path: Path) -> None:
 
 
 def test_a_rollout_that_rloo_cannot_sample(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match=r"RLOO compares 4 completions of a prompt, and a rollout of 6"):
+    with pytest.raises(ZooError, match=r"RLOO compares 4 completions of a prompt, but a rollout has 6"):
         rloo(tmp_path / "a", per_device_train_batch_size=6)
     with pytest.raises(ZooError, match=r"PPO cut its completions .* but RLOO cannot"):
         rloo(tmp_path / "b", truncate_text=".")
@@ -77,7 +77,7 @@ def test_prompts_that_begin_an_answer(tmp_path: Path) -> None:
     begun = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
     start = Start(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
     terms: Any = {"arguments": {}, "sizes": {}, "missing_eos": {}, "score_clip": None}
-    with pytest.raises(ZooError, match=r"PPO continues, and trl's RLOO would close it .* compare with dpo"):
+    with pytest.raises(ZooError, match=r"PPO continues that turn, but trl's RLOO would close it .* compare with dpo"):
         train_rloo(start, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)
 
 

@@ -87,7 +87,9 @@ def test_a_request_to_repeat_can_be_met(splits: dict[str, Rows]) -> None:
                 assert not (comma and "," in arguments["prompt_to_repeat"])
 
 
-@pytest.mark.parametrize(("arguments", "message"), [({"source": "x"}, "reads no data"), ({"prompts": 0}, "from 1")])
+@pytest.mark.parametrize(
+    ("arguments", "message"), [({"source": "x"}, "reads no data"), ({"prompts": 0}, "give 1 or more")]
+)
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
         prepare(seed=1, **arguments)

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...errors import ZooError
 from ...modeling.alignment import Pieces
 from ...modeling.chat import append_completion, decode_completions, strip_template_space, tokenize_prompt, wrap_prompt
+from ...modeling.chat_template import Prompt
 from ...modeling.devices import MEMORY_ERRORS, best_device, move, out_of_memory
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import context_length, disable_dropout, load_causal
@@ -350,7 +351,7 @@ class _Completion:
         self.drawn.append(drawn)
         self.pieces.add(drawn.token)
 
-    def finish(self, prompt: Any) -> None:
+    def finish(self, prompt: Prompt) -> None:
         """Settles the text. `prompt` is a text or a conversation."""
         self._text = strip_template_space(self.pieces.finish(), prompt, self.tokenizer)
 

@@ -9,6 +9,7 @@ from datasets import Dataset
 
 from ...errors import ZooError
 from ...modeling.chat import wrap_completion
+from ...modeling.chat_template import Prompt
 from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import REWARDS, load_object
 from ...rewards.functions import Batch, NamedReward, RewardFunction, convert_rewards
@@ -135,7 +136,7 @@ class RuleJudge:
         return self.score(prompts, completions, {})
 
     def score(
-        self, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
+        self, prompts: Sequence[Prompt], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
     ) -> list[float]:
         """Scores completions.
 

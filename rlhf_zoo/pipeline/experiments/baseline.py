@@ -22,6 +22,7 @@ from ...evaluation.judges.panel import as_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeat_prompts
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
+from ...modeling.chat_template import Prompt
 from ...modeling.critic import CRITIC_DIR, critic_from
 from ...modeling.models import matmul_parameters
 from ...modeling.prompt_keys import prompt_key
@@ -141,7 +142,7 @@ class Baseline:
         """Mean length of the held-out prompts, in tokens."""
         return self._mean_length(self.rows["prompt"])
 
-    def _mean_length(self, prompts: Sequence[Any]) -> float:
+    def _mean_length(self, prompts: Sequence[Prompt]) -> float:
         return float(np.mean([len(tokenize_prompt(prompt, self.evaluator.tokenizer)) for prompt in prompts]))
 
     @cached_property

@@ -16,6 +16,7 @@ from ...evaluation.ensemble_report import EnsembleScores, Texts
 from ...evaluation.head_to_head import read_samples
 from ...fileio import read_json, write_json
 from ...modeling.chat import append_completion
+from ...modeling.chat_template import Prompt
 from ...modeling.devices import on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_classifier
@@ -163,7 +164,7 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
         raise ZooError(f"{path} cannot be read ({error!r}): {fix}") from error
 
 
-def _texts_of_side(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Any], side: str) -> Texts:
+def _texts_of_side(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], side: str) -> Texts:
     """prompts: one per row, a text or a conversation, which each reward model renders with its own template."""
     return Texts(
         [row["prompt"] for row in rows],

@@ -16,6 +16,7 @@ from ...hub.client.publish import publish_folder
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import equal_weights
 from ...modeling.chat import plain_text
+from ...modeling.chat_template import Prompt
 from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
@@ -149,7 +150,7 @@ def _labeler(context: RunContext) -> Labeler:
     judge = panel.scoring[-1]
 
     def by_score(
-        prompts: Sequence[Any], first: Sequence[str], second: Sequence[str], columns: Mapping[str, Sequence[Any]]
+        prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[int | None]:
         margins = np.subtract(scores(judge, prompts, first, columns), scores(judge, prompts, second, columns))
         return [None if margin == 0 else int(margin < 0) for margin in margins.tolist()]

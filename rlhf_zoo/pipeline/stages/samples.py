@@ -11,6 +11,7 @@ from ...errors import ZooError
 from ...fileio import read_json, write_json
 from ...modeling import distributed
 from ...modeling.chat import append_completion, plain_text, tokenize_prompt, wrap_answer
+from ...modeling.chat_template import Prompt
 from ...modeling.devices import on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import context_length, load_causal
@@ -258,7 +259,7 @@ def labels_of(prefer: Preference, rng: random.Random) -> Labeler:
 
 
 def ordered_pairs(
-    prompts: Sequence[Any], first: Sequence[str], second: Sequence[str], labels: Sequence[int | None]
+    prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], labels: Sequence[int | None]
 ) -> list[dict[str, Any]]:
     """Returns rows of prompt, chosen and rejected; ties are left out.
 
@@ -277,7 +278,7 @@ def ordered_pairs(
 
 
 def two_samples(
-    context: RunContext, prompts: Sequence[Any], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
+    context: RunContext, prompts: Sequence[Prompt], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
 ) -> tuple[list[int], list[str], list[str]]:
     """Draws two samples of a policy for each prompt, with PPO's sampling. Keeps pairs that differ and both ended.
 

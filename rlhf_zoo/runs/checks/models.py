@@ -10,6 +10,7 @@ from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import ask
 from ...hub.client.refusals import reason, refusals_as
 from ...modeling.chat import tokenize_prompt
+from ...modeling.chat_template import Prompt
 from ...modeling.gguf import check_no_gguf
 from ...modeling.loading import load_tokenizer
 from ...modeling.model_files import ADAPTER_CONFIG, json_object, model_files
@@ -325,7 +326,7 @@ def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Name
         )
 
 
-def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], prompts: Sequence[Any]) -> str:
+def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], prompts: Sequence[Prompt]) -> str:
     """Checks that PPO's prompts fit into what its policy reads.
 
     If SFT still has to make the tokenizer, the prompts are not measured.

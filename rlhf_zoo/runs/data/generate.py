@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...modeling import distributed
 from ...modeling.chat import decode_completions, tokenize_prompt
+from ...modeling.chat_template import Prompt
 from ...modeling.devices import MicroBatches
 from ...modeling.sampling.sampler import Samples, Vocabulary, sample
 from ...modeling.sampling.truncation import Truncation
@@ -42,7 +42,7 @@ class SampledCompletions:
 def complete(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Any],
+    prompts: Sequence[Prompt],
     *,
     keys: Sequence[tuple[int, ...]],
     seed: int,

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
+from ...modeling.chat_template import Prompt
 from .layout import first_turns
 from .overlap import overlap, question_text
 
@@ -109,7 +110,7 @@ def _key(row: Mapping[str, Any]) -> Any:
     return first_turns(row)["prompt"] if "messages" in row else row["text"] if "text" in row else dict(row)
 
 
-def _digest(prompt: Any) -> str:
+def _digest(prompt: Prompt) -> str:
     """Returns the sha256 of a text or a conversation."""
     text = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
