@@ -306,8 +306,8 @@ def _traced_tokens(
     return tokens, completion
 
 
-def _encode_prompt_ids(
-    prompt: Prompt, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, room: int
+def _encode_prompt(
+    prompt: Prompt, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, max_new_tokens: int
 ) -> list[int]:
     if isinstance(prompt, str):
         if not prompt.strip():

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...errors import ZooError
-from .source import Rows, read_splits, unit
+from .source import Rows, read_splits, unit_hash
 
 SPLITS = ("train", "judge", "validation", "test")
 #: The share of NLTK's texts in each of `SPLITS`, by the sha1 of the text.
@@ -72,12 +72,12 @@ prepare.judge_has_other_labels = True  # type: ignore[attr-defined]
 
 def _pairs(rows: Rows, most: int) -> Rows:
     """Pairs positive texts with negative ones of the same rank in length, so that length says nothing of the label."""
-    ordered = sorted(rows, key=lambda row: unit(row["text"]))
+    ordered = sorted(rows, key=lambda row: unit_hash(row["text"]))
     sides = [[row["text"] for row in ordered if row["label"] == label][:most] for label in (1, 0)]
     least = min(map(len, sides))
     by_length = (sorted(side[:least], key=lambda text: len(text.split())) for side in sides)
     pairs = [{"prompt": "", "chosen": pos, "rejected": neg} for pos, neg in zip(*by_length, strict=True)]
-    return sorted(pairs, key=lambda pair: unit(pair["chosen"]))
+    return sorted(pairs, key=lambda pair: unit_hash(pair["chosen"]))
 
 
 def _read(source: str, corpus: str) -> dict[str, Rows]:
@@ -146,7 +146,7 @@ def _split(texts: Iterable[tuple[str, int]], corpus: str) -> dict[str, Rows]:
     bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
     by_text = {" ".join(_AFTER.sub(r"\1", _BEFORE.sub(r"\1", text)).split()): label for text, label in texts}
     for text, label in by_text.items():
-        place = unit(text)
+        place = unit_hash(text)
         splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if place < bound)].append(
             _row(text, label)
         )
