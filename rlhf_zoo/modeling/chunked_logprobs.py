@@ -1,8 +1,8 @@
 """Log-probabilities and entropies from a linear head without all logits (N, V) in memory at once.
 
 The logits of a few tokens are computed in float32, used and freed, and the backward pass computes them again. If a loss
-is passed, each token's share must depend on that token alone. Then the forward pass computes the gradients too, while
-it has the logits. Results equal those of the plain path except for rounding.
+is passed, the forward pass also computes the gradients while it has the logits. The loss of a token must then depend on
+that token alone. Results equal those of the plain path up to rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from .sampling.sampler import Vocabulary
 
-#: Number of logits in a chunk: on a CPU as many as fit its caches, elsewhere enough to keep the device busy.
+#: The number of logits in a chunk. On a CPU a chunk fits its caches; on other devices it keeps the device busy.
 CHUNK, CHUNK_ELSEWHERE = 2**22, 2**26
 
 
@@ -33,8 +33,8 @@ class LogitTransform(NamedTuple):
 
 
 IDENTITY = LogitTransform()
-#: Maps log π and entropy, of the same shape, to a scalar loss and the terms to log, by name. Each token's share of the
-#: loss may depend on that token alone.
+#: Maps log π and entropy, of the same shape, to a scalar loss and the terms to log, by name. The loss of a token may
+#: depend on that token alone.
 TokenLoss = Callable[[Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
@@ -49,8 +49,8 @@ def logit_transform(model: Any) -> LogitTransform | None:
         model: A model, or anything else.
 
     Returns:
-        The transform; None if logits must come from the model's own forward pass. That is so for any other transform,
-        for a head that is not a plain nn.Linear (adapted, quantized, hooked) and for a sharded model.
+        The transform; None if logits must come from the model's own forward pass: for any other transform, for a head
+        that is not a plain nn.Linear (adapted, quantized, hooked), and for a sharded model.
     """
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear or "forward" in vars(head) or isinstance(model, FSDPModule):
@@ -65,9 +65,9 @@ def logit_transform(model: Any) -> LogitTransform | None:
 
 @torch.no_grad()
 def _probe(model: Any, head: Any) -> LogitTransform | None:
-    """Replaces the head's output by known numbers and compares the model's logits with them.
+    """Replaces the head's output by fixed numbers and compares the model's logits with them.
 
-    The config is not enough: each family has its own key for a scale, and some apply it elsewhere.
+    The configuration is not enough, because each family has its own key for a scale, and some apply it elsewhere.
     """
     device = head.weight.device
     indices = torch.arange(head.out_features, device=device)

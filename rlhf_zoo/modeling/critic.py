@@ -54,7 +54,7 @@ def _token_classifier(config_class: Any, remote_class: Any = None) -> Any:
         raise ZooError(
             f"transformers has no trunk for {config_class.model_type}, which the critic needs: pass a value_model."
         )
-    # Many families have no token classifier of their own.
+    # Many families have no token classifier, so build one from the generic class.
     trunk: Any = MODEL_MAPPING[config_class]
     family = next(base for base in trunk.__mro__ if PreTrainedModel in base.__bases__)
     family = PreTrainedModel if family is trunk else family
@@ -78,7 +78,7 @@ def _remote_base_class(config: PretrainedConfig, source: str | Path, revision: s
     if name is None or not _has_remote_code(config):
         return None
     model_class: Any = get_class_from_dynamic_module(name, source, revision=revision)
-    # Only an instance names its trunk's class. On the meta device it costs no memory.
+    # Only an instance knows the class of its trunk. On the meta device an instance takes no memory.
     with torch.device("meta"):
         return type(model_class._from_config(copy.deepcopy(config)).base_model)
 
@@ -92,14 +92,15 @@ def critic_from(
     share: bool = False,
     revision: str | None = None,
 ) -> PreTrainedModel:
-    """Makes a critic: a token classifier with one output, transformers' own class where the family has one.
+    """Makes a critic: a token classifier with one output.
 
-    From a reward model it takes trunk and head, so that it starts at the reward model's shaped score w·(s−μ)/σ: its
-    weight is w·W/σ and its bias −w·μ/σ. From a causal model it takes the trunk, and its head starts at 0.
+    If `source` is a reward model, the critic starts as its trunk and head, scaled to the shaped score w·(s−μ)/σ: the
+    head's weight is w·W/σ and its bias −w·μ/σ. If `source` is a causal model, the critic starts as its trunk, and the
+    head starts at 0.
 
     Args:
-        source: A reward model or a causal model; or a folder or Hub id of one, or of a critic, which is loaded as it
-            is. Adapters are merged into their base.
+        source: A reward model, a causal model, or a folder or Hub id of either or of a critic. A critic is loaded
+            unchanged. Adapters are merged into their base.
         center: Whether scores are centered; otherwise μ = 0.
         scale: Whether scores are scaled; otherwise σ = 1.
         weight: w, the weight of the score in the reward.
@@ -113,7 +114,7 @@ def critic_from(
         ZooError: The model has an encoder, which would see later tokens; it has several outputs, or layers between
             trunk and head; or it cannot be loaded.
 
-    Source: N+ (arXiv:2403.17031), detail 22.
+    Source: "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031), detail 22.
     """
     if not isinstance(source, PreTrainedModel):
         subject = f"The critic {source}"
@@ -148,36 +149,36 @@ def critic_from(
     config = copy.deepcopy(source.config)
     config.num_labels = 1
     trunk = type(source.base_model) if _has_remote_code(config) else None
-    # float32, because bfloat16 would round away small value updates.
+    # Build the critic in float32, because bfloat16 would round away small value updates.
     critic = _token_classifier(type(config), trunk)._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
-    # The critic would lack a layer between trunk and head.
-    misfit = _weight_before_head(source) if is_reward_model else None
+    # The critic would lack a weight between trunk and head.
+    problem = _weight_before_head(source) if is_reward_model else None
     try:
         critic.base_model.load_state_dict(source.base_model.state_dict())
     except RuntimeError as error:
-        misfit = first_line(error)
-    if misfit is not None:
+        problem = first_line(error)
+    if problem is not None:
         raise ZooError(
-            f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({misfit}), "
+            f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({problem}), "
             "so a critic could not start at its scores: pass a value_model."
         )
     if share:
         for name, parameter in source.base_model.named_parameters():
             module, _, leaf = name.rpartition(".")
             setattr(critic.base_model.get_submodule(module), leaf, parameter)
-    critic.name_or_path = source.name_or_path  # peft writes it into a later adapter as its base
-    target = _linear_head(critic)
+    critic.name_or_path = source.name_or_path  # peft records it as the base of a later adapter
+    head = _linear_head(critic)
     with torch.no_grad():
-        # A causal model knows nothing about rewards, so V starts at 0.
-        target.weight.zero_()
-        if target.bias is not None:
-            target.bias.zero_()
+        # V starts at 0, unless a reward model sets the head below.
+        head.weight.zero_()
+        if head.bias is not None:
+            head.bias.zero_()
         if is_reward_model:
             mean, std = score_statistics(source)
             mean, std = mean if center else 0.0, std if scale else 1.0
-            target.weight.copy_(weight * _linear_head(source).weight / std)
-            if target.bias is not None:
-                target.bias.fill_(-weight * mean / std)
+            head.weight.copy_(weight * _linear_head(source).weight / std)
+            if head.bias is not None:
+                head.bias.fill_(-weight * mean / std)
     # The weights now contain the statistics. A loader of reward models would apply them a second time.
     config.rlhf_zoo = None
     return critic
@@ -190,7 +191,7 @@ def _weight_before_head(source: PreTrainedModel) -> str | None:
 
 
 def with_adapter(model: PreTrainedModel, peft_config: Any) -> PeftModel:
-    """Puts a new adapter like the policy's on the critic. The critic's head is trained in full.
+    """Adds a new adapter to the critic, configured like the policy's. The critic's head is trained in full.
 
     Args:
         model: The critic.

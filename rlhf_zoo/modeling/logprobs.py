@@ -1,7 +1,7 @@
 """Log-probabilities of sampled tokens under a model, from a forward pass over prompts and completions.
 
-The plain path keeps the logits (B, T, V) in float32 for the backward pass: `response_logits`, then the formulas. Where
-`chunked_logprobs.logit_transform` knows the model, chunks of logits give the same numbers except for rounding.
+The plain path keeps the logits (B, T, V) in float32 for the backward pass: `response_logits`, then the formulas. If
+`chunked_logprobs.logit_transform` knows the model, logits are computed in chunks, with the same results up to rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -24,11 +24,11 @@ class PolicyOutput(NamedTuple):
 
     Attributes:
         logprobs: (B, T) log π in nats, 0 outside the mask. If a loss was passed, only the loss has a gradient.
-        entropy: (B, T) in nats, 0 outside the mask. Its gradient follows the same rule.
+        entropy: (B, T) in nats, 0 outside the mask. It has no gradient if a loss was passed.
         states: (B, T, H), the input of the model's head; None if it was neither requested nor needed.
         logits: (B, T, V) float32; None if not requested.
         loss: A scalar; None if no loss was passed.
-        loss_terms: What the loss logs, by name, without gradients; None if no loss was passed.
+        loss_terms: The terms that the loss logs, by name, without gradients; None if no loss was passed.
     """
 
     logprobs: Tensor
@@ -61,35 +61,37 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
     """
     ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     attention = torch.cat([samples.prompt_mask, samples.mask], dim=1)
-    # Without padding every computed token counts.
+    # Packed rows have no padding, so every computed token counts.
     if supports_packing(model):
         return _packed_outputs(model, ids, attention, samples.mask)
-    # Completions are padded on the right. Here all padding moves to the left. Then rows are only as wide as the longest
-    # one, and the model's head runs on the last positions of all rows.
+    # Prompts are padded on the left and completions on the right. Move all padding to the left, so that rows are only
+    # as wide as the longest one, and the model's head runs on the last positions of all rows.
     length, width = samples.mask.shape[1], int(attention.sum(1).max())
-    places = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
-    attention = attention.gather(1, places.clamp(min=0)) & (places >= 0)
+    columns = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
+    attention = attention.gather(1, columns.clamp(min=0)) & (columns >= 0)
     out = model(
-        input_ids=replace_padding(ids.gather(1, places.clamp(min=0)), attention),
+        input_ids=replace_padding(ids.gather(1, columns.clamp(min=0)), attention),
         attention_mask=attention.long(),
         position_ids=positions_of(attention),
         use_cache=False,
         **({"logits_to_keep": length + 1} if accepts_argument(model, "logits_to_keep") else {}),
     )
-    return out.logits, lambda x: _by_token(x[:, -length - 1 : -1], samples)
+    return out.logits, lambda x: _align_responses(x[:, -length - 1 : -1], samples)
 
 
 def _packed_outputs(
     model: PreTrainedModel, ids: Tensor, attention: Tensor, mask: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Does the same as `_outputs`, for rows packed into one."""
+    """Does the same as `_outputs`, with all rows packed into one."""
     # The position that predicts each response token: its index in the packed row, minus one.
-    places = (attention.flatten().cumsum(0) - 1).view_as(attention)[:, -mask.shape[1] :][mask] - 1
-    keeps_some = accepts_argument(model, "logits_to_keep")
-    inputs = packed_inputs(ids, attention, positions_of(attention)) | ({"logits_to_keep": places} if keeps_some else {})
+    positions = (attention.flatten().cumsum(0) - 1).view_as(attention)[:, -mask.shape[1] :][mask] - 1
+    selects_logits = accepts_argument(model, "logits_to_keep")
+    inputs = packed_inputs(ids, attention, positions_of(attention))
+    if selects_logits:
+        inputs |= {"logits_to_keep": positions}
 
     def before_responses(x: Tensor) -> Tensor:
-        responses = x[0] if keeps_some else x[0, places]
+        responses = x[0] if selects_logits else x[0, positions]
         return x.new_zeros(*mask.shape, x.shape[-1]).masked_scatter(mask.unsqueeze(-1), responses)
 
     return model(**inputs, use_cache=False).logits, before_responses
@@ -100,11 +102,11 @@ def _right_padding(samples: Samples) -> Tensor:
     return (~samples.mask).sum(1, keepdim=True)
 
 
-def _by_token(outputs: Tensor, samples: Samples) -> Tensor:
+def _align_responses(outputs: Tensor, samples: Samples) -> Tensor:
     """Moves (B, T, ·) from rows that end at the same column to rows whose responses begin at the same column."""
     length = samples.mask.shape[1]
-    places = (torch.arange(length, device=outputs.device) + _right_padding(samples)).clamp(max=length - 1)
-    return outputs.take_along_dim(places.unsqueeze(-1), dim=1)
+    columns = (torch.arange(length, device=outputs.device) + _right_padding(samples)).clamp(max=length - 1)
+    return outputs.take_along_dim(columns.unsqueeze(-1), dim=1)
 
 
 def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
@@ -142,11 +144,11 @@ def response_logprobs(
         states: Whether to return the input of the model's head.
         logits: Whether to return the logits.
         entropy_requires_grad: Whether the entropy has a gradient.
-        loss: Called with log π and entropy, (B, T) in nats. Each token's share may depend only on that token.
+        loss: Called with log π and entropy, (B, T) in nats. The loss of a token may depend only on that token.
     """
     transform, mask = None if logits else logit_transform(model), samples.mask
     head: Any = model.get_output_embeddings() if states or transform else None
-    # In the chunked path the head itself is skipped: only its input is needed.
+    # In the chunked path the head is skipped, because only its input is needed.
     with record_inputs(head, skip_head=transform is not None) as head_inputs:
         outputs, before_responses = _outputs(model, samples)
     head_states = before_responses(head_inputs[-1]) if head_inputs else None
@@ -155,7 +157,7 @@ def response_logprobs(
         logprobs = selected_logprobs(scaled_logits, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_requires_grad):
             entropies = entropy(scaled_logits)
-        # Padding has log-probabilities too, and where one is −∞ its gradient is NaN.
+        # Mask padding, which also has log-probabilities: the gradient of one that is −∞ is NaN.
         logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
         returned_logits = scaled_logits if logits else None
         if loss is None:
@@ -164,15 +166,15 @@ def response_logprobs(
         detached = {name: term.detach() for name, term in with_gradients.items()}
         return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, detached)
 
-    places = mask.flatten().nonzero().squeeze(1)  # only once, because the CPU waits for the GPU here
+    indices = mask.flatten().nonzero().squeeze(1)  # computed only once, because the CPU waits for the GPU here
 
     def padded(flat: Tensor) -> Tensor:
-        return torch.zeros(mask.numel(), device=mask.device).index_copy(0, places, flat).view(mask.shape)
+        return torch.zeros(mask.numel(), device=mask.device).index_copy(0, indices, flat).view(mask.shape)
 
     logprobs, entropies, total, terms = chunked_logprobs(
-        head_states.flatten(0, 1).index_select(0, places),
+        head_states.flatten(0, 1).index_select(0, indices),
         head,
-        samples.completion_ids.flatten()[places],
+        samples.completion_ids.flatten()[indices],
         after=transform,
         temperature=temperature,
         vocabulary=samples.vocabulary,
@@ -220,10 +222,10 @@ def token_logprobs(
         (B, T) in nats, 0 outside the mask.
     """
     out = torch.zeros_like(samples.logprobs)
-    for rows in split_batches(samples, size=batch_size, tokens=tokens, packed=supports_packing(model)):
-        logprobs = response_logprobs(model, samples.select(rows), temperature=temperature).logprobs
-        # Rows of a batch are only as wide as its longest completion.
-        out[rows, : logprobs.shape[1]] = logprobs.to(out)
+    for indices in split_batches(samples, size=batch_size, tokens=tokens, packed=supports_packing(model)):
+        logprobs = response_logprobs(model, samples.select(indices), temperature=temperature).logprobs
+        # A batch is only as wide as its longest completion.
+        out[indices, : logprobs.shape[1]] = logprobs.to(out)
     return out
 
 

@@ -1,4 +1,4 @@
-"""Data sets of prompts in the form that PPO takes: checked, tokenized and numbered."""
+"""Checks, tokenizes and numbers the prompts of a data set for PPO."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withhe
 
 log = logging.getLogger(__name__)
 
-#: Characters of a prompt that an error quotes.
+#: The longest excerpt of a prompt that an error quotes, in characters.
 MAX_QUOTED = 60
 
 
@@ -25,7 +25,7 @@ def need_columns(dataset: Dataset, columns: list[str], *, subject: str) -> None:
     Args:
         dataset: The data set.
         columns: The columns.
-        subject: What the error calls the data set.
+        subject: The data set's name in errors.
 
     Raises:
         ZooError: A column is missing, or there is no row.
@@ -44,10 +44,10 @@ def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> N
     """Checks that a prompt leaves room for its completion.
 
     Args:
-        row: The prompt's number, for the error.
-        ids: Its token ids.
-        context: Positions of the model; None if unbounded.
-        room: Tokens that a completion may take.
+        row: The prompt's index, for the error.
+        ids: The prompt's token ids.
+        context: The model's context length; None if unbounded.
+        room: The most tokens of a completion.
 
     Raises:
         ZooError: The prompt is empty or too long.
@@ -57,7 +57,7 @@ def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> N
     if context is not None and len(ids) + room > context:
         raise ZooError(
             f"Prompt {row} has {len(ids)} tokens and exceeds the context of {context} with response_length {room}: "
-            "shorten it or lower response_length."
+            "shorten the prompt or lower response_length."
         )
 
 
@@ -69,17 +69,17 @@ def prepare_prompts(
     room: int,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Adds token ids and a fixed index to each prompt, in columns of our own names.
+    """Adds token ids and a fixed index to each prompt, in columns with reserved names.
 
-    Where the data set has `input_ids`, the policy reads these, and reward functions read `prompt`.
+    If the data set has `input_ids`, the policy reads these, and reward functions read `prompt`.
 
     Args:
-        dataset: Has `prompt` (texts or conversations) or, as TRL's PPO took them, `input_ids`, padded or not, with or
-            without their `attention_mask`.
+        dataset: A data set with `prompt` (texts or conversations) or, as in TRL's PPO, `input_ids`, which may be padded
+            and may have an `attention_mask`.
         tokenizer: The policy's.
-        context: Positions of the model; None if unbounded.
-        room: Tokens that a completion may take.
-        num_proc: Processes that tokenize.
+        context: The model's context length; None if unbounded.
+        room: The most tokens of a completion.
+        num_proc: The number of processes that tokenize.
 
     Returns:
         The data set in plain Python values, its `input_ids` without padding.
@@ -109,44 +109,45 @@ def prepare_prompts(
 
 
 def _remove_padding(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
-    """The data set with `input_ids` without padding, and without `attention_mask`."""
+    """Returns the data set with unpadded `input_ids` and without `attention_mask`."""
     kept = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
     columns = [Dataset.from_dict({PROMPT_TOKENS: read_unpadded_ids(dataset, tokenizer, subject="Prompt")})]
     return concatenate_datasets([*columns, *([dataset.select_columns(kept)] if kept else [])], axis=1)
 
 
 def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> list[list[int]]:
-    """The column `input_ids` without padding.
+    """Returns the column `input_ids` without padding.
 
     Args:
-        dataset: Says by a column `attention_mask` what is padding. Without one it is PAD, if that is not EOS.
-        tokenizer: Whose PAD it is.
-        subject: What to call a row, before its number.
+        dataset: The data set. Its column `attention_mask` marks padding. Without that column, PAD is padding if it is
+            not EOS.
+        tokenizer: The tokenizer that defines PAD.
+        subject: The name of a row in errors, such as "Prompt" in "Prompt 3".
 
     Raises:
         ZooError: A mask has another length than its ids, or there is padding between tokens.
     """
     dataset = dataset.with_format(None)
     padded = list(dataset[PROMPT_TOKENS])
-    masked = "attention_mask" in dataset.column_names
-    masks = dataset["attention_mask"] if masked else [_padding_mask(ids, tokenizer) for ids in padded]
+    has_mask = "attention_mask" in dataset.column_names
+    masks = dataset["attention_mask"] if has_mask else [_padding_mask(ids, tokenizer) for ids in padded]
     return [
         _unpad(ids, mask, subject=f"{subject} {row}") for row, (ids, mask) in enumerate(zip(padded, masks, strict=True))
     ]
 
 
 def _padding_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Which ids are a prompt's, where no mask says so: as in TRL's PPO, all but PAD, if PAD is not EOS."""
+    """Returns which ids are not padding if there is no mask: as in TRL's PPO, all but PAD, if PAD is not EOS."""
     pad = tokenizer.pad_token_id
-    apart = pad not in (None, tokenizer.eos_token_id)
-    return [not apart or index != pad for index in ids]
+    marks_padding = pad not in (None, tokenizer.eos_token_id)
+    return [not marks_padding or token_id != pad for token_id in ids]
 
 
 def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> list[int]:
-    """The ids that the mask does not leave out.
+    """Returns the ids that the mask keeps.
 
     Raises:
-        ZooError: The mask has another length, or leaves out ids between others.
+        ZooError: The mask has another length, or drops ids between ids that it keeps.
     """
     if mask is None or len(mask) != len(ids):
         length = "none" if mask is None else f"one of {len(mask)}"
@@ -154,43 +155,43 @@ def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> l
             f"{subject} has {len(ids)} input_ids and an attention_mask of another length ({length}): give one entry "
             "for each id."
         )
-    places = [place for place, real in enumerate(mask) if real]
-    if places and len(places) != places[-1] - places[0] + 1:
+    positions = [position for position, is_token in enumerate(mask) if is_token]
+    if positions and len(positions) != positions[-1] - positions[0] + 1:
         raise ZooError(
-            f"{subject} has padding between its tokens, at position {_first_hole(places)} of input_ids: pad on the "
+            f"{subject} has padding between its tokens, at position {_first_gap(positions)} of input_ids: pad on the "
             "left or on the right."
         )
-    return [ids[place] for place in places]
+    return [ids[position] for position in positions]
 
 
-def _first_hole(places: Sequence[int]) -> int:
-    return next(before + 1 for before, place in pairwise(places) if place != before + 1)
+def _first_gap(positions: Sequence[int]) -> int:
+    return next(previous + 1 for previous, position in pairwise(positions) if position != previous + 1)
 
 
 def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warns where `input_ids` write a prompt in another way than the trainer would.
+    """Warns if `input_ids` are not the ids to which the trainer would tokenize `prompt`.
 
     Raises:
-        ZooError: They are of another text than `prompt`.
+        ZooError: `input_ids` encode another text than `prompt`.
     """
-    otherwise = 0
+    difference_count = 0
     for row, (prompt, ids) in enumerate(zip(dataset["prompt"], dataset[PROMPT_TOKENS], strict=True)):
         if ids == tokenize_prompt(prompt, tokenizer):
             continue
-        otherwise += 1
+        difference_count += 1
         text = str(tokenizer.decode(ids, skip_special_tokens=True))
         turns = [prompt] if isinstance(prompt, str) else [completion_text([turn]) for turn in prompt]
         if not all(turn.strip() in text for turn in turns):
             raise ZooError(
-                f"Prompt {row} is {display_text(prompt)[:MAX_QUOTED]!r}, but its input_ids are of "
-                f"{text[:MAX_QUOTED]!r}: the policy would read the one and reward functions the other, so take out "
-                "the column that is wrong."
+                f"Prompt {row} is {display_text(prompt)[:MAX_QUOTED]!r}, but its input_ids encode "
+                f"{text[:MAX_QUOTED]!r}: the policy would read the input_ids and reward functions the prompt, so "
+                "remove the column that is wrong."
             )
-    if otherwise:
+    if difference_count:
         log.warning(
-            "%d of %d prompts have input_ids other than their column 'prompt' would get: the policy reads input_ids, "
+            "%d of %d prompts have input_ids that differ from the tokenized 'prompt': the policy reads input_ids, "
             "and reward functions get 'prompt'.",
-            otherwise, len(dataset),
+            difference_count, len(dataset),
         )  # fmt: skip
 
 
@@ -205,10 +206,10 @@ def warn_of_reserved_columns(dataset: Dataset) -> None:
 
 
 def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Splits a batch that a collator stacked into one mapping for each prompt, with unpadded token ids.
+    """Splits a batch that a collator stacked into one mapping per prompt, with unpadded token ids.
 
     Args:
-        batch: Columns of the batch.
+        batch: The columns of the batch.
         tokenizer: The policy's.
 
     Raises:
@@ -217,10 +218,10 @@ def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
     columns = dict(batch)
     attention = columns.pop("attention_mask", None)
     rows = []
-    for place in range(len(next(iter(columns.values())))):
-        row = {n: x[place].tolist() if isinstance(x, Tensor) else x[place] for n, x in columns.items()}
+    for index in range(len(next(iter(columns.values())))):
+        row = {name: x[index].tolist() if isinstance(x, Tensor) else x[index] for name, x in columns.items()}
         if (ids := row.get(PROMPT_TOKENS)) is not None:
-            mask = _padding_mask(ids, tokenizer) if attention is None else [bool(real) for real in attention[place]]
-            row[PROMPT_TOKENS] = _unpad(ids, mask, subject=f"Prompt {place} of a batch")
+            mask = _padding_mask(ids, tokenizer) if attention is None else list(map(bool, attention[index]))
+            row[PROMPT_TOKENS] = _unpad(ids, mask, subject=f"Prompt {index} of a batch")
         rows.append(row)
     return rows

@@ -1,9 +1,10 @@
-"""Time limits on code that is not ours: reward functions, and chat templates of downloaded models.
+"""Time limits for user code: reward functions, and chat templates of downloaded models.
 
-The code runs in the calling thread, as it would without a limit: some libraries need the main thread, and gradients and
-devices belong to threads. A second thread watches the clock and raises `Expired` in the first. In the main thread that
-also interrupts a wait for a network or a lock, and a timer of the system interrupts calls that keep Python's lock, such
-as a regular expression that backtracks. A single call into C that never checks for signals is not interrupted.
+The code runs in the calling thread, as it would without a limit, because some libraries need the main thread, and
+gradient mode and the current device belong to a thread. A second thread watches the clock and raises `Expired` in the
+first. In the main thread, a signal also interrupts a wait for a network or a lock, and a system timer interrupts calls
+that hold the GIL, such as a regular expression that backtracks. A single call into C that never checks for signals is
+not interrupted.
 """
 
 import contextlib
@@ -17,22 +18,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still gets after `hurry`.
+#: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still has after `hurry`.
 GRACE = 10.0
 _TICK = 0.1
-# Seconds before memory is checked, because what other threads allocate is counted too.
-_YOUNG = 0.5
+# Seconds before memory is checked, because allocations of other threads count too.
+_MEMORY_GRACE = 0.5
 _STATM = Path("/proc/self/statm")
 # Interrupts a system call in the main thread. By default this signal does nothing.
 _WAKING = getattr(signal, "SIGURG", None)
-# Comes after each _CPU_TICK seconds that this process computes. The thread that watches cannot run while a call such as
-# `re.match` keeps Python's lock, but such calls run the handlers of signals.
+# Sent each time this process has computed for _CPU_TICK seconds. The watching thread cannot run while a call such as
+# `re.match` holds the GIL, but such calls run signal handlers.
 _COMPUTING = getattr(signal, "SIGVTALRM", None)
 _CPU_TICK = 0.25
 
 
 class Expired(BaseException):
-    """Time or memory is used up. It is no Exception, so that the code under the limit does not catch it."""
+    """Time or memory is used up. Not an Exception, so that `except Exception` in the limited code does not catch it."""
 
 
 @dataclass
@@ -48,11 +49,11 @@ class _Watch:
     def is_over(self, now: float) -> bool:
         if now >= self.ends:
             return True
-        return self.memory is not None and now - self.began > _YOUNG and _resident() > self.memory
+        return self.memory is not None and now - self.began > _MEMORY_GRACE and _resident() > self.memory
 
 
 class _Watcher:
-    """The thread that watches, and the deadlines that it watches."""
+    """A thread that watches deadlines."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -78,7 +79,7 @@ class _Watcher:
                     self.awake.clear()
 
     def on_timer(self, *_: object) -> None:
-        """Raises `Expired` in the main thread. Without the lock, which the interrupted code may hold."""
+        """Raises `Expired` in the main thread. Does not take the lock, because the interrupted code may hold it."""
         now = time.monotonic()
         for watch in list(self.watches):
             if watch.main and not watch.fired and watch.is_over(now):
@@ -87,19 +88,19 @@ class _Watcher:
 
 
 @functools.cache
-def _watcher(process: int) -> _Watcher:
-    """One for each process, because a fork copies no threads."""
+def _watcher(process_id: int) -> _Watcher:
+    """Returns the watcher of this process. Each process needs its own, because a fork copies no threads."""
     return _Watcher()
 
 
 @contextlib.contextmanager
 def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_interrupt: bool = False) -> Iterator[None]:
-    """Raises `Expired` in the code that runs while this is open, if it takes too long.
+    """Raises `Expired` in the code that runs while this context is open, if it takes too long.
 
     Args:
-        seconds: The limit; None for none.
+        seconds: The limit; None for no limit.
         memory: Bytes by which this process may grow meanwhile. Checked on Linux, after half a second.
-        shorten_on_interrupt: Whether it ends GRACE seconds after `hurry` at the latest.
+        shorten_on_interrupt: Whether the deadline is at most GRACE seconds away once `hurry` is called.
 
     Raises:
         Expired: Time or memory is used up.
@@ -124,7 +125,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
 
 @contextlib.contextmanager
 def _signals(watcher: _Watcher) -> Iterator[None]:
-    """Lets signals interrupt the main thread, and puts back the handlers and the timer that were there."""
+    """Lets signals interrupt the main thread, and restores the previous handlers and timer afterwards."""
     if _WAKING is None or _COMPUTING is None:  # Windows
         yield
         return
@@ -142,9 +143,9 @@ def _signals(watcher: _Watcher) -> Iterator[None]:
 
 
 def hurry() -> None:
-    """Shortens every deadline that is `shorten_on_interrupt` to GRACE seconds from now, for a handler of Ctrl-C."""
+    """Shortens every deadline with `shorten_on_interrupt` to GRACE seconds from now. A handler of Ctrl-C calls it."""
     watcher, ends = _watcher(os.getpid()), time.monotonic() + GRACE
-    # Without the lock, which the interrupted thread may hold. Reading a list and setting a number are atomic.
+    # Do not take the lock, because the interrupted thread may hold it. Reading a list and setting a number are atomic.
     for watch in list(watcher.watches):
         if watch.shorten_on_interrupt:
             watch.ends = min(watch.ends, ends)
@@ -156,5 +157,5 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
 
 
 def _resident() -> int:
-    """Bytes of this process in memory."""
+    """Returns how many bytes of this process are in memory."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -26,29 +26,29 @@ from .settings.parse import RecipeConfig, StageSettings
 #: Key under `left_out` in run.json: how many rows of a stage were dropped because PPO holds out their prompts.
 HELD_OUT = "held_out_by_ppo"
 #: File in the folder of a round's pairs, with their sources and lineage.
-MADE = "made.json"
+PAIRS_FILE = "made.json"
 
 
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
-    """Opens a stage's data, which is the data set that the stage names, otherwise the recipe's.
+    """Opens a stage's data: the data set that the stage names, otherwise the recipe's.
 
-    In a later round the reward model has its own data.
+    In a later round the reward stage reads the round's pairs.
 
     Args:
         context: The run.
         stage: The stage.
-        source: The recipe's data, if it is open already.
+        source: The recipe's data, if they are open already.
 
     Raises:
-        ZooError: A local file has changed since the stage trained on it, or a round's pairs since they were made.
+        ZooError: A local file has changed since the stage trained on it, or a round's pairs have changed.
     """
     if stage == "reward" and context.round is not None:
         folder = context.round.folder
-        lineage = read_json(folder / MADE)["lineage"]
+        lineage = read_json(folder / PAIRS_FILE)["lineage"]
         if digest(folder, ".jsonl") != lineage["fingerprint"]:
             raise ZooError(
-                f"{folder} has changed since the round made it: restore it, or remove {folder.parent}, so that the "
-                "round starts again."
+                f"{folder} has changed since the round made it: restore it, or remove {folder.parent} to start the "
+                "round again."
             )
         return DataSource(str(folder), None, lineage)
     data, record = context.settings(stage).data, context.record(stage)
@@ -78,10 +78,10 @@ def check_same_data(context: RunContext, stage: str) -> None:
     }
     if not any(dataset.get("files") for dataset in datasets_before.values()):
         return
-    reads = "ppo" if stage == "eval" else stage
-    if reads == "reward" and context.round is not None:  # it reads pairs that the run itself made
+    data_stage = "ppo" if stage == "eval" else stage
+    if data_stage == "reward" and context.round is not None:  # the stage reads pairs that the run itself made
         return
-    source = stage_source(context, reads)
+    source = stage_source(context, data_stage)
     for name, dataset in datasets_before.items():
         same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
         if same and dataset.get("files", present := source.lineage.get("files")) != present:
@@ -102,7 +102,7 @@ def stage_rows(
         stage: The stage.
         source: Its data.
         split: The split.
-        form: The form of the rows; None for the one that the stage reads.
+        form: The form of the rows; None for the form that the stage reads.
     """
     data = context.settings(stage).data
     return shaped(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
@@ -169,23 +169,23 @@ def without_held_out(
     Args:
         context: The run.
         rows: The rows.
-        subject: What messages call the stage.
+        subject: The stage's name in messages.
 
     Returns:
-        The other rows, and how many were dropped, under `HELD_OUT`.
+        The remaining rows, and how many were dropped, under `HELD_OUT`.
     """
     data = context.settings("ppo").data
     if data.held_out_share is None:
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
-    test, validation, _ = _shares_of_ppo(context, prompts)
+    test, validation, _ = _split_ppo_rows(context, prompts)
     remaining, left_out = without_prompts(rows, datasets.concatenate_datasets([test, validation]), subject=subject)
     if left_out:
         context.warn_once(f"{left_out} of {len(rows)} rows of {subject} are left out: PPO holds their prompts out.")
     return remaining, {} if left_out is None else {HELD_OUT: left_out}
 
 
-def _shares_of_ppo(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
+def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
     """Splits PPO's training split by held_out_share: rows for the final evaluation, for validation, and for training.
 
     If the evaluation has its own split, validation gets both shares.
@@ -214,7 +214,7 @@ def parts(
     train, left_out = learned_rows(context, stage, source)
     held_out = None
     if data.held_out_share is not None and stage == "ppo":
-        test, held_out, train = _shares_of_ppo(context, train)
+        test, held_out, train = _split_ppo_rows(context, train)
         # A held-out prompt may be contained in a longer training prompt.
         train, _ = without_prompts(train, datasets.concatenate_datasets([test, held_out]), subject="the stage ppo")
     elif data.held_out_share is not None:
@@ -246,7 +246,7 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
 def evaluation_rows(
     context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
 ) -> datasets.Dataset:
-    """Loads the prompts of PPO's data that an evaluation samples.
+    """Loads the prompts of PPO's data for which an evaluation samples completions.
 
     Each prompt's first row comes before any second row, so that the first N rows have as many prompts as possible.
 
@@ -254,7 +254,7 @@ def evaluation_rows(
         context: The run.
         source: PPO's data.
         part: "test" for the final evaluation, "validation" for the choice of a checkpoint.
-        path: The SFT policy's folder, whose tokenizer counts tokens for max_prompt_length; None drops no prompt.
+        path: The SFT policy's folder, whose tokenizer counts tokens for max_prompt_length; None keeps all prompts.
 
     Raises:
         ZooError: No row is left.
@@ -262,7 +262,7 @@ def evaluation_rows(
     location, data = evaluated_part(context, part), context.settings("ppo").data
     rows = stage_rows(context, "ppo", source, location["split"])
     if location["held_out_share"] is not None:
-        rows = _shares_of_ppo(context, rows)[0 if part == "test" else 1]
+        rows = _split_ppo_rows(context, rows)[0 if part == "test" else 1]
     rows = distinct_first(rows)
     if path is None or data.max_prompt_length is None:
         return rows
@@ -366,17 +366,18 @@ def to_train(context: RunContext) -> dict[str, StageSettings]:
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:
-    """Opens the recipe's data, which its corpus prepares; without a corpus, the data set that it names.
+    """Opens the recipe's data: those that its corpus prepares, or the data set that it names.
 
     Args:
         context: The run.
-        again: Whether to prepare the data again; otherwise that is done once per run directory.
+        again: Whether to prepare the data again. Otherwise they are prepared once per run directory.
 
     Returns:
         The data.
 
     Raises:
-        ZooError: The recipe has neither, or the run directory has another run's data and --restart is not set.
+        ZooError: The recipe has no corpus and no data set, or the run directory has another run's data and --restart is
+            not set.
     """
     with distributed.main_process_first():
         return _data_source(context, again=again and distributed.first())
@@ -398,8 +399,8 @@ def _named_source(context: RunContext, name: str, *, again: bool) -> DataSource:
     recorded = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
     source = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else recorded)
     data_fingerprint = source.lineage["fingerprint"]
-    settled = source.lineage["repo"] and source.lineage["commit"] and source.unanswered is None
-    if settled and (again or recorded["fingerprint"] != data_fingerprint):
+    is_pinned = source.lineage["repo"] and source.lineage["commit"] and source.unanswered is None
+    if is_pinned and (again or recorded["fingerprint"] != data_fingerprint):
         lineage = {key: value for key, value in source.lineage.items() if key != "fingerprint"}
         record.write(
             stage="data", recipe=context.recipe.name, status="named", fingerprint=data_fingerprint, dataset=lineage

@@ -62,14 +62,14 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
         ppo: Settings of the stage PPO.
 
     Raises:
-        ZooError: The recipe lacks one.
+        ZooError: The recipe lacks such a stage.
     """
     for role, name in parent_names(ppo).items():
         if name in STAGES and name not in recipe.stages:
             key = "model_name_or_path" if role == "sft" else "reward_model_path"
             raise ZooError(
-                f"The stage ppo takes the model of the stage {name}, and the recipe {recipe.name} has no {name}.yaml: "
-                f"add it, or say in ppo.yaml by {key} which model to take."
+                f"The stage ppo starts from the model of the stage {name}, but the recipe {recipe.name} has no "
+                f"{name}.yaml: add that file, or name another model by {key} in ppo.yaml."
             )
 
 
@@ -117,7 +117,7 @@ def member_run(context: RunContext, seed: int) -> RunContext:
     return replace(context, directory=base / ENSEMBLE / f"seed-{seed}", base=base, own=("reward",))
 
 
-def _of(context: RunContext, name: str) -> RunContext:
+def _run_of_member(context: RunContext, name: str) -> RunContext:
     match = MEMBER.fullmatch(name)
     assert match is not None  # callers check `is_member` first
     return member_run(context, int(match[1]))
@@ -128,12 +128,12 @@ def is_trained(context: RunContext, name: str) -> bool:
 
     Args:
         context: The run.
-        name: Its folder in the run directory, such as ensemble/seed-1/reward.
+        name: The model's folder in the run directory, such as ensemble/seed-1/reward.
 
     Returns:
-        True if its status is "finished".
+        True if the model's stage has the status "finished".
     """
-    return bool(_of(context, name).record("reward").read().get("status") == "finished")
+    return bool(_run_of_member(context, name).record("reward").read().get("status") == "finished")
 
 
 def check_members(context: RunContext) -> None:
@@ -143,7 +143,7 @@ def check_members(context: RunContext) -> None:
         context: The run.
 
     Raises:
-        ZooError: One is missing, or was trained for another SFT policy.
+        ZooError: A reward model is missing, or was trained for another SFT policy.
     """
     if "ppo" in to_train(context):
         for name in reward_names(context.settings("ppo").data.reward_model_path):
@@ -156,19 +156,19 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
 
     Args:
         context: The run.
-        name: Its folder in the run directory, such as ensemble/seed-1/reward.
+        name: The model's folder in the run directory, such as ensemble/seed-1/reward.
 
     Returns:
         The checkpoint.
 
     Raises:
-        ZooError: It is not trained, or was trained for another SFT policy than the run has now.
+        ZooError: The model is not trained, or was trained for another SFT policy than the run has now.
     """
-    member = _of(context, name)
+    member = _run_of_member(context, name)
     record = member.record("reward")
     train_hint = f"`rlhf-zoo ensemble {context.recipe.cli_name} --seeds N` trains reward models of N seeds"
     if not is_trained(context, name):
-        raise ZooError(f"reward_model_path names {name}, and {record.path} has no finished reward model: {train_hint}.")
+        raise ZooError(f"reward_model_path names {name}, but {record.path} has no finished reward model: {train_hint}.")
     sft_fingerprint = context.record("sft").read().get("fingerprint")
     sft = (record.read().get("parents") or {}).get("sft") or {}
     if sft_fingerprint is not None and sft.get("fingerprint") not in (None, sft_fingerprint):
@@ -183,9 +183,9 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
 
 
 def member_beside(checkpoint: Path, folder: Any) -> Path | None:
-    """Finds, in the same run directory, the ensemble's reward model that a run's card names.
+    """Finds the ensemble's reward model that a run's card names, in the same run directory.
 
-    The publisher writes the card, so `folder` is not trusted: only folders of an ensemble are looked up.
+    The card may come from another user, so `folder` is not trusted: only folders of an ensemble are looked up.
 
     Args:
         checkpoint: The run's stage, or a checkpoint of it.

@@ -184,10 +184,10 @@ def load_recipe(name: str) -> Recipe:
     folder, package = _find(name)
     title = name if package else folder.resolve().name
     if not is_repository_name(title):
-        called = f"The recipe of {package['name']}" if package else "The recipe's folder"
+        named_object = f"The recipe of {package['name']}" if package else "The recipe's folder"
         raise ZooError(
-            f"{called} is called {title!r}, and its repositories could not be: use at most 80 letters, "
-            "digits, '-', '_' and '.', with a letter or digit at both ends."
+            f"{named_object} is called {title!r}, which is not a valid name for its repositories: use at most 80 "
+            "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
         )
     files = _files(folder)
     base_folder: Path | None = None
@@ -197,8 +197,8 @@ def load_recipe(name: str) -> Recipe:
         overrides, files = files, _files(base_folder)
         if EXTENDS in files[SHARED]:
             raise ZooError(
-                f"{folder / SHARED}.yaml extends {base}, which extends {files[SHARED][EXTENDS]}: extend that one "
-                "instead."
+                f"{folder / SHARED}.yaml extends {base}, which itself extends {files[SHARED][EXTENDS]}: extend "
+                f"{files[SHARED][EXTENDS]} instead."
             )
         for name, keys in overrides.items():
             files[name] = {**files.get(name, {}), **keys}
@@ -223,8 +223,8 @@ def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
         is_sibling_name = is_repository_name(name) and (not sibling.exists() or sibling.resolve() == sibling)
         if not is_sibling_name or (not sibling.exists() and Path(name).exists()):
             raise ZooError(
-                f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, and it may extend only a recipe "
-                "beside it or one that is installed: copy the keys that you trust into your own recipe."
+                f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, but may extend only a recipe "
+                "next to it or an installed one: copy the keys that you trust into your own recipe."
             )
     return sibling if (sibling / f"{SHARED}.yaml").is_file() else find_recipe(name)
 
@@ -240,7 +240,7 @@ def _files(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def copy_recipe(name: str, target: Path) -> Path:
-    """Copies a recipe's folder for editing. The copy of a download stays marked as one until the user removes the mark.
+    """Copies a recipe's folder for editing. A copy of a download stays marked until the user removes the mark.
 
     Args:
         name: As in `find_recipe`.
@@ -284,7 +284,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         The keys; {} for an empty file.
 
     Raises:
-        ZooError: It cannot be read, is not a mapping or repeats a key.
+        ZooError: The file cannot be read, is not a mapping or repeats a key.
     """
     try:
         content = load_yaml(path.read_text(encoding="utf-8"), loader=_strict(path))
@@ -324,7 +324,7 @@ def _strict(path: Path) -> Any:
                     continue  # super() reports it
                 if key in keys:
                     line = key_node.start_mark.line + 1
-                    raise ZooError(f"{path}, line {line}, has {key!r} a second time: keep one of them.")
+                    raise ZooError(f"{path}, line {line}, repeats the key {key!r}: keep one of them.")
                 keys.add(key)
             return super().construct_mapping(node, deep)
 

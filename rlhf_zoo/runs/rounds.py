@@ -22,7 +22,7 @@ ROUND_FILE = "round.json"
 GOLD, JUDGE = "gold", "judge"
 ROUND_STAGES = ("reward", "ppo", "eval")
 CONFIGURATION = "preferences"
-#: Keys of the reward stage that decide where the first round's pairs come from; later rounds drop them.
+#: Keys of the reward stage that determine where the first round's pairs come from. Later rounds drop these keys.
 FIRST_ROUND_KEYS = (
     "dataset_name", "dataset_revision", "dataset_config", "dataset_train_split", "dataset_test_split", "columns",
     "keep_above", "simulated_pairs", "simulated_test_pairs", "pairs_seed",
@@ -45,8 +45,8 @@ def round_run(context: RunContext, number: int, labeler: str, previous_policy: P
     folder = context.directory / name
     return replace(
         context,
-        recipe=_on_pairs_of_round(context),
-        flags={**context.flags, "reward": _without(context.flags.get("reward", {}))},
+        recipe=_recipe_on_round_pairs(context),
+        flags={**context.flags, "reward": _without_first_round_keys(context.flags.get("reward", {}))},
         directory=folder,
         base=context.directory,
         own=ROUND_STAGES,
@@ -55,32 +55,33 @@ def round_run(context: RunContext, number: int, labeler: str, previous_policy: P
     )
 
 
-def _on_pairs_of_round(context: RunContext) -> Recipe:
-    first = context.settings("reward").data
-    keys = _without(context.recipe.stages["reward"])
+def _recipe_on_round_pairs(context: RunContext) -> Recipe:
+    """Returns the recipe with a reward stage that reads the round's pairs."""
+    first_round = context.settings("reward").data
+    keys = _without_first_round_keys(context.recipe.stages["reward"])
     keys |= {"dataset_config": CONFIGURATION, "dataset_train_split": "train"}
-    tested = first.simulated_pairs is not None or first.dataset_test_split is not None
-    if first.held_out_share is None and not tested:
+    has_test_split = first_round.simulated_pairs is not None or first_round.dataset_test_split is not None
+    if first_round.held_out_share is None and not has_test_split:
         keys["held_out_share"] = HELD_OUT_SHARE
-    keys["dataset_test_split"] = "test" if tested and first.held_out_share is None else None
-    if first.dataset_validation_split is not None:
+    keys["dataset_test_split"] = "test" if has_test_split and first_round.held_out_share is None else None
+    if first_round.dataset_validation_split is not None:
         keys["dataset_validation_split"] = "validation"
     return replace(context.recipe, stages={**context.recipe.stages, "reward": keys})
 
 
-def _without(keys: Mapping[str, Any]) -> dict[str, Any]:
+def _without_first_round_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in keys.items() if key not in FIRST_ROUND_KEYS}
 
 
-def note_round(context: RunContext) -> None:
+def write_round_file(context: RunContext) -> None:
     """Writes round.json, which names the run that the round belongs to.
 
     Args:
         context: The round.
     """
     assert context.round is not None
-    about = {"schema": 1, "round": context.round.number, "labels": context.round.labeler, "base": ".."}
-    write_json(context.directory / ROUND_FILE, about)
+    document = {"schema": 1, "round": context.round.number, "labels": context.round.labeler, "base": ".."}
+    write_json(context.directory / ROUND_FILE, document)
 
 
 def round_of(directory: Path) -> dict[str, Any]:
@@ -95,7 +96,7 @@ def round_of(directory: Path) -> dict[str, Any]:
     path = directory / ROUND_FILE
     if not path.is_file():
         return {}
-    # The base is always the folder above, whatever round.json says: a downloaded folder must not name another run.
+    # The base is always the parent folder, whatever round.json says: a downloaded folder must not name another run.
     return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": ROUND_STAGES}
 
 
@@ -106,15 +107,18 @@ def check_rounds(context: RunContext) -> None:
         context: The run.
 
     Raises:
-        ZooError: It lacks a stage, or its PPO uses another reward model.
+        ZooError: The recipe lacks a stage, or its PPO uses another reward model.
     """
     stages = context.recipe.stages
     missing = next((stage for stage in ("sft", "reward", "ppo") if stage not in stages), None)
     if missing is not None:
-        raise ZooError(f"--rounds trains the reward model again, and {context.recipe.name} has no stage {missing}.")
+        raise ZooError(
+            f"--rounds trains the reward model again, but the recipe {context.recipe.name} has no stage {missing}: "
+            f"add {missing}.yaml, or omit --rounds."
+        )
     path = context.settings("ppo").data.reward_model_path
     if path != "reward":
         raise ZooError(
-            f"--rounds trains the recipe's reward model again, and its PPO is paid by {path}: set reward_model_path "
-            "of the stage ppo to reward."
+            f"--rounds trains the recipe's reward model again, but its PPO uses {path}: set reward_model_path of the "
+            "stage ppo to reward."
         )

@@ -314,7 +314,8 @@ def test_a_stage_that_ppo_starts_from_and_the_recipe_has_not(
 ) -> None:
     Path("mine", f"{stage}.yaml").unlink()
     said = (
-        f"takes the model of the stage {stage}, and the recipe mine has no {stage}.yaml: add it, or say in .* by {key}"
+        f"starts from the model of the stage {stage}, but the recipe mine has no {stage}.yaml: add that file, or name "
+        f"another model by {key}"
     )
     for words in (["recipes", "validate", "mine"], ["run", "mine", "--hub", "local"]):
         with pytest.raises(ZooError, match=said):

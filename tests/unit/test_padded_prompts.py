@@ -88,7 +88,7 @@ def test_ids_and_texts_of_one_prompt_are_compared(caplog: pytest.LogCaptureFixtu
     assert list(result["input_ids"]) == framed and "16 of 16 prompts" in caplog.text
 
     wrong = [*token_ids()[:3], token_ids()[4], *token_ids()[4:]]
-    with pytest.raises(ZooError, match=r"Prompt 3 is .* take out the column that is wrong"):
+    with pytest.raises(ZooError, match=r"Prompt 3 is .* remove the column that is wrong"):
         prepared(prompt_rows().add_column("input_ids", wrong))
 
 

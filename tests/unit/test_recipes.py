@@ -46,7 +46,7 @@ def test_a_recipe_extends_another_key_by_key(tmp_path):
     assert found.stages == {"sft": {"max_steps": 2, "packing": True}, "ppo": {"lam": 1}}
     assert [path.parent.name for path in found.sources("sft")] == ["base", "mine"]
     assert load_recipe(write(tmp_path / "far", recipe="extends: tiny-world\n")).stages["ppo"]["kl_coef"] == 0.1
-    with pytest.raises(ZooError, match="extends mine, which extends base"):
+    with pytest.raises(ZooError, match="extends mine, which itself extends base"):
         load_recipe(write(tmp_path / "third", recipe="extends: mine\n"))
 
 
@@ -83,8 +83,8 @@ def test_unknown_recipes(name, message, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kl_coef: 1\nlam: 1\nkl_coef: 2\n", r"ppo\.yaml, line 3, has 'kl_coef' a second time: keep one of them"),
-        ("a: {b: 1, b: 2}\n", r"line 1, has 'b' a second time"),
+        ("kl_coef: 1\nlam: 1\nkl_coef: 2\n", r"ppo\.yaml, line 3, repeats the key 'kl_coef': keep one of them"),
+        ("a: {b: 1, b: 2}\n", r"line 1, repeats the key 'b'"),
         ("- kl_coef\n", r"ppo\.yaml holds a list: a recipe is a mapping"),
         ("just words\n", r"ppo\.yaml holds a str"),
         ("kl_coef: [1\n", r"ppo\.yaml, line 2 is not valid YAML"),

@@ -268,7 +268,7 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
     save_start(tmp_path)
     context = make_context(tmp_path, **WORST)
     trains = r"`rlhf-zoo ensemble .*toy --seeds N` trains reward models of N seeds"
-    with pytest.raises(ZooError, match=rf"names {MEMBER}, and .* has no finished reward model: {trains}\.$"):
+    with pytest.raises(ZooError, match=rf"names {MEMBER}, but .* has no finished reward model: {trains}\.$"):
         check_members(context)
     skipped = {one.check: one for one in doctor.examine(context)}["reward checkpoint"]
     assert (skipped.status, skipped.detail) == (examination.SKIPPED, f"train {MEMBER} with `rlhf-zoo ensemble` first")

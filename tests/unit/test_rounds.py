@@ -21,7 +21,7 @@ from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.pipeline.stages.round_pairs import make_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.dataset import stage_source
-from rlhf_zoo.runs.rounds import note_round, round_of, round_run
+from rlhf_zoo.runs.rounds import round_of, round_run, write_round_file
 
 JUDGE = "toy_run:judge"
 COMMIT = "c" * 40
@@ -61,7 +61,7 @@ def pairs_of(this: RunContext) -> list[dict[str, Any]]:
         ("gold", {}, "uses `preference` of the stage reward, but the recipe has none"),
         ("same-labels", {}, "--labels same-labels would repeat the existing labels"),
         ("toy_run:nobody", {}, "There is no 'nobody' in the module 'toy_run'"),
-        ("judge", {"reward_model_path": ["reward", "reward"]}, "PPO is paid by ['reward', 'reward']"),
+        ("judge", {"reward_model_path": ["reward", "reward"]}, "its PPO uses ['reward', 'reward']"),
         ("rule:zzz", {}, "No installed package registers 'zzz'"),
     ],
 )
@@ -76,7 +76,9 @@ def test_who_labels_by_itself(first: RunContext) -> None:
     known = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
     assert check_labels(known, None) == "gold" and check_labels(known, "judge") == JUDGE
     stages = {name: keys for name, keys in first.recipe.stages.items() if name != "reward"}
-    with pytest.raises(ZooError, match="--rounds trains the reward model again, and toy has no stage reward"):
+    with pytest.raises(
+        ZooError, match="--rounds trains the reward model again, but the recipe toy has no stage reward"
+    ):
         check_labels(replace(first, recipe=replace(first.recipe, stages=stages)), None)
 
 
@@ -159,7 +161,7 @@ def test_a_round_knows_what_it_belongs_to(first: RunContext) -> None:
     assert this.flags["reward"] == {"max_steps": 2}, "its pairs are made, and the rest is as asked"
     assert this.repo("ppo") == "local/toy-round-2-ppo" and this.repo("sft") == "local/toy-sft"
     assert this.record("sft").path == first.record("sft").path and this.record("reward").path.parent == this.directory
-    note_round(this)
+    write_round_file(this)
     found = round_of(this.directory)
     assert found["base"].resolve() == first.directory.resolve() and round_of(first.directory) == {}
     assert (found["variant"], found["own"]) == ("round-2", ("reward", "ppo", "eval"))

@@ -260,7 +260,7 @@ def test_a_critic_from_elsewhere_is_traced_at_its_commit_or_not_at_all(run: Path
 
 
 def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
-    with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*add each column"):
+    with pytest.raises(ZooError, match=r"answered cannot be called with .*'?answer'?.*add any column"):
         trace_checkpoint(find(str(run)), "cd")
 
 

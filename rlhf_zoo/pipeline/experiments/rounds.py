@@ -12,9 +12,9 @@ from ...evaluation.stats import Estimate, bootstrap_mean
 from ...fileio import read_json, write_json
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import Publisher, RunContext
-from ...runs.dataset import MADE, labeled_rows
+from ...runs.dataset import PAIRS_FILE, labeled_rows
 from ...runs.judge import evaluation_of
-from ...runs.rounds import GOLD, JUDGE, check_rounds, note_round, round_run
+from ...runs.rounds import GOLD, JUDGE, check_rounds, round_run, write_round_file
 from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from .. import run_recipe
 from ..stages.round_pairs import make_pairs
@@ -101,7 +101,7 @@ def run_rounds(
             f"{counts['old']} older.",
             highlight=False,
         )
-        note_round(current)
+        write_round_file(current)
         with publishing(current) as publisher:
             run_recipe.run(current, console, publisher)
         runs.append(current)
@@ -129,7 +129,7 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
 def _row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
     outcome = read_outcome(Variant(), run.directory)
     reward_document = run.record("reward").read().get("reward_model") or {}
-    counts = {} if run.round is None else read_json(run.round.folder / MADE)
+    counts = {} if run.round is None else read_json(run.round.folder / PAIRS_FILE)
     return {
         "round": 1 if run.round is None else run.round.number,
         "directory": str(run.directory),
