@@ -32,20 +32,22 @@ SEEDS, POOL = 3, 64
 @click.command(context_settings=FLAGS)
 @click.argument("recipe")
 @click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="What to compare PPO with.")
-@click.option("--beta", metavar="LIST", help="dpo, rloo: values of β.  [default: PPO's kl_coef, its half, twice it]")
-@seeds_option(f"All but best-of-n: runs of each β.  [default: {SEEDS}]", default=None)
+@click.option(
+    "--beta", metavar="LIST", help="dpo, rloo: values of β.  [default: half of PPO's kl_coef, kl_coef, twice kl_coef]"
+)
+@seeds_option(f"All but best-of-n: runs per β.  [default: {SEEDS}]", default=None)
 @click.option(
     "--learning_rate",
     "--learning-rate",
     "learning_rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="All but best-of-n.  [default: PPO's; of sft its own]",
+    help="All but best-of-n.  [default: PPO's; SFT's for sft]",
 )
-@click.option("--pool", type=click.IntRange(min=1), help=f"best-of-n: samples of each prompt.  [default: {POOL}]")
+@click.option("--pool", type=click.IntRange(min=1), help=f"best-of-n: samples per prompt.  [default: {POOL}]")
 @click.option(
     "--served",
     type=click.IntRange(min=0),
-    help="Completions that compute counts extra_metrics training.  [default: as many as are evaluated]",
+    help="Completions to include in compute, besides training.  [default: as many as are evaluated]",
 )
 @finished_run_options("Run this method again, even where it is finished.")
 @json_option("Print frontier.json instead of tables.")

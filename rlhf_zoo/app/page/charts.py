@@ -252,7 +252,7 @@ def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ..
     elif high - low < max(1e-3 * size, MIN_DIFFERENCE):
         low, high = low - size / 10, high + size / 10
     power = math.floor(math.log10((high - low) / 5))
-    for step in (factor * 10.0**place for place in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
+    for step in (factor * 10.0**exponent for exponent in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
         if integers and step % 1:
             continue
         first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -391,7 +391,7 @@ def _step_labels(labels: Sequence[tuple[float, str, str]], left: float) -> tuple
 
 def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
     """Outlines the best points (x, y, label, emphasized), and places each label where it covers no other."""
-    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
+    occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
     markup = []
     for x, y, label, emphasized in reversed(marks):  # the emphasized label is placed first
         label_width = len(label) * GLYPH_WIDTH
@@ -404,10 +404,10 @@ def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -
             box
             for box in boxes
             if box[0] > plot.left and box[2] < WIDTH and plot.top < box[1] and box[3] < plot.bottom
-            if not any(_overlap(box, other) for other in taken)
+            if not any(_overlap(box, other) for other in occupied)
         )
         box = next(free, boxes[0])
-        taken.append(box)
+        occupied.append(box)
         color = COLORS["ppo"] if emphasized else "currentColor"
         weight = ' font-weight="600"' if emphasized else ""
         markup.append(

@@ -364,26 +364,26 @@ class GitRepository:
         """
         commit_by_path: dict[str, str] = {}
         pending = set(paths)
-        wanted = _by_folder(pending)
+        pending_tree = _by_folder(pending)
         tree = self.root_tree(commit)
         for current, item in self.history(commit):
             parent = self.root_tree(item.parents[0].decode()) if item.parents else None
-            differing = set(self._changed_paths(tree, parent, wanted)) & pending
+            differing = set(self._changed_paths(tree, parent, pending_tree)) & pending
             if differing:
                 commit_by_path |= dict.fromkeys(differing, current)
                 pending -= differing
-                wanted = _by_folder(pending)
+                pending_tree = _by_folder(pending)
             if not pending or parent is None:
                 break
             tree = parent
         return commit_by_path
 
-    def _changed_paths(self, tree: str | None, other: str | None, wanted: _Wanted) -> Iterator[str]:
-        """The wanted paths that differ between two trees."""
+    def _changed_paths(self, tree: str | None, other: str | None, paths: _PathTree) -> Iterator[str]:
+        """The paths that differ between two trees."""
         if tree == other:  # equal folders have equal ids, so most of a long history is skipped here
             return
         entries, other_entries = (self.children(oid) if oid is not None else {} for oid in (tree, other))
-        for name, (path, below) in wanted.items():
+        for name, (path, below) in paths.items():
             entry, other_entry = entries.get(name), other_entries.get(name)
             if entry != other_entry:
                 if path is not None:
@@ -396,16 +396,16 @@ def _folder_of(entry: tuple[int, str] | None) -> str | None:
     return entry[1] if entry is not None and stat.S_ISDIR(entry[0]) else None
 
 
-#: Wanted paths as a tree: name -> (the path that ends there, if one does; what is wanted below it).
-_Wanted = dict[bytes, tuple[str | None, "_Wanted"]]
+#: Paths as a tree: name -> (the path that ends there, or None; the tree below it).
+_PathTree = dict[bytes, tuple[str | None, "_PathTree"]]
 
 
-def _by_folder(paths: Iterable[str]) -> _Wanted:
-    wanted: _Wanted = {}
+def _by_folder(paths: Iterable[str]) -> _PathTree:
+    path_tree: _PathTree = {}
     for path in paths:
-        level = wanted
+        level = path_tree
         *folders, name = path.encode(errors="surrogateescape").split(b"/")
         for folder in folders:
             level = level.setdefault(folder, (None, {}))[1]
         level[name] = (path, level.get(name, (None, {}))[1])
-    return wanted
+    return path_tree

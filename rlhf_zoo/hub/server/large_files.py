@@ -109,13 +109,13 @@ class LargeFiles:
         folder.mkdir(exist_ok=True)  # without parents: they must not reappear if the repository was deleted
         incomplete = folder / f"{oid}.{secrets.token_hex(8)}"
         digest = hashlib.sha256()
-        written = unsynced = 0
+        received = unsynced = 0
         try:
             with open(incomplete, "xb", buffering=0) as file, mark_in_use(incomplete):
                 for block in chunks:
-                    written += len(block)
+                    received += len(block)
                     unsynced += len(block)
-                    if written > size:
+                    if received > size:
                         raise bad_request(f"More than the announced {size} bytes arrived.")
                     digest.update(block)
                     write_all(file.fileno(), block)
@@ -123,9 +123,9 @@ class LargeFiles:
                         os.fdatasync(file.fileno())
                         unsynced = 0
                 os.fsync(file.fileno())
-            if written != size or digest.hexdigest() != oid:
+            if received != size or digest.hexdigest() != oid:
                 raise bad_request(
-                    f"LFS object {oid} arrived damaged ({written} of {size} bytes, sha256 {digest.hexdigest()}); "
+                    f"LFS object {oid} arrived damaged ({received} of {size} bytes, sha256 {digest.hexdigest()}); "
                     "upload it again."
                 )
             self._place(incomplete, self.path(oid))

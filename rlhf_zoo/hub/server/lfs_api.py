@@ -41,12 +41,12 @@ class LfsApi(Api):
             raise bad_request("The Hub identifies LFS objects only by sha256.")
         store = self._storage.large_files(repo)
         items = objects(fields, "objects", max_count=_MAX_OBJECTS)
-        wanted = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
+        requested = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
         self._storage.require_writable()
         # Count the free space down, so that a push is refused before it has filled the disk halfway.
         free = self._storage.free()
         answers: list[dict[str, object]] = []
-        for oid, size in dict(wanted).items():
+        for oid, size in dict(requested).items():
             answer: dict[str, object] = {"oid": oid, "size": size, "authenticated": True}
             if store.size(oid) != size:
                 free -= size
@@ -69,18 +69,16 @@ class LfsApi(Api):
         target_repo = parse_repo_id(member(target, "type", str) or "model", *names)
         self._access.write(request, target_repo)
         source, store = self._storage.large_files(repo), self._storage.large_files(target_repo)
-        wanted = dict.fromkeys(
-            check_oid(item.get("sha256")) for item in objects(fields, "files", max_count=_MAX_OBJECTS)
-        )
+        oids = dict.fromkeys(check_oid(item.get("sha256")) for item in objects(fields, "files", max_count=_MAX_OBJECTS))
         failed = []
         with upload_errors(target_repo, self._storage):
-            for oid in wanted:
+            for oid in oids:
                 size = source.size(oid)
                 if size is None:
                     failed.append({"sha256": oid, "error": f"'{repo}' has no such file"})
                 elif store.size(oid) != size:
                     store.copy_from(source, oid)
-        return json_response({"succeeded": len(wanted) - len(failed), "failed": failed})
+        return json_response({"succeeded": len(oids) - len(failed), "failed": failed})
 
     def _upload(self, request: Request, repo: RepoId, oid: str) -> Response:
         """Receives a large file under a signed link. The request carries no token."""

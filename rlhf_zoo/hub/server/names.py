@@ -95,24 +95,26 @@ def check_path(path: object) -> str:
 
     if not isinstance(path, str) or not path:
         raise bad_request("A file needs a path inside the repository.")
-    shown = path[:120]
+    excerpt = path[:120]
     if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF or ord(c) == 127 for c in path):
-        raise bad_request(f"The path {shown!r} contains control characters; rename the file.")
+        raise bad_request(f"The path {excerpt!r} contains control characters; rename the file.")
     if len(path.encode()) > _MAX_PATH:
-        raise bad_request(f"The path '{shown}…' is longer than {_MAX_PATH} bytes; shorten it.")
+        raise bad_request(f"The path '{excerpt}…' is longer than {_MAX_PATH} bytes; shorten it.")
     if "\\" in path or _DRIVE.match(path):
         raise bad_request(
-            f"The path '{shown}' has another meaning on Windows; write it with '/', without drive letters."
+            f"The path '{excerpt}' has another meaning on Windows; write it with '/', without drive letters."
         )
     # NTFS and HFS+ read some other names as ".git", such as "git~1". A checkout there could overwrite git's own files.
     for segment in path.split("/"):
         name = segment.encode()
         if not validate_path_element_ntfs(name) or not validate_path_element_hfs(name):
-            raise bad_request(f"The path '{shown}' has an empty part, '.', '..' or git's own folder in it; rename it.")
+            raise bad_request(
+                f"The path '{excerpt}' has an empty part, '.', '..' or git's own folder in it; rename it."
+            )
         if segment.lower() == ".gitmodules":
-            raise bad_request(f"The path '{shown}' is git's list of submodules, which this Hub does not have.")
+            raise bad_request(f"The path '{excerpt}' is git's list of submodules, which this Hub does not have.")
         if len(name) > _MAX_SEGMENT:
-            raise bad_request(f"A part of the path '{shown}…' is longer than {_MAX_SEGMENT} bytes; shorten it.")
+            raise bad_request(f"A part of the path '{excerpt}…' is longer than {_MAX_SEGMENT} bytes; shorten it.")
     return path
 
 

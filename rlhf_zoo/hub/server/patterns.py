@@ -118,7 +118,7 @@ class Glob:
         # entry leads into the loop or past the slash, so that `**/a` matches `a` too.
         self._advance, self._stay = [0] * 256, [0] * 256
         self._loops = self._entries = 0
-        size = at = 0
+        size = position = 0
 
         def byte_class(members: list[int]) -> None:
             nonlocal size
@@ -133,13 +133,13 @@ class Glob:
             self._loops |= 1 << size
             size += 1
 
-        while at < len(pattern):
-            char = pattern[at : at + 1]
+        while position < len(pattern):
+            char = pattern[position : position + 1]
             if char == b"*":
-                end = at
+                end = position
                 while pattern[end : end + 1] == b"*":
                     end += 1
-                is_part = end - at > 1 and (at == 0 or pattern[at - 1] == _SLASH)
+                is_part = end - position > 1 and (position == 0 or pattern[position - 1] == _SLASH)
                 if is_part and pattern[end : end + 1] == b"/":
                     end += 1
                     while pattern[end : end + 3] == b"**/":  # a repetition matches nothing more
@@ -150,19 +150,19 @@ class Glob:
                     byte_class([_SLASH])
                 else:
                     loop(range(256) if is_part and pattern[end : end + 2] in (b"", b"\\/") else _NO_SLASH)
-                at = end
+                position = end
             elif char == b"[":
-                members, at = _bracket(pattern, at + 1)
+                members, position = _bracket(pattern, position + 1)
                 byte_class(members)
             elif char == b"?":
                 byte_class(_NO_SLASH)
-                at += 1
+                position += 1
             else:
-                at += char == b"\\"
-                if at == len(pattern):
+                position += char == b"\\"
+                if position == len(pattern):
                     raise MalformedPatternError(pattern)
-                byte_class([pattern[at]])
-                at += 1
+                byte_class([pattern[position]])
+                position += 1
         self._size = size
 
 
@@ -171,56 +171,56 @@ def _has_pieces_in_order(pieces: list[bytes], name: bytes) -> bool:
     if len(pieces) == 1:
         return name == pieces[0]
     first, *middle, last = pieces
-    at, end = len(first), len(name) - len(last)
+    position, end = len(first), len(name) - len(last)
     if not (name.startswith(first) and name.endswith(last)):
         return False
     for piece in middle:  # taking the first occurrence leaves the most room for the other pieces
-        at = name.find(piece, at, end)
-        if at < 0:
+        position = name.find(piece, position, end)
+        if position < 0:
             return False
-        at += len(piece)
-    return at <= end
+        position += len(piece)
+    return position <= end
 
 
-def _bracket(pattern: bytes, at: int) -> tuple[list[int], int]:
-    """The bytes that `[...]` matches, and the index after it. `at` is the index after its `[`."""
-    negated = pattern[at : at + 1] in (b"!", b"^")
-    at += negated
+def _bracket(pattern: bytes, position: int) -> tuple[list[int], int]:
+    """The bytes that `[...]` matches, and the index after it. `position` is the index after its `[`."""
+    negated = pattern[position : position + 1] in (b"!", b"^")
+    position += negated
     members: set[int] = set()
     range_start: int | None = None  # the member that a "-" may make the start of a range
     is_first = True  # a "]" in the first place is an ordinary member
-    while is_first or pattern[at : at + 1] != b"]":
+    while is_first or pattern[position : position + 1] != b"]":
         is_first = False
-        char = pattern[at : at + 1]
-        if char == b"-" and range_start is not None and pattern[at + 1 : at + 2] not in (b"]", b""):
-            at += 1 + (pattern[at + 1 : at + 2] == b"\\")
-            members.update(range(range_start, _byte(pattern, at) + 1))
+        char = pattern[position : position + 1]
+        if char == b"-" and range_start is not None and pattern[position + 1 : position + 2] not in (b"]", b""):
+            position += 1 + (pattern[position + 1 : position + 2] == b"\\")
+            members.update(range(range_start, _byte(pattern, position) + 1))
             range_start = None
-        elif char == b"[" and pattern[at + 1 : at + 2] == b":":
-            end = pattern.find(b"]", at + 2)
+        elif char == b"[" and pattern[position + 1 : position + 2] == b":":
+            end = pattern.find(b"]", position + 2)
             if end < 0:
                 raise MalformedPatternError(pattern)
-            if end == at + 2 or pattern[end - 1 : end] != b":":
+            if end == position + 2 or pattern[end - 1 : end] != b":":
                 range_start = ord("[")  # not a class such as [:digit:], so an ordinary member
                 members.add(range_start)
             else:
-                name = pattern[at + 2 : end - 1]
+                name = pattern[position + 2 : end - 1]
                 if name not in _CLASSES:
                     raise MalformedPatternError(pattern)
                 members.update(_CLASSES[name].encode())
-                at, range_start = end, None
+                position, range_start = end, None
         else:
-            at += char == b"\\"
-            range_start = _byte(pattern, at)
+            position += char == b"\\"
+            range_start = _byte(pattern, position)
             members.add(range_start)
-        at += 1
-    return [byte for byte in _NO_SLASH if (byte in members) != negated], at + 1
+        position += 1
+    return [byte for byte in _NO_SLASH if (byte in members) != negated], position + 1
 
 
-def _byte(pattern: bytes, at: int) -> int:
-    if at >= len(pattern):
+def _byte(pattern: bytes, position: int) -> int:
+    if position >= len(pattern):
         raise MalformedPatternError(pattern)
-    return pattern[at]
+    return pattern[position]
 
 
 class _Rules:

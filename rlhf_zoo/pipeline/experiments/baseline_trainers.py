@@ -277,9 +277,9 @@ def _unwrapped_policy(trainer: Any, start: Path) -> PreTrainedModel:
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft(policy):
         policy = policy.merge_and_unload()
-    fresh = load_causal(start)
-    fresh.load_state_dict(policy.state_dict())
-    return fresh.eval()
+    model = load_causal(start)
+    model.load_state_dict(policy.state_dict())
+    return model.eval()
 
 
 @dataclass

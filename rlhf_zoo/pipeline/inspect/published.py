@@ -243,14 +243,14 @@ def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
                     yield key, name if isinstance(name, str) else repr(name), GROUPS[key]
 
 
-def _check_keys(published: Published, own: Mapping[str, Any]) -> None:
+def _check_keys(published: Published, stage_values: Mapping[str, Any]) -> None:
     """Raises ZooError for a key that a download may not set, or not to that value.
 
     Unknown keys are refused later, by `stage_settings`.
     """
-    taken = stage_keys(published.stage)
-    for key, value in own.items():
-        if key in taken or key in STAGE_KEYS:
+    accepted_keys = stage_keys(published.stage)
+    for key, value in stage_values.items():
+        if key in accepted_keys or key in STAGE_KEYS:
             check_key(key, value, STAGE_KEYS, where=published.where)
     for key, value in published.shared.items():
         if key in RECIPE_FIELDS or key in SHARED_KEYS:
