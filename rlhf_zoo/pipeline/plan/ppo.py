@@ -206,6 +206,7 @@ class _PPO:
         keys, rows = self.keys, bucket(self.rows)
         if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shards > 1:
             return None
+        # Graphs are captured only for some numbers of rows (`bucket`) and multiples of COLUMNS.
         columns = -(-self.length // COLUMNS) * COLUMNS
         if keys.max_rollout_batch_tokens is not None:
             while rows > 1 and rows * columns > keys.max_rollout_batch_tokens:
@@ -218,6 +219,7 @@ class _PPO:
             return min(shape[0], self.rows), shape[1]
         limit = self.keys.max_rollout_batch_tokens
         rows = self.rows if limit is None else min(self.rows, max(limit // self.length, 1))
+        # A full cache is replaced by one with a column for the new token and ROOM more (`InPlaceLayer`).
         growths = max(math.ceil((self.response - 1 - ROOM) / (ROOM + 1)), 0)
         return rows, self.prompt + ROOM + growths * (ROOM + 1)
 
@@ -269,6 +271,7 @@ class _PPO:
     def _logits(self, rows: int, *, head_trains: bool) -> float:
         tokens, counts = rows * self.response, self.policy.counts
         full_kl = head_trains and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
+        # A sharded or adapted head, and a KL over the full vocabulary, need all logits at once.
         if self.shards > 1 or full_kl or _adapts_head(self.keys):
             return memory.full_logits(tokens=tokens, counts=counts) * (2 if full_kl else 1)
         chunk = CHUNK if self.device.cpu else CHUNK_ELSEWHERE
