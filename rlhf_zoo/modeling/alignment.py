@@ -1,4 +1,4 @@
-"""The tokens of a completion and its text, always read after the prompt.
+"""Maps between the tokens of a completion and its text, in the context of its prompt.
 
 A SentencePiece-style tokenizer puts the space before a word into the word's token, and drops it at the start of a text.
 So a completion that is decoded alone loses its first space, and one that is encoded alone gains one.
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 INCOMPLETE = "\ufffd"
 MOST_INCOMPLETE = 3
 #: Number of prompt tokens that are decoded together with pieces of a completion.
-BEFORE = 16
+PROMPT_TOKENS_KEPT = 16
 #: Texts to encode a completion after, if one token holds both its beginning and the end of its prompt.
 _ANCHORS = ("", "\n", ".", "a")
 
@@ -41,7 +41,7 @@ def decode_after(
     if text.startswith(prompt_text):
         return text[len(prompt_text) :]
     # The prompt's end decodes differently if a character spans prompt and completion, or if the decoder strips spaces.
-    common = next(
+    common_length = next(
         (
             index
             for index, (prompt_character, character) in enumerate(zip(prompt_text, text, strict=False))
@@ -49,7 +49,7 @@ def decode_after(
         ),
         len(text),
     )
-    return text[common:]
+    return text[common_length:]
 
 
 def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collection[int]) -> str:
@@ -81,8 +81,8 @@ def encode_after(
         completion: The completion's text.
 
     Returns:
-        The tokens of `both` after the prompt. If one of them also holds the end of the prompt, the completion is
-        encoded by itself, so that `decode_after` gives back its text.
+        The tokens of `both` after the prompt. If a token spans the end of the prompt and the completion, the completion
+        is encoded by itself, so that `decode_after` returns its text.
     """
     if list(both[: len(prompt)]) == list(prompt):
         return list(both[len(prompt) :])
@@ -109,7 +109,7 @@ class TokenText:
         """Returns the text of the first tokens.
 
         Args:
-            count: How many tokens.
+            count: The number of tokens.
         """
         return decode_after(self._tokenizer, self._prompt, self._ids[:count])
 
@@ -119,7 +119,7 @@ class TokenText:
         A character that spans several tokens is complete with the last of them.
 
         Args:
-            end: How many characters, from 1.
+            end: The number of characters, at least 1.
 
         Returns:
             The token's position, from 0.
@@ -129,7 +129,7 @@ class TokenText:
 
 
 class Pieces:
-    """The text that each token adds, token by token. Joined, the pieces are the whole text.
+    """Decodes a completion token by token. The pieces, joined, are its text.
 
     A token alone does not determine its text: SentencePiece drops the space before it, and a byte is not a character.
     So each token is decoded after the previous ones, and the first tokens after the prompt's. A character that spans
@@ -141,7 +141,7 @@ class Pieces:
         self._special = set(tokenizer.all_special_ids)
         # The next token is decoded together with the tokens from _start on. The first _shown characters of their text
         # were returned already. The tokens whose text was returned last begin at _read.
-        self._all = self._prompt[-BEFORE:]
+        self._all = self._prompt[-PROMPT_TOKENS_KEPT:]
         self._start, self._read = 0, len(self._all)
         self._shown = len(self._decode(0)) if self._all else 0
         self._kept: list[str] = []
@@ -152,7 +152,7 @@ class Pieces:
         """Adds a token.
 
         Args:
-            token: Its id.
+            token: The token's id.
         """
         self.ids.append(token)
         self._all.append(token)
@@ -168,10 +168,10 @@ class Pieces:
             self._shown = len(self._decode(self._start))
 
     def finish(self) -> str:
-        """Ends the text. Bytes that form no character appear with the last token.
+        """Finalizes the text. Bytes that form no character are added to the last token's piece.
 
         Returns:
-            The whole text after the prompt, without special tokens.
+            The complete text after the prompt, without special tokens.
         """
         if self.ids:
             self.all[-1] += self._decode(self._start)[self._shown :]

@@ -1,7 +1,8 @@
-"""Several processes that run one command, as `accelerate launch` and torchrun start them.
+"""Runs a command in several processes, started by `accelerate launch` or torchrun.
 
-The first process owns all that is written and sent: run directory, lock, embedded Hub, outbox. The others compute their
-share, receive from the first what it read, and write nothing. A command that has not joined is alone.
+Only the main process (rank 0) writes and sends: it owns the run directory, the lock, the embedded Hub and the outbox.
+The other processes compute their share, receive from the main process what it read, and write nothing. Until a command
+calls `join`, it acts as a single process.
 """
 
 import logging
@@ -13,39 +14,39 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: How long the other processes wait for what the first one does.
+#: How long the other processes wait for the main process.
 PATIENCE = timedelta(hours=2)
-#: torch's own optimizers, which update each number independently, so that a shard is updated like the whole.
+#: torch's own optimizers. They update each number independently, so that a shard is updated like the full weight.
 IN_SHARDS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
 _joined = False
 
 
 def started() -> int:
-    """Returns how many processes the launcher started of this command, whether they have joined or not."""
+    """Returns how many processes of this command the launcher started, even if they have not joined."""
     number = os.environ.get("WORLD_SIZE", "1")
     return int(number) if number.isdecimal() else 1
 
 
 def count() -> int:
-    """Returns how many processes share the work of this one."""
+    """Returns how many processes share the work; 1 before `join`."""
     return started() if _joined else 1
 
 
-def check_shards(several: int, optim: str) -> None:
-    """Checks that fsdp2 can shard.
+def check_shards(process_count: int, optim: str) -> None:
+    """Checks that fsdp2 can shard the weights.
 
     Args:
-        several: The number of processes.
+        process_count: The number of processes.
         optim: The optimizer, by transformers' name.
 
     Raises:
-        ZooError: The process is alone, or the optimizer has no sharded form.
+        ZooError: There is only one process, or the optimizer does not support shards.
     """
     if optim not in IN_SHARDS:
         raise ZooError(f"fsdp2 does not support the optimizer {optim}: set optim to one of {', '.join(IN_SHARDS)}.")
-    if several == 1:
+    if process_count == 1:
         raise ZooError(
-            "fsdp2 shards weights over several processes, and there is only one: start more with accelerate launch, or "
+            "fsdp2 shards weights over several processes, but there is only one: start more with accelerate launch, or "
             "remove fsdp2."
         )
 
@@ -56,22 +57,22 @@ def rank() -> int:
 
 
 def first() -> bool:
-    """Whether this process is the one that writes."""
+    """Whether this is the main process, the only one that writes."""
     return rank() == 0 or not _joined
 
 
 def join() -> None:
-    """Joins the other processes; from here on they work together. Does nothing in a process that is alone.
+    """Joins the other processes to share the work. Does nothing if there is only one process.
 
     Raises:
-        ZooError: No launcher says which of the processes this one is.
+        ZooError: The launcher's environment variables, such as RANK, are missing.
     """
     global _joined
     if started() == 1 or _joined:
         return
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ZooError(
-            f"WORLD_SIZE is {started()} and {missing[0]} is not set: start the processes with `accelerate launch` or "
+            f"WORLD_SIZE is {started()}, but {missing[0]} is not set: start the processes with `accelerate launch` or "
             "torchrun, or unset WORLD_SIZE."
         )
     import torch
@@ -81,9 +82,9 @@ def join() -> None:
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cuda:nccl,cpu:gloo"
     else:
-        os.environ["ACCELERATE_USE_CPU"] = "true"  # otherwise accelerate takes each process to be alone
+        os.environ["ACCELERATE_USE_CPU"] = "true"  # otherwise accelerate assumes a single process
     torch.distributed.init_process_group(backend, timeout=PATIENCE)
-    if rank() > 0:  # only the first process logs
+    if rank() > 0:  # only the main process logs
         logging.getLogger("rlhf_zoo").setLevel(logging.ERROR)
     _joined = True
 
@@ -92,7 +93,7 @@ def shutdown() -> bool:
     """Leaves the process group, once all processes are here.
 
     Returns:
-        Whether this process continues alone, which the first one does.
+        Whether this is the main process, which continues alone.
     """
     global _joined
     if count() == 1:
@@ -108,7 +109,7 @@ def shutdown() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-    """Gathers a value from each process, in all of them.
+    """Gathers a value from each process. All processes get all values.
 
     Args:
         value: This process's value, which can be pickled.
@@ -126,7 +127,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def is_my_batch(number: int) -> bool:
-    """Whether this process does a batch.
+    """Whether this process computes a batch.
 
     Args:
         number: The batch's number.
@@ -135,7 +136,7 @@ def is_my_batch(number: int) -> bool:
 
 
 def in_order(done: Mapping[int, Any]) -> list[Any]:
-    """Gathers the results of batches that were shared out by `is_my_batch`.
+    """Gathers the results of batches that `is_my_batch` distributed over the processes.
 
     Args:
         done: This process's results, by batch number.
@@ -148,13 +149,13 @@ def in_order(done: Mapping[int, Any]) -> list[Any]:
 
 
 def from_first(make: Callable[[], Any]) -> Any:
-    """Calls a function in the first process only.
+    """Calls a function in the main process only, and broadcasts its result.
 
     Args:
         make: The function.
 
     Returns:
-        What it returns, in all processes.
+        The function's result, in all processes.
     """
     if count() == 1:
         return make()
@@ -166,13 +167,13 @@ def from_first(make: Callable[[], Any]) -> Any:
 
 
 def wait() -> None:
-    """Waits until all processes are here."""
+    """Waits until all processes have called this function."""
     gather(None)
 
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Lets the first process through, then the others, which find what it has written."""
+    """Runs the context in the main process first, then in the others, which can read what it wrote."""
     if not first():
         wait()
     yield

@@ -1,4 +1,4 @@
-"""Chooses which checkpoint of a stage others start from and `main` shows, and which checkpoints stay on disk."""
+"""Chooses the checkpoint that later stages start from and that `main` shows, and which checkpoints stay on disk."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -17,8 +17,8 @@ from .registry import STAGES
 # PPO's evaluation logs one metric with this prefix for each reward, in addition to the metrics of the stage.
 REWARD_METRICS = "eval_rewards/"
 OPTIMIZER = "optimizer.pt"
-# PPO maximizes these, so even on held-out prompts they are no independent measure of quality.
-PROXY = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
+# PPO maximizes these metrics, so even on held-out prompts they are not an independent measure of quality.
+PROXY_METRICS = ("eval_objective/score", "eval_objective/shaped_score", "eval_objective/rlhf_reward")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
     rule = f"release: best of the stage {stage}"
     if metric is None:
         raise ZooError(f"{rule} needs metric_for_best_model: set it to a metric of the validation split, such as loss.")
-    if metric in PROXY:
+    if metric in PROXY_METRICS:
         raise ZooError(
             f"{rule} would choose by {metric}, which PPO maximizes: choose a metric that PPO is not trained on, such "
             "as rewards/NAME of a reward function with weight 0."
@@ -95,11 +95,11 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         )
     if held_out is None or trainer.eval_strategy == "no":
         raise ZooError(
-            f"{rule} needs figures of the validation split: set eval_strategy, eval_steps and the split for it."
+            f"{rule} needs metrics of the validation split: set eval_strategy, eval_steps and the split for it."
         )
     if held_out == "test":
         raise ZooError(
-            f"{rule} would choose by the test split, whose figures the card reports: evaluate on another split."
+            f"{rule} would choose by the test split, whose metrics the card reports: evaluate on another split."
         )
     eval_strategy, save_strategy = trainer.eval_strategy, trainer.save_strategy
     if eval_strategy != save_strategy or (save_strategy == "steps" and trainer.save_steps % trainer.eval_steps):

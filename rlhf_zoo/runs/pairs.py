@@ -72,12 +72,12 @@ class NamedPairs:
             The data.
 
         Raises:
-            ZooError: It cannot be found.
+            ZooError: The data set cannot be found.
         """
         data_fingerprint = fingerprint({"repo": self.name, "commit": self.commit})
         repo = None if Path(self.name).is_dir() else self.name
-        elsewhere = {} if self.hub is None else {"hub": self.hub}
-        lineage = {"repo": repo, "commit": self.commit, "fingerprint": data_fingerprint, **elsewhere}
+        other_hub = {} if self.hub is None else {"hub": self.hub}
+        lineage = {"repo": repo, "commit": self.commit, "fingerprint": data_fingerprint, **other_hub}
         return find_data(self.name, self.commit, hub, before=lineage)
 
 
@@ -136,7 +136,7 @@ def on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
     reward_flags = flags.get("reward", {})
     if simulation_flag := next((key for key in SIMULATION if key in reward_flags), None):
         raise ZooError(
-            f"--{simulation_flag} simulates pairs, and --dataset_name names {pairs.name}: give one of the two."
+            f"--{simulation_flag} simulates pairs, but --dataset_name names {pairs.name}: pass only one of the two."
         )
     sampler_arguments = sampling(context)
     flags["ppo"] = {}  # `sampler_arguments` has their sampling keys; the reward stage needs no others
@@ -220,6 +220,6 @@ def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> Nam
         if local or context.shared.corpus is None:
             return None  # the stage that reads it reports what is wrong
         raise ZooError(
-            f"The data set {name} cannot be looked at ({reason(error)}): check its name and {source.hub.flag}."
+            f"The data set {name} cannot be read ({reason(error)}): check its name and {source.hub.flag}."
         ) from error
     return None

@@ -154,10 +154,10 @@ def test_a_fresh_directory_takes_the_sft_model_from_the_hub(place):
 @pytest.mark.parametrize(
     ("name", "more", "said"),
     [
-        ("local/none", [], "The data set local/none cannot be looked at"),
-        ("local/ties", [], "The data set local/ties cannot be looked at"),
+        ("local/none", [], "The data set local/none cannot be read"),
+        ("local/ties", [], "The data set local/ties cannot be read"),
         ("nowhere/at/all", [], "tiny-world writes its own data and cannot read 'nowhere/at/all'"),
-        (VOTES, ["--simulated_pairs", "10"], "--simulated_pairs simulates pairs, and --dataset_name names"),
+        (VOTES, ["--simulated_pairs", "10"], "--simulated_pairs simulates pairs, but --dataset_name names"),
         (VOTES, ["--held_out_share", "0.2"], "set dataset_test_split to null"),
     ],
 )

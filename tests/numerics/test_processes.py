@@ -180,6 +180,6 @@ def test_what_shards_gathered_is_given_back_when_it_is_freed() -> None:
 
 
 def test_what_cannot_be_sharded_is_refused_in_a_sentence(directory: Path, tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="fsdp2 shards weights over several processes, and there is only one"):
+    with pytest.raises(ZooError, match="fsdp2 shards weights over several processes, but there is only one"):
         make_trainer(tmp_path, fsdp2=True)
     assert all("critic on the policy's trunk" in seen["sharding"] for seen in found(directory, "by_hand"))

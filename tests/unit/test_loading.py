@@ -73,7 +73,7 @@ BEST = {
             {"fsdp2": True, "optim": "adafactor"},
             "fsdp2 does not support the optimizer adafactor: set optim to one of",
         ),
-        ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, and there is only one"),
+        ("reward", {"fsdp2": True}, "fsdp2 shards weights over several processes, but there is only one"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_trains(stage: str, keys: dict[str, Any], message: str) -> None:
