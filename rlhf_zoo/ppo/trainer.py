@@ -76,8 +76,8 @@ class PPOTrainer(StepwiseTrainer):
         ptx_dataset: pretraining text for the PTX loss, with `args.ptx_coef`.
 
     Raises:
-        ZooError: these cannot be trained together: PAD is missing or equal to EOS, a prompt is longer than the context,
-            or a critic or reward model has another tokenizer, vocabulary or context than the policy needs.
+        ZooError: these cannot be trained together. For example, PAD is missing or equal to EOS, a prompt is longer than
+            the context, or the critic or a reward model reads the policy's token ids but has too few embedding rows.
     """
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:

@@ -99,7 +99,7 @@ def test_a_loop_needs_neither_rewards_nor_prompts_nor_a_length(tmp_path: Path) -
             assert abs(metrics["objective/kl"]) < 1e-5 and metrics["policy/logprob_mismatch"] < 1e-5
     assert digests(trainer) != before
     for wrong, message in (
-        (trainer.train, "PPO has no prompts: pass train_dataset, or use generate"),
+        (trainer.train, "PPO has no prompts: pass train_dataset, or write your own training loop with generate"),
         (lambda: trainer.evaluate(prompt_rows(8)), "PPO has no reward: pass reward_model or reward_funcs, or use step"),
         (trainer.evaluate, "no prompts to evaluate on: pass eval_dataset"),
         (trainer.generate_completions, "samples held-out prompts: pass eval_dataset"),
