@@ -62,7 +62,7 @@ def test_fields_of_another_type(tmp_path: Path, name: str) -> None:
         return None
 
     refused = list(filter(None, map(refusal, ODD)))
-    assert len(refused) >= 4 and all(f"has {name}" in sentence for sentence in refused)
+    assert len(refused) >= 4 and all(sentence.startswith(name) for sentence in refused)
     record.run_file.write_text(json.dumps({**document, name: None}))
     assert record.read()[name] is None
 
@@ -72,7 +72,7 @@ def test_parents_of_another_type(tmp_path: Path, path: tuple[str, Any]) -> None:
     record = StageRecord(tmp_path / "ppo")
     document = record.write(stage="ppo")
     record.run_file.write_text(json.dumps({**document, "parents": dict([path])}))
-    with pytest.raises(ZooError, match=r"has parents\.sft.* of another type"):
+    with pytest.raises(ZooError, match=r"parents\.sft.* has another type"):
         record.read()
 
 
