@@ -12,7 +12,7 @@ from rlhf_zoo.pipeline.stages.train import train_stage
 from rlhf_zoo.pipeline.stages.trainers import make_trainer
 from rlhf_zoo.publishing import plots
 from rlhf_zoo.publishing.cards.data import DataPart, of_stage
-from rlhf_zoo.publishing.cards.facts import Facts
+from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.publishing.cards.parts import Draw, Metric, StageCard
 from rlhf_zoo.runs.context import Publisher, RunContext
 from rlhf_zoo.runs.dataset import data_source
@@ -42,12 +42,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     return train_stage(context, settings, data=data, parents={}, started=started, build=build, publisher=publisher)
 
 
-def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
-    yield of_stage(facts), [("loss", facts.now.get("loss"), "loss of the toy")]
+def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+    yield of_stage(facts), [("loss", facts.latest_metrics.get("loss"), "loss of the toy")]
 
 
-def _draw(facts: Facts, draw: Draw) -> None:
-    options = {"title": "Loss", "unit": "nats", "mark": facts.mark}
+def _draw(facts: StageFacts, draw: Draw) -> None:
+    options = {"title": "Loss", "unit": "nats", "mark": facts.plot_marker_step}
     draw("loss", "Loss of the toy", plots.plot_curves, facts.metrics, {"loss": "training"}, **options)
 
 
@@ -58,7 +58,7 @@ CARD = StageCard(
     json_columns={"loss": "loss"},
     measured=_measured,
     draw=_draw,
-    words=lambda facts: {"toy_loss": facts.now.get("loss")},
+    words=lambda facts: {"toy_loss": facts.latest_metrics.get("loss")},
     unmeasured=lambda facts: ["all but its loss"],
 )
 TOY = Stage(

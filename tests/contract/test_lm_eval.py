@@ -27,7 +27,7 @@ from rlhf_zoo.evaluation.lm_eval import check_tasks
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import card_json, make_card
-from rlhf_zoo.publishing.cards.facts import Facts
+from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.runs.context import RunContext
 
 pytestmark = pytest.mark.usefixtures("pictures")
@@ -155,7 +155,7 @@ def test_its_figures_stand_in_the_evaluation_and_on_the_card(trained: RunContext
     text = make_card(trained.record("ppo").path).read_text()
     assert "| letters, 2 shots | acc |" in text and " ± 0.25" in text and "| letters, 2 shots | f1,strict |" in text
     assert "Before and after PPO, by lm-eval 0.4.13, on at most 5 examples a task" in text
-    assert card_json(Facts.read(trained.record("ppo").path, None))["evaluation"]["lm_eval"] == found
+    assert card_json(StageFacts.read(trained.record("ppo").path, None))["evaluation"]["lm_eval"] == found
 
 
 @pytest.mark.usefixtures("stand_in")

@@ -22,7 +22,7 @@ from rlhf_zoo.fileio import write_json
 from rlhf_zoo.publishing.cards import markdown
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.cards.commands import of_the_run
-from rlhf_zoo.publishing.cards.facts import Facts
+from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.publishing.cards.report import judge_notes
 from rlhf_zoo.runs.record import StageRecord
 
@@ -464,4 +464,4 @@ def test_numbers(value, text):
     ],
 )
 def test_the_command_on_a_card_names_no_folder_of_the_machine(command, shown):
-    assert of_the_run(Facts(Path("x"), {"stage": "ppo", "command": command}, [], None)) == shown
+    assert of_the_run(StageFacts(Path("x"), {"stage": "ppo", "command": command}, [], None)) == shown

@@ -30,7 +30,7 @@ from rlhf_zoo.pipeline.stages import ppo
 from rlhf_zoo.plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, entry_points, load_object, registered
 from rlhf_zoo.ppo.saved_critic import load_critic
 from rlhf_zoo.publishing.cards.card import card_json
-from rlhf_zoo.publishing.cards.facts import Facts
+from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.publishing.catalog.card import Card
 from rlhf_zoo.publishing.catalog.lineage import find_family, find_lineage
 from rlhf_zoo.runs.judge import as_trained
@@ -270,7 +270,7 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = folder / "run"
     StageRecord(run / "eval").write(stage="eval", recipe="toy", resolved={"evaluation": {"judge": "toy_run:judge"}})
     (step,) = StageRecord(run / "ppo").checkpoints()
-    card = card_json(Facts.read(run / "ppo", 1))
+    card = card_json(StageFacts.read(run / "ppo", 1))
     card["parents"] = {"sft": {"repo": None, "folder": None}, "reward": None}
     write_json(step / "rlhf_card.json", card)
     write_json(step / "recipe.json", StageRecord(run / "ppo").read()["resolved"])

@@ -12,7 +12,7 @@ from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import resolve
 from ...hub.client.run_signature import FLAG
 from ...publishing.cards.card import card_json
-from ...publishing.cards.facts import Facts
+from ...publishing.cards.facts import StageFacts
 from ...publishing.catalog.ablation import find_runs
 from ...publishing.catalog.lineage import Lineage, find_lineage
 from ...runs.record import StageRecord
@@ -126,7 +126,7 @@ def _runs(
             except ZooError as error:
                 return [], str(error)
         run_from_folder = (
-            TimelineRun.from_card(card_json(Facts.read(stage, None)), stage) if stage is not None else None
+            TimelineRun.from_card(card_json(StageFacts.read(stage, None)), stage) if stage is not None else None
         )
         if run_from_folder is None or not run_from_folder.points:
             return [], f"{folder} has no sibling checkpoints: pass the run's PPO stage, or a repository."

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from .data import evaluated_on, measured_on
-from .facts import Facts, estimate_at
+from .facts import StageFacts, estimate_at
 
 FOLDER = ".eval_results"
 
 
-def results_file(facts: Facts) -> str | None:
+def results_file(facts: StageFacts) -> str | None:
     """Returns the path of the results file in the repository.
 
     Args:
@@ -24,12 +24,12 @@ def results_file(facts: Facts) -> str | None:
     Returns:
         The path; None if the data set is not a registered benchmark.
     """
-    if facts.benchmark is None or not facts.datasets:
+    if facts.benchmark is None or not facts.dataset_ids:
         return None
-    return f"{FOLDER}/{re.sub(r'[^A-Za-z0-9._-]', '-', facts.datasets[0].rpartition('/')[2])}.yaml"
+    return f"{FOLDER}/{re.sub(r'[^A-Za-z0-9._-]', '-', facts.dataset_ids[0].rpartition('/')[2])}.yaml"
 
 
-def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
+def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
     """Returns the results for the tasks of eval.yaml that match the split and configuration that was evaluated.
 
     A task whose id is the name of a figure gets that figure. A single other task gets the stage's main figure: the
@@ -58,7 +58,7 @@ def benchmark_results(facts: Facts) -> list[dict[str, Any]]:
     return [_entry(facts, task, key, figure) for task, key in task_figures if (figure := figures.get(key)) is not None]
 
 
-def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
+def _measured(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
     """Returns (figures by name, the main one's name, split, configuration).
 
     The split is None if a share of it was held out.
@@ -69,27 +69,27 @@ def _measured(facts: Facts) -> tuple[dict[str, Mapping[str, Any] | None], str, s
         data = measured_on(facts)
         return figures, "accuracy", data.split if data.share is None else None, data.config
     stage_figures = facts.evaluation.get(facts.stage)
-    figures = {key: facts.figure(facts.stage, key) for key in stage_figures or {}}
+    figures = {key: facts.estimate(facts.stage, key) for key in stage_figures or {}}
     if facts.stage == "ppo":
-        figures["win_rate"] = facts.figure("win_rate")
+        figures["win_rate"] = facts.estimate("win_rate")
     data = evaluated_on(facts)
     return figures, "judge", data.split if data.share is None else None, data.config
 
 
-def _entry(facts: Facts, task: str, key: str, figure: Mapping[str, Any]) -> dict[str, Any]:
-    dataset: dict[str, Any] = {"id": facts.datasets[0], "task_id": task}
+def _entry(facts: StageFacts, task: str, key: str, figure: Mapping[str, Any]) -> dict[str, Any]:
+    dataset: dict[str, Any] = {"id": facts.dataset_ids[0], "task_id": task}
     if commit := facts.parents["data"]["commit"]:
         dataset["revision"] = commit
     entry: dict[str, Any] = {"dataset": dataset, "value": figure["value"]}
-    if facts.evaluated:
-        entry["date"] = facts.evaluated
-    if facts.hub != "local" and facts.repo_id:
-        entry["source"] = {"url": f"{facts.hub.rstrip('/')}/{facts.repo_id}", "name": "Model card"}
+    if facts.evaluated_at:
+        entry["date"] = facts.evaluated_at
+    if facts.hub_label != "local" and facts.repo_id:
+        entry["source"] = {"url": f"{facts.hub_label.rstrip('/')}/{facts.repo_id}", "name": "Model card"}
     entry["notes"] = _notes(facts, key, figure)
     return entry
 
 
-def _notes(facts: Facts, key: str, figure: Mapping[str, Any]) -> str:
+def _notes(facts: StageFacts, key: str, figure: Mapping[str, Any]) -> str:
     judge = (facts.evaluation.get("judge") or {}).get("name")
     parts = [f"{key} ({judge})" if key in ("judge", "win_rate") and judge else key]
     if interval := figure.get("ci95"):

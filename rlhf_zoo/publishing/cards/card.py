@@ -1,7 +1,7 @@
 """The model card of a stage, made only from its run directory: README.md, rlhf_card.json, plots, .eval_results.
 
 It reads run.json, metrics.jsonl and the checkpoints of the stage, run.json of the sibling stages, and ../eval and
-../baseline where they exist. A figure that is not in these files reads "not measured". It imports neither torch nor any
+../baseline where they exist. A metric that is not in these files reads "not measured". It imports neither torch nor any
 library of Hugging Face.
 """
 
@@ -16,7 +16,7 @@ from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import commands, markdown
 from .benchmark import benchmark_results, results_file
 from .data import DataPart, evaluated_on, left_out, of_stage, training_saw
-from .facts import Facts, estimate_at
+from .facts import StageFacts, estimate_at
 from .hacking_signs import watched
 from .kl import penalty_varies
 from .markdown import Raw
@@ -63,10 +63,10 @@ def make_card(
     Args:
         stage_dir: The stage's directory.
         out: Folder for the files; None for the stage's directory.
-        step: The step to describe. Later metrics and checkpoints are left out, and held-out figures read "not yet
+        step: The step to describe. Later metrics and checkpoints are left out, and held-out metrics read "not yet
             evaluated", because the evaluation measures the end of the run. None describes the end.
         merged: Whether to describe the branch `merged`: the end of the run with its adapter merged.
-        trusted: Whether the figures in the directory may be shown as measured here: see `run_signature`.
+        trusted: Whether the metrics in the directory may be shown as measured here: see `run_signature`.
 
     Returns:
         The README.
@@ -74,7 +74,7 @@ def make_card(
     Raises:
         ZooError: The directory holds no run of a stage that has a card, or no such step.
     """
-    facts = Facts.read(Path(stage_dir), step, merged=merged, trusted=trusted)
+    facts = StageFacts.read(Path(stage_dir), step, merged=merged, trusted=trusted)
     folder = Path(out) if out is not None else Path(stage_dir)
     card = STAGES[facts.stage].load("card")
     text = _render(facts, card, _plots(facts, card, folder))
@@ -84,7 +84,7 @@ def make_card(
     return folder / "README.md"
 
 
-def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
+def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
     """Returns the metadata at the head of the README, in the Hub's terms.
 
     Args:
@@ -103,13 +103,13 @@ def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
     data: dict[str, Any] = {
         "license": facts.setting("license", "apache-2.0"),
         "pipeline_tag": task,
-        "library_name": "peft" if facts.adapter else "transformers",
+        "library_name": "peft" if facts.is_adapter else "transformers",
     }
-    if facts.base:
-        data["base_model"] = facts.base["repo"]
-        data["base_model_relation"] = "adapter" if facts.adapter else "finetune"
-    if facts.datasets:
-        data["datasets"] = facts.datasets
+    if facts.parent_model:
+        data["base_model"] = facts.parent_model["repo"]
+        data["base_model_relation"] = "adapter" if facts.is_adapter else "finetune"
+    if facts.dataset_ids:
+        data["datasets"] = facts.dataset_ids
     data["tags"] = tags
     results = [
         _index_result(facts, task, data, measured)
@@ -121,8 +121,8 @@ def front_matter(facts: Facts, card: StageCard) -> dict[str, Any]:
     return data
 
 
-def card_json(facts: Facts) -> dict[str, Any]:
-    """Returns rlhf_card.json, the card for programs. Figures that were not measured are null.
+def card_json(facts: StageFacts) -> dict[str, Any]:
+    """Returns rlhf_card.json, the card for programs. Metrics that were not measured are null.
 
     Args:
         facts: The facts of the stage.
@@ -138,22 +138,24 @@ def card_json(facts: Facts) -> dict[str, Any]:
         "stage": facts.stage,
         "recipe": facts.recipe,
         "repo": facts.repo_id,
-        "step": facts.at,
-        "tag": next((checkpoint.tag for checkpoint in facts.checkpoints if checkpoint.step == facts.at), None),
+        "step": facts.described_step,
+        "tag": next(
+            (checkpoint.tag for checkpoint in facts.checkpoints if checkpoint.step == facts.described_step), None
+        ),
         "chosen": facts.chosen,
         "status": facts.run.get("status") if facts.step is None else "checkpoint",
         "seed": facts.run.get("seed"),
         "simulated": facts.simulated,
-        "adapter": facts.adapter,
+        "adapter": facts.is_adapter,
         "merged": facts.merged,
         **({"dtype": facts.setting("push_dtype")} if facts.setting("push_dtype") else {}),
         **({"remote_code": facts.remote_code} if facts.remote_code else {}),
         **({"round": facts.run["round"]} if facts.run.get("round") else {}),
         **({"package": facts.run["package"]} if facts.run.get("package") else {}),
-        "base_model": facts.base["repo"] if facts.base else None,
+        "base_model": facts.parent_model["repo"] if facts.parent_model else None,
         "parents": facts.parents,
-        "reward": facts.now.get("objective/score"),
-        "kl": facts.now.get("objective/kl"),
+        "reward": facts.latest_metrics.get("objective/score"),
+        "kl": facts.latest_metrics.get("objective/kl"),
         "reward_model": (facts.reward_report or None) if facts.stage == "reward" else None,
         "evaluation": evaluation or None,
         **({"baselines": baselines} if facts.stage == "ppo" and baselines else {}),
@@ -182,11 +184,11 @@ def _named_alone(value: object) -> Any:
     return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
-def _index_result(facts: Facts, task: str, data: DataPart, metrics: list[Metric]) -> dict[str, Any]:
+def _index_result(facts: StageFacts, task: str, data: DataPart, metrics: list[Metric]) -> dict[str, Any]:
     name = data.name or facts.recipe
     dataset = {"name": name, "type": name, "config": data.config, "split": data.split}
     dataset = {key: value for key, value in dataset.items() if value is not None}
-    revision = facts.parents["data"]["commit"] if data.repo in facts.datasets else None
+    revision = facts.parents["data"]["commit"] if data.repo in facts.dataset_ids else None
     if revision:
         dataset["revision"] = revision
     return {
@@ -196,7 +198,7 @@ def _index_result(facts: Facts, task: str, data: DataPart, metrics: list[Metric]
     }
 
 
-def _write_benchmark(facts: Facts, folder: Path) -> None:
+def _write_benchmark(facts: StageFacts, folder: Path) -> None:
     import yaml
 
     name = results_file(facts)
@@ -229,7 +231,7 @@ def _environment(folder: Path) -> Any:
     return environment
 
 
-def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
+def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
     import yaml
 
     head = yaml.safe_dump(front_matter(facts, card), sort_keys=False, allow_unicode=True, width=1000)
@@ -243,7 +245,7 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
             judge=facts.evaluation.get("judge") or {},
             versions=facts.run.get("versions") or {},
             best=((facts.run.get("repo") or {}).get("tags") or {}).get("best") if facts.step is None else None,
-            now=facts.now,
+            latest=facts.latest_metrics,
             title=facts.title,
             plots=drawn,
             columns=_columns(facts, card),
@@ -268,18 +270,17 @@ def _render(facts: Facts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
     return f"---\n{head}---\n\n" + re.sub(r"\n{3,}", "\n\n", body.strip()) + "\n"
 
 
-def _held_out(facts: Facts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns the formatter of held-out figures."""
-    return lambda figure: markdown.estimate(figure) if figure else Raw(facts.no_evaluation)
+def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
+    """Returns the formatter of held-out metrics."""
+    return lambda estimate: markdown.estimate(estimate) if estimate else Raw(facts.missing_metric_text)
 
 
-def _no_samples(facts: Facts) -> str:
-    return (
-        f"{facts.no_evaluation.capitalize()}: there are no samples of this {'run' if facts.step is None else 'step'}."
-    )
+def _no_samples(facts: StageFacts) -> str:
+    run_or_step = "run" if facts.step is None else "step"
+    return f"{facts.missing_metric_text.capitalize()}: there are no samples of this {run_or_step}."
 
 
-def _columns(facts: Facts, card: StageCard) -> dict[str, str]:
+def _columns(facts: StageFacts, card: StageCard) -> dict[str, str]:
     """Returns the columns of the checkpoint table: heading -> metric."""
     logged = {key for row in facts.checkpoints for key, value in row.metrics.items() if value is not None}
     if not penalty_varies(facts):
@@ -287,8 +288,8 @@ def _columns(facts: Facts, card: StageCard) -> dict[str, str]:
     return {heading: key for heading, key in card.columns.items() if heading == card.always or key in logged}
 
 
-def _plots(facts: Facts, card: StageCard, folder: Path) -> dict[str, Raw]:
-    """Draws the figures that have data; returns {alternative text: path relative to the card}."""
+def _plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
+    """Draws the plots that have data; returns {alternative text: path relative to the card}."""
     drawn: dict[str, Raw] = {}
 
     def draw(name: str, alternative_text: str, plot: Callable[..., bool], *args: Any, **options: Any) -> None:
@@ -302,37 +303,37 @@ def _plots(facts: Facts, card: StageCard, folder: Path) -> dict[str, Raw]:
     return drawn
 
 
-def _lineage(facts: Facts) -> list[tuple[str, Any, Any]]:
+def _lineage(facts: StageFacts) -> list[tuple[str, Any, Any]]:
     """Returns (role, repository, commit) of each ancestor and of the model itself, ancestors first."""
     order = {role: index for index, role in enumerate(_ROLES)}
-    ancestors = {"base": facts.origin, **facts.parents}
-    if facts.on_base:  # the base model is also the parent with the role "sft"
+    ancestors = {"base": facts.sft_base_model, **facts.parents}
+    if facts.ppo_starts_from_base:  # the base model is also the parent with the role "sft"
         ancestors.pop("sft", None)
     lines = []
     for role in sorted(ancestors, key=lambda role: order.get(role, len(order))):
-        is_start = facts.on_base and role == "base"
+        is_start = facts.ppo_starts_from_base and role == "base"
         name, commit = _named(role, ancestors[role])
         if merged := _merged_under(facts, role):
             commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
         lines.append((_ON_BASE if is_start else _ROLES.get(role, role), name, commit))
-    saved = [row for row in facts.checkpoints if row.step == facts.at]
+    saved = [row for row in facts.checkpoints if row.step == facts.described_step]
     commit = saved[0].commit if saved else None
-    role_title = f"this model, step {facts.at}" if facts.at is not None else "this model"
+    role_title = f"this model, step {facts.described_step}" if facts.described_step is not None else "this model"
     if facts.step is not None and not saved:
         return [*lines, (role_title, "no checkpoint was saved at this step", "")]
     reference = {"repo": facts.repo_id, "commit": commit}
     name, commit = _named("self", reference)
-    if facts.repo_id and facts.being_sent is not None and not reference["commit"]:
+    if facts.repo_id and facts.step_in_this_commit is not None and not reference["commit"]:
         commit = Raw("the commit of this card")
     return [*lines, (role_title, name, commit)]
 
 
-def _merged_under(facts: Facts, role: str) -> str | None:
+def _merged_under(facts: StageFacts, role: str) -> str | None:
     """Returns the commit of a parent's branch `merged`, if this stage started from that branch; None otherwise."""
     parent = facts.parents.get(role)
-    if facts.base is None or parent is None or facts.base["repo"] != parent["repo"]:
+    if facts.parent_model is None or parent is None or facts.parent_model["repo"] != parent["repo"]:
         return None
-    return facts.base["commit"] if facts.base["commit"] != parent["commit"] else None
+    return facts.parent_model["commit"] if facts.parent_model["commit"] != parent["commit"] else None
 
 
 def _named(role: str, reference: Mapping[str, Any] | None) -> tuple[Any, Any]:

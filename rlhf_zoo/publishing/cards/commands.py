@@ -8,13 +8,13 @@ from pathlib import PurePath
 from typing import Any
 
 from ...runs.registry import STAGES
-from .facts import CheckpointRow, Facts
+from .facts import CheckpointRow, StageFacts
 
 _CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
 OUTPUT = ("--output_dir", "--output-dir")
 
 
-def sent(facts: Facts) -> CheckpointRow | None:
+def sent(facts: StageFacts) -> CheckpointRow | None:
     """Returns the published checkpoint that the card describes, or the one that is sent together with this card.
 
     Args:
@@ -25,10 +25,17 @@ def sent(facts: Facts) -> CheckpointRow | None:
     """
     if facts.repo_id is None:
         return None
-    return next((row for row in facts.checkpoints if row.step == facts.at and (row.commit or facts.being_sent)), None)
+    return next(
+        (
+            row
+            for row in facts.checkpoints
+            if row.step == facts.described_step and (row.commit or facts.step_in_this_commit)
+        ),
+        None,
+    )
 
 
-def pull(facts: Facts, revision: str) -> str:
+def pull(facts: StageFacts, revision: str) -> str:
     """Returns the command that downloads a revision of the model.
 
     Args:
@@ -41,7 +48,7 @@ def pull(facts: Facts, revision: str) -> str:
     return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
 
 
-def about(facts: Facts, command: str) -> str | None:
+def about(facts: StageFacts, command: str) -> str | None:
     """Returns a command about the published checkpoint.
 
     Args:
@@ -55,7 +62,7 @@ def about(facts: Facts, command: str) -> str | None:
     return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
 
 
-def of_the_run(facts: Facts) -> str:
+def of_the_run(facts: StageFacts) -> str:
     """Returns the command that made the run, without local folders and access tokens.
 
     Args:
@@ -101,7 +108,7 @@ def _public(words: Iterable[str]) -> list[str]:
     return public
 
 
-def fetch(facts: Facts) -> str | None:
+def fetch(facts: StageFacts) -> str | None:
     """Returns the commands to run before `snippet`: downloads from the embedded Hub into folders.
 
     Args:
@@ -111,17 +118,17 @@ def fetch(facts: Facts) -> str | None:
         The commands; None if none is needed.
     """
     row = sent(facts)
-    if row is None or facts.hub != "local" or snippet(facts) is None:
+    if row is None or facts.hub_label != "local" or snippet(facts) is None:
         return None
     lines = [f"{pull(facts, _revision(facts, row))} --output_dir {facts.title}"]
-    if facts.adapter and facts.base:
-        name = "@".join(filter(None, (facts.base["repo"], facts.base["commit"])))
-        folder = facts.base["repo"].rpartition("/")[2]
+    if facts.is_adapter and facts.parent_model:
+        name = "@".join(filter(None, (facts.parent_model["repo"], facts.parent_model["commit"])))
+        folder = facts.parent_model["repo"].rpartition("/")[2]
         lines.insert(0, f"rlhf-zoo pull {shlex.quote(name)} {_hub(facts)} --output_dir {folder}")
     return "\n".join(lines)
 
 
-def snippet(facts: Facts) -> str | None:
+def snippet(facts: StageFacts) -> str | None:
     """Returns Python code that loads the model without this package.
 
     Args:
@@ -131,21 +138,21 @@ def snippet(facts: Facts) -> str | None:
         The code; None if the model, or the base of its adapter, is not published.
     """
     row = sent(facts)
-    if row is None or (facts.adapter and facts.base is None):
+    if row is None or (facts.is_adapter and facts.parent_model is None):
         return None
     model = _CLASSES[STAGES[facts.stage].task]
     source = _source(facts, str(facts.repo_id), _revision(facts, row))
     trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides to run it
     tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({source}{trust_argument})"
-    if not facts.adapter:
+    if not facts.is_adapter:
         lines = [f"model = {model}.from_pretrained({source}{trust_argument})", tokenizer]
         names = [model, "AutoTokenizer"]
-        if facts.critic and not facts.merged and not trust_argument:
+        if facts.has_critic and not facts.merged and not trust_argument:
             names.insert(1, "AutoModelForTokenClassification")
             lines.append(f'critic = AutoModelForTokenClassification.from_pretrained({source}, subfolder="critic")')
         return f"from transformers import {', '.join(names)}\n\n" + "\n".join(lines)
-    assert facts.base is not None
-    base = _source(facts, facts.base["repo"], facts.base["commit"])
+    assert facts.parent_model is not None
+    base = _source(facts, facts.parent_model["repo"], facts.parent_model["commit"])
     base += ", num_labels=1" if facts.stage == "reward" else ""
     return (
         f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer\n\n"
@@ -154,7 +161,7 @@ def snippet(facts: Facts) -> str | None:
     )
 
 
-def merged(facts: Facts) -> tuple[str | None, str] | None:
+def merged(facts: StageFacts) -> tuple[str | None, str] | None:
     """Returns how to load an adapter's branch `merged` with transformers alone.
 
     Args:
@@ -163,10 +170,10 @@ def merged(facts: Facts) -> tuple[str | None, str] | None:
     Returns:
         (the download command or None, Python code); None if there is no such branch.
     """
-    if not (facts.adapter and facts.finished and facts.repo_id and facts.setting("push_merged")):
+    if not (facts.is_adapter and facts.describes_finished_run and facts.repo_id and facts.setting("push_merged")):
         return None
     model, folder = _CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
-    local = facts.hub == "local"
+    local = facts.hub_label == "local"
     source = json.dumps(f"./{folder}") if local else f'{json.dumps(facts.repo_id)}, revision="merged"'
     source += ", trust_remote_code=True" if facts.remote_code else ""
     return (
@@ -176,16 +183,16 @@ def merged(facts: Facts) -> tuple[str | None, str] | None:
     )
 
 
-def _revision(facts: Facts, checkpoint: CheckpointRow) -> str:
+def _revision(facts: StageFacts, checkpoint: CheckpointRow) -> str:
     return "merged" if facts.merged else checkpoint.tag
 
 
-def _source(facts: Facts, repo: str, revision: str | None) -> str:
+def _source(facts: StageFacts, repo: str, revision: str | None) -> str:
     """Returns arguments of from_pretrained: a folder that `fetch` fills, else the repository at its revision."""
-    if facts.hub == "local":
+    if facts.hub_label == "local":
         return json.dumps(f"./{repo.rpartition('/')[2]}")
     return json.dumps(repo) + (f", revision={json.dumps(revision)}" if revision else "")
 
 
-def _hub(facts: Facts) -> str:
-    return f"--hub {shlex.quote(facts.hub)}"
+def _hub(facts: StageFacts) -> str:
+    return f"--hub {shlex.quote(facts.hub_label)}"

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...fileio import finite, hub_id
 from ...runs.registry import STAGES
-from .facts import Facts
+from .facts import StageFacts
 from .markdown import Raw, code
 
 
@@ -57,7 +57,7 @@ class DataPart:
         return Raw(f"{self.rows}{of}{f' ({columns})' if columns else ''}")
 
 
-def stage_key(facts: Facts, key: str) -> Any:
+def stage_key(facts: StageFacts, key: str) -> Any:
     """Returns the value of a data key in the stage's settings.
 
     Args:
@@ -74,7 +74,7 @@ def stage_key(facts: Facts, key: str) -> Any:
     return None if default is MISSING else default
 
 
-def of_stage(facts: Facts) -> DataPart:
+def of_stage(facts: StageFacts) -> DataPart:
     """Returns the rows that the stage trained on.
 
     Args:
@@ -94,7 +94,7 @@ LEFT_OUT = {
 }
 
 
-def left_out(facts: Facts) -> Raw:
+def left_out(facts: StageFacts) -> Raw:
     """Returns a sentence on the rows of its data that the stage did not train on.
 
     Args:
@@ -109,7 +109,7 @@ def left_out(facts: Facts) -> Raw:
     return Raw(f" Rows left out: {_listed(parts, 'and')}." if parts else "")
 
 
-def validated_on(facts: Facts) -> DataPart:
+def validated_on(facts: StageFacts) -> DataPart:
     """Returns the rows that were evaluated during training.
 
     Args:
@@ -120,7 +120,7 @@ def validated_on(facts: Facts) -> DataPart:
     return _part(facts, stage_key(facts, key if share is None else "dataset_train_split"), share)
 
 
-def measured_on(facts: Facts) -> DataPart:
+def measured_on(facts: StageFacts) -> DataPart:
     """Returns the pairs that a reward model was measured on.
 
     Args:
@@ -130,7 +130,7 @@ def measured_on(facts: Facts) -> DataPart:
     return _part(facts, stage_key(facts, "dataset_test_split" if share is None else "dataset_train_split"), share)
 
 
-def evaluated_on(facts: Facts, part: Mapping[str, Any] | None = None) -> DataPart:
+def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> DataPart:
     """Returns the prompts of ../eval, or of a part of it that has its own prompts.
 
     Args:
@@ -153,7 +153,7 @@ def evaluated_on(facts: Facts, part: Mapping[str, Any] | None = None) -> DataPar
     return DataPart(*place, data["config"], str(split), share if finite(share) else None, another=another)
 
 
-def training_saw(facts: Facts) -> str:
+def training_saw(facts: StageFacts) -> str:
     """Returns a clause on whether each stage trained on the evaluation's prompts.
 
     Args:
@@ -186,7 +186,7 @@ def _listed(names: Sequence[str], word: str) -> str:
     return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _part(facts: Facts, split: Any, share: Any, *, trained: bool = False) -> DataPart:
+def _part(facts: StageFacts, split: Any, share: Any, *, trained: bool = False) -> DataPart:
     columns = stage_key(facts, "columns")
     return DataPart(
         *_place(facts),
@@ -198,5 +198,5 @@ def _part(facts: Facts, split: Any, share: Any, *, trained: bool = False) -> Dat
     )
 
 
-def _place(facts: Facts) -> tuple[str | None, str | None]:
-    return (facts.datasets[0] if facts.datasets else None), facts.parents.get("data", {}).get("folder")
+def _place(facts: StageFacts) -> tuple[str | None, str | None]:
+    return (facts.dataset_ids[0] if facts.dataset_ids else None), facts.parents.get("data", {}).get("folder")

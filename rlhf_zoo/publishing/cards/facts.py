@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import at, finite, hub_id, read_json
+from ...fileio import at as value_at
+from ...fileio import finite, hub_id, read_json
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
@@ -25,8 +26,8 @@ from .run_files import (
 
 #: File in a run's directory with the results of baselines.
 FRONTIER = "baseline/frontier.json"
-#: Keys of run.json that hold figures.
-_RUN_FIGURES = ("reward_model", "cut_rows", "seconds")
+#: Keys of run.json that hold metrics.
+_RUN_METRICS = ("reward_model", "cut_rows", "seconds")
 _SIBLINGS = ("sft", "reward", "data")  # roles of parents that are also folders of a run directory
 
 
@@ -48,20 +49,21 @@ class CheckpointRow:
 
 
 @dataclass(frozen=True)
-class Facts:
+class StageFacts:
     """The facts about a stage, up to a step.
 
     Attributes:
         path: The stage's directory.
         run: Its run.json.
         metrics: Rows of its metrics.jsonl, up to the step.
-        step: The step; None is the end of the run.
+        step: The step; None for the end of the run.
         evaluation: evaluation.json of ../eval.
         samples: Rows of its samples.jsonl.
-        foreign: What ../eval belongs to, where that is not this run; its figures are then left out.
+        other_run: Description of what ../eval measured, if that is not the end of this run; its results are then
+            ignored.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
         frontier: Results of baselines for that evaluation.
-        trusted: Whether figures were read: not from a run that this user neither wrote nor trusts.
+        trusted: False for a run that this user neither wrote nor chose to trust; its metrics are then not read.
     """
 
     path: Path
@@ -70,23 +72,23 @@ class Facts:
     step: int | None
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    foreign: str | None = None
+    other_run: str | None = None
     merged: bool = False
     frontier: Mapping[str, Any] = field(default_factory=dict)
     trusted: bool = True
 
     @classmethod
-    def read(cls, path: Path, step: int | None, *, merged: bool = False, trusted: bool = True) -> Facts:
+    def read(cls, path: Path, step: int | None, *, merged: bool = False, trusted: bool = True) -> StageFacts:
         """Reads a stage's directory.
 
         Args:
             path: The directory.
-            step: The last step to read; None is the end of the run.
+            step: The last step to read; None for the end of the run.
             merged: Whether to describe the branch `merged`.
-            trusted: Whether to read figures. Without it the facts are settings, lineage and checkpoints.
+            trusted: Whether to read metrics. If not, the facts are settings, lineage and checkpoints.
 
         Raises:
-            ZooError: It holds no run of a stage that has a card, or no such step.
+            ZooError: The directory holds no run of a stage that has a card, or the run has no such step.
         """
         record = StageRecord(path)
         run = record.read()
@@ -96,18 +98,23 @@ class Facts:
             )
         rows = record.metrics() if trusted else []
         if not trusted:
-            run = {key: value for key, value in run.items() if key not in _RUN_FIGURES}
+            run = {key: value for key, value in run.items() if key not in _RUN_METRICS}
             if run.get("chosen"):
                 run["chosen"] = {**run["chosen"], "value": None}
         if step is None and not trusted:
             return cls(path, run, rows, None, merged=merged, trusted=False)
         if step is None:
-            evaluated = StageRecord(path.parent / "eval").read()
-            foreign = foreign_evaluation(record, run, evaluated)
-            results = ({}, []) if foreign else read_evaluation(path.parent / "eval")
-            frontier = {} if foreign else read_frontier(path.parent / FRONTIER, evaluated)
-            return cls(path, run, rows, None, *results, foreign, merged, frontier)
-        folders = {checkpoint_step(folder) for folder in path.glob("checkpoint-*") if folder.name[11:].isdigit()}
+            eval_run = StageRecord(path.parent / "eval").read()
+            if other_run := foreign_evaluation(record, run, eval_run):
+                return cls(path, run, rows, None, other_run=other_run, merged=merged)
+            evaluation, samples = read_evaluation(path.parent / "eval")
+            frontier = read_frontier(path.parent / FRONTIER, eval_run)
+            return cls(path, run, rows, None, evaluation=evaluation, samples=samples, merged=merged, frontier=frontier)
+        folders = {
+            checkpoint_step(folder)
+            for folder in path.glob("checkpoint-*")
+            if folder.name.removeprefix("checkpoint-").isdigit()
+        }
         steps = {row["step"] for row in rows} | folders | {*published_steps(run)}
         if step not in steps:
             raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
@@ -124,12 +131,13 @@ class Facts:
         return str(self.run.get("recipe", "unknown"))
 
     @property
-    def mark(self) -> int | None:
-        """The step to mark in curves, if the run continued after it."""
-        return self.at if self.at is not None and self.last_step is not None and self.at < self.last_step else None
+    def plot_marker_step(self) -> int | None:
+        """The step to mark in plots, if the run continued after it."""
+        step, last_step = self.described_step, self.last_step
+        return step if step is not None and last_step is not None and step < last_step else None
 
     @property
-    def finished(self) -> bool:
+    def describes_finished_run(self) -> bool:
         """Whether the facts describe the end of a finished run."""
         return self.step is None and self.run.get("status") == "finished"
 
@@ -139,11 +147,11 @@ class Facts:
         return without_private(self.run.get("resolved", {}))
 
     def setting(self, key: str, default: Any = None) -> Any:
-        """Returns a setting of the stage, else of recipe.yaml.
+        """Returns a setting of the stage, or else of recipe.yaml.
 
         Args:
             key: The key.
-            default: The value where neither sets it.
+            default: The value if neither sets it.
         """
         shared = self.settings.get("recipe")
         value = self.settings.get(key, shared.get(key) if isinstance(shared, Mapping) else None)
@@ -151,7 +159,7 @@ class Facts:
 
     @property
     def simulated(self) -> bool:
-        """Whether a program simulates the people who judge."""
+        """Whether preferences are simulated."""
         return bool(self.setting("simulated"))
 
     @property
@@ -165,21 +173,21 @@ class Facts:
         return self.repo_id.rpartition("/")[2] if self.repo_id else f"{self.recipe}-{self.stage}"
 
     @property
-    def hub(self) -> str:
+    def hub_label(self) -> str:
         """'local', or the address of the Hub."""
         return self.run.get("hub") or "local"
 
-    # The step
+    # The described step and its metrics
 
     @property
     def chosen(self) -> Mapping[str, Any] | None:
         """{step, rule, metric, value} of the checkpoint that is `main` and `best`; None until one is chosen."""
-        choice = self.run.get("chosen") if self.finished else None
+        choice = self.run.get("chosen") if self.describes_finished_run else None
         return None if choice and choice.get("provisional") else choice
 
     @cached_property
-    def at(self) -> int | None:
-        """The step of the weights that this describes: `step`, else the chosen one, else the last saved or logged."""
+    def described_step(self) -> int | None:
+        """The step that the card describes: `step`, else the chosen step, else the last saved or logged step."""
         if self.step is not None:
             return self.step
         if self.chosen:
@@ -193,27 +201,27 @@ class Facts:
         return max((row["step"] for row in self.metrics), default=None)
 
     @cached_property
-    def now(self) -> dict[str, Any]:
-        """The newest value of each metric up to `at`."""
-        return {key: value for key, (_, value) in self._newest.items()}
+    def latest_metrics(self) -> dict[str, Any]:
+        """The newest value of each metric up to `described_step`."""
+        return {key: value for key, (_, value) in self._latest_entries.items()}
 
-    def when(self, key: str) -> int | None:
-        """Returns the step of `now[key]`, which is before `at` if the metric is not logged at every step.
+    def step_of_latest(self, key: str) -> int | None:
+        """Returns the step of `latest_metrics[key]`: before `described_step` if it is not logged at every step.
 
         Args:
             key: The metric.
         """
-        return self._newest[key][0] if key in self._newest else None
+        return self._latest_entries[key][0] if key in self._latest_entries else None
 
     @cached_property
-    def _newest(self) -> dict[str, tuple[int, Any]]:
+    def _latest_entries(self) -> dict[str, tuple[int, Any]]:
         newest: dict[str, tuple[int, Any]] = {}
         for row in self.metrics:
-            if self.at is None or row["step"] <= self.at:
+            if self.described_step is None or row["step"] <= self.described_step:
                 newest.update({key: (row["step"], value) for key, value in row.items() if value is not None})
         return newest
 
-    def first(self, key: str) -> Any:
+    def first_value(self, key: str) -> Any:
         """Returns the oldest value of a metric.
 
         Args:
@@ -225,14 +233,14 @@ class Facts:
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}; a local folder also has its name, and local data their digest."""
+        """Role -> {repo, commit}; a local folder also has its name, `folder`, and local data their digest, `files`."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
         recorded_parents = {role: parent for role, parent in parents.items() if parent}
-        names = ("repo", "commit", "folder", "files", "gguf")
         return {
-            role: {name: parent.get(name) for name in names if name in names[:2] or parent.get(name)}
+            role: {key: parent.get(key) for key in ("repo", "commit")}
+            | {key: parent[key] for key in ("folder", "files", "gguf") if parent.get(key)}
             for role, parent in recorded_parents.items()
         }
 
@@ -247,7 +255,7 @@ class Facts:
         fingerprints = run.get("fingerprint"), parent.get("fingerprint")
         if run and (None in fingerprints or fingerprints[0] == fingerprints[1]):
             return run
-        # Nothing of a run that is not trusted is looked up in other folders of this machine.
+        # For a run that is not trusted, do not look in other folders of this machine.
         parent_folders = self.path.parents[1:3] if self.trusted else []
         parent_runs = (StageRecord(folder / role).read() for folder in parent_folders)
         return next(
@@ -265,7 +273,7 @@ class Facts:
         return recorded
 
     @cached_property
-    def origin(self) -> Mapping[str, Any] | None:
+    def sft_base_model(self) -> Mapping[str, Any] | None:
         """{repo, commit} of the model that the SFT policy started from; repo is None for random weights.
 
         None if the run directory does not record it.
@@ -277,22 +285,22 @@ class Facts:
             if name is None:
                 return {"repo": None, "commit": None} if self.settings else None
             return {"repo": None, "commit": None, "folder": Path(name).name}
-        if self.on_base:
+        if self.ppo_starts_from_base:
             return self.parents.get("sft")
         sft = (self.run.get("parents") or {}).get("sft")
         sft_run = self._sibling("sft", sft) if sft else {}
         if sft_run.get("stage") != "sft":
             return None
-        return Facts(self.path.parent / "sft", sft_run, [], None).origin
+        return StageFacts(self.path.parent / "sft", sft_run, [], None).sft_base_model
 
     @property
-    def on_base(self) -> bool:
+    def ppo_starts_from_base(self) -> bool:
         """Whether PPO started from a model that the recipe names, not from the SFT stage of its run."""
         return starts_on_base(self.stage, self.settings)
 
     @property
-    def base(self) -> dict[str, Any] | None:
-        """The parent whose weights the stage started from; for an adapter, the parent's branch `merged`."""
+    def parent_model(self) -> dict[str, Any] | None:
+        """The parent whose weights the stage started from; for an adapter, with the commit of its branch `merged`."""
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
@@ -306,8 +314,8 @@ class Facts:
         return [{**code, "model": hub_id(code["model"])} for code in self.run.get("remote_code") or ()]
 
     @property
-    def datasets(self) -> list[str]:
-        """A list with the repository of the data set; [] if the data set is not published."""
+    def dataset_ids(self) -> list[str]:
+        """The data set's repository id, as a list for the Hub's metadata; [] if the data set is not published."""
         name = hub_id(self.parents.get("data", {}).get("repo"))
         return [name] if name else []
 
@@ -318,24 +326,29 @@ class Facts:
         return benchmark if isinstance(benchmark, Mapping) else None
 
     @cached_property
-    def adapter(self) -> bool:
+    def is_adapter(self) -> bool:
         """Whether the weights are a LoRA adapter on `base`, according to the checkpoint, else to the settings."""
         if self.merged:
             return False
-        folders = [path for path in StageRecord(self.path).checkpoints() if checkpoint_step(path) == self.at]
-        if self.at is not None and (checkpoint := StageRecord(self.path).checkpoint_path(self.at)).is_dir():
+        folders = [
+            path for path in StageRecord(self.path).checkpoints() if checkpoint_step(path) == self.described_step
+        ]
+        if (
+            self.described_step is not None
+            and (checkpoint := StageRecord(self.path).checkpoint_path(self.described_step)).is_dir()
+        ):
             folders.append(checkpoint)
         if folders:
             return (folders[0] / "adapter_config.json").is_file()
         return bool(self.setting("use_peft"))
 
     @property
-    def critic(self) -> bool:
-        """Whether the checkpoint holds a critic that is a separate model and that transformers alone can load."""
-        at = self.at
+    def has_critic(self) -> bool:
+        """Whether the checkpoint holds a critic that is a separate model and that plain transformers can load."""
+        step = self.described_step
         if self.settings.get("push_critic") is False:
             return False
-        folder = StageRecord(self.path).checkpoint_path(at) if at is not None else self.path
+        folder = StageRecord(self.path).checkpoint_path(step) if step is not None else self.path
         config = folder / "critic" / "config.json"
         return config.is_file() and any(map(is_of_transformers, read_json(config).get("architectures") or []))
 
@@ -343,37 +356,39 @@ class Facts:
     def rewards(self) -> dict[str, float | None]:
         """PPO's reward functions as the recipe names them -> their weights (None where not recorded)."""
         names = [str(name) for name in self.setting("reward_funcs", [])]
-        weights = self.setting("reward_weights") or [1.0] * (len(names) + self.learned_reward)
-        weights_match = len(weights) == len(names) + self.learned_reward
-        return dict(zip(names, weights[-len(names) :] if weights_match and names else [None] * len(names), strict=True))
+        model_count = 1 if self.has_reward_model else 0  # its weight comes before those of the functions
+        weights = self.setting("reward_weights") or [1.0] * (model_count + len(names))
+        function_weights = weights[model_count:] if len(weights) == model_count + len(names) else [None] * len(names)
+        return dict(zip(names, function_weights, strict=True))
 
     @property
-    def learned_reward(self) -> bool:
-        """Whether a reward model rewarded PPO."""
+    def has_reward_model(self) -> bool:
+        """Whether a reward model is part of PPO's reward."""
         return "reward" in self.parents
 
     @property
-    def cell(self) -> str | None:
-        """The tag under which a cell of a sweep is published; None for any other run."""
+    def sweep_tag(self) -> str | None:
+        """The tag under which a run of a sweep is published; None for any other run."""
         return self.run.get("cell")
 
     @property
-    def being_sent(self) -> int | None:
-        """The step of the checkpoint that is sent in the same commit as this card; the card cannot name that commit."""
-        return self.at if self.cell is not None else self.step
+    def step_in_this_commit(self) -> int | None:
+        """The step of the checkpoint that is sent in the same commit as this card, so the card cannot name that commit.
+
+        A run of a sweep sends only the checkpoint that the card describes.
+        """
+        return self.described_step if self.sweep_tag is not None else self.step
 
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
-        """Checkpoints that were sent or are complete on disk, by step, plus the one that is being saved at `step`."""
+        """Checkpoints that were sent or are complete on disk, by step, plus the checkpoint being saved at `step`."""
         sent = published_steps(self.run)
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             published = folder / "published.json"
             publication = read_json(published) if published.is_file() else {}
-            if (publication.get("hub"), publication.get("repo")) == (
-                self.hub,
-                self.repo_id,
-            ):  # not sent under another namespace
+            same_repository = publication.get("hub") == self.hub_label and publication.get("repo") == self.repo_id
+            if same_repository:  # the checkpoint may have been sent under another namespace
                 sent[step] = publication["commit"]
         steps = {*sent, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
@@ -388,25 +403,25 @@ class Facts:
         ]
 
     def _tag_of(self, step: int) -> str:
-        chosen = self.cell is not None and step == (self.run.get("chosen") or {}).get("step")
-        return str(self.cell) if chosen else tag_name(step)
+        chosen = self.sweep_tag is not None and step == (self.run.get("chosen") or {}).get("step")
+        return str(self.sweep_tag) if chosen else tag_name(step)
 
-    # Held-out figures
+    # Held-out metrics
 
     @property
-    def no_evaluation(self) -> str:
-        """The words for a held-out figure that there is none of: only the end of a run is evaluated."""
+    def missing_metric_text(self) -> str:
+        """Text in place of a held-out metric that does not exist. Only the end of a run is evaluated."""
         return NOT_MEASURED if self.step is None else NOT_YET_EVALUATED
 
     @cached_property
-    def evaluated(self) -> str | None:
-        """When the held-out figures were measured, ISO 8601."""
+    def evaluated_at(self) -> str | None:
+        """When the held-out metrics were measured, ISO 8601."""
         if self.stage == "reward":
             return self.run.get("finished")
         return StageRecord(self.path.parent / "eval").read().get("finished") if self.evaluation else None
 
-    def figure(self, *path: str) -> Mapping[str, Any] | None:
-        """Returns the estimate at a path in evaluation.json, None without one.
+    def estimate(self, *path: str) -> Mapping[str, Any] | None:
+        """Returns the estimate at a path in evaluation.json; None if there is none.
 
         Args:
             *path: The keys of the path.
@@ -415,10 +430,10 @@ class Facts:
 
     @property
     def reward_report(self) -> Mapping[str, Any]:
-        """Measurements on held-out pairs of this stage's reward model, or of the model behind PPO's reward."""
+        """Measurements on held-out pairs of this stage's reward model, or of PPO's reward model."""
         recorded = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
         evaluated_report = (
-            self.evaluation.get("reward_model") if self.stage == "reward" or self.learned_reward else None
+            self.evaluation.get("reward_model") if self.stage == "reward" or self.has_reward_model else None
         )
         return recorded or evaluated_report or {}
 
@@ -431,7 +446,7 @@ class Facts:
         return {"value": report["accuracy"], "ci95": report.get("ci95"), "n": report.get("n")}
 
     @property
-    def score(self) -> dict[str, Any]:
+    def score_statistics(self) -> dict[str, Any]:
         """{score_mean, score_std} of a reward model over SFT samples, from run.json or a checkpoint's config.json."""
         record = StageRecord(self.path)
         candidates: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
@@ -455,5 +470,5 @@ def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | 
         document: The document.
         *path: The keys.
     """
-    estimate = at(document, *path)
+    estimate = value_at(document, *path)
     return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None

@@ -5,25 +5,25 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ...fileio import finite
-from .facts import Facts
+from .facts import StageFacts
 from .markdown import number
 
 _DISAGREEMENT = "rewards/disagreement"
 _MEMBER = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
 
 
-def signs(facts: Facts) -> list[str]:
+def signs(facts: StageFacts) -> list[str]:
     """Returns sentences on a PPO stage: from the held-out evaluation if there is one, else from the training rollouts.
 
     Args:
         facts: The facts of the stage.
     """
-    return list(_held_out(facts) if facts.figure("ppo", "reward") else _rollouts(facts))
+    return list(_held_out(facts) if facts.estimate("ppo", "reward") else _rollouts(facts))
 
 
-def _held_out(facts: Facts) -> Iterator[str]:
+def _held_out(facts: StageFacts) -> Iterator[str]:
     def sides(*path: str) -> tuple[float, float] | None:
-        before, after = (facts.figure(side, *path) for side in ("sft", "ppo"))
+        before, after = (facts.estimate(side, *path) for side in ("sft", "ppo"))
         return (before["value"], after["value"]) if before and after else None
 
     reward, judge = sides("reward"), sides("judge")
@@ -32,10 +32,10 @@ def _held_out(facts: Facts) -> Iterator[str]:
         agreement = "both rose" if reward[1] > reward[0] and judge[1] > judge[0] else "they did not both rise"
         yield f"Reward {_change(*reward)}, judge ({name}) {_change(*judge)}: {agreement}."
     for other in facts.evaluation.get("judges") or {}:
-        before, after = (facts.figure("judges", other, side) for side in ("sft", "ppo"))
+        before, after = (facts.estimate("judges", other, side) for side in ("sft", "ppo"))
         if other != name and before and after:
             yield f"Second judge ({other}) {_change(before['value'], after['value'])}."
-    if counts := _apart(facts.samples):
+    if counts := _disagreements(facts.samples):
         yield (
             f"In {counts[0]} of {counts[1]} comparisons on the same prompt and sample, PPO's completion has the higher "
             "reward and the lower judge score."
@@ -50,21 +50,22 @@ def _held_out(facts: Facts) -> Iterator[str]:
         yield f"Share that ended with EOS {_change(*change)}."
 
 
-def _rollouts(facts: Facts) -> Iterator[str]:
+def _rollouts(facts: StageFacts) -> Iterator[str]:
     for key, description, ratio in (
         ("objective/score", "reward", False),
         ("completions/length", "length in tokens", True),
         ("objective/entropy", "entropy in nats per token", True),
         ("completions/eos_rate", "share that ended with EOS", False),
     ):
-        first, now = facts.first(key), facts.now.get(key)
-        if finite(first) and finite(now):
-            times = f": {_times(first, now)} the first" if ratio else ""
-            yield f"From the first rollout to step {facts.when(key)}: {description} {_change(first, now)}{times}."
+        first, latest = facts.first_value(key), facts.latest_metrics.get(key)
+        if finite(first) and finite(latest):
+            times = f": {_times(first, latest)} the first" if ratio else ""
+            change = _change(first, latest)
+            yield f"From the first rollout to step {facts.step_of_latest(key)}: {description} {change}{times}."
 
 
-def reward_parts(facts: Facts) -> list[dict[str, Any]]:
-    """Returns the single rewards on the rollouts, if there are several.
+def reward_parts(facts: StageFacts) -> list[dict[str, Any]]:
+    """Returns the parts of the reward on the rollouts, if there are several.
 
     The models of an ensemble and their disagreement come last, with a description instead of a weight.
 
@@ -72,7 +73,7 @@ def reward_parts(facts: Facts) -> list[dict[str, Any]]:
         facts: The facts of the stage.
 
     Returns:
-        {name, weight, first, now} of each.
+        {name, weight, first, latest} of each.
     """
     names = list(dict.fromkeys(key for row in facts.metrics for key in row if key.startswith("rewards/")))
     if len(names) < 2:
@@ -85,12 +86,17 @@ def reward_parts(facts: Facts) -> list[dict[str, Any]]:
     descriptions = ["watched" if name == _DISAGREEMENT else "in the ensemble score" for name in models]
     parts = zip([*(name for name in names if name not in models), *models], [*weights, *descriptions], strict=True)
     return [
-        {"name": name.partition("/")[2], "weight": weight, "first": facts.first(name), "now": facts.now.get(name)}
+        {
+            "name": name.partition("/")[2],
+            "weight": weight,
+            "first": facts.first_value(name),
+            "latest": facts.latest_metrics.get(name),
+        }
         for name, weight in parts
     ]
 
 
-def watched(facts: Facts) -> list[str]:
+def watched(facts: StageFacts) -> list[str]:
     """Returns the training metrics of rewards whose weight is 0.
 
     Args:
@@ -102,7 +108,7 @@ def watched(facts: Facts) -> list[str]:
     return [f"rewards/{part['name']}" for part in reward_parts(facts) if part["weight"] == 0]
 
 
-def _apart(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
+def _disagreements(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
     """Returns (comparisons in which reward and judge disagree, all comparisons)."""
     disagreements = []
     for row in samples:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from ...runs.settings.declared import default_of
-from .facts import Facts
+from .facts import StageFacts
 
 _KEYS = (
     "temperature", "kl_coef", "reference", "kl_estimator", "kl_in", "kl_target", "kl_horizon", "action_level",
@@ -22,7 +22,7 @@ _IN_LOSS = {
 }
 
 
-def kl_settings(facts: Facts) -> dict[str, Any]:
+def kl_settings(facts: StageFacts) -> dict[str, Any]:
     """Returns the settings of PPO that define its KL, with defaults filled in.
 
     Args:
@@ -38,7 +38,7 @@ def kl_settings(facts: Facts) -> dict[str, Any]:
     return {**settings, "formula": formulas.get(settings["kl_estimator"])}
 
 
-def penalty_varies(facts: Facts) -> bool:
+def penalty_varies(facts: StageFacts) -> bool:
     """Whether β is adapted, by the settings or by the logged values.
 
     Args:

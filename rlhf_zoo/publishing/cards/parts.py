@@ -8,7 +8,7 @@ from typing import Any
 
 from ...fileio import finite
 from .data import DataPart
-from .facts import Facts
+from .facts import StageFacts
 from .markdown import Raw
 from .report import judge_notes
 
@@ -61,13 +61,13 @@ class StageCard:
     columns: Mapping[str, str]
     always: str
     json_columns: Mapping[str, str]
-    measured: Callable[[Facts], Iterator[tuple[DataPart, list[Metric]]]]
-    draw: Callable[[Facts, Draw], None]
-    words: Callable[[Facts], Mapping[str, Any]]
-    unmeasured: Callable[[Facts], list[str]]
+    measured: Callable[[StageFacts], Iterator[tuple[DataPart, list[Metric]]]]
+    draw: Callable[[StageFacts, Draw], None]
+    words: Callable[[StageFacts], Mapping[str, Any]]
+    unmeasured: Callable[[StageFacts], list[str]]
 
 
-def policy_figures(facts: Facts) -> dict[str, str]:
+def policy_figures(facts: StageFacts) -> dict[str, str]:
     """Returns the rows of a policy's table of held-out figures.
 
     Args:
@@ -76,10 +76,10 @@ def policy_figures(facts: Facts) -> dict[str, str]:
     Returns:
         Key in evaluation.json -> label.
     """
-    return FIGURES | {key: name for key, name in _NEWER.items() if facts.figure("ppo", key)}
+    return FIGURES | {key: name for key, name in _NEWER.items() if facts.estimate("ppo", key)}
 
 
-def unmeasured_figures(facts: Facts, *excluded: str) -> list[str]:
+def unmeasured_figures(facts: StageFacts, *excluded: str) -> list[str]:
     """Returns the labels of the held-out figures that were not measured.
 
     Args:
@@ -89,10 +89,10 @@ def unmeasured_figures(facts: Facts, *excluded: str) -> list[str]:
     Returns:
         The labels.
     """
-    return [name for key, name in FIGURES.items() if facts.figure(facts.stage, key) is None and key not in excluded]
+    return [name for key, name in FIGURES.items() if facts.estimate(facts.stage, key) is None and key not in excluded]
 
 
-def picks(facts: Facts, side: str) -> dict[str, list[dict[str, Any]]]:
+def picks(facts: StageFacts, side: str) -> dict[str, list[dict[str, Any]]]:
     """Selects samples to show: from the first prompts, the worst by the judge, and for PPO the farthest from SFT.
 
     Args:

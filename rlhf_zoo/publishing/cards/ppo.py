@@ -8,7 +8,7 @@ from ...runs.registry import REWARD_ROLES
 from .. import plots
 from . import markdown
 from .data import DataPart, evaluated_on, stage_key
-from .facts import Facts
+from .facts import StageFacts
 from .hacking_signs import reward_parts, signs, watched
 from .kl import kl_settings, penalty_varies
 from .markdown import Raw
@@ -44,14 +44,14 @@ _METHODS = {
 }
 
 
-def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
-    figures = {key: (facts.figure("ppo", key), name) for key, name in FIGURES.items()}
-    figures["win_rate"] = (facts.figure("win_rate"), "win rate over SFT")
+def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+    figures = {key: (facts.estimate("ppo", key), name) for key, name in FIGURES.items()}
+    figures["win_rate"] = (facts.estimate("win_rate"), "win rate over SFT")
     yield evaluated_on(facts), [(key, (estimate or {}).get("value"), name) for key, (estimate, name) in figures.items()]
 
 
-def _draw(facts: Facts, draw: Draw) -> None:
-    rows, mark = facts.metrics, facts.mark
+def _draw(facts: StageFacts, draw: Draw) -> None:
+    rows, mark = facts.metrics, facts.plot_marker_step
     panels = _PANELS
     if any(row.get("completions/eos_rate", 1) < 1 for row in rows):
         panels += (("completions/eos_rate", "Ended with EOS", "share of completions"),)
@@ -68,7 +68,7 @@ def _draw(facts: Facts, draw: Draw) -> None:
     draw("training", f"Against the step: {description}", plots.plot_panels, rows, panels, mark=mark)
 
 
-def _words(facts: Facts) -> dict[str, Any]:
+def _words(facts: StageFacts) -> dict[str, Any]:
     return {
         "headline": HEADLINE,
         "figures": policy_figures(facts),
@@ -101,7 +101,7 @@ def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, 
             yield f"{method}, {point['label']}", point
 
 
-def _times(facts: Facts) -> dict[str, float]:
+def _times(facts: StageFacts) -> dict[str, float]:
     """Returns the mean seconds of an update's phases, and response tokens per second; {} if they were not timed."""
     rows = [row for row in facts.metrics if finite(row.get("tokens_per_second"))]
     names = [
@@ -115,18 +115,18 @@ def _times(facts: Facts) -> dict[str, float]:
     }
 
 
-def _rewarded(facts: Facts) -> Raw:
+def _rewarded(facts: StageFacts) -> Raw:
     """Returns a description of PPO's reward."""
     rewarded = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
     unweighted = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
-    reward_sources = [_learned(facts)] if facts.learned_reward else []
+    reward_sources = [_learned(facts)] if facts.has_reward_model else []
     if rewarded:
         reward_sources.append(f"the reward function{'s' if len(rewarded) > 1 else ''} {', '.join(rewarded)}")
     note = f" (with {', '.join(unweighted)} logged at weight 0)" if unweighted else ""
     return Raw((" and ".join(reward_sources) or "a reward that is not recorded") + note)
 
 
-def _learned(facts: Facts) -> str:
+def _learned(facts: StageFacts) -> str:
     models = sum(role in facts.parents for role in REWARD_ROLES)
     aggregation, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
     if models < 2:
@@ -136,19 +136,19 @@ def _learned(facts: Facts) -> str:
     return f"the {descriptions.get(aggregation, 'combined score')} of {models} reward models{penalty_note}"
 
 
-def _main_judge(facts: Facts) -> dict[str, Any]:
+def _main_judge(facts: StageFacts) -> dict[str, Any]:
     """Returns the headline's judge with its figures."""
     judge = facts.evaluation.get("judge") or {}
     return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
 
-def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
+def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
     """Returns the other judges, including votes: {name: {description, notes, sft, ppo, win_rate}}."""
     main = (facts.evaluation.get("judge") or {}).get("name")
     judges: dict[str, dict[str, Any]] = {}
     for name, figures in (facts.evaluation.get("judges") or {}).items():
         if name != main and isinstance(figures, Mapping):
-            estimates = {key: facts.figure("judges", name, key) for key in ("sft", "ppo", "win_rate")}
+            estimates = {key: facts.estimate("judges", name, key) for key in ("sft", "ppo", "win_rate")}
             judges[name] = {
                 **estimates,
                 "description": figures.get("description", ""),
@@ -158,17 +158,17 @@ def _other_judges(facts: Facts) -> dict[str, dict[str, Any]]:
         if isinstance(figures, Mapping):
             sentences = " ".join(str(figures[key]) for key in ("description", "problem") if figures.get(key))
             judges[f"votes:{name}"] = {
-                "win_rate": facts.figure("votes", name, "win_rate"),
+                "win_rate": facts.estimate("votes", name, "win_rate"),
                 "description": sentences,
             }
     return judges
 
 
-def _unmeasured(facts: Facts) -> list[str]:
+def _unmeasured(facts: StageFacts) -> list[str]:
     over_training = facts.evaluation.get("over_training")
     measured = {
-        "win rate over SFT": facts.figure("win_rate"),
-        "the control (SFT against SFT under another seed)": facts.figure("control"),
+        "win rate over SFT": facts.estimate("win_rate"),
+        "the control (SFT against SFT under another seed)": facts.estimate("control"),
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
     never = ["human preferences", "other seeds", "safety, bias and truthfulness"]

@@ -10,7 +10,7 @@ from typing import Any
 from ...fileio import hub_id
 from ...plugins import CORPORA, PREFERENCES, REWARDS, registered
 from ...runs.registry import REWARD_ROLES, STAGES, parent_title
-from .facts import Facts
+from .facts import StageFacts
 
 #: Keys that can read files or load code, so a download must not set them.
 READS_FILES = (
@@ -22,7 +22,7 @@ _OWN = ("rlhf_zoo.runs.corpora", "rlhf_zoo.rewards")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-def obstacle(facts: Facts) -> str | None:
+def obstacle(facts: StageFacts) -> str | None:
     """Returns why a checkpoint cannot be reproduced from what is published.
 
     Args:
@@ -34,7 +34,7 @@ def obstacle(facts: Facts) -> str | None:
     return next(_obstacles(facts), None)
 
 
-def _obstacles(facts: Facts) -> Iterator[str]:
+def _obstacles(facts: StageFacts) -> Iterator[str]:
     settings = facts.settings
     shared = settings.get("recipe")
     shared = shared if isinstance(shared, Mapping) else {}
@@ -59,12 +59,14 @@ def _obstacles(facts: Facts) -> Iterator[str]:
         yield "its data are a local file or folder of the training machine"
     for role in ("sft", *REWARD_ROLES):
         if role in facts.parents and not _is_pinned(facts.parents[role]):
-            yield f"its {parent_title(role, on_base=facts.on_base)} is not published"
+            yield f"its {parent_title(role, on_base=facts.ppo_starts_from_base)} is not published"
     if facts.stage == "reward" and facts.run.get("round"):
         yield "it was trained on samples of the PPO policy of an earlier round"
 
 
-def _objects(facts: Facts, settings: Mapping[str, Any], shared: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+def _objects(
+    facts: StageFacts, settings: Mapping[str, Any], shared: Mapping[str, Any]
+) -> Iterator[tuple[str, str, str]]:
     """Yields (key, name, group of entry points) of the Python objects that the stage's settings name."""
     if shared.get("corpus") is not None:
         yield "corpus", str(shared["corpus"]), CORPORA

@@ -6,12 +6,12 @@ from typing import Any
 from ...fileio import finite
 from .. import plots
 from .data import DataPart, measured_on
-from .facts import Facts, estimate_at
+from .facts import StageFacts, estimate_at
 from .markdown import Raw, number
 from .parts import TEMPLATES, Draw, Metric, StageCard
 
 
-def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     report = facts.reward_report
     yield measured_on(facts), [
         ("accuracy", (facts.accuracy or {}).get("value"), "accuracy on held-out pairs"),
@@ -20,20 +20,20 @@ def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
     ]  # fmt: skip
 
 
-def _draw(facts: Facts, draw: Draw) -> None:
+def _draw(facts: StageFacts, draw: Draw) -> None:
     report, rows = facts.reward_report, facts.metrics
     draw("margins", "Histogram of margins on held-out pairs", plots.plot_margins, report)
     draw("calibration", "Calibration on held-out pairs", plots.plot_reliability, report)
     draw("length", "Score against length on held-out pairs", plots.plot_score_by_length, report)
     loss = {"loss": "training", "eval_loss": "validation"}
-    options: dict[str, object] = {"title": "Loss", "unit": "nats per pair", "mark": facts.mark}
+    options: dict[str, object] = {"title": "Loss", "unit": "nats per pair", "mark": facts.plot_marker_step}
     draw("loss", "Loss against the step", plots.plot_curves, rows, loss, **options)
     accuracy = {"accuracy": "training batches", "eval_accuracy": "validation"}
-    options = {"title": "Pair accuracy", "unit": "share of pairs", "mark": facts.mark}
+    options = {"title": "Pair accuracy", "unit": "share of pairs", "mark": facts.plot_marker_step}
     draw("accuracy", "Pair accuracy against the step", plots.plot_curves, rows, accuracy, **options)
 
 
-def _words(facts: Facts) -> dict[str, Any]:
+def _words(facts: StageFacts) -> dict[str, Any]:
     hard = list(_hard(facts.reward_report.get("hard") or {}))
     has_gold = any(part.get("gold") is not None for _, part in hard)
     clause = Raw(_training_overlap(facts.reward_report.get("trained_on")))
@@ -71,7 +71,7 @@ def _hard(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
             yield description, part
 
 
-def _unmeasured(facts: Facts) -> list[str]:
+def _unmeasured(facts: StageFacts) -> list[str]:
     report = facts.reward_report
     measured = {
         "accuracy on held-out pairs": facts.accuracy is not None,
@@ -79,7 +79,7 @@ def _unmeasured(facts: Facts) -> list[str]:
         "ties": report.get("ties"),
         "calibration": report.get("calibration"),
         "correlation of its score with length": report.get("length"),
-        "mean and standard deviation of its score over SFT samples": facts.score,
+        "mean and standard deviation of its score over SFT samples": facts.score_statistics,
     }
     never = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
     return [*(description for description, there in measured.items() if not there), *never]

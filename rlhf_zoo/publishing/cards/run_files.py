@@ -1,4 +1,4 @@
-"""Reads the files of a run directory that `Facts` combines, and decides which of them belong to the run."""
+"""Reads the files of a run directory that `StageFacts` combines, and decides which of them belong to the run."""
 
 import importlib.util
 import re

@@ -5,37 +5,37 @@ from typing import Any
 
 from .. import plots
 from .data import DataPart, evaluated_on, validated_on
-from .facts import Facts
+from .facts import StageFacts
 from .parts import FIGURES, TEMPLATES, Draw, Metric, StageCard, perplexity, picks, policy_figures, unmeasured_figures
 
 
-def _measured(facts: Facts) -> Iterator[tuple[DataPart, list[Metric]]]:
-    values = {key: (facts.figure("sft", key) or {}).get("value") for key in FIGURES}
+def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+    values = {key: (facts.estimate("sft", key) or {}).get("value") for key in FIGURES}
     yield evaluated_on(facts), [(key, values[key], name) for key, name in FIGURES.items() if key != "kl"]
-    if facts.when("eval_loss") == facts.at:
-        loss = facts.now.get("eval_loss")
+    if facts.step_of_latest("eval_loss") == facts.described_step:
+        loss = facts.latest_metrics.get("eval_loss")
         yield validated_on(facts), [
             ("loss", loss, "loss, nats per token"),
             ("perplexity", perplexity(loss), "perplexity, per token"),
         ]  # fmt: skip
 
 
-def _draw(facts: Facts, draw: Draw) -> None:
+def _draw(facts: StageFacts, draw: Draw) -> None:
     curves = {"loss": "training", "eval_loss": "validation"}
-    options = {"title": "Loss", "unit": "nats per token", "mark": facts.mark}
+    options = {"title": "Loss", "unit": "nats per token", "mark": facts.plot_marker_step}
     draw("loss", "Loss against the step", plots.plot_curves, facts.metrics, curves, **options)
 
 
-def _words(facts: Facts) -> Mapping[str, Any]:
+def _words(facts: StageFacts) -> Mapping[str, Any]:
     return {
         "figures": policy_figures(facts),
-        "perplexity": perplexity(facts.now.get("eval_loss")),
+        "perplexity": perplexity(facts.latest_metrics.get("eval_loss")),
         "picks": picks(facts, "sft"),
     }
 
 
-def _unmeasured(facts: Facts) -> list[str]:
-    has_perplexity = perplexity(facts.now.get("eval_loss")) is not None
+def _unmeasured(facts: StageFacts) -> list[str]:
+    has_perplexity = perplexity(facts.latest_metrics.get("eval_loss")) is not None
     last = ["human preferences", "other seeds", "safety, bias and truthfulness"]
     return [*unmeasured_figures(facts, "kl"), *([] if has_perplexity else ["perplexity on validation text"]), *last]
 

@@ -21,7 +21,7 @@ from ...runs.registry import REWARD_ROLES, parent_title
 from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import is_revision
 from ..cards.card import CARD_FILE, card_json
-from ..cards.facts import Facts, estimate_at
+from ..cards.facts import StageFacts, estimate_at
 from .card import Card, Reference, clean, download_card
 from .family import Member, Node, family_tree
 
@@ -273,7 +273,7 @@ def _read_folder(folder: Path) -> Member:
     document = record.read()
     if document.get("stage") == "data":
         return Member(commit=(document.get("repo") or {}).get("commit"))
-    card = Card(card_json(Facts.read(folder, None)))
+    card = Card(card_json(StageFacts.read(folder, None)))
     repo = document.get("repo") or {}
     tags = tuple(tag for tag, commit in (repo.get("tags") or {}).items() if commit == repo.get("commit"))
     parents = tuple(_sibling(folder, document, parent) for parent in card.parents)
