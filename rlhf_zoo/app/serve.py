@@ -143,7 +143,7 @@ def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
         ppo=lineage.ppo.path,
         sft=lineage.sft.path,
         reward=[model.path for model in lineage.rewards] if lineage.reward_loader is None else (),
-        reading=lineage.reward_reading,
+        reward_kwargs=lineage.reward_reading,
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
     snapshots: list[Snapshot] = []

@@ -62,10 +62,10 @@ def compare(
         if votes is None:
             votes = votes_by_default(ppo) if connected.kind == "local" else None
         elif votes:
-            from ..hub.client.publish import check_access
+            from ..hub.client.publish import resolve_namespace
 
             votes = HubVotes(votes).name
-            check_access(votes.partition("/")[0], hub=connected)
+            resolve_namespace(votes.partition("/")[0], hub=connected)
         try:
             launch(ppo, votes=votes or None, runs=runs or None, hub=connected, **options)
         except KeyboardInterrupt:

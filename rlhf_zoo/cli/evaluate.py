@@ -112,9 +112,9 @@ def _evaluate_policy(
                 raise ZooError(
                     f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that."
                 )
-            from ..hub.client.publish import check_access
+            from ..hub.client.publish import resolve_namespace
 
-            check_access(None, hub=hub)
+            resolve_namespace(None, hub=hub)
         try:
             folder, document = _compare(subject, judges, {**keys, **shared_keys}, llm, options["output_dir"], hub)
         except KeyboardInterrupt:

@@ -54,10 +54,10 @@ def export(
         open_source(root or default_root(), repository, repo_type) as source,
         settle_hub(address, push_to_hub=True) as hub,
     ):
-        from ..hub.client.publish import check_access
+        from ..hub.client.publish import resolve_namespace
 
         quiet_hub(bars=sys.stderr.isatty())
-        check_access(None, hub=hub)
+        resolve_namespace(None, hub=hub)
         done = export_repository(source, repo, private=private, report=lambda line: click.echo(line, err=True), hub=hub)
     url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
     if as_json:

@@ -250,14 +250,14 @@ def _context(
 
     Without `explicit`, the user named no Hub; an adapter whose base is on no Hub is then not sent to the embedded one.
     """
-    from ..hub.client.publish import check_access
+    from ..hub.client.publish import resolve_namespace
     from ..publishing.adapters import kept_here
     from ..runs.context import VARIANT_STAGES, RunContext
 
     publish = push_to_hub or hub.kind == "local"
     if publish:
         namespace = namespace or _namespace_before(directory, base, hub)
-        namespace = check_access(namespace or ("local" if hub.kind == "local" else None), hub=hub)
+        namespace = resolve_namespace(namespace or ("local" if hub.kind == "local" else None), hub=hub)
     context = RunContext(
         recipe=recipe,
         directory=directory,

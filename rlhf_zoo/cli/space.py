@@ -56,10 +56,10 @@ def deploy(
     with settle_hub(hub, push_to_hub=True, source=source_hub) as connected:
         from ..app.space.deploy import deploy as deploy_space
         from ..app.space.files import find_models, with_runs
-        from ..hub.client.publish import check_access
+        from ..hub.client.publish import resolve_namespace
 
         quiet_hub()
-        account = check_access("local" if connected.kind == "local" else None, hub=connected)
+        account = resolve_namespace("local" if connected.kind == "local" else None, hub=connected)
         models = find_models(ppo, **options)
         models, problem = with_runs(models, ablation or None)
         if problem is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..errors import ZooError
 from ..fileio import read_json, write_json
 from ..hub.client.connect import Hub
-from ..hub.client.publish import MERGED, checkpoint_files, content_id, expected_id
+from ..hub.client.publish import MERGED_MODEL, checkpoint_files, content_id, expected_id
 from ..hub.client.refs import ADAPTERS, ask, came_from
 from ..hub.client.refusals import refusals_as
 from ..modeling.integrity import WEIGHTS
@@ -48,7 +48,7 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
     if here:
         check_plan(context, stage)
     elif (base.path / ADAPTERS[0]).is_file():
-        raise _on_merged(stage, f"name {base.lineage['repo']}@{MERGED}, if it has that branch")
+        raise _on_merged(stage, f"name {base.lineage['repo']}@{MERGED_MODEL}, if it has that branch")
 
 
 def check_plan(context: RunContext, stage: str) -> None:
@@ -259,7 +259,7 @@ def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: 
         return None
     record = context.record(role)
     checkpoint = record.path / str(parent.get("path"))
-    if base.resolve() == (checkpoint / MERGED).resolve():
+    if base.resolve() == (checkpoint / MERGED_MODEL).resolve():
         merged = record.read().get("merged")
         return (repo, merged) if merged else None
     # A pulled model is in the client's cache, in a folder named by its commit.

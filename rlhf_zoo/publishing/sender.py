@@ -23,8 +23,8 @@ from ..hub.client.claims import RECIPE_FILE
 from ..hub.client.connect import Hub
 from ..hub.client.links import find_outward_link, is_inside
 from ..hub.client.publish import (
-    MERGED,
-    PUBLISHED,
+    MERGED_MODEL,
+    PUBLISHED_FILE,
     publish_checkpoint,
     publish_on_branch,
     publish_release,
@@ -219,17 +219,17 @@ class Sender:
         self._record_repository(record, repo, published_tags(record, repo, hub=hub))
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=step)
-            optimizer = bool(record.read()["resolved"].get("push_optimizer"))
-            check_integrity(checkpoint, training=optimizer)
+            include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
+            check_integrity(checkpoint, training=include_resume_files)
             published = publish_checkpoint(
                 checkpoint,
                 repo,
-                run=context.run_id(stage),
+                run_id=context.run_id(stage),
                 hub=context.hub,
                 extra_files=Path(scratch),
                 message=f"{context.recipe.name} {stage}: step {step}",
                 step=step,
-                optimizer=optimizer,
+                include_resume_files=include_resume_files,
                 overwrite=context.overwrite,
                 overrides=file_overrides(context, record, checkpoint, Path(altered)),
             )
@@ -251,21 +251,21 @@ class Sender:
         self._record_repository(record, repo, tags_without_best if no_best else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=None)
-            optimizer = bool(record.read()["resolved"].get("push_optimizer"))
-            check_integrity(chosen, training=optimizer)
+            include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
+            check_integrity(chosen, training=include_resume_files)
             commit = publish_release(
                 chosen,
                 repo,
-                run=context.run_id(stage),
+                run_id=context.run_id(stage),
                 extra_files=Path(scratch),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
                 tag_message=None if no_best else f"{tag}, with the card of the finished run",
                 hub=context.hub,
-                optimizer=optimizer,
+                include_resume_files=include_resume_files,
                 overrides=file_overrides(context, record, chosen, Path(altered)),
             )
             if record.read()["resolved"].get("push_merged"):
-                self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED)
+                self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED_MODEL)
         self._record_repository(record, repo, tags_without_best if no_best else {**tags, "best": commit})
         record.write(released=digest)
         self._cards_to_resend.discard(stage)
@@ -282,16 +282,16 @@ class Sender:
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
         """Sends the chosen checkpoint with its adapter merged, as the branch `merged`, with its own card."""
         make_card(record.path, out=folder, merged=True, trusted=_is_trusted(record))
-        check_integrity(chosen / MERGED)
+        check_integrity(chosen / MERGED_MODEL)
         context = self._context
         merged = publish_on_branch(
-            chosen / MERGED,
+            chosen / MERGED_MODEL,
             context.repo(stage),
-            run=context.run_id(stage),
+            run_id=context.run_id(stage),
             extra_files=folder,
             message=f"{context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
-            branch=MERGED,
-            overrides=file_overrides(context, record, chosen / MERGED, altered),
+            branch=MERGED_MODEL,
+            overrides=file_overrides(context, record, chosen / MERGED_MODEL, altered),
             hub=context.hub,
         )
         record.write(merged=merged)
@@ -400,7 +400,7 @@ def claim_repository(context: RunContext, stage: str) -> None:
     if strays:
         raise ZooError(
             f"{repo} on {context.hub.label} has the tag {strays[0]} for weights that {record.path} no longer holds, "
-            "and a step's tag never moves: pass --restart or --overwrite_repo to replace the repository, or publish "
+            "and a step's tag is never moved: pass --restart or --overwrite_repo to replace the repository, or publish "
             "under another --namespace."
         )
 
@@ -458,7 +458,7 @@ def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
         return
     for checkpoint in record.checkpoints():
         if tag_name(checkpoint_step(checkpoint)) not in remaining:
-            (checkpoint / PUBLISHED).unlink(missing_ok=True)
+            (checkpoint / PUBLISHED_FILE).unlink(missing_ok=True)
     record.write(repo=_repository_entry(repo, remaining) if remaining else None, released=None)
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..fileio import read_json
-from ..hub.client.publish import PUBLISHED
+from ..hub.client.publish import PUBLISHED_FILE
 from ..runs.record import StageRecord, checkpoint_step
 
 
@@ -50,6 +50,6 @@ def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, 
 
 def _acknowledged(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
     """Returns published.json if it names this repository on this Hub, else {}."""
-    path = checkpoint / PUBLISHED
+    path = checkpoint / PUBLISHED_FILE
     sent = read_json(path) if path.is_file() else {}
     return sent if (sent.get("repo"), sent.get("hub")) == (repo_id, hub) else {}

@@ -48,7 +48,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
             commit = publish_on_branch(
                 chosen,
                 repo,
-                run=context.run_id("ppo"),
+                run_id=context.run_id("ppo"),
                 extra_files=Path(scratch),
                 message=f"{context.recipe.name} ppo: {tag}",
                 tag=tag,

@@ -15,7 +15,7 @@ from ..errors import ZooError
 from ..fileio import now, read_json, write_json
 from ..hub.client.claims import RECIPE_FILE
 from ..hub.client.connect import Hub
-from ..hub.client.publish import PUBLISHED, checkpoint_files
+from ..hub.client.publish import PUBLISHED_FILE, checkpoint_files
 from ..hub.client.refs import resolve
 from ..hub.client.refusals import refusals_as
 from ..hub.client.step_tags import tag_name
@@ -357,7 +357,7 @@ class RunContext:
             if step is None:
                 restart = f"rlhf-zoo {stage} {self.recipe.cli_name} --restart"
                 _check_final_weights(checkpoint, run_json, fix=f"train the stage again with `{restart}`")
-            published = read_json(checkpoint / PUBLISHED) if (checkpoint / PUBLISHED).is_file() else {}
+            published = read_json(checkpoint / PUBLISHED_FILE) if (checkpoint / PUBLISHED_FILE).is_file() else {}
             return ParentCheckpoint(
                 checkpoint,
                 {
@@ -437,7 +437,7 @@ class RunContext:
             shutil.copy(path, target / name)
         write_complete(target)
         note = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
-        write_json(target / PUBLISHED, note)
+        write_json(target / PUBLISHED_FILE, note)
         dtype = run_json["resolved"].get("push_dtype")
         rounded = f", with weights rounded to {dtype}" if dtype else ""
         log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounded)

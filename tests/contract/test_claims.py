@@ -176,7 +176,7 @@ def test_a_steps_tag_never_moves_unasked() -> None:
     shutil.rmtree("a/ppo")
     refused(lambda: claim_repository(run("a"), "ppo"), "step-000005", "--restart")
     save("a", 5, "other")
-    refused(lambda: send("a"), "step-000005", "never moves", "--overwrite_repo")
+    refused(lambda: send("a"), "step-000005", "is never moved", "--overwrite_repo")
     assert tags() == before and weights("step-000005") != mine("a", 5)
     # Equal weights are the tag's own: taken for sent.
     save("a", 5), save("a", 10)

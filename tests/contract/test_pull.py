@@ -24,7 +24,7 @@ from rlhf_zoo.cli import pull as command
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT, Hub
 from rlhf_zoo.hub.client.local_paths import PULLED, Folder
-from rlhf_zoo.hub.client.publish import SENT
+from rlhf_zoo.hub.client.publish import CHECKPOINT_PATTERNS
 from rlhf_zoo.hub.client.pull import fetch
 from rlhf_zoo.hub.server.handler import Handler
 from rlhf_zoo.hub.server.messages import FilePart
@@ -416,7 +416,7 @@ def test_push_then_pull_rebuilds_the_same_folder(thread_hub, tmp_path, kind, exp
 
 def is_sent(name: str) -> bool:
     path = Path(name)
-    return str(path.parent) in (".", "critic") and any(path.match(pattern) for pattern in SENT)
+    return str(path.parent) in (".", "critic") and any(path.match(pattern) for pattern in CHECKPOINT_PATTERNS)
 
 
 def same_models(kind: str, here: Path, tag: str) -> None:

@@ -285,7 +285,7 @@ def test_no_right_to_write(running: RunningHub, deploy: Deploy) -> None:
     from rlhf_zoo.hub.server import create_token
 
     said = refused(deploy("local/toy-ppo", HF_TOKEN=create_token(running.root, "read")))
-    assert "may only read: publish with a token of the role write." in said
+    assert "is read-only: publish with a token of the role write." in said
     with FaultProxy(running.url) as proxy:
         proxy.inject(Fault("refuse", "create_repo", status=403))
         said = refused(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))

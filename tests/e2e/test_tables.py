@@ -80,7 +80,7 @@ def check_shown(context, form):
     assert found.prompt == asked
     talks = Chat.of(comparison.tokenizer) is not None
     assert talks == (form == "conversational")
-    assert (comparison.tokens_of(asked) > len(comparison.tokenizer(asked)["input_ids"])) == talks
+    assert (comparison.count_tokens(asked) > len(comparison.tokenizer(asked)["input_ids"])) == talks
     lines = (context.record("eval").path / "samples.jsonl").read_text(encoding="utf-8").splitlines()
     special = [token for token in comparison.tokenizer.all_special_tokens if token.startswith("<")]
     assert not any(token in json.loads(line)["prompt"] for line in lines for token in special)

@@ -423,14 +423,17 @@ def test_what_a_copy_names_as_its_base_is_not_its_weights(thread_hub, tmp_path):
 def test_a_wrong_or_reading_token_ends_a_run_before_it_begins(thread_hub, tmp_path, monkeypatch):
     url = thread_hub.url
     for token, message in (
-        (create_token(thread_hub.root, "read"), "may only read: publish with a token of the role write."),
-        ("hub_wrong", "does not accept the token: make a new one with the role write, and set RLHF_ZOO_HUB_TOKEN."),
+        (create_token(thread_hub.root, "read"), "is read-only: publish with a token of the role write."),
+        ("hub_wrong", "does not accept the token: create one with the role write, and set RLHF_ZOO_HUB_TOKEN."),
         ("", f"There is no token for {url}: set RLHF_ZOO_HUB_TOKEN."),
-        ("hf_ä", f"RLHF_ZOO_HUB_TOKEN holds characters that no token has: set it to the token for {url}."),
+        (
+            "hf_ä",
+            f"RLHF_ZOO_HUB_TOKEN contains characters that are not allowed in a token: set it to the token for {url}.",
+        ),
     ):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ZooError) as refused:
-            publish.check_access(None, hub=replace(CLIENT, token_from="RLHF_ZOO_HUB_TOKEN"))
+            publish.resolve_namespace(None, hub=replace(CLIENT, token_from="RLHF_ZOO_HUB_TOKEN"))
         assert message in str(refused.value) and "hub_wrong" not in str(refused.value)
     options = ("--hub", url, "--push_to_hub", "--output_dir", "run")
     done = zoo("run", "tiny-world", *options, home=tmp_path / "home", cwd=tmp_path, RLHF_ZOO_HUB_TOKEN="hub_wrong")

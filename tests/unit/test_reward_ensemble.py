@@ -257,7 +257,7 @@ def test_what_looks_at_a_run_scores_with_all_of_them(run: RunContext) -> None:
     given: dict[str, Any] = {"ppo": run.checkpoint("ppo").path, "sft": subject.reference.path, "device": "cpu"}
     scores = []
     for reward in (paths, paths[0], paths[1]):
-        made = Comparison.load(**given, reward=reward, reading=lineage.reward_reading)
+        made = Comparison.load(**given, reward=reward, reward_kwargs=lineage.reward_reading)
         [*_, last] = made.stream("abc", max_new_tokens=6)
         scores.append(last.ppo[0].reward)
     assert scores[0] == pytest.approx(min(scores[1:]))

@@ -187,7 +187,7 @@ def test_one_step_streams_and_shares_its_turns(world: World) -> None:
     comparison = world.comparison()
     timeline = Timeline(comparison, [world.run], fetch=world.fetch)
     at = timeline.comparison(20)
-    assert at._turns is comparison._turns and at._policies["sft"] is comparison._policies["sft"]
+    assert at._lock is comparison._lock and at._policies["sft"] is comparison._policies["sft"]
     *_, end = at.stream(PROMPT, seed=2)
     (again,) = timeline.at_steps(PROMPT, [20], seed=2)
     assert again.snapshot == end

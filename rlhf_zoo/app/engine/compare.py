@@ -19,7 +19,8 @@ from ...modeling.chat import append_completion, decode_completions, strip_templa
 from ...modeling.chat_template import Prompt
 from ...modeling.devices import MEMORY_ERRORS, best_device, move, out_of_memory
 from ...modeling.loading import load_tokenizer
-from ...modeling.models import context_length, disable_dropout, load_causal
+from ...modeling.models import context_length as context_length_of
+from ...modeling.models import disable_dropout, load_causal
 from ...modeling.sampling.sampler import Samples, Vocabulary
 from ...modeling.special_tokens import stop_ids
 from ...modeling.value_head import ValueHead
@@ -34,8 +35,8 @@ from .limits import Limits, check_prompt, check_sampling
 from .lockstep import Drawn, LockStep
 from .results import Compared, Side, Snapshot
 
-TOKEN_FIGURES = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
-FEWER = "request fewer completions, fewer tokens or a shorter prompt."
+TOKEN_METRICS = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
+OUT_OF_MEMORY_HINT = "request fewer completions, fewer tokens or a shorter prompt."
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Sampling(TypedDict, total=False):
 class Comparison:
     """An SFT policy, the PPO policy trained from it, and its reward model, loaded once.
 
-    Threads may share it. Each token of a stream is one turn at the models, and turns are granted in order of request.
+    Threads may share it. The models are locked for one token at a time, and waiting threads are served in order.
 
     Args:
         ppo: The PPO policy.
@@ -83,11 +84,11 @@ class Comparison:
         limits: Limits | None = None,
     ) -> None:
 
-        self._policies = {"sft": _ready(sft), "ppo": _ready(ppo)}
+        self._policies = {"sft": _freeze_for_inference(sft), "ppo": _freeze_for_inference(ppo)}
         self._tokenizer = tokenizer
         self._reward = reward
         self._critic = None if critic is None else ActorCritic(ppo, critic).eval().requires_grad_(False)
-        self._turns = FairLock()
+        self._lock = FairLock()
         self.limits = limits or Limits()
 
     @classmethod
@@ -97,7 +98,7 @@ class Comparison:
         ppo: str | Path,
         sft: str | Path,
         reward: str | Path | Sequence[str | Path] | None = None,
-        reading: Mapping[str, Any] | None = None,
+        reward_kwargs: Mapping[str, Any] | None = None,
         loader: str | None = None,
         device: str | torch.device | None = None,
         limits: Limits | None = None,
@@ -110,7 +111,7 @@ class Comparison:
             ppo: The PPO policy.
             sft: The SFT policy that it started from.
             reward: The reward model; several form an ensemble.
-            reading: Keyword arguments of `load_reward`.
+            reward_kwargs: More keyword arguments of `load_reward`.
             loader: The function that loads the reward model, see `load_reward`.
             device: Device of the models; by default the accelerator if there is one.
             limits: Bounds of one request.
@@ -129,8 +130,9 @@ class Comparison:
         scorer = None
         paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
         if paths:
-            to_device = partial(move, device=device)
-            scorer = load_reward(paths, tokenizer, place=to_device, loader=loader, **(reading or {}))
+            scorer = load_reward(
+                paths, tokenizer, place=partial(move, device=device), loader=loader, **(reward_kwargs or {})
+            )
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
         for policy in policies.values():
             move(policy, device)
@@ -140,7 +142,7 @@ class Comparison:
         return cls(**policies, tokenizer=tokenizer, reward=scorer, critic=critic, limits=limits)
 
     def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:
-        """Creates a comparison with another PPO policy. It shares the other models, and takes turns with this one.
+        """Creates a comparison with another PPO policy. It shares the other models and the lock.
 
         Args:
             ppo: A policy with the same tokenizer, on the same device.
@@ -154,13 +156,13 @@ class Comparison:
             critic=critic,
             limits=self.limits,
         )
-        other._turns = self._turns
+        other._lock = self._lock
         return other
 
     @property
-    def context(self) -> int | None:
+    def context_length(self) -> int | None:
         """Largest number of tokens of prompt and completion together; None if the architecture sets no bound."""
-        return context_length(*self._policies.values())
+        return context_length_of(*self._policies.values())
 
     @property
     def has_reward(self) -> bool:
@@ -197,8 +199,8 @@ class Comparison:
                 memory runs out.
         """
         request = self._request(prompt, seed, temperature, top_p, max_new_tokens, 1)
-        *_, end = self._snapshots(request, every=math.inf)
-        return end.pair()
+        *_, last = self._snapshots(request, every=math.inf)  # only the first and the last snapshot are built
+        return last.pair()
 
     def stream(
         self,
@@ -211,10 +213,10 @@ class Comparison:
         n: int = 1,
         every: float = 0.0,
     ) -> Generator[Snapshot, None, None]:
-        """Samples n completions from each policy, and yields snapshots that grow by one token.
+        """Samples n completions from each policy. Yields snapshots as they grow, at most one per `every` seconds.
 
-        Row 0 equals the result of `compare`; row i of both policies uses random stream i of the seed. Closing the
-        generator stops at once and frees its memory.
+        Row 0 equals the result of `compare`; row i of both policies uses random stream i of the seed. Close the
+        generator to stop sampling and free its memory.
 
         Args:
             prompt: See `compare`.
@@ -229,13 +231,13 @@ class Comparison:
             The snapshots. `done` is True for the last one only.
 
         Raises:
-            ZooError: As for `compare`, at once and not at the first snapshot; later if memory runs out.
+            ZooError: See `compare`. Invalid arguments raise it at once, lack of memory while iterating.
         """
         return self._snapshots(self._request(prompt, seed, temperature, top_p, max_new_tokens, n), every)
 
     def _snapshots(self, request: _Request, every: float) -> Generator[Snapshot, None, None]:
         next_time = -math.inf
-        for completions in self._write(request):
+        for completions in self._generate(request):
             if time.monotonic() >= next_time or all(completion.stop is not None for completion in completions):
                 yield _snapshot(request, completions)
                 next_time = time.monotonic() + every
@@ -252,7 +254,7 @@ class Comparison:
         """
         self.stream(prompt, **sampling)  # a generator: no model runs before its first snapshot is requested
 
-    def tokens_of(self, prompt: str) -> int:
+    def count_tokens(self, prompt: str) -> int:
         """Counts the tokens of a prompt.
 
         Args:
@@ -261,39 +263,42 @@ class Comparison:
         return len(self._ids(prompt))
 
     def _ids(self, prompt: str) -> list[int]:
-        with self._turns:  # a tokenizer that two threads use at once can raise "Already borrowed"
+        with self._lock:  # a tokenizer that two threads use at once can raise "Already borrowed"
             return list(tokenize_prompt(wrap_prompt(prompt, self._tokenizer), self._tokenizer))
 
     def _request(
         self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
     ) -> _Request:
         limits = self.limits
-        if self.context is not None:  # so that an error names a bound that some prompt can reach
-            limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, max(self.context - 1, 1)))
+        if self.context_length is not None:  # limits the bound that an error names to what the context allows
+            limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, max(self.context_length - 1, 1)))
         check_sampling(seed, temperature, top_p, max_new_tokens, n, limits)
         check_prompt(prompt, limits)
         ids = self._ids(prompt)
         if not ids:
-            raise ZooError("This prompt has no tokens: write other characters.")
-        if self.context is not None and len(ids) + max_new_tokens > self.context:
-            available = self.context - len(ids)
+            raise ZooError("The tokenizer produces no tokens for this prompt: enter another text.")
+        if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
+            available = self.context_length - len(ids)
+            or_fewer = f" or ask for at most {available} new tokens" if available > 0 else ""
             raise ZooError(
                 f"The prompt has {len(ids)} tokens; with {max_new_tokens} new ones it exceeds the context of "
-                f"{self.context}: shorten it{f' or ask for at most {available} new tokens' if available > 0 else ''}."
+                f"{self.context_length}: shorten it{or_fewer}."
             )
         for policy in self._policies.values():
             check_ids([ids], TokenConsumer.of(policy))
         sampling = {"temperature": float(temperature), "top_p": float(top_p), "max_new_tokens": max_new_tokens}
         return _Request(prompt, tuple(ids), n, {"seed": seed, **sampling})
 
-    def _write(self, request: _Request) -> Generator[Sequence[_Completion], None, None]:
+    def _generate(self, request: _Request) -> Generator[Sequence[_PartialCompletion], None, None]:
         """Yields all completions after each token, SFT before PPO."""
-        completions = [_Completion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
-        models: LockStep | None = None
+        completions = [_PartialCompletion(self._tokenizer, request.ids) for _ in range(2 * request.n)]
+        sampler: LockStep | None = None
         try:
-            with self._turns:
-                stops = {index for policy in self._policies.values() for index in stop_ids(policy, self._tokenizer)}
-                models = LockStep(
+            with self._lock:
+                stops = {
+                    token_id for policy in self._policies.values() for token_id in stop_ids(policy, self._tokenizer)
+                }
+                sampler = LockStep(
                     sft=self._policies["sft"],
                     ppo=self._policies["ppo"],
                     prompt=request.ids,
@@ -302,22 +307,22 @@ class Comparison:
                     stop_ids=sorted(stops),
                     vocabulary=Vocabulary.of(self._tokenizer, *self._policies.values()),
                 )
-            while not models.done:
-                with self._turns:
-                    for sampled in models.step():
+            while not sampler.done:
+                with self._lock:
+                    for sampled in sampler.step():
                         completions[sampled.index].add(sampled)
                         if sampled.stop is not None:
                             self._measure(request, completions[sampled.index])
                 yield completions
         except MEMORY_ERRORS as error:
-            models = None
-            if (memory_error := out_of_memory(error, fix=FEWER)) is None:
+            sampler = None  # frees the KV caches before the error is reported
+            if (memory_error := out_of_memory(error, fix=OUT_OF_MEMORY_HINT)) is None:
                 raise
             raise memory_error from error
 
     @torch.no_grad()
-    def _measure(self, request: _Request, completion: _Completion) -> None:
-        """Computes reward and values of a finished completion, in a batch of its own: padding must change nothing."""
+    def _measure(self, request: _Request, completion: _PartialCompletion) -> None:
+        """Computes reward and values of a finished completion in a batch of one, so padding cannot change them."""
         ids = torch.tensor([completion.pieces.ids], device=self.device)
         prompt = torch.tensor([request.ids], device=self.device)
         samples = Samples(
@@ -328,17 +333,17 @@ class Comparison:
             logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither model reads them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
-        prompt_text = wrap_prompt(request.prompt, self._tokenizer)
-        completion.finish(prompt_text)
+        wrapped_prompt = wrap_prompt(request.prompt, self._tokenizer)
+        completion.finish(wrapped_prompt)
         if self._reward is not None:
-            (text,) = decode_completions(self._tokenizer, [prompt_text], [request.ids], [completion.pieces.ids])
-            completion.reward = float(self._reward.score_samples(samples, [append_completion(prompt_text, text)])[0])
+            (text,) = decode_completions(self._tokenizer, [wrapped_prompt], [request.ids], [completion.pieces.ids])
+            completion.reward = float(self._reward.score_samples(samples, [append_completion(wrapped_prompt, text)])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
 
 
-class _Completion:
-    """A completion while it is being written."""
+class _PartialCompletion:
+    """A completion that is being sampled."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
         self.tokenizer, self.pieces = tokenizer, Pieces(tokenizer, prompt)
@@ -352,7 +357,7 @@ class _Completion:
         self.pieces.add(drawn.token)
 
     def finish(self, prompt: Prompt) -> None:
-        """Settles the text. `prompt` is a text or a conversation."""
+        """Decodes the final text."""
         self._text = strip_template_space(self.pieces.finish(), prompt, self.tokenizer)
 
     @property
@@ -360,26 +365,26 @@ class _Completion:
         return self.drawn[-1].stop if self.drawn else None
 
     def side(self) -> Side:
-        figures: dict[str, Any] = {
-            f"token_{name}": tuple(getattr(token, name) for token in self.drawn) for name in TOKEN_FIGURES
+        token_metrics: dict[str, Any] = {
+            f"token_{name}": tuple(getattr(token, name) for token in self.drawn) for name in TOKEN_METRICS
         }
         return Side(
             completion=self.pieces.text if self._text is None else self._text,
             reward=self.reward,
-            log_ratio=math.fsum(figures["token_log_ratio"]),
-            kl=math.fsum(figures["token_kl"]),
+            log_ratio=math.fsum(token_metrics["token_log_ratio"]),
+            kl=math.fsum(token_metrics["token_kl"]),
             tokens=tuple(self.pieces.all),
             length=len(self.drawn),
             ended=self.stop == "eos",
             stop=self.stop,
             token_ids=tuple(self.pieces.ids),
             token_values=self.values,
-            **figures,
+            **token_metrics,
         )
 
 
-def _snapshot(request: _Request, written: Sequence[_Completion]) -> Snapshot:
-    sides = tuple(completion.side() for completion in written)
+def _snapshot(request: _Request, completions: Sequence[_PartialCompletion]) -> Snapshot:
+    sides = tuple(completion.side() for completion in completions)
     return Snapshot(
         prompt=request.prompt,
         **request.sampling,
@@ -389,6 +394,6 @@ def _snapshot(request: _Request, written: Sequence[_Completion]) -> Snapshot:
     )
 
 
-def _ready(policy: PreTrainedModel) -> PreTrainedModel:
+def _freeze_for_inference(policy: PreTrainedModel) -> PreTrainedModel:
     disable_dropout(policy)
     return policy.requires_grad_(False).eval()

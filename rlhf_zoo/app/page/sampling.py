@@ -35,10 +35,10 @@ class Proposal:
         Args:
             subject: The models and their runs.
         """
-        context = subject.comparison.context
+        context_length = subject.comparison.context_length
         limit = subject.comparison.limits.max_new_tokens
-        if context is not None:  # leave room for each example prompt
-            limit = max(min(limit, context - _longest(subject)), 1)
+        if context_length is not None:  # leave room for each example prompt
+            limit = max(min(limit, context_length - _longest(subject)), 1)
         temperature = min(max(subject.lineage.setting("temperature", 1.0), 0.05), 2.0)
         length = min(max(int(subject.lineage.setting("response_length", 32)), 1), limit)
         return cls(temperature, length, limit)
@@ -52,7 +52,7 @@ def _longest(subject: Subject) -> int:
             subject.comparison.check(prompt, max_new_tokens=1)
         except ZooError:
             continue
-        lengths.append(subject.comparison.tokens_of(prompt))
+        lengths.append(subject.comparison.count_tokens(prompt))
     return max(lengths)
 
 

@@ -78,7 +78,7 @@ class Subject:
             ppo=lineage.ppo.path,
             sft=lineage.sft.path,
             reward=() if skip_loader else [model.path for model in lineage.rewards],
-            reading=lineage.reward_reading,
+            reward_kwargs=lineage.reward_reading,
             loader=None if skip_loader else loader,
             limits=LIMITS,
         )

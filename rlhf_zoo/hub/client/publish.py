@@ -1,4 +1,4 @@
-"""Publishes checkpoints, cards and data sets: one commit each, and a tag for pulling each checkpoint."""
+"""Publishes checkpoints, cards and data sets: one commit each, and one tag for each checkpoint."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
     from .claims import Operation
 
-PUBLISHED = "published.json"
-SENDING = "SENDING"
-NOTHING: Mapping[str, Path | None] = {}
-MERGED = "merged"  # a folder of a checkpoint, and the branch it is published on
+PUBLISHED_FILE = "published.json"
+UPLOAD_MARKER = "SENDING"
+NO_OVERRIDES: Mapping[str, Path | None] = {}
+MERGED_MODEL = "merged"  # the folder of a checkpoint with the merged model, and the branch it is published on
 # The files that others need to use a checkpoint.
-SENT = (
+CHECKPOINT_PATTERNS = (
     "*.py",  # the code of models that bring their own
     "*.safetensors",
     "*.safetensors.index.json",
@@ -39,11 +39,11 @@ SENT = (
     "ppo_state.json",
 )
 # The files that training resumes from. They are sent only on request. training_args.bin is a pickle and is never sent.
-RESUMED = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
+RESUME_PATTERNS = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
 
 
-def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
-    """Checks, before any training, that the Hub accepts the token for writing.
+def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
+    """Returns the namespace to publish under. Checks, before any training, that the Hub accepts the token for writing.
 
     Args:
         namespace: The namespace to publish under; None for the account of the token.
@@ -53,11 +53,10 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
         The namespace to publish under.
 
     Raises:
-        ZooError: The Hub cannot be reached, does not accept the token, or the token may only read.
+        ZooError: The Hub cannot be reached, does not accept the token, or the token is read-only.
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
-    token_from = hub.token_from
     try:
         api = hub.api()
         if api.token is False:  # `whoami` would raise an error about huggingface_hub's API, not about the user's setup
@@ -65,16 +64,19 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
         account = api.whoami()
     except UnicodeEncodeError as error:
         raise ZooError(
-            f"{token_from} holds characters that no token has: set it to the token for {hub.address}."
+            f"{hub.token_from} contains characters that are not allowed in a token: set it to the token for "
+            f"{hub.address}."
         ) from error
     except LocalTokenNotFoundError as error:
-        remedy = "log in with `hf auth login`, or set HF_TOKEN" if token_from == "HF_TOKEN" else f"set {token_from}"
+        remedy = (
+            "log in with `hf auth login`, or set HF_TOKEN" if hub.token_from == "HF_TOKEN" else f"set {hub.token_from}"
+        )
         raise ZooError(f"There is no token for {hub.address}: {remedy}.") from error
     except HfHubHTTPError as error:
         status = status_of(error)
         if status in (401, 403):
             raise ZooError(
-                f"{hub.address} does not accept the token: make a new one with the role write, and set {token_from}."
+                f"{hub.address} does not accept the token: create one with the role write, and set {hub.token_from}."
             ) from error
         raise ZooError(f"{hub.address} answers with status {status}: try again later, or use --hub local.") from error
     except client_errors() as error:
@@ -85,7 +87,7 @@ def check_access(namespace: str | None, *, hub: Hub = CLIENT) -> str:
     # A fine-grained token has its own role, which does not reveal its rights. Refuse only a token that cannot write.
     role = ((account.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
-        raise ZooError(f"The token for {hub.address} may only read: publish with a token of the role write.")
+        raise ZooError(f"The token for {hub.address} is read-only: publish with a token of the role write.")
     return namespace or account["name"]
 
 
@@ -126,20 +128,20 @@ def publish_files(
     """
     api = hub.api()
     api.create_repo(repo_id, repo_type=repo_type, exist_ok=True, private=private)
-    return api.create_commit(repo_id, _added(files), commit_message=message, repo_type=repo_type).oid
+    return api.create_commit(repo_id, _add_operations(files), commit_message=message, repo_type=repo_type).oid
 
 
 def publish_checkpoint(
     checkpoint: Path,
     repo_id: str,
     *,
-    run: str,
+    run_id: str,
     extra_files: Path,
     message: str,
     step: int,
-    optimizer: bool = False,
+    include_resume_files: bool = False,
     overwrite: bool = False,
-    overrides: Mapping[str, Path | None] = NOTHING,
+    overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = CLIENT,
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and records it in published.json.
@@ -149,11 +151,11 @@ def publish_checkpoint(
     Args:
         checkpoint: The folder. The caller has checked that its files are complete.
         repo_id: NAMESPACE/NAME.
-        run: Id of the run that holds the repository.
+        run_id: Id of the run that claimed the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The message of the commit and of the tag.
         step: Training step, which names the tag.
-        optimizer: Whether to send the files that training resumes from.
+        include_resume_files: Whether to send the files that training resumes from.
         overwrite: Whether to move a tag that points to other weights, as when a step was trained again.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
@@ -162,29 +164,31 @@ def publish_checkpoint(
         {hub, repo, commit, tag, time}, as in published.json.
 
     Raises:
-        ZooError: Another run took the repository, or the tag exists with other weights and `overwrite` is False.
+        ZooError: Another run claimed the repository, or the tag exists with other weights and `overwrite` is False.
     """
-    files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
-    tag, marker = tag_name(step), checkpoint / SENDING
-    tagged_commit = _tagged_commit(repo_id, tag, hub)
-    commit = _earlier_commit(repo_id, message, files, tagged=tagged_commit, started=marker.is_file(), hub=hub)
-    if commit is None and tagged_commit is not None and overwrite:
-        check_claim(run, repo_id, hub=hub)  # never delete the tag of a run that took the repository meanwhile
+    files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
+    tag, marker = tag_name(step), checkpoint / UPLOAD_MARKER
+    tag_commit = _tagged_commit(repo_id, tag, hub)
+    commit = _earlier_commit(repo_id, message, files, tag_commit=tag_commit, upload_started=marker.is_file(), hub=hub)
+    if commit is None and tag_commit is not None and overwrite:
+        check_claim(
+            run_id, repo_id, hub=hub
+        )  # another run may have claimed the repository meanwhile: never delete its tag
         hub.api().delete_tag(repo_id, tag=tag)
-        tagged_commit = None
-    if commit is None and tagged_commit is not None:
+        tag_commit = None
+    if commit is None and tag_commit is not None:
         raise ZooError(
             f"The tag {tag} of {repo_id} on {hub.name} points to other weights than {checkpoint}, and a step's tag "
-            "never moves: publish under another --namespace, or pass --overwrite_repo to replace the repository."
+            "is never moved: publish under another --namespace, or pass --overwrite_repo to replace the repository."
         )
     if commit is None:
-        # This file survives a kill. With it, the next attempt looks for the commit before it sends anything.
+        # If this process is killed, the marker tells the next attempt to look for the commit before it sends anything.
         write_text(marker, message + "\n")
-        commit = _replace_files(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
-    if tagged_commit is None:
-        _tag(run, repo_id, tag, commit, message, hub)
+        commit = _replace_files(run_id, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
+    if tag_commit is None:
+        _tag(run_id, repo_id, tag, commit, message, hub)
     published = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
-    write_json(checkpoint / PUBLISHED, published)
+    write_json(checkpoint / PUBLISHED_FILE, published)
     marker.unlink(missing_ok=True)
     return published
 
@@ -193,12 +197,12 @@ def publish_release(
     checkpoint: Path,
     repo_id: str,
     *,
-    run: str,
+    run_id: str,
     extra_files: Path,
     message: str,
     tag_message: str | None,
-    optimizer: bool = False,
-    overrides: Mapping[str, Path | None] = NOTHING,
+    include_resume_files: bool = False,
+    overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = CLIENT,
 ) -> str:
     """Publishes a checkpoint on `main` in one commit, and tags it `best`.
@@ -206,11 +210,11 @@ def publish_release(
     Args:
         checkpoint: The folder of the checkpoint.
         repo_id: NAMESPACE/NAME.
-        run: Id of the run that holds the repository.
+        run_id: Id of the run that claimed the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The commit message.
         tag_message: The message of the tag `best`; None removes the tag, as no checkpoint is best.
-        optimizer: Whether to send the files that training resumes from.
+        include_resume_files: Whether to send the files that training resumes from.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
@@ -218,17 +222,17 @@ def publish_release(
         The commit.
 
     Raises:
-        ZooError: Another run holds the repository.
+        ZooError: Another run claimed the repository.
     """
-    files = checkpoint_files(checkpoint, optimizer=optimizer, overrides=overrides)
-    commit = _replace_files(run, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
-    before = _tagged_commit(repo_id, "best", hub)
-    if before != (commit if tag_message else None):
-        check_claim(run, repo_id, hub=hub)
-        if before is not None:
+    files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
+    commit = _replace_files(run_id, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
+    previous_commit = _tagged_commit(repo_id, "best", hub)
+    if previous_commit != (commit if tag_message else None):
+        check_claim(run_id, repo_id, hub=hub)
+        if previous_commit is not None:
             hub.api().delete_tag(repo_id, tag="best")
-    if tag_message and before != commit:
-        _tag(run, repo_id, "best", commit, tag_message, hub)
+    if tag_message and previous_commit != commit:
+        _tag(run_id, repo_id, "best", commit, tag_message, hub)
     return commit
 
 
@@ -236,23 +240,23 @@ def publish_on_branch(
     folder: Path,
     repo_id: str,
     *,
-    run: str,
+    run_id: str,
     extra_files: Path,
     message: str,
     branch: str,
     tag: str | None = None,
-    overrides: Mapping[str, Path | None] = NOTHING,
+    overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = CLIENT,
 ) -> str:
     """Publishes a model on a branch in one commit, and tags it if asked.
 
-    A model with its adapter merged goes to the branch `merged`. In a folder beside the adapter, transformers would not
-    find it, because adapter_config.json at the root redirects the loader.
+    A model with its adapter merged goes to the branch `merged`. In a subfolder, transformers would not find it, because
+    adapter_config.json at the root takes precedence.
 
     Args:
         folder: The folder of the model.
         repo_id: NAMESPACE/NAME.
-        run: Id of the run that holds the repository.
+        run_id: Id of the run that claimed the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The message of the commit and of the tag.
         branch: The branch, created if it does not exist.
@@ -264,27 +268,27 @@ def publish_on_branch(
         The commit.
 
     Raises:
-        ZooError: Another run holds the repository.
+        ZooError: Another run claimed the repository.
     """
-    check_claim(run, repo_id, hub=hub)
+    check_claim(run_id, repo_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
     files = {**checkpoint_files(folder, overrides=overrides), **_files(extra_files)}
-    commit = _replace_files(run, repo_id, files, message, revision=branch, hub=hub)
+    commit = _replace_files(run_id, repo_id, files, message, revision=branch, hub=hub)
     if tag is not None:
         if _tagged_commit(repo_id, tag, hub) is not None:
             hub.api().delete_tag(repo_id, tag=tag)
-        _tag(run, repo_id, tag, commit, message, hub)
+        _tag(run_id, repo_id, tag, commit, message, hub)
     return commit
 
 
 def checkpoint_files(
-    checkpoint: Path, *, optimizer: bool = False, overrides: Mapping[str, Path | None] = NOTHING
+    checkpoint: Path, *, include_resume_files: bool = False, overrides: Mapping[str, Path | None] = NO_OVERRIDES
 ) -> dict[str, Path]:
     """Lists the files of a checkpoint to send.
 
     Args:
         checkpoint: The folder of the checkpoint.
-        optimizer: Whether to include the files that training resumes from.
+        include_resume_files: Whether to include the files that training resumes from.
         overrides: Path in the repository -> the file to send in its place; None leaves it out.
 
     Returns:
@@ -293,7 +297,11 @@ def checkpoint_files(
     Raises:
         ZooError: A link leads out of the checkpoint.
     """
-    files = {name: path for name, path in _files(checkpoint).items() if _is_sent(name, optimizer=optimizer)}
+    files = {
+        name: path
+        for name, path in _files(checkpoint).items()
+        if _should_upload(name, include_resume_files=include_resume_files)
+    }
     return {name: path for name, path in {**files, **overrides}.items() if path is not None}
 
 
@@ -307,42 +315,44 @@ def _files(folder: Path) -> dict[str, Path]:
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def _is_sent(name: str, *, optimizer: bool) -> bool:
+def _should_upload(name: str, *, include_resume_files: bool) -> bool:
     path = PurePosixPath(name)
     if str(path.parent) not in (".", "critic"):  # other folders, such as `merged`, are published on their own
         return False
-    # Pickles: none may slip through a pattern such as `vocab.*`.
+    # Never send a pickle by accident: vocab.bin matches a pattern too.
     if path.suffix in (".pt", ".pth", ".bin"):
-        return optimizer and any(path.match(pattern) for pattern in RESUMED)
-    return any(path.match(pattern) for pattern in (*SENT, *(RESUMED if optimizer else ())))
+        return include_resume_files and any(path.match(pattern) for pattern in RESUME_PATTERNS)
+    return any(
+        path.match(pattern) for pattern in (*CHECKPOINT_PATTERNS, *(RESUME_PATTERNS if include_resume_files else ()))
+    )
 
 
 def _is_ours(name: str) -> bool:
     """Whether an earlier commit of a checkpoint may have put this file into the repository."""
     if name.endswith(".py"):  # users add scripts of their own, which a later commit must not delete
         return False
-    return _is_sent(name, optimizer=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
+    return _should_upload(name, include_resume_files=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
 
 
 def _earlier_commit(
-    repo_id: str, message: str, files: Mapping[str, Path], *, tagged: str | None, started: bool, hub: Hub
+    repo_id: str, message: str, files: Mapping[str, Path], *, tag_commit: str | None, upload_started: bool, hub: Hub
 ) -> str | None:
-    """The commit that an earlier attempt made, if any: the tag's target, or, if sending began, a commit on `main`.
+    """Returns the commit of an earlier attempt, if any: the tag's, or, if the upload started, one on `main`.
 
     Only its message and weights have to match. Other files may differ: an adapter's config names its base, which may
     have been published in another namespace.
     """
-    if tagged is None and not started:
+    if tag_commit is None and not upload_started:
         return None
     # A checkpoint without safetensors is compared file by file.
-    weights = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
+    compared = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
     api = hub.api()
     candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
-    for commit in [tagged] if tagged is not None else candidates:
+    for commit in [tag_commit] if tag_commit is not None else candidates:
         # The Hub omits missing paths, so an incomplete commit yields a smaller set.
-        entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(weights), revision=commit))
-        matching = {entry.path for entry in entries if content_id(weights[entry.path], entry) == expected_id(entry)}
-        if commit in candidates and matching == set(weights):
+        entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(compared), revision=commit))
+        matching = {entry.path for entry in entries if content_id(compared[entry.path], entry) == expected_id(entry)}
+        if commit in candidates and matching == set(compared):
             return commit
     return None
 
@@ -385,41 +395,41 @@ def _tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
     return next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
 
 
-def _tag(run: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
-    """Tags a commit, if the run holds the repository. Raises ZooError if it does not."""
+def _tag(run_id: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
+    """Tags a commit, if the run has the claim to the repository. Raises ZooError if it does not."""
     # The Hub's protocol has no conditional tag, so the claim is checked before and after.
-    check_claim(run, repo_id, hub=hub)
+    check_claim(run_id, repo_id, hub=hub)
     hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
-        check_claim(run, repo_id, hub=hub)
-    except ZooError:  # another run took the repository in between, and must not find this tag
+        check_claim(run_id, repo_id, hub=hub)
+    except ZooError:  # another run claimed the repository in between, and must not find this tag
         hub.api().delete_tag(repo_id, tag=tag)
         raise
 
 
-def _added(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
+def _add_operations(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
     from huggingface_hub import CommitOperationAdd
 
     return [CommitOperationAdd(path_in_repo=name, path_or_fileobj=str(path)) for name, path in sorted(files.items())]
 
 
 def _replace_files(
-    run: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
+    run_id: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
     """Replaces our files on `revision` (None: main) with `files`, in one commit. Returns the commit.
 
     Files of earlier checkpoints (an adapter, for example) are deleted, so that no loader mixes two checkpoints. Raises
-    ZooError if the run does not hold the repository.
+    ZooError if the run does not have the claim to the repository.
     """
     from huggingface_hub import CommitOperationDelete
 
     def operations(head: str) -> list[Operation]:
-        # claim.json is on main. For a commit on main it is read at the head that the commit builds on.
-        check_claim(run, repo_id, commit=None if revision else head, hub=hub)
+        # claim.json is on main. For a commit to main, read it at the parent commit, so both see the same state.
+        check_claim(run_id, repo_id, commit=None if revision else head, hub=hub)
         existing = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in existing if _is_ours(name) and name not in files]
-        return [*_added(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
+        return [*_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
 
     commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)
-    assert commit is not None
+    assert commit is not None  # `operations` is never empty, as there is always a file to add
     return commit

@@ -312,7 +312,7 @@ def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) ->
     with tempfile.TemporaryDirectory() as scratch:
         folder, altered = Path(scratch) / "sent", Path(scratch) / "altered"
         overrides = file_overrides(context, record, checkpoint, altered)
-        for name, path in checkpoint_files(checkpoint, optimizer=True, overrides=overrides).items():
+        for name, path in checkpoint_files(checkpoint, include_resume_files=True, overrides=overrides).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(path.absolute())
         yield folder

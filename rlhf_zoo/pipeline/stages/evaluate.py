@@ -24,7 +24,7 @@ from ...evaluation.reference_answers import compare_with_references
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
 from ...evaluation.trivial_comparison import score_trivial
 from ...fileio import now, write_json, write_text
-from ...hub.client.publish import NOTHING, checkpoint_files
+from ...hub.client.publish import NO_OVERRIDES, checkpoint_files
 from ...hub.client.step_tags import tag_name
 from ...hub.client.weights import Origin
 from ...modeling import distributed
@@ -478,7 +478,7 @@ def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]
     return {"verdict": figures["verdict"], "recommended": figures["recommended"], "over_training": figures}
 
 
-def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NOTHING) -> bool:
+def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
     """Compares the published weight files of two checkpoints by sha256.
 
     Args:

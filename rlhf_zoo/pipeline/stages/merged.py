@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ...fileio import read_json
-from ...hub.client.publish import MERGED
+from ...hub.client.publish import MERGED_MODEL
 from ...modeling.loading import AS_SAVED, load_tokenizer
 from ...modeling.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ...modeling.models import load_causal, load_classifier
@@ -34,7 +34,7 @@ def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
         return path
     inside = any(path.is_relative_to(folder) for folder in (context.directory, context.base) if folder is not None)
     weights = hashlib.sha256((path / ADAPTER_WEIGHTS).read_bytes()).hexdigest()[:12]
-    target = path / MERGED if inside else context.directory / MERGED / weights
+    target = path / MERGED_MODEL if inside else context.directory / MERGED_MODEL / weights
     if not (target / COMPLETE).is_file():
         save_merged(path, target, dtype=context.settings("sft").model.dtype if inside else "auto")
     return target

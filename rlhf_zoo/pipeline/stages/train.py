@@ -16,7 +16,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 
 from ...errors import NotFinite, ZooError
 from ...fileio import now
-from ...hub.client.publish import MERGED
+from ...hub.client.publish import MERGED_MODEL
 from ...hub.client.refusals import is_disk_full
 from ...modeling import distributed
 from ...modeling.integrity import weights_digest
@@ -206,7 +206,7 @@ def _finish(run: _Run, trainer: Any, conclude: Callable[[Any, Path], Mapping[str
     chosen = choose(run.record, release, trainer.args)
     path = run.record.checkpoint_path(chosen["step"])
     if release.push_merged:
-        save_merged(path, path / MERGED, dtype=run.settings.model.dtype)
+        save_merged(path, path / MERGED_MODEL, dtype=run.settings.model.dtype)
     concluded = dict(conclude(trainer, path)) if conclude is not None else {}
     weights = weights_digest(path)
     fields = {"chosen": chosen, "weights": weights, "seconds": run.seconds(), "finished": now(), **concluded}
