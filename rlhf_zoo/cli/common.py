@@ -106,7 +106,7 @@ def columns_of(text: Any, *, example: str) -> dict[str, str]:
 
 
 def run_flags(
-    ctx: click.Context, recipe: str, *, stage: str | None = None, names: bool = True
+    ctx: click.Context, recipe: str, *, stage: str | None = None, check_names: bool = True
 ) -> dict[str, dict[str, Any]]:
     """Reads a command's flags for a recipe. Checks them and the recipe's files without importing any training code.
 
@@ -114,7 +114,7 @@ def run_flags(
         ctx: The context of the command.
         recipe: A name or a folder.
         stage: The stage that the command runs, if it runs a single one. A key without a prefix then belongs to it.
-        names: Whether to check the names of judges and rewards.
+        check_names: Whether to check the names of judges and rewards.
 
     Returns:
         Flags by stage, with those of recipe.yaml under 'recipe'.
@@ -148,7 +148,7 @@ def run_flags(
         checked_keys(flags[name], hints, "the command's flags", subject=of, refused=refused, flag=f"--{own}")
         if name in loaded.stages and stage in (None, "eval", name):
             checked_keys(loaded.stages[name], hints, str(loaded.source(name)), subject=of, refused=refused)
-    if names and "ppo" in loaded.stages and stage in (None, "eval", "ppo"):
+    if check_names and "ppo" in loaded.stages and stage in (None, "eval", "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)
         if evaluation.lm_eval:

@@ -84,7 +84,7 @@ def evaluate(
         raise ZooError(f"--{unused_option} is for a policy, and {subject} is a recipe: leave it out, or name a policy.")
     flags = run_flags(ctx, subject, stage="eval")
     flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
-    folder = run_one(subject, "eval", flags, quietly=as_json, **options)
+    folder = run_one(subject, "eval", flags, to_stderr=as_json, **options)
     if as_json:
         click.echo((folder / "evaluation.json").read_text(encoding="utf-8").rstrip())
 

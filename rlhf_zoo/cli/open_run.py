@@ -251,7 +251,7 @@ def _context(
     Without `explicit`, the user named no Hub; an adapter whose base is on no Hub is then not sent to the embedded one.
     """
     from ..hub.client.publish import resolve_namespace
-    from ..publishing.adapters import kept_here
+    from ..publishing.adapters import reason_not_to_publish
     from ..runs.context import VARIANT_STAGES, RunContext
 
     publish = push_to_hub or hub.kind == "local"
@@ -274,7 +274,7 @@ def _context(
         own=own or VARIANT_STAGES,
         variant=variant,
     )
-    reason = kept_here(context) if context.publish and not explicit else None
+    reason = reason_not_to_publish(context) if context.publish and not explicit else None
     if reason is not None:
         click.echo(f"Not publishing: {reason}", err=True)
         return replace(context, publish=False)

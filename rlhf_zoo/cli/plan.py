@@ -66,7 +66,7 @@ def plan(
     Example:
       rlhf-zoo plan tldr-pythia-6.9b --gpu h100:8 --sft.fsdp2 true --reward.fsdp2 true --ppo.fsdp2 true
     """
-    flags = run_flags(ctx, recipe, names=False)
+    flags = run_flags(ctx, recipe, check_names=False)
     from ..pipeline.plan.devices import local_device, parse_device
 
     device = None if gpu is None else parse_device(gpu)  # reports a mistake before the slow imports

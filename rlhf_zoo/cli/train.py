@@ -28,20 +28,20 @@ if TYPE_CHECKING:
     from ..runs.context import RunContext
 
 
-#: Labelers of further rounds that are not names of judges.
-LABELS = ("gold", "judge")
+#: Labelers of --rounds that are not names of judges.
+BUILTIN_LABELERS = ("gold", "judge")
 
 
 def run_one(
-    recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], quietly: bool = False, **options: Any
+    recipe: str, stage: str, flags: Mapping[str, Mapping[str, Any]], to_stderr: bool = False, **options: Any
 ) -> Path:
-    """Runs one stage of a recipe and prints its result. With several processes, only the first one prints.
+    """Runs one stage of a recipe and prints its result. With several processes, only the main one prints.
 
     Args:
         recipe: A name or a folder.
         stage: The stage's name, or "eval".
         flags: The flags by stage.
-        quietly: Whether to print to stderr, for a command that prints JSON.
+        to_stderr: Whether to print to stderr, for a command that prints JSON.
         **options: Options of `run_context`.
 
     Returns:
@@ -49,25 +49,24 @@ def run_one(
     """
     distributed.join()
     with run_context(recipe, flags, **options) as (context, publisher):
-        from ..pipeline.run_recipe import renew_cards, run_stage, summary_line
+        from ..pipeline.run_recipe import run_stage, summary_line, update_cards
 
-        # --restart applies to this stage only.
+        # --restart discards only this stage, so the other stages must belong to this recipe.
         context.check_recipe([name for name in STAGES if name != stage])
-        for each_stage in STAGES:
-            if context.flags[each_stage]:
-                context.settings(each_stage)  # checks the flags of other stages too
+        for flagged_stage in (name for name in STAGES if context.flags[name]):
+            context.settings(flagged_stage)  # raises ZooError for a wrong flag of any stage
         if stage == "ppo" and distributed.first():
             print_plan_line(context.recipe, context.flags, stage=stage, hub=context.hub)
         ran = run_stage(context, stage, publisher)
         if not distributed.first():
             return context.directory / stage
         if not ran:
-            click.echo(f"{stage} is already finished in {context.directory}; --restart runs it again.", err=quietly)
+            click.echo(f"{stage} is already finished in {context.directory}; --restart runs it again.", err=to_stderr)
         if publisher is not None:
             publisher.drain()
         if ran:
-            renew_cards(context, stage)
-        click.echo(f"{summary_line(context, stage)}\nIn {context.directory / stage}", err=quietly)
+            update_cards(context, stage)
+        click.echo(f"{summary_line(context, stage)}\nRun directory: {context.directory / stage}", err=to_stderr)
         return context.directory / stage
 
 
@@ -99,7 +98,7 @@ def stage_command(stage: Stage) -> click.Command:
 @json_option()
 @click.pass_context
 def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
-    """Run the guards of a recipe's PPO stage that need no training. Exit code 2 where one fails.
+    """Run the checks of a recipe's PPO stage that can run before training. Exits with 2 if one fails.
 
     It takes the flags of `rlhf-zoo ppo`, writes nothing into the run directory and publishes nothing.
 
@@ -107,15 +106,15 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     Example:
       rlhf-zoo doctor tiny-world --num_ppo_epochs 4
     """
-    flags = run_flags(ctx, recipe, stage="ppo", names=False)
+    flags = run_flags(ctx, recipe, stage="ppo", check_names=False)
     with run_context(recipe, flags, read_only=True, writes=False, **options) as (context, _):
         from ..pipeline.inspect.doctor import examine
         from ..pipeline.inspect.examination import FAILED, SKIPPED
-        from ..publishing.adapters import kept_here
+        from ..publishing.adapters import reason_not_to_publish
 
         is_explicit = options["push_to_hub"] or options["hub"] is not None
         publishes = options["push_to_hub"] or context.hub.kind == "local"
-        findings = examine(context, publishes=publishes and (is_explicit or kept_here(context) is None))
+        findings = examine(context, publishes=publishes and (is_explicit or reason_not_to_publish(context) is None))
     if as_json:
         print_json([asdict(finding) for finding in findings])
     else:
@@ -137,11 +136,12 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     type=click.IntRange(min=1),
     default=1,
     show_default=True,
-    help="Number of rounds of reward-model training and PPO. Later rounds also learn from samples of the last policy.",
+    help="Number of rounds of reward-model training and PPO. From round 2 on, the reward model also trains on labeled "
+    "pairs sampled from the policy of the round before.",
 )
 @click.option(
     "--labels",
-    help="Labeler for the new pairs: gold (`preference` of the reward stage), judge (the evaluation's), "
+    help="Labeler of the new pairs: gold (`preference` of the reward stage), judge (the judge of the evaluation), "
     "votes:NAMESPACE/NAME, or a judge as in `rlhf-zoo eval`.  [default: gold where the recipe has it, else judge]",
 )
 @click.option(
@@ -163,7 +163,7 @@ def run(
 ) -> None:
     """Run every stage of a recipe that is not finished, and show the results.
 
-    A key of a stage is a flag with the stage in front, --ppo.kl_coef; a key of recipe.yaml is a flag by itself.
+    Override any key of a stage with --STAGE.KEY VALUE (--ppo.kl_coef 0.2), and any key of recipe.yaml with --KEY VALUE.
 
     \b
     Example:
@@ -173,48 +173,48 @@ def run(
     round_options = {"--labels": labels, "--round_pairs": round_pairs}
     option = next((name for name, value in round_options.items() if value is not None), None)
     if rounds == 1 and option is not None:
-        raise ZooError(f"{option} is for further rounds, and --rounds is 1: give --rounds 2, or leave it out.")
-    if labels not in (None, *LABELS):
-        check_judge_name(str(labels), also=LABELS)
+        raise ZooError(f"{option} needs --rounds 2 or more: set --rounds, or drop {option}.")
+    if labels not in (None, *BUILTIN_LABELERS):
+        check_judge_name(str(labels), also=BUILTIN_LABELERS)
     flags = run_flags(ctx, recipe)
     distributed.join()
     if rounds > 1 and distributed.count() > 1:
-        raise ZooError("Further rounds run in one process: leave out --rounds, or start it without a launcher.")
+        raise ZooError(
+            "--rounds above 1 runs in one process only: drop --rounds, or run without accelerate launch or torchrun."
+        )
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
 
-        from ..pipeline import run_recipe as pipeline
+        from ..pipeline import run_recipe
 
         console = Console(stderr=as_json)
         if distributed.first():
             print_plan_line(context.recipe, context.flags, hub=context.hub)
         if rounds > 1:
-            from ..pipeline.experiments import rounds as further
+            from ..pipeline.experiments.rounds import check_labels, run_rounds, write_rounds
 
-            labels = further.check_labels(context, labels)
-        path = pipeline.run(context, console, publisher)
-        if path is None:  # the first process prints the results
+            labels = check_labels(context, labels)
+        path = run_recipe.run(context, console, publisher)
+        if path is None:  # only the main process prints the results
             return
         if rounds > 1:
             open_publishing = partial(publishing, patience=options["patience"])
-            runs = further.run_rounds(
-                context, console, open_publishing, rounds=rounds, labels=str(labels), pairs=round_pairs
-            )
-            path, document = further.write_rounds(runs)
+            runs = run_rounds(context, console, open_publishing, rounds=rounds, labels=str(labels), pairs=round_pairs)
+            rounds_file, rounds_results = write_rounds(runs)
             if as_json:
-                click.echo(path.read_text(encoding="utf-8").rstrip())
+                click.echo(rounds_file.read_text(encoding="utf-8").rstrip())
                 return
-            _show_rounds(document)
-            click.echo(f"The figures are in {path}.")
+            _show_rounds(rounds_results)
+            click.echo(f"The metrics are in {rounds_file}.")
             return
         if "ppo" in context.recipe.stages:
             if context.publish:
-                pipeline.show(context, console)
-            pipeline.verdict(context, console)
+                run_recipe.show(context, console)
+            run_recipe.print_headline(context, console)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
-        click.echo(f"Everything is in {context.directory}; the figures are in {path}.\n\nTry next:")
+        click.echo(f"Everything is in {context.directory}; the metrics are in {path}.\n\nTry next:")
         for line in _next_steps(context):
             click.echo(f"  {line}")
 
@@ -234,12 +234,12 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
                 "" if gain is None else interval(gain, sign="+"),
             ]
         )
-    columns = ["round", "pairs", "accuracy", "reward", "judge", "KL", "win rate", "verdict", "judge − round before"]
+    columns = ["round", "pairs", "accuracy", "reward", "judge", "KL", "win rate", "verdict", "Δ judge vs. round before"]
     table("PPO of each round on held-out prompts; KL in nats per completion, 95% intervals", columns, rows)
 
 
 def _next_steps(context: RunContext) -> list[str]:
-    # If it was installed by make, the program is not on the PATH.
+    # In an environment that make built, the program may not be on the PATH.
     program = Path(sys.argv[0])
     not_on_path = program.name == "rlhf-zoo" and shutil.which(program.name) is None
     zoo = shlex.quote(os.path.relpath(program)) if not_on_path else "rlhf-zoo"

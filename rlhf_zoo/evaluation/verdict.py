@@ -214,7 +214,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
         judge_trusted=judge_trusted,
     )
     if why := why_unfit or (judge.why_not_trusted if not judge_trusted else None):
-        judge_reasons.insert(0, f"Not judged: {why[0].lower()}{why[1:]}" if kind == "not judged" else why)
+        judge_reasons.insert(0, why)
     if proxy_gain is not None:
         judge_reasons.append(f"Training reward{evidence.step_phrase(last.step)} against SFT: {_signed(proxy_gain)}.")
     skip_reasons = _skip_reasons(last)

@@ -64,28 +64,28 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
     Raises:
         ZooError: The adapter of this stage or a later one could not be published, or the data changed.
     """
-    stages = list(context.recipe.stages)
+    stage_names = list(context.recipe.stages)
     with sole_writer(context.directory, command=context.command):
-        if publisher is not None and not context.preflight_passed and stage in stages:
+        if publisher is not None and not context.preflight_passed and stage in stage_names:
             # A later stage may need a key of this one, such as push_merged, which cannot be set once this is trained.
-            for later in stages[stages.index(stage) :]:
-                check_plan(context, later)
-        for earlier in context.recipe.stages:
-            if earlier == stage:
+            for later_stage in stage_names[stage_names.index(stage) :]:
+                check_plan(context, later_stage)
+        for earlier_stage in stage_names:
+            if earlier_stage == stage:
                 break
             with distributed.main_process_first():
-                context.restore_chosen(earlier)
-                if earlier == "sft" and context.record(earlier).read().get("status") == "finished":
-                    merged_model(context, context.checkpoint(earlier))  # later adapters are trained on it
+                context.restore_chosen(earlier_stage)
+                if earlier_stage == "sft" and context.record("sft").read().get("status") == "finished":
+                    merged_model(context, context.checkpoint("sft"))  # later adapters are trained on it
         check_same_data(context, stage)
         if stage == "ppo" and not context.preflight_passed:
-            _warn_of_evaluation(context)
-        runs = evaluate.run if stage == "eval" else STAGES[stage].load("run")
-        return runs(context, publisher)
+            _warn_if_evaluation_would_fail(context)
+        run_one = evaluate.run if stage == "eval" else STAGES[stage].load("run")
+        return run_one(context, publisher)
 
 
-def _warn_of_evaluation(context: RunContext) -> None:
-    """Warns, before PPO trains by itself, if the evaluation would fail, which can still be fixed later."""
+def _warn_if_evaluation_would_fail(context: RunContext) -> None:
+    """For `rlhf-zoo ppo` alone: only a warning, since the evaluation can be fixed after the training."""
     if "ppo" not in to_train(context):
         return
     try:
@@ -110,10 +110,10 @@ def check(context: RunContext) -> None:
     quiet()
     if distributed.first():  # only this process restores lost files
         for stage in context.recipe.stages:
-            _check_begun(context, stage)
+            _check_existing_run(context, stage)
     distributed.wait()
     settings_to_train = to_train(context)
-    if context.round is not None:  # the run makes the pairs of a later round
+    if context.round is not None:  # a later round makes its own preference pairs, so there are none to check yet
         settings_to_train.pop("reward", None)
     check_forms(context.shared, settings_to_train, context.hub)
     if "ppo" in settings_to_train:
@@ -164,7 +164,7 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
 def run(context: RunContext, console: "Console", publisher: Publisher | None = None) -> Path | None:
     """Runs every stage of the recipe that is not finished, and publishes.
 
-    All processes run the stages. Only the first one writes the summary and the cards.
+    All processes run the stages. Only the main process writes the summary and the cards.
 
     Args:
         context: The run.
@@ -172,25 +172,26 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
         publisher: Sends checkpoints and cards.
 
     Returns:
-        The path of summary.json; None in all processes but the first.
+        The path of summary.json; None in all processes but the main one.
     """
     check(context)
     claim(context, publisher)
-    distributed.wait()  # until no process reads files that --restart deletes
+    distributed.wait()  # until every process has read the files that --restart deletes
     if context.restart and distributed.first():
         _clear(context)
     distributed.wait()
     evaluates = "ppo" in context.recipe.stages
     context = replace(context, preflight_passed=True, restart=False)
-    trained = run_stages(context, [*context.recipe.stages, *(["eval"] if evaluates else [])], console, publisher)
-    if not distributed.shutdown():
+    any_ran = run_stages(context, [*context.recipe.stages, *(["eval"] if evaluates else [])], console, publisher)
+    is_main_process = distributed.shutdown()
+    if not is_main_process:
         return None
     try:
         if publisher is not None:
             publisher.drain()
             console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
     finally:
-        path = write_summary(context, trained=trained)
+        path = write_summary(context, trained=any_ran)
         _make_cards(context, context.recipe.stages)  # the cards can name every commit now
     return path
 
@@ -215,19 +216,19 @@ def run_stages(
     Returns:
         Whether any of them ran.
     """
-    trained = False
+    any_ran = False
     for stage in stages:
         if distributed.first():
             console.rule(f"[bold]{stage}{note}")
         stage_ran = run_stage(context, stage, publisher)
-        trained = trained or stage_ran
+        any_ran = any_ran or stage_ran
         if distributed.first():
             finished = f"{stage}{note} is already finished; --restart runs it again."
             console.print(summary_line(context, stage) if stage_ran else finished)
-    return trained
+    return any_ran
 
 
-def renew_cards(context: RunContext, stage: str) -> None:
+def update_cards(context: RunContext, stage: str) -> None:
     """Makes the card of a stage, and updates the cards of other stages, which may name it.
 
     Args:
@@ -245,8 +246,11 @@ def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
             make_card(context.record(stage).path)
 
 
-def _check_begun(context: RunContext, stage: str) -> None:
-    """Raises ZooError for wrong keys, for keys that differ from those of an existing run, and for lost checkpoints."""
+def _check_existing_run(context: RunContext, stage: str) -> None:
+    """Checks the keys of a stage, also against an existing run, and restores the checkpoint of a finished stage.
+
+    Raises ZooError if a key is wrong or differs from the run's, or if the checkpoint cannot be restored.
+    """
     settings, record = context.settings(stage), context.record(stage)
     check_installed(settings)
     recorded = record.read().get("resolved")
@@ -255,8 +259,8 @@ def _check_begun(context: RunContext, stage: str) -> None:
         resolved = {**settings.resolved, **inputs}
         if not record.has_nothing_to_lose(resolved, context.recipe.name):
             context.check_settings_unchanged(stage, resolved)
-    restarts = context.restart and record.path.parent == context.directory
-    if record.read().get("status") == "finished" and not restarts:
+    will_restart = context.restart and record.path.parent == context.directory
+    if record.read().get("status") == "finished" and not will_restart:
         context.restore_chosen(stage)
         context.checkpoint(stage)
 
@@ -270,7 +274,7 @@ def _clear(context: RunContext) -> None:
 
 
 def summary_line(context: RunContext, stage: str) -> str:
-    """Describes a finished stage in one line: its duration, its checkpoints on the Hub, its figures.
+    """Describes a finished stage in one line: its duration, its checkpoints on the Hub, its metrics.
 
     Args:
         context: The run.
@@ -285,33 +289,34 @@ def summary_line(context: RunContext, stage: str) -> str:
         pending = f", {unsent} still to be sent" if unsent else ""
         parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{pending}")
     if (document.get("chosen") or {}).get("provisional"):
-        parts.append("`main` waits for the verdict of `rlhf-zoo eval`")
+        parts.append("`main` is provisional until `rlhf-zoo eval` has run")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
-        reward_figures = document["reward_model"]
-        parts.append(f"accuracy {reward_figures['accuracy']:.3f} on {reward_figures['n']} held-out pairs")
+        reward_model = document["reward_model"]
+        parts.append(f"accuracy {reward_model['accuracy']:.3f} on {reward_model['n']} held-out pairs")
     if stage == "eval":
-        figures = read_json(context.record("eval").path / "evaluation.json")
-        win, rows = figures["win_rate"], figures["rows"]
+        evaluation = read_json(context.record("eval").path / "evaluation.json")
+        win, rows = evaluation["win_rate"], evaluation["rows"]
         parts.append(
             f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
-            f"completions of {format_prompt_count(figures['prompts'], rows)} prompts, "
-            f"KL {figures['ppo']['kl']['value']:z.2f} nats"
+            f"completions of {format_prompt_count(evaluation['prompts'], rows)} prompts, "
+            f"KL {evaluation['ppo']['kl']['value']:z.2f} nats"
         )
-        parts.append(_verdict(figures))
+        parts.append(_verdict_phrase(evaluation))
     return f"{stage} done: " + ", ".join(parts)
 
 
-def _verdict(figures: Mapping[str, Any]) -> str:
-    """The verdict and the recommended checkpoint, from an evaluation or a summary."""
-    if figures.get("verdict") is None:
+def _verdict_phrase(results: Mapping[str, Any]) -> str:
+    """The verdict and the recommended checkpoint in words, from evaluation.json or summary.json."""
+    if results.get("verdict") is None:
         return "no verdict"
-    step = figures.get("recommended")
-    trajectory = figures.get("over_training") or {}
-    reason = ""
-    if trajectory.get("kind") == "not judged" and trajectory.get("reasons"):
-        reason = f" ({trajectory['reasons'][0].removeprefix('Not judged: ').rstrip('.')})"
+    step = results.get("recommended")
+    over_training = results.get("over_training") or {}
+    why = ""
+    if over_training.get("kind") == "not judged" and over_training.get("reasons"):
+        first_reason = over_training["reasons"][0].rstrip(".")
+        why = f" ({first_reason[0].lower()}{first_reason[1:]})"
     recommended = f"step {step}" if step is not None else "no checkpoint"
-    return f"verdict {figures['verdict']}{reason}, recommended {recommended}"
+    return f"verdict {results['verdict']}{why}, recommended {recommended}"
 
 
 def show(context: RunContext, console: "Console") -> None:
@@ -332,7 +337,7 @@ def show(context: RunContext, console: "Console") -> None:
     rows = evaluation_rows(context, source, path=context.checkpoint("sft").path)
     shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = shown_rows["prompt"], columns_for_functions(shown_rows)
-    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as changed_files:
+    with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as override_dir:
         hub, pulled = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
@@ -340,9 +345,12 @@ def show(context: RunContext, console: "Console") -> None:
                 revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
                 pulled[stage] = resolve(revision, hub, own=True).path
             local = context.checkpoint(stage).path
-            overrides = file_overrides(context, context.record(stage), local, Path(changed_files) / stage)
+            overrides = file_overrides(context, context.record(stage), local, Path(override_dir) / stage)
             if not same_weights(pulled[stage], local, overrides):
-                raise ZooError(f"The weights of {repo['id']} on the Hub are not those that were sent: use --restart.")
+                raise ZooError(
+                    f"The weights of {repo['id']} on the Hub differ from those that this run sent: pass --restart to "
+                    "train again and replace them."
+                )
         pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, the model PPO starts from
         evaluator = make_evaluator(context, pulled["sft"]).with_headline_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
@@ -360,7 +368,7 @@ def show(context: RunContext, console: "Console") -> None:
             if stage != "reward"
         }
     judge = evaluator.judge.name
-    title = "SFT and PPO, pulled from the Hub into an empty cache (weights equal by sha256)"
+    title = "SFT and PPO, pulled from the Hub into an empty cache (weights verified by SHA-256)"
     table = Table(title=title, show_lines=True)
     for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge}", "log-ratio"):
         table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
@@ -380,20 +388,20 @@ def show(context: RunContext, console: "Console") -> None:
     )
 
 
-def verdict(context: RunContext, console: "Console") -> None:
-    """Prints the headline figures of summary.json.
+def print_headline(context: RunContext, console: "Console") -> None:
+    """Prints the headline metrics and the verdict of summary.json.
 
     Args:
         context: The run.
         console: A rich console.
     """
     summary = read_json(context.directory / SUMMARY)
-    note = " in a simulated world" if summary["simulated"] else ""
+    note = " on simulated preferences" if summary["simulated"] else ""
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
     console.print(
         f"Win rate of PPO over SFT{note}: [bold]{win['value']:.3f}[/] [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
         f"{win['n']} completions of {format_prompt_count(summary['prompts'], summary['rows'])} prompts; "
-        f"SFT against itself under another seed: {control['value']:.3f}.",
+        f"SFT against itself with another seed: {control['value']:.3f}.",
         highlight=False,
     )
     console.print(
@@ -402,4 +410,4 @@ def verdict(context: RunContext, console: "Console") -> None:
         f"{summary['seconds']['total']:.0f} s, peak memory {summary['peak_rss_mib']:.0f} MiB.",
         highlight=False,
     )
-    console.print(f"Over the checkpoints, on validation prompts: {_verdict(summary)}.", highlight=False)
+    console.print(f"Over the checkpoints, on validation prompts: {_verdict_phrase(summary)}.", highlight=False)

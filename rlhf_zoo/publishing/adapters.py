@@ -111,7 +111,7 @@ def _is_published(context: RunContext, folder: Path) -> bool:
     return False
 
 
-def kept_here(context: RunContext) -> str | None:
+def reason_not_to_publish(context: RunContext) -> str | None:
     """Returns why a run is not published by default: the base of an adapter is a local folder.
 
     Args:

@@ -153,7 +153,7 @@ def test_what_a_run_says(base):
     said = (base.folder / "stderr").read_text()
     assert "Hub: the embedded Hub (no --hub" in said and "Publishing to local/tiny-world-*" in said
     assert re.search(r"^Plan for cpu \(.* GiB\): sft [\d.]+, reward [\d.]+, ppo [\d.]+ GiB, about ", said, re.MULTILINE)
-    assert "are not those that were sent" not in said and "weights equal by sha256" in said
+    assert "differ from those that this run sent" not in said and "weights verified by SHA-256" in said
     for noise in ("Warning", "warn(", "Traceback", "Generating train split"):
         assert noise not in said
 
@@ -199,7 +199,7 @@ def test_running_it_again_changes_nothing_and_other_settings_are_refused(base):
         "  rlhf-zoo pull local/tiny-world-ppo@best --hub local",
         "  rlhf-zoo card run/ppo",
     ]
-    assert "Win rate of PPO over SFT in a simulated world: " in done.stdout
+    assert "Win rate of PPO over SFT on simulated preferences: " in done.stdout
     done = base.zoo(*base.command("run", "--ppo.kl_coef", "0.2"))
     assert done.returncode == 2
     (said,) = errors(done.stderr)
@@ -236,7 +236,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("In run/ppo\n")
-    assert "`main` waits for the verdict of `rlhf-zoo eval`" in done.stdout
+    assert "`main` is provisional until `rlhf-zoo eval` has run" in done.stdout
     assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
     equals(run, base, "ppo")
     document = run.json("ppo", "run.json")

@@ -59,7 +59,7 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--labels", "gold"], "--labels is for further rounds, and --rounds is 1: give --rounds 2"),
+        (["--labels", "gold"], "--labels needs --rounds 2 or more"),
         (["--rounds", "2", "--labels", "judg"], "There is no judge 'judg', did you mean 'judge'?"),
         (
             ["--rounds", "2", "--labels", "nosuch"],

@@ -123,11 +123,11 @@ def test_what_ended_before_its_first_checkpoint_stands_in_nobodys_way(folder: Pa
     begun = json.loads((folder / "run/ppo/run.json").read_text())
     assert begun["status"] == "running" and begun["left_out"]
     other = make_context(folder, learning_rate="1e-3")
-    pipeline._check_begun(other, "ppo")
+    pipeline._check_existing_run(other, "ppo")
     assert ppo.run(other)
     ended = json.loads((folder / "run/ppo/run.json").read_text())
     assert ended["status"] == "finished" and ended["fingerprint"] != begun["fingerprint"] and "left_out" not in ended
-    for look in (ppo.run, lambda context: pipeline._check_begun(context, "ppo")):
+    for look in (ppo.run, lambda context: pipeline._check_existing_run(context, "ppo")):
         with pytest.raises(ZooError, match=r"has a run with .*learning_rate = 0.001, and this one has 0.003: choose"):
             look(make_context(folder))
 

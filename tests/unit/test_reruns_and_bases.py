@@ -18,7 +18,7 @@ from rlhf_zoo.pipeline.inspect.examination import FAILED, OK
 from rlhf_zoo.pipeline.inspect.published import Published, recipe_of
 from rlhf_zoo.pipeline.run_recipe import run_stage
 from rlhf_zoo.pipeline.stages import ppo
-from rlhf_zoo.publishing.adapters import check_bases, check_plan, kept_here, name_base
+from rlhf_zoo.publishing.adapters import check_bases, check_plan, name_base, reason_not_to_publish
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.sender import Sender
 from rlhf_zoo.runs.record import StageRecord
@@ -127,7 +127,7 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
     for check in (lambda: check_plan(context, "ppo"), lambda: check_bases(context, "ppo", {})):
         with pytest.raises(ZooError, match="is on no Hub: upload it"):
             check()
-    assert str(base) in str(kept_here(context))
+    assert str(base) in str(reason_not_to_publish(context))
     keys = {publishes: examine(context, publishes=publishes)[0] for publishes in (True, False)}
     assert {publishes: (one.check, one.status) for publishes, one in keys.items()} == {
         True: ("keys", FAILED), False: ("keys", OK)
@@ -150,9 +150,9 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
     assert (there["base_model_name_or_path"], there["revision"]) == ("maker/base", commit)
     card = json.loads(Path(api.hf_hub_download("local/toy-ppo", CARD_FILE)).read_text())
     assert (card["base_model"], card["parents"]["sft"]["commit"]) == ("maker/base", commit)
-    assert kept_here(context) is None, "what trains later is published too"
+    assert reason_not_to_publish(context) is None, "what trains later is published too"
     check_plan(context, "ppo")
-    assert kept_here(replace(context, hub=replace(context.hub, endpoint="http://127.0.0.1:9"))), (
+    assert reason_not_to_publish(replace(context, hub=replace(context.hub, endpoint="http://127.0.0.1:9"))), (
         "elsewhere nobody has it"
     )
     name_base(sent, ["ppo"], "maker/base")  # again, for a push to another namespace

@@ -143,7 +143,7 @@ def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
     found = probe_rollouts(*coin)
     low, high = found.split_half.ci95
     assert low < 0 < high and found.verdict.text == "not judged"
-    assert found.verdict.reasons[0].startswith("Not judged: there are no labeled pairs, and the judge's scores")
+    assert found.verdict.reasons[0].startswith("There are no labeled pairs, and the judge's scores")
 
 
 def test_the_command_prints_probes_and_verdict(tmp_path):

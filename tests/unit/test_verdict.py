@@ -191,12 +191,12 @@ def test_a_text_that_is_destroyed_needs_a_trusted_judge_and_a_reward_that_has_no
 @pytest.mark.parametrize(
     ("reliability", "why"),
     [
-        (JudgeReliability(is_reward=True), "the judge is the training reward itself"),
-        (JudgeReliability(unfit="It contradicts the labels."), "it contradicts the labels"),
+        (JudgeReliability(is_reward=True), "The judge is the training reward itself"),
+        (JudgeReliability(unfit="It contradicts the labels."), "It contradicts the labels"),
         (JudgeReliability(accuracy=Estimate(0.55, (0.5, 0.6), 400)), "the lower bound must be at least 0.6"),
         (JudgeReliability(own_accuracy=Estimate(0.62, (0.59, 0.65), 400)), "pairs of the policies' outputs"),
-        (JudgeReliability(split_half=Estimate(0.1, (-0.1, 0.3), 400)), "there are no labeled pairs"),
-        (replace(GOOD, winnable=True), "one constant text beats SFT"),
+        (JudgeReliability(split_half=Estimate(0.1, (-0.1, 0.3), 400)), "There are no labeled pairs"),
+        (replace(GOOD, winnable=True), "One constant text beats SFT"),
         (replace(GOOD, independent=False), "not independent of the training reward"),
     ],
 )
@@ -220,7 +220,7 @@ def test_a_reward_that_checks_answers_judges_itself():
 
 
 def test_too_few_prompts_and_no_scores():
-    assert "a verdict needs 20 prompts, not 19" in made(RISE, prompts=MIN_PROMPTS - 1).reasons[0]
+    assert "A verdict needs 20 prompts, not 19" in made(RISE, prompts=MIN_PROMPTS - 1).reasons[0]
     points = [Checkpoint(k, report=report(templates=2 * k)) for k in range(2)]
     found = decide(Evidence(points[0], points[1:]), seed=0)
     assert (found.text, found.judge_gain, found.candidate) == ("suspicious", None, None)
