@@ -46,23 +46,23 @@ def probe(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Probe a policy's completions for a hacked reward, beside those of its SFT model, and give the verdict.
+    """Probe a policy's completions for a hacked reward, against those of its SFT model, and give the verdict.
 
-    COMPLETIONS is a file of JSON lines with prompt and completion, as TRL, OpenRLHF or verl write them (input and
-    output will do), and where there are any reward (or score), judge, and logprobs of the tokens under the SFT model.
+    COMPLETIONS is a file of JSON lines with prompt and completion, as TRL, OpenRLHF or verl write them (or input and
+    output), and optionally reward (or score), judge, and logprobs of the tokens under the SFT model.
 
     \b
     Example:
       rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
     """
-    from ..evaluation.rollouts import probe_rollouts, read_rollouts, same_columns
+    from ..evaluation.rollouts import check_same_columns, probe_rollouts, read_rollouts
 
     ours, theirs = read_rollouts(completions), read_rollouts(against)
     if not set(ours.prompts) & set(theirs.prompts):
         raise ZooError(f"{completions} and {against} share no prompt: sample both for the same prompts.")
-    same_columns(completions, ours, against, theirs, logprobs=model is None)
+    check_same_columns(completions, ours, against, theirs, logprobs=model is None)
     if model is not None:
-        ours, theirs = _under(model, hub, source_hub, ours, theirs, seed)
+        ours, theirs = _with_logprobs(model, hub, source_hub, ours, theirs, seed)
     result = probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
     if as_json:
         print_json(result.to_json())
@@ -109,7 +109,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _under(
+def _with_logprobs(
     model: str, hub: str | None, source_hub: str | None, ours: Completions, theirs: Completions, seed: int
 ) -> tuple[Completions, Completions]:
     """Adds log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
@@ -122,17 +122,14 @@ def _under(
     with settle_hub(hub, push_to_hub=False, source=source_hub) as where:
         path = resolve_model(model, where).path
         sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
-    rated_files = []
+    sides = []
     for rollouts in (ours, theirs):
-        written = zip(rollouts.prompts, rollouts.texts, strict=True)
-        tokens = [tokenize_completion(prompt, text, tokenizer) for prompt, text in written]
-        rated = logprobs_under(sft, tokenizer, rollouts.prompts, tokens)
-        own = [sum(row) for row in rated]
-        rated_files.append(
-            replace(
-                rollouts,
-                logprobs=rated,
-                dependence=dependence(sft, tokenizer, rollouts.prompts, tokens, own, seed=seed),
-            )
-        )
-    return rated_files[0], rated_files[1]
+        tokens = [
+            tokenize_completion(prompt, text, tokenizer)
+            for prompt, text in zip(rollouts.prompts, rollouts.texts, strict=True)
+        ]
+        logprobs = logprobs_under(sft, tokenizer, rollouts.prompts, tokens)
+        sums = [sum(row) for row in logprobs]
+        prompt_dependence = dependence(sft, tokenizer, rollouts.prompts, tokens, sums, seed=seed)
+        sides.append(replace(rollouts, logprobs=logprobs, dependence=prompt_dependence))
+    return sides[0], sides[1]

@@ -1,4 +1,4 @@
-"""Compares a policy with its SFT policy, on the same prompts and random numbers: all figures and all completions."""
+"""Compares a policy with its SFT policy, on the same prompts and random numbers: all metrics and all completions."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -21,14 +21,14 @@ from .judges.panel import answers, checks_answers
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
-from .measure import Evaluator, Measured, measure, prompt_groups, repeat_prompts
+from .measure import Evaluator, PolicyMeasurements, measure, prompt_groups, repeat_prompts
 from .metrics import metric
 from .pass_at_k import Answers
 from .stats import Estimate, bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
 from .text import distinct_n_difference, repetition
 
-STREAM = 5
-TIE = 1e-9  # a judge's scores that differ by no more than this are equal
+STREAM = 5  # separates these random numbers from others under the same seed
+TIE_TOLERANCE = 1e-9  # scores of a judge that differ by no more than this are a tie
 _SIDES = ("sft", "ppo")
 
 
@@ -42,18 +42,18 @@ class HeadToHead:
         prompts: The prompt of each completion.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
-        training_rewards: Names of the judges that were also the training reward.
+        reward_judges: Names of the judges that are also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
         answers: For each rule that checks answers, by its name: the answers by policy and by reading, strict or
             lenient.
     """
 
     evaluator: Evaluator
-    measured: Mapping[str, Measured]
+    measured: Mapping[str, PolicyMeasurements]
     prompts: Sequence[Prompt]
     samples: int
     seed: int
-    training_rewards: Collection[str] = ()
+    reward_judges: Collection[str] = ()
     checks: Mapping[str, JudgeCheck] = field(default_factory=dict)
     answers: Mapping[str, Mapping[str, Mapping[str, Answers]]] = field(default_factory=dict)
 
@@ -68,13 +68,15 @@ class HeadToHead:
         return prompt_groups(self.prompts)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures of evaluation.json.
+        """Returns the metrics of evaluation.json.
 
         Each is {value, ci95, n}, where n counts completions and intervals resample prompts.
         """
         judges = {
-            **{judge.name: self._scored(judge.name, judge.description) for judge in self.evaluator.panel.scoring},
-            **{name: self._compared(name) for name in self.pairs},
+            **{
+                judge.name: self._scoring_judge(judge.name, judge.description) for judge in self.evaluator.panel.scoring
+            },
+            **{name: self._pair_judge(name) for name in self.pairs},
         }
         headline = judges[self.judge]
         figures = {
@@ -84,9 +86,9 @@ class HeadToHead:
             "n": len(self.prompts),
             "temperature": self.evaluator.temperature,
             "max_new_tokens": self.evaluator.max_new_tokens,
-            "judge": self._about(),
+            "judge": self._judge_facts(),
             "judges": judges,
-            **{side: self._figures(side) for side in _SIDES},
+            **{side: self._policy_metrics(side) for side in _SIDES},
             "difference": self._difference(),
             "win_rate": headline["win_rate"],
             "win_rate_at_equal_length": self._at_equal_length(),
@@ -98,7 +100,7 @@ class HeadToHead:
             figures["agreement"] = self._agreement()
         return figures
 
-    def gain_of(self, policy: PreTrainedModel | None, rows: Dataset) -> Estimate:
+    def judge_gain(self, policy: PreTrainedModel | None, rows: Dataset) -> Estimate:
         """Estimates how much higher than SFT the headline's judge scores a policy on these prompts.
 
         Args:
@@ -111,7 +113,7 @@ class HeadToHead:
         measured = self.measured["ppo"]
         if policy is not None:
             _, prompts, columns = repeat_prompts(rows, self.samples)
-            keys = keys_of(len(prompts), self.samples)
+            keys = random_keys(len(prompts), self.samples)
             evaluator = self.evaluator.with_headline_judge
             measured = measure(
                 policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=columns
@@ -147,12 +149,12 @@ class HeadToHead:
             for judge in self.evaluator.panel.comparing
         }
 
-    def _about(self) -> dict[str, Any]:
+    def _judge_facts(self) -> dict[str, Any]:
         judge = self.evaluator.judge
         about: dict[str, object] = {
             "name": judge.name,
             "description": judge.description,
-            "is_training_reward": judge.name in self.training_rewards,
+            "is_training_reward": judge.name in self.reward_judges,
         }
         if judge.name in self.answers:
             about["checks_answers"] = True
@@ -173,11 +175,11 @@ class HeadToHead:
     def _check(self, judge: str) -> dict[str, Any]:
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
 
-    def _scored(self, name: str, description: str) -> dict[str, Any]:
+    def _scoring_judge(self, name: str, description: str) -> dict[str, Any]:
         means = {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
         return {
             "description": description,
-            "is_training_reward": name in self.training_rewards,
+            "is_training_reward": name in self.reward_judges,
             **means,
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
@@ -197,7 +199,7 @@ class HeadToHead:
             for reading in ppo
         }
 
-    def _compared(self, name: str) -> dict[str, Any]:
+    def _pair_judge(self, name: str) -> dict[str, Any]:
         judge = next(candidate for candidate in self.evaluator.panel.comparing if candidate.name == name)
         reports = self.pairs[name]
         figures: dict[str, object] = {"description": judge.description}
@@ -212,7 +214,7 @@ class HeadToHead:
             figures["usage"] = judge.usage.to_json()
         return {**figures, **self._check(name)}
 
-    def _figures(self, side: str) -> dict[str, Any]:
+    def _policy_metrics(self, side: str) -> dict[str, Any]:
         measured, by_prompt = self.measured[side], list(map(str, self.groups))
         kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
@@ -263,19 +265,19 @@ class HeadToHead:
         ours, theirs = self.measured[side].judges[judge], self.measured["sft"].judges[judge]
         by_prompt = list(map(str, self.groups))
         estimate: dict[str, object] = metric("win_rate").compute(
-            predictions=ours, references=theirs, prompts=by_prompt, tolerance=TIE
+            predictions=ours, references=theirs, prompts=by_prompt, tolerance=TIE_TOLERANCE
         )
         return estimate
 
-    def _wins(self) -> np.ndarray:
+    def _preferences(self) -> np.ndarray:
         """1 if the headline's judge prefers the policy, 0 if it prefers SFT, ½ for a tie."""
         if self.judge in self.pairs:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
-        return won(self.measured["ppo"].judges[self.judge], self.measured["sft"].judges[self.judge])
+        return preferences(self.measured["ppo"].judges[self.judge], self.measured["sft"].judges[self.judge])
 
     def _at_equal_length(self) -> dict[str, Any]:
         ours, theirs = (self.measured[side].length for side in ("ppo", "sft"))
-        return length_controlled_win_rate(self._wins(), ours, theirs, self.groups, seed=self.seed).to_json()
+        return length_controlled_win_rate(self._preferences(), ours, theirs, self.groups, seed=self.seed).to_json()
 
     def _agreement(self) -> dict[str, Any]:
         """Agreement of reward and judge: Spearman's ρ within each policy, and how often they prefer the same side."""
@@ -286,14 +288,14 @@ class HeadToHead:
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             agreement[side] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
-        reward_wins, wins = won(self.measured["ppo"].reward, self.measured["sft"].reward), self._wins()
+        reward_wins, wins = preferences(self.measured["ppo"].reward, self.measured["sft"].reward), self._preferences()
         # If one of them only has ties, it prefers no side, so there is no agreement to measure.
         only_ties = (reward_wins == 0.5).all() or (wins == 0.5).all()
         agreement["same_side"] = None if only_ties else self._mean((1 - np.abs(reward_wins - wins)).tolist())
         return agreement
 
 
-def won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
+def preferences(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
     """Compares scores pair by pair.
 
     Args:
@@ -301,14 +303,14 @@ def won(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
         theirs: (N,) scores of the second side.
 
     Returns:
-        (N,) 1 if ours is higher, 0 if theirs is, ½ for a tie (within `TIE`).
+        (N,) 1 if ours is higher, 0 if theirs is, ½ for a tie (within `TIE_TOLERANCE`).
     """
     difference = np.subtract(ours, theirs)
     # Equal texts may score differently in different batches, by rounding error.
-    return np.where(np.abs(difference) <= TIE, 0.5, difference > 0)
+    return np.where(np.abs(difference) <= TIE_TOLERANCE, 0.5, difference > 0)
 
 
-def keys_of(size: int, samples: int) -> list[tuple[int, ...]]:
+def random_keys(size: int, samples: int) -> list[tuple[int, ...]]:
     """Builds the keys of the random numbers, the same for every policy of an evaluation.
 
     Args:
@@ -329,7 +331,7 @@ def head_to_head(
     *,
     samples: int,
     seed: int,
-    training_rewards: Collection[str] = (),
+    reward_judges: Collection[str] = (),
     checks: Mapping[str, JudgeCheck] | None = None,
 ) -> HeadToHead:
     """Samples completions from SFT, from the policy, and from SFT again, and measures them.
@@ -340,7 +342,7 @@ def head_to_head(
         rows: Prompts, possibly repeated, with other columns for rules and reward functions.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
-        training_rewards: Names of the judges that were also the training reward.
+        reward_judges: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
 
     Returns:
@@ -353,7 +355,7 @@ def head_to_head(
             model,
             evaluator,
             prompts,
-            keys=keys_of(len(prompts), samples),
+            keys=random_keys(len(prompts), samples),
             # The control needs another seed: with the same one SFT would write the same texts again.
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
@@ -362,14 +364,14 @@ def head_to_head(
         for name, model in policies.items()
     }
     # Rules that check answers run again on each completion, for accuracy and pass@k.
-    read = {
+    answers_by_judge = {
         judge.name: {
             side: answers(judge, prompts, measured[side].completions, columns, samples=samples) for side in _SIDES
         }
         for judge in evaluator.panel.scoring
         if checks_answers(judge)
     }
-    return HeadToHead(evaluator, measured, prompts, samples, seed, training_rewards, checks or {}, read)
+    return HeadToHead(evaluator, measured, prompts, samples, seed, reward_judges, checks or {}, answers_by_judge)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -43,8 +43,8 @@ from .judges.scalar import FunctionJudge, Judge
 from .reward_reading import reading_of
 from .stats import group_indices
 
-CHUNK = 64  # most completions whose logits of both policies are held at once
-LOGITS = 2**28  # most logits of one policy held at once; a large vocabulary allows fewer completions
+MAX_COMPLETIONS = 64  # whose logits under both policies are in memory at once
+MAX_LOGITS = 2**28  # of one policy in memory at once; with a large vocabulary, these are fewer completions
 
 
 def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
@@ -55,11 +55,11 @@ def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
         tokens: Tokens per text.
 
     Returns:
-        A number from 1 to `CHUNK`.
+        A number from 1 to `MAX_COMPLETIONS`.
     """
     # The embedding may be padded beyond the tokenizer's vocabulary, and the logits are as wide as the embedding.
     table: Any = policy.get_input_embeddings()
-    return max(1, min(CHUNK, LOGITS // (tokens * table.weight.shape[0])))
+    return max(1, min(MAX_COMPLETIONS, MAX_LOGITS // (tokens * table.weight.shape[0])))
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Evaluator:
         """A copy with only the headline's judge."""
         return replace(self, panel=Panel(self.panel.scoring[:1]))
 
-    def sampled(
+    def sample(
         self,
         policy: PreTrainedModel,
         prompts: Sequence[Prompt],
@@ -130,10 +130,10 @@ class Evaluator:
             desc=desc,
         )
 
-    def reward_of(
+    def score_batch(
         self,
         batch: Samples,
-        part: slice,
+        batch_rows: slice,
         prompts: Sequence[Prompt],
         texts: Sequence[str],
         columns: Mapping[str, Sequence[object]],
@@ -142,7 +142,7 @@ class Evaluator:
 
         Args:
             batch: The sampled tokens.
-            part: The rows of prompts, texts and columns that the batch holds.
+            batch_rows: The rows of prompts, texts and columns that are in the batch.
             prompts: All prompts.
             texts: All completions.
             columns: The prompts' other columns.
@@ -152,18 +152,16 @@ class Evaluator:
         """
         if self.rewards is None:
             return []
-        exchanges = list(zip(prompts[part], texts[part], strict=True))
-        completions, full = (
-            [wrap_completion(*exchange) for exchange in exchanges],
-            [append_completion(*exchange) for exchange in exchanges],
-        )
-        batch_columns = {name: list(values[part]) for name, values in columns.items()}
-        return self.rewards(batch, prompts[part], completions, full, batch_columns).total.tolist()
+        exchanges = list(zip(prompts[batch_rows], texts[batch_rows], strict=True))
+        completions = [wrap_completion(*exchange) for exchange in exchanges]
+        full_texts = [append_completion(*exchange) for exchange in exchanges]
+        batch_columns = {name: list(values[batch_rows]) for name, values in columns.items()}
+        return self.rewards(batch, prompts[batch_rows], completions, full_texts, batch_columns).total.tolist()
 
 
 @dataclass(frozen=True)
-class Measured:
-    """One policy's completions with their figures, one entry per (prompt, sample).
+class PolicyMeasurements:
+    """One policy's completions with their metrics, one entry per (prompt, sample).
 
     Attributes:
         completions: The texts.
@@ -198,23 +196,23 @@ class Measured:
         """Σ_t log π_SFT of each completion, nats."""
         return [math.fsum(row) for row in self.ref_logprobs]
 
-    def row(self, place: int, judge: str) -> dict[str, Any]:
+    def row(self, index: int, judge: str) -> dict[str, Any]:
         """Builds one policy's part of a line in samples.jsonl.
 
         Args:
-            place: Index of the completion.
+            index: Index of the completion.
             judge: Name of the judge whose score to include.
 
         Returns:
-            The completion and its figures.
+            The completion and its metrics.
         """
         return {
-            "completion": self.completions[place],
-            "reward": self.reward[place] if self.reward else None,
-            "judge": self.judges[judge][place],
-            "kl": self.kl[place],
-            "length": self.length[place],
-            "ended": self.ended[place],
+            "completion": self.completions[index],
+            "reward": self.reward[index] if self.reward else None,
+            "judge": self.judges[judge][index],
+            "kl": self.kl[index],
+            "length": self.length[index],
+            "ended": self.ended[index],
         }
 
 
@@ -229,9 +227,9 @@ def repeat_prompts(rows: Dataset, samples: int) -> tuple[list[int], list[Any], d
         For each repeat the index of its row, its prompt, and its other columns.
     """
     # Samples of a row must be adjacent, because other modules reshape to (rows, samples).
-    groups = [place for place in range(len(rows)) for _ in range(samples)]
-    columns = rows.select(groups).to_dict()
-    return groups, columns["prompt"], columns_for_functions(columns)
+    row_indices = [index for index in range(len(rows)) for _ in range(samples)]
+    columns = rows.select(row_indices).to_dict()
+    return row_indices, columns["prompt"], columns_for_functions(columns)
 
 
 def prompt_groups(prompts: Iterable[Prompt]) -> list[int]:
@@ -255,7 +253,7 @@ def measure(
     seed: int,
     desc: str,
     columns: Mapping[str, Sequence[object]] | None = None,
-) -> Measured:
+) -> PolicyMeasurements:
     """Samples one completion for each prompt and measures it, on the reference's device.
 
     Two policies with equal keys and seed use the same random numbers. Several processes share the batches.
@@ -270,12 +268,12 @@ def measure(
         columns: The prompts' other columns, one value per prompt, which reward functions may read.
 
     Returns:
-        The completions with their figures.
+        The completions with their metrics.
     """
     # KL needs the logits of both models on one device.
     move(policy, evaluator.reference.device)
-    samples = evaluator.sampled(policy, prompts, keys=keys, seed=seed, desc=desc)
-    measured: dict[int, _Batch] = {}
+    samples = evaluator.sample(policy, prompts, keys=keys, seed=seed, desc=desc)
+    metrics_by_batch: dict[int, _BatchMetrics] = {}
     # Logits over the whole vocabulary are the largest tensors here, so a batch is split by their size.
     parts, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
     for number, batch in enumerate(samples.batches):
@@ -284,19 +282,19 @@ def measure(
         # Every process has all samples and scores its own share; `in_order` merges the shares.
         if not distributed.is_my_batch(number):
             continue
-        reward = evaluator.reward_of(batch, row_slice, prompts, samples.texts, columns or {})
-        kl_parts = list(parts.run(partial(_against, policy, evaluator, batch), range(len(batch))))
-        measured[number] = (
+        reward = evaluator.score_batch(batch, row_slice, prompts, samples.texts, columns or {})
+        kl_parts = list(parts.run(partial(_kl_to_reference, policy, evaluator, batch), range(len(batch))))
+        metrics_by_batch[number] = (
             reward,
             [value for part_kl, _ in kl_parts for value in part_kl],
             _rows(batch.logprobs, batch),
             [row for _, rows in kl_parts for row in rows],
         )
-    columns_of: tuple[list, ...] = ([], [], [], [])
-    for figures in distributed.in_order(measured):
-        for column, values in zip(columns_of, figures, strict=True):
-            column += values
-    reward, exact, ours, theirs = columns_of
+    merged: tuple[list, ...] = ([], [], [], [])
+    for batch_metrics in distributed.in_order(metrics_by_batch):
+        for values, batch_values in zip(merged, batch_metrics, strict=True):
+            values += batch_values
+    reward, exact, logprobs, ref_logprobs = merged
     judge_scores = {
         # A paid judge comes last, so that an error in a free one costs nothing.
         judge.name: scores(judge, prompts, samples.texts, columns)
@@ -304,15 +302,25 @@ def measure(
     }
     # The token ids are kept, because decoding a text and encoding it again may give other ids.
     tokens = [list(row) for batch in samples.batches for row in batch.token_lists()]
-    return Measured(samples.texts, reward, samples.lengths, samples.ended, judge_scores, exact, ours, theirs, tokens)
+    return PolicyMeasurements(
+        completions=samples.texts,
+        reward=reward,
+        length=samples.lengths,
+        ended=samples.ended,
+        judges=judge_scores,
+        exact_kl=exact,
+        logprobs=logprobs,
+        ref_logprobs=ref_logprobs,
+        tokens=tokens,
+    )
 
 
 #: For one batch: rewards, exact KL, and log π and log π_ref of each token.
-_Batch = tuple[list[float], list[float], list[list[float]], list[list[float]]]
+_BatchMetrics = tuple[list[float], list[float], list[list[float]], list[list[float]]]
 
 
 @torch.no_grad()
-def _against(
+def _kl_to_reference(
     policy: PreTrainedModel, evaluator: Evaluator, batch: Samples, rows: Sequence[int]
 ) -> tuple[list[float], list[list[float]]]:
     """Returns each completion's exact KL to the reference, summed over tokens, and log π_ref of each token, in nats."""
@@ -351,11 +359,13 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     rewards: list[Any] = [load_object(name, group=REWARDS) for name in ppo.data.reward_funcs or []]
     if names := reward_names(ppo.data.reward_model_path):
         paths = [parent(context, name).path for name in names]
-        place = partial(on_device, use_cpu=ppo.trainer.use_cpu)
-        how = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO loads it
+        move_to_device = partial(on_device, use_cpu=ppo.trainer.use_cpu)
+        load_options = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO loads it
         loader, reading = ppo.data.reward_model_loader, reading_of(vars(ppo.trainer))
         # The reward model comes first, because `reward_weights` begins with it.
-        rewards.insert(0, load_reward(paths, tokenizer, place=place, how=how, loader=loader, **reading))
+        rewards.insert(
+            0, load_reward(paths, tokenizer, place=move_to_device, how=load_options, loader=loader, **reading)
+        )
     reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(
         reference=reference,
@@ -374,8 +384,8 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     )
 
 
-def training_rewards(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
-    """Names the judges that are also PPO's training reward, whose scores therefore prove nothing.
+def reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
+    """Returns the judges that are also PPO's training reward, so their scores prove nothing.
 
     Args:
         context: The run.
@@ -385,28 +395,32 @@ def training_rewards(context: RunContext, evaluator: Evaluator) -> frozenset[str
         The judges' names.
     """
     ppo = context.settings("ppo")
-    models = 0 if ppo.data.reward_model_path is None else 1
+    has_reward_model = ppo.data.reward_model_path is not None
     weights = ppo.trainer.reward_weights or [1.0]
-    rewarded_functions = paid_functions(ppo.data.reward_funcs, ppo.trainer.reward_weights, learned=bool(models))
+    rewarded_functions = weighted_functions(
+        ppo.data.reward_funcs, ppo.trainer.reward_weights, has_reward_model=has_reward_model
+    )
     return function_judges(evaluator, rewarded_functions) | (
-        reward_models(evaluator) if models and weights[0] else frozenset()
+        reward_model_judges(evaluator) if has_reward_model and weights[0] else frozenset()
     )
 
 
-def paid_functions(names: Sequence[str] | None, weights: Sequence[float] | None, *, learned: bool) -> frozenset[str]:
+def weighted_functions(
+    names: Sequence[str] | None, weights: Sequence[float] | None, *, has_reward_model: bool
+) -> frozenset[str]:
     """Selects the reward functions whose weight is not 0.
 
     Args:
         names: The reward functions.
         weights: The weight of the reward model, if there is one, then of each function; None for 1 each.
-        learned: Whether there is a reward model.
+        has_reward_model: Whether there is a reward model.
 
     Returns:
         The names of these functions.
     """
     names = names or []
     # The first weight is the reward model's.
-    function_weights = list(weights or [])[int(learned) :]
+    function_weights = list(weights or [])[1 if has_reward_model else 0 :]
     if len(function_weights) != len(names):
         # The number of weights is wrong. To be safe, every function counts as rewarded.
         return frozenset(names)
@@ -435,7 +449,7 @@ def _without_unit(target: str) -> str:
     return stripped.replace(" ", "")
 
 
-def reward_models(evaluator: Evaluator) -> frozenset[str]:
+def reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
     """Finds the judges whose weights equal those of the training reward's model, whatever their names.
 
     Args:

@@ -11,7 +11,7 @@ from ..modeling import distributed
 from ..modeling.chat import plain_text
 from ..modeling.devices import move
 from ..rewards.rule import text_of
-from .head_to_head import TIE, HeadToHead, keys_of
+from .head_to_head import TIE_TOLERANCE, HeadToHead, random_keys
 from .judges.pairwise import compare_pairs
 from .judges.panel import scores
 from .measure import prompt_groups, repeat_prompts
@@ -47,16 +47,16 @@ def compare_with_references(
     # The first sample of each prompt, since there is one reference answer.
     texts = {side: comparison.measured[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
     if temperature is not None:
-        at, keys = replace(evaluator, temperature=temperature), keys_of(len(prompts), 1)
+        at, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
         for side, model in {"sft": evaluator.reference, "ppo": policy()}.items():
             move(model, evaluator.reference.device)
-            texts[side] = at.sampled(model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}").texts
+            texts[side] = at.sample(model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}").texts
     comparing = next((item for item in evaluator.panel.comparing if item.name == judge.name), None)
 
     def preferred(side: str) -> WinRate:
         if comparing is None:
             ours, theirs = (scores(judge, prompts, item, columns) for item in (texts[side], written))
-            return win_rate(ours, theirs, groups, tolerance=TIE)
+            return win_rate(ours, theirs, groups, tolerance=TIE_TOLERANCE)
         prompt_texts = [plain_text(prompt) for prompt in prompts]
         # A judge may cost money, so one process asks for all.
         return distributed.from_first(

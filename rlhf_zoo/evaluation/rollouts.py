@@ -30,7 +30,7 @@ MAX_ROWS = 250_000
 #: Largest absolute score: sums of that many scores, and of their squares, stay finite.
 MAX_SCORE = 1e100
 
-_SAME = (
+_JUDGE_IS_REWARD = (
     "The judge's column equals the reward's in every line, so it is the training reward itself, which cannot "
     "show whether it was exploited: give another judge's scores, or --verifiable if the reward is a program that "
     "checks answers."
@@ -38,7 +38,7 @@ _SAME = (
 
 
 @dataclass(frozen=True)
-class Probed:
+class RolloutFindings:
     """The findings on a policy's completions.
 
     Attributes:
@@ -47,7 +47,7 @@ class Probed:
         prompts: Number of prompts that both sides answered.
         completions: Number of the policy's completions to these.
         left_out: Lines of the policy, and of SFT, whose prompt the other side lacks.
-        split_half: How far the judge agrees with itself, see `judges.check`; None where that is unknown, and for a
+        split_half: How far the judge agrees with itself, see `judges.check`; None if that is unknown, and for a
             verifiable reward, which is a program.
     """
 
@@ -61,8 +61,8 @@ class Probed:
     def to_json(self) -> dict[str, Any]:
         """Returns the findings as JSON."""
         counts = {"prompts": self.prompts, "completions": self.completions, "left_out": list(self.left_out)}
-        steady = self.split_half.to_json() if self.split_half else None
-        findings = {**self.verdict.to_json(), "split_half": steady, "probes": self.report.to_json()}
+        split_half = self.split_half.to_json() if self.split_half else None
+        findings = {**self.verdict.to_json(), "split_half": split_half, "probes": self.report.to_json()}
         return {"schema": 1, **counts, **findings}
 
 
@@ -152,7 +152,7 @@ def _reads_as_number(text: str) -> bool:
         return False
 
 
-def same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
+def check_same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
     """Checks that both files have a column or neither does.
 
     Args:
@@ -166,12 +166,14 @@ def same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions
         ZooError: Only one file has a column that needs the other's.
     """
     for name, field in (("reward", "rewards"), ("judge", "judged"), ("logprobs", "logprobs"))[: 3 if logprobs else 2]:
-        there = [
+        paths_with_column = [
             path for path, completions in ((policy, ours), (sft, theirs)) if getattr(completions, field) is not None
         ]
-        if len(there) == 1:
-            other = sft if there == [policy] else policy
-            raise ZooError(f"{other} has no {name}, but {there[0]} has: provide it in both files or in neither.")
+        if len(paths_with_column) == 1:
+            other = sft if paths_with_column == [policy] else policy
+            raise ZooError(
+                f"{other} has no {name}, but {paths_with_column[0]} has: provide it in both files or in neither."
+            )
 
 
 def message_text(value: object) -> str | None:
@@ -191,7 +193,9 @@ def message_text(value: object) -> str | None:
     return None
 
 
-def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = False, seed: int = 0) -> Probed:
+def probe_rollouts(
+    policy: Completions, sft: Completions, *, verifiable: bool = False, seed: int = 0
+) -> RolloutFindings:
     """Runs every probe, and decides the verdict by reward and judge if both sides have them.
 
     Args:
@@ -210,47 +214,53 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
     report = probe(policy, sft, seed=seed)
     # Only prompts that both sides answered can be compared in pairs.
     shared = set(policy.prompts) & set(sft.prompts)
-    sides = [[row for row, prompt in enumerate(item.prompts) if prompt in shared] for item in (policy, sft)]
+    shared_rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
     # Prompts are numbered in SFT's order, so the result does not depend on how a set is ordered.
-    order = {prompt: place for place, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
+    prompt_number = {prompt: n for n, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
     groups = [
-        np.array([order[item.prompts[row]] for row in rows]) for item, rows in zip((policy, sft), sides, strict=True)
+        np.array([prompt_number[side.prompts[row]] for row in rows])
+        for side, rows in zip((policy, sft), shared_rows, strict=True)
     ]
 
     def scores(column: str) -> list[np.ndarray] | None:
-        """Of the policy's rows and of SFT's."""
-        values = [getattr(item, column) for item in (policy, sft)]
-        if any(item is None for item in values):
+        """Returns the column's values in the shared rows of the policy and of SFT; None if either side has none."""
+        columns = [getattr(side, column) for side in (policy, sft)]
+        if any(values is None for values in columns):
             return None
-        return [np.asarray(item, dtype=float)[rows] for item, rows in zip(values, sides, strict=True)]
-
-    def means(columns: list[np.ndarray] | None) -> list[np.ndarray | None]:
-        if columns is None:
-            return [None, None]
-        return [np.bincount(g, weights=item) / np.bincount(g) for item, g in zip(columns, groups, strict=True)]
+        return [np.asarray(values, dtype=float)[rows] for values, rows in zip(columns, shared_rows, strict=True)]
 
     rewards, judged = scores("rewards"), scores("judged")
     # A judge whose scores equal the reward on every line is the reward under another name.
-    same = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
+    judge_is_reward = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
     if verifiable and rewards is None:
         raise ZooError("A verifiable reward judges itself, but there is none: provide reward (or score) in both files.")
-    if verifiable and judged is not None and not same:
+    if verifiable and judged is not None and not judge_is_reward:
         raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it, or --verifiable.")
     if verifiable:
         judged, reliability = rewards, JudgeReliability("the reward", is_reward=True, verifiable=True)
     else:
-        reliability = JudgeReliability(is_reward=True, independent=False, unfit=_SAME) if same else JudgeReliability()
+        reliability = (
+            JudgeReliability(is_reward=True, independent=False, unfit=_JUDGE_IS_REWARD)
+            if judge_is_reward
+            else JudgeReliability()
+        )
     wins = agreement = None
     if judged is not None:
-        samples = [[item[g == place] for place in range(len(order))] for item, g in zip(judged, groups, strict=True)]
+        samples = [
+            [values[group == n] for n in range(len(prompt_number))]
+            for values, group in zip(judged, groups, strict=True)
+        ]
         # Every sample of the policy against every sample of SFT, per prompt; a tie counts one half.
-        wins = [float(np.mean((np.sign(np.subtract.outer(a, b)) + 1) / 2)) for a, b in zip(*samples, strict=True)]
+        wins = [
+            float(np.mean((np.sign(np.subtract.outer(policy_scores, sft_scores)) + 1) / 2))
+            for policy_scores, sft_scores in zip(*samples, strict=True)
+        ]
         # Halves need rows of equal length, so surplus samples are dropped.
-        fewest = min(len(item) for side in samples for item in side)
-        rows = [item[:fewest] for side in samples for item in side]
-        agreement = None if verifiable else split_half(rows, [*range(len(order))] * 2, seed=seed)
+        fewest = min(len(scores) for side in samples for scores in side)
+        rows = [scores[:fewest] for side in samples for scores in side]
+        agreement = None if verifiable else split_half(rows, [*range(len(prompt_number))] * 2, seed=seed)
         reliability = replace(reliability, split_half=agreement)
-    proxies, judges = means(rewards), means(judged)
+    proxies, judges = _prompt_means(rewards, groups), _prompt_means(judged, groups)
     evidence = Evidence(
         # There is no KL: rollouts of other trainers do not include it.
         Checkpoint(0, None, proxies[1], judges[1]),
@@ -258,5 +268,16 @@ def probe_rollouts(policy: Completions, sft: Completions, *, verifiable: bool = 
         reliability,
         rollouts=True,
     )
-    left_out = (len(policy) - len(sides[0]), len(sft) - len(sides[1]))
-    return Probed(report, decide(evidence, seed=seed), len(order), len(sides[0]), left_out, agreement)
+    left_out = (len(policy) - len(shared_rows[0]), len(sft) - len(shared_rows[1]))
+    return RolloutFindings(
+        report, decide(evidence, seed=seed), len(prompt_number), len(shared_rows[0]), left_out, agreement
+    )
+
+
+def _prompt_means(columns: list[np.ndarray] | None, groups: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """Averages the policy's and SFT's values by prompt; [None, None] without values."""
+    if columns is None:
+        return [None, None]
+    return [
+        np.bincount(group, weights=values) / np.bincount(group) for values, group in zip(columns, groups, strict=True)
+    ]

@@ -66,7 +66,7 @@ def logprobs_under(
     """
     vocabulary = Vocabulary.of(tokenizer, model)
 
-    def rated(rows: Sequence[int]) -> list[list[float]]:
+    def part_logprobs(rows: Sequence[int]) -> list[list[float]]:
         part = written_samples([prompts[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
         part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
         values = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
@@ -75,7 +75,7 @@ def logprobs_under(
     if not tokens:
         return []
     parts = MicroBatches(rows_at_once(model, max(1, *map(len, tokens))))
-    return [text_values for part in parts.run(rated, range(len(tokens))) for text_values in part]
+    return [text_values for part in parts.run(part_logprobs, range(len(tokens))) for text_values in part]
 
 
 def dependence(
@@ -83,14 +83,14 @@ def dependence(
     tokenizer: PreTrainedTokenizerBase,
     prompts: Sequence[Prompt],
     tokens: Sequence[Sequence[int]],
-    own: Sequence[float],
+    own_logprobs: Sequence[float],
     *,
     seed: int,
     temperature: float = 1.0,
 ) -> list[float] | None:
     """Measures how much each text depends on its prompt: log p(text | prompt) − log mean p over several prompts.
 
-    The mean is over its own and `OTHER_PROMPTS` more, so the value is at most log 9. This is the bound of van den
+    The mean is over its own and `OTHER_PROMPTS` more, so the value is at max_tokens log 9. This is the bound of van den
     Oord et al. 2018 (arXiv:1807.03748, eq. 4). No single unlikely prompt moves it.
 
     Args:
@@ -98,12 +98,12 @@ def dependence(
         tokenizer: Its tokenizer.
         prompts: (N,) texts or conversations.
         tokens: (N,) token ids of each text.
-        own: (N,) log p of each text after its own prompt, nats.
+        own_logprobs: (N,) log p of each text after its own prompt, nats.
         seed: Seed that chooses the other prompts.
         temperature: The sampling temperature.
 
     Returns:
-        (N,) values, nats; None where there are fewer than `OTHER_PROMPTS` other prompts.
+        (N,) values, nats; None if there are fewer than `OTHER_PROMPTS` other prompts.
     """
     names = [display_text(prompt) for prompt in prompts]
     different = list(dict.fromkeys(names))
@@ -118,11 +118,13 @@ def dependence(
     logprobs = logprobs_under(model, tokenizer, other_prompts, repeated, temperature=temperature)
     under_other_prompts = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHER_PROMPTS)
     # Its own prompt in column 0, then the others.
-    every = np.column_stack([np.asarray(own, dtype=float), under_other_prompts])
-    return (every[:, 0] - np.logaddexp.reduce(every, axis=1) + np.log(OTHER_PROMPTS + 1)).tolist()
+    logprobs_by_prompt = np.column_stack([np.asarray(own_logprobs, dtype=float), under_other_prompts])
+    return (
+        logprobs_by_prompt[:, 0] - np.logaddexp.reduce(logprobs_by_prompt, axis=1) + np.log(OTHER_PROMPTS + 1)
+    ).tolist()
 
 
-def rescored(
+def score_by_reward_and_judge(
     evaluator: Evaluator, prompts: Sequence[Prompt], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> tuple[list[float], list[float]]:
     """Computes reward and headline judge's score of edited texts.
@@ -136,10 +138,10 @@ def rescored(
     Returns:
         (N,) rewards, or [] without a reward, and (N,) judge's scores.
     """
-    return rewarded(evaluator, prompts, texts, columns), scores(evaluator.judge, prompts, texts, columns)
+    return score_by_reward(evaluator, prompts, texts, columns), scores(evaluator.judge, prompts, texts, columns)
 
 
-def rewarded(
+def score_by_reward(
     evaluator: Evaluator, prompts: Sequence[Prompt], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> list[float]:
     """Computes the reward of texts as if they had ended by themselves.
@@ -159,22 +161,26 @@ def rewarded(
     if evaluator.rewards is None:
         return []
     stops = evaluator.stops or stop_ids(evaluator.reference, evaluator.tokenizer)
-    # Edits lengthen a text, here at most to twice a completion.
-    most, context = 2 * evaluator.max_new_tokens, context_length(evaluator.reference)
+    # Edits lengthen a text, here at max_tokens to twice a completion.
+    max_tokens, context = 2 * evaluator.max_new_tokens, context_length(evaluator.reference)
     if context is not None:
         longest_prompt = max((len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts), default=0)
-        most = max(evaluator.max_new_tokens, min(most, context - longest_prompt - 1))
-    written = zip(prompts, texts, strict=True)
-    tokens = [tokenize_completion(prompt, text, evaluator.tokenizer)[:most] for prompt, text in written]
+        max_tokens = max(evaluator.max_new_tokens, min(max_tokens, context - longest_prompt - 1))
+    tokens = [
+        tokenize_completion(prompt, text, evaluator.tokenizer)[:max_tokens]
+        for prompt, text in zip(prompts, texts, strict=True)
+    ]
     # The text is decoded again after the cut, so that it matches the tokens.
-    before = [tokenize_prompt(prompt, evaluator.tokenizer) for prompt in prompts]
-    texts = decode_completions(evaluator.tokenizer, prompts, before, tokens)  # as rewards read a policy's
+    prompt_ids = [tokenize_prompt(prompt, evaluator.tokenizer) for prompt in prompts]
+    texts = decode_completions(evaluator.tokenizer, prompts, prompt_ids, tokens)  # as rewards read a policy's
     # The reward reads a text that ends by itself, so it gets the end token that the policy would write.
-    ended = [[*ids, stops[0]] for ids in tokens]
+    with_end_token = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
-    size = rows_at_once(evaluator.reference, max(map(len, ended), default=1))
+    size = rows_at_once(evaluator.reference, max(map(len, with_end_token), default=1))
     for start in range(0, len(texts), size):
         part = slice(start, start + size)
-        batch = written_samples(prompts[part], ended[part], evaluator.tokenizer, stops).to(evaluator.reference.device)
-        rewards += evaluator.reward_of(batch, part, prompts, texts, columns)
+        batch = written_samples(prompts[part], with_end_token[part], evaluator.tokenizer, stops).to(
+            evaluator.reference.device
+        )
+        rewards += evaluator.score_batch(batch, part, prompts, texts, columns)
     return rewards

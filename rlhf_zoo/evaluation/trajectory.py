@@ -25,26 +25,26 @@ from ..runs.context import RunContext
 from ..runs.dataset import DataSource, evaluated_part, evaluation_rows
 from ..runs.record import checkpoint_step
 from .evidence import Checkpoint, Evidence, JudgeReliability
-from .head_to_head import won
+from .head_to_head import preferences
 from .judges.check import split_half
-from .measure import Evaluator, Measured, measure, repeat_prompts
+from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .overoptimization import fit, root_kl
 from .probes import Completions, Report, probe
 from .probes.reward_effect import RewardEffect, make_edits
 from .stats import Estimate, bootstrap_mean
 from .text import distinct_n_estimate
-from .text_logprobs import dependence, rescored, rewarded
+from .text_logprobs import dependence, score_by_reward, score_by_reward_and_judge
 from .trivial_comparison import choose_trivial
 from .trivial_policies import TrivialPolicy
 from .verdict import Verdict, decide
 
-STREAM = 8
+STREAM = 8  # separates these random numbers from others under the same seed
 
 
 @dataclass(frozen=True)
-class _Point:
+class _CheckpointMeasurements:
     step: int
-    measured: Measured
+    measured: PolicyMeasurements
     report: Report
 
 
@@ -63,20 +63,20 @@ class Trajectory:
         reward_effects: The effect on the reward of each habit that the probes found.
         trivial: The trivial policies chosen here for comparison.
         confirmation: The candidate's step and its gain on other prompts, once measured.
-        where: Which prompts these are, see `evaluated_part`.
+        prompt_source: The split and data of the prompts, see `evaluated_part`.
     """
 
     prompts: int
     samples: int
-    sft: Measured
-    points: Sequence[_Point]
+    sft: PolicyMeasurements
+    points: Sequence[_CheckpointMeasurements]
     judge: str
     seed: int
     reliability: JudgeReliability = field(default_factory=JudgeReliability)
     reward_effects: Sequence[RewardEffect] = ()
     trivial: Sequence[TrivialPolicy] = ()
     confirmation: tuple[int, Estimate] | None = None
-    where: Mapping[str, object] = field(default_factory=lambda: {"split": "validation"})
+    prompt_source: Mapping[str, object] = field(default_factory=lambda: {"split": "validation"})
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -91,17 +91,17 @@ class Trajectory:
         return verdict if self.confirmation is None else verdict.confirm(*self.confirmation)
 
     @cached_property
-    def without_judge(self) -> Verdict:
+    def verdict_without_judge(self) -> Verdict:
         """The verdict by the same rule from reward, KL and probes alone."""
         points = [
-            replace(self._checkpoint(item.step, item.measured, item.report), judge=None, wins=None)
-            for item in self.points
+            replace(self._checkpoint(point.step, point.measured, point.report), judge=None, wins=None)
+            for point in self.points
         ]
         sft = replace(self._checkpoint(0, self.sft, None), judge=None, wins=None)
-        unjudged = [replace(item, judge_ratio=None) for item in self.reward_effects]
+        unjudged = [replace(effect, judge_ratio=None) for effect in self.reward_effects]
         return decide(Evidence(sft, points, reward_effects=unjudged), seed=self.seed)
 
-    def confirmed(self, gain: Estimate) -> Trajectory:
+    def with_confirmation(self, gain: Estimate) -> Trajectory:
         """Adds the candidate's gain over SFT on other prompts. It is measured only once.
 
         Args:
@@ -115,7 +115,7 @@ class Trajectory:
         assert candidate is not None
         return replace(self, confirmation=(candidate, gain))
 
-    def of(self, judge: JudgeReliability) -> Trajectory:
+    def with_reliability(self, judge: JudgeReliability) -> Trajectory:
         """Replaces the facts known about the judge.
 
         Args:
@@ -126,25 +126,29 @@ class Trajectory:
         """
         return replace(self, reliability=judge)
 
-    def _checkpoint(self, step: int, measured: Measured, report: Report | None) -> Checkpoint:
+    def _checkpoint(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(measured, name) for name in ("kl", "reward", "judge"))
-        wins = won(measured.judges[self.judge], self.sft.judges[self.judge]).reshape(self.prompts, self.samples).mean(1)
+        wins = (
+            preferences(measured.judges[self.judge], self.sft.judges[self.judge])
+            .reshape(self.prompts, self.samples)
+            .mean(1)
+        )
         return Checkpoint(step, float(kl.mean()), proxy, judge, wins, report)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what the card and other programs read: the verdict, the fits, and the figures of each checkpoint."""
+        """Returns what the card and other programs read: the verdict, the fits, and the metrics of each checkpoint."""
         return {
             "schema": 1,
-            **self.where,
+            **self.prompt_source,
             "prompts": self.prompts,
             "samples_per_prompt": self.samples,
             **self.verdict.to_json(),
-            "without_judge": self.without_judge.text,
+            "without_judge": self.verdict_without_judge.text,
             "judge": self.judge,
             "judge_reliability": self.reliability.to_json(),
-            "sft": self._figures(self.sft),
+            "sft": self._estimates(self.sft),
             "checkpoints": [
-                {"step": point.step, **self._figures(point.measured), "fired": list(point.report.fired)}
+                {"step": point.step, **self._estimates(point.measured), "fired": list(point.report.fired)}
                 for point in self.points
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
@@ -154,23 +158,25 @@ class Trajectory:
 
     def arrays(self) -> dict[str, Any]:
         """Returns scores and KL by prompt of SFT (step 0) and each checkpoint, for analysis without a model."""
-        measured_by_step = [(0, self.sft), *((item.step, item.measured) for item in self.points)]
-        scores = {name: [self._by_prompt(item, name).tolist() for _, item in measured_by_step] for name in _FIGURES}
+        measured_by_step = [(0, self.sft), *((point.step, point.measured) for point in self.points)]
+        scores = {
+            name: [self._by_prompt(measured, name).tolist() for _, measured in measured_by_step] for name in _METRICS
+        }
         return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in measured_by_step], **scores}
 
     @property
     def _groups(self) -> list[int]:
-        return [place for place in range(self.prompts) for _ in range(self.samples)]
+        return [prompt for prompt in range(self.prompts) for _ in range(self.samples)]
 
-    def _values(self, measured: Measured, name: str) -> Sequence[float]:
+    def _values(self, measured: PolicyMeasurements, name: str) -> Sequence[float]:
         return {"reward": measured.reward, "judge": measured.judges[self.judge], "kl": measured.exact_kl}[name]
 
-    def _by_prompt(self, measured: Measured, name: str) -> NDArray[np.float64]:
+    def _by_prompt(self, measured: PolicyMeasurements, name: str) -> NDArray[np.float64]:
         return np.asarray(self._values(measured, name), dtype=float).reshape(self.prompts, self.samples).mean(1)
 
-    def _figures(self, measured: Measured) -> dict[str, Any]:
+    def _estimates(self, measured: PolicyMeasurements) -> dict[str, Any]:
         groups = self._groups
-        estimates = {name: bootstrap_mean(self._values(measured, name), groups, seed=self.seed) for name in _FIGURES}
+        estimates = {name: bootstrap_mean(self._values(measured, name), groups, seed=self.seed) for name in _METRICS}
         estimates["length"] = bootstrap_mean(measured.length, groups, seed=self.seed)
         estimates["distinct_2"] = distinct_n_estimate(measured.completions, groups, 2)
         return {name: estimate.to_json() for name, estimate in estimates.items()}
@@ -179,7 +185,7 @@ class Trajectory:
         """Fits Gao et al.'s form for RL to the checkpoints; None if there are fewer than three."""
         kl = np.stack([self._by_prompt(point.measured, "kl") for point in self.points])
         # A form has two coefficients, so fewer than three distinct distances cannot show a misfit.
-        if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _MIN_FITTED:
+        if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _MIN_FITTED_POINTS:
             return None
         base = self._by_prompt(self.sft, name)
         # Gains by prompt, so that the fit's intervals can resample prompts across all checkpoints at once.
@@ -187,8 +193,8 @@ class Trajectory:
         return fit("rl", kl, gains, seed=self.seed).to_json()
 
 
-_FIGURES = ("reward", "judge", "kl")
-_MIN_FITTED = 3
+_METRICS = ("reward", "judge", "kl")
+_MIN_FITTED_POINTS = 3
 
 
 def evaluate_checkpoints(
@@ -224,7 +230,7 @@ def evaluate_checkpoints(
     groups, prompts, columns = repeat_prompts(rows.select(range(count)), config.checkpoint_samples)
     keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
 
-    def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> Measured:
+    def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> PolicyMeasurements:
         return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
     # The verdict uses only the headline's judge; the others would cost as much again for every checkpoint.
@@ -238,7 +244,7 @@ def evaluate_checkpoints(
         step = checkpoint_step(path)
         result = measured(load_causal(path).eval(), f"validating step {step}")
         ours = _completions(evaluator, prompts, result, seed)
-        points.append(_Point(step, result, probe(ours, theirs, seed=seed)))
+        points.append(_CheckpointMeasurements(step, result, probe(ours, theirs, seed=seed)))
     # The judge's agreement with itself, over SFT and the last checkpoint.
     judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, points[-1].measured)]
     return Trajectory(
@@ -253,7 +259,7 @@ def evaluate_checkpoints(
             evaluator, prompts, columns, sft, points[-1].measured, samples=config.checkpoint_samples
         ),
         reward_effects=_reward_effects(evaluator, prompts, columns, points[-1].report, ours, theirs),
-        where=evaluated_part(context, "validation"),
+        prompt_source=evaluated_part(context, "validation"),
     )
 
 
@@ -271,12 +277,12 @@ def _reward_effects(
     if not text_edits:
         return []
     # Unedited texts are tokenized and scored like edited ones, so the scores differ only by the edit.
-    sft_rewards, sft_judge_scores = rescored(evaluator, prompts, sft.texts, columns)
-    policy_rewards = rewarded(evaluator, prompts, policy.texts, columns)
+    sft_rewards, sft_judge_scores = score_by_reward_and_judge(evaluator, prompts, sft.texts, columns)
+    policy_rewards = score_by_reward(evaluator, prompts, policy.texts, columns)
     reward_effects = []
     for edit in text_edits:
-        with_habit, judged_with_habit = rescored(evaluator, prompts, edit.with_habit, columns)
-        without_habit = rewarded(evaluator, prompts, edit.without_habit, columns)
+        with_habit, judged_with_habit = score_by_reward_and_judge(evaluator, prompts, edit.with_habit, columns)
+        without_habit = score_by_reward(evaluator, prompts, edit.without_habit, columns)
         reward_effects.append(
             RewardEffect.of(
                 edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=with_habit, without_habit=without_habit,
@@ -286,7 +292,9 @@ def _reward_effects(
     return reward_effects
 
 
-def _completions(evaluator: Evaluator, prompts: Sequence[Prompt], measured: Measured, seed: int) -> Completions:
+def _completions(
+    evaluator: Evaluator, prompts: Sequence[Prompt], measured: PolicyMeasurements, seed: int
+) -> Completions:
     return Completions(
         [display_text(prompt) for prompt in prompts],
         measured.completions,

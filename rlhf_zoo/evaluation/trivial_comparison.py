@@ -6,12 +6,12 @@ import numpy as np
 from datasets import Dataset
 
 from ..modeling.chat_template import Prompt
-from .head_to_head import TIE, HeadToHead
+from .head_to_head import TIE_TOLERANCE, HeadToHead
 from .judges.llm import LLMJudge
 from .judges.panel import scores
-from .measure import Evaluator, Measured, repeat_prompts
+from .measure import Evaluator, PolicyMeasurements, repeat_prompts
 from .stats import bootstrap_mean, win_rate
-from .text_logprobs import rewarded
+from .text_logprobs import score_by_reward
 from .trivial_policies import TrivialPolicy, TrivialScore, TrivialScores, candidates, choose, dealt, with_ending
 
 
@@ -19,8 +19,8 @@ def choose_trivial(
     evaluator: Evaluator,
     prompts: Sequence[Prompt],
     columns: Mapping[str, Sequence[object]],
-    sft: Measured,
-    ppo: Measured,
+    sft: PolicyMeasurements,
+    ppo: PolicyMeasurements,
     *,
     samples: int,
 ) -> list[TrivialPolicy]:
@@ -45,7 +45,7 @@ def choose_trivial(
         favorites = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
         # A constant answers every prompt, so each candidate is scored after all of them.
         means = [
-            np.mean(rewarded(evaluator, distinct_prompts, [text] * len(distinct_prompts), columns))
+            np.mean(score_by_reward(evaluator, distinct_prompts, [text] * len(distinct_prompts), columns))
             for text in favorites
         ]
         favorite = favorites[int(np.argmax(means))]
@@ -86,11 +86,11 @@ def _score(
     scored_prompts, written = prompts[::every], texts[::every]
     scored_columns = {name: values[::every] for name, values in columns.items()}
     judged = np.repeat(scores(comparison.evaluator.judge, scored_prompts, written, scored_columns), every)
-    reward = np.repeat(rewarded(comparison.evaluator, scored_prompts, written, scored_columns), every)
+    reward = np.repeat(score_by_reward(comparison.evaluator, scored_prompts, written, scored_columns), every)
     groups, seed = comparison.groups, comparison.seed
     return TrivialScore(
         policy,
         judge=bootstrap_mean(judged, groups, seed=seed),
-        win_rate=win_rate(judged, comparison.measured["sft"].judges[comparison.judge], groups, tolerance=TIE),
+        win_rate=win_rate(judged, comparison.measured["sft"].judges[comparison.judge], groups, tolerance=TIE_TOLERANCE),
         reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
     )

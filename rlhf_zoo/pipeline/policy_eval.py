@@ -16,7 +16,7 @@ from ..evaluation.judges.check import JudgeCheck
 from ..evaluation.judges.named import check_names, open_panel
 from ..evaluation.judges.pair_checks import checked
 from ..evaluation.judges.people import votes_on
-from ..evaluation.measure import Evaluator, function_judges, paid_functions, reward_models
+from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
 from ..evaluation.reward_reading import READ, reading_of
 from ..fields import check_limits
 from ..fileio import at, finite, hub_id, now, write_json, write_text
@@ -271,7 +271,7 @@ def _reward_functions(settings: Any) -> frozenset[str]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return frozenset()
     learned = settings.get("reward_model_path") is not None
-    return paid_functions(names, weights if isinstance(weights, list) else None, learned=learned)
+    return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=learned)
 
 
 def _stage_of(path: Path) -> Path | None:
@@ -328,7 +328,7 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         rows,
         samples=terms.samples,
         seed=terms.seed,
-        training_rewards=reward_models(evaluator) | function_judges(evaluator, contest.functions),
+        reward_judges=reward_model_judges(evaluator) | function_judges(evaluator, contest.functions),
         checks=checks,
     )
     figures = comparison.to_json()

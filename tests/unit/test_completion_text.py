@@ -15,7 +15,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.panel import scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import Evaluator
-from rlhf_zoo.evaluation.text_logprobs import rewarded, written_samples
+from rlhf_zoo.evaluation.text_logprobs import score_by_reward, written_samples
 from rlhf_zoo.modeling.alignment import Pieces, TokenText, decode_after
 from rlhf_zoo.modeling.chat import (
     append_completion,
@@ -79,7 +79,7 @@ def test_the_reward_by_text_is_the_reward_by_ids() -> None:
     assert paid(prompts=["how is it"], completions=["it is good"], completion_ids=[said]) == [3.0]
     policy = make_policy(tokenizer)
     tools: Any = Evaluator(policy, tokenizer, rewards, panel=None, max_new_tokens=8, temperature=1.0)  # type: ignore[arg-type]
-    assert rewarded(tools, ["how is it"], [" it is good"], {}) == [3.0]
+    assert score_by_reward(tools, ["how is it"], [" it is good"], {}) == [3.0]
     assert set(seen) == {" it is good"}
 
 

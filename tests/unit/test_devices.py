@@ -15,7 +15,7 @@ from rlhf_zoo.app.engine.compare import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
-from rlhf_zoo.evaluation.measure import Evaluator, Measured, measure, rows_at_once
+from rlhf_zoo.evaluation.measure import Evaluator, PolicyMeasurements, measure, rows_at_once
 from rlhf_zoo.evaluation.text_logprobs import logprobs_under
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling import devices
@@ -72,7 +72,7 @@ def test_logits_of_a_large_vocabulary_are_held_for_fewer_rows(monkeypatch: pytes
     policy = make_policy()
     rows = policy.get_input_embeddings().weight.shape[0]
     assert rows_at_once(policy, 6) == 64
-    monkeypatch.setattr("rlhf_zoo.evaluation.measure.LOGITS", 6 * rows * 3 + 1)
+    monkeypatch.setattr("rlhf_zoo.evaluation.measure.MAX_LOGITS", 6 * rows * 3 + 1)
     assert rows_at_once(policy, 6) == 3 and rows_at_once(policy, 60) == 1
 
 
@@ -83,7 +83,7 @@ def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batch
         sizes.append(len(completions))
         return [float(len(text)) for text in completions]
 
-    def measured(most: int | None) -> Measured:
+    def measured(most: int | None) -> PolicyMeasurements:
         policy, reference, scorer = make_policy(seed=5), make_policy(), make_reward_model()
         for model in (policy, reference, scorer) if most else ():
             Memory(model, most)

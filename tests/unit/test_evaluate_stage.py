@@ -23,7 +23,7 @@ from rlhf_zoo.evaluation.evidence import Evidence
 from rlhf_zoo.evaluation.head_to_head import HeadToHead
 from rlhf_zoo.evaluation.measure import make_evaluator
 from rlhf_zoo.evaluation.stats import Estimate
-from rlhf_zoo.evaluation.text_logprobs import rewarded
+from rlhf_zoo.evaluation.text_logprobs import score_by_reward
 from rlhf_zoo.evaluation.trivial_policies import TrivialScores
 from rlhf_zoo.evaluation.verdict import Verdict, decide
 from rlhf_zoo.evaluation.votes.data import HubVotes
@@ -389,7 +389,7 @@ def test_texts_that_somebody_wrote_are_paid_as_completions_are(tmp_path: Path) -
     save_start(tmp_path)
     context = make_context(tmp_path, reward_model_path="none", reward_funcs="test_evaluate_stage:halves")
     tools = make_evaluator(context, context.checkpoint("sft").path)
-    assert rewarded(tools, ["ab", "cd"], ["abc" * 40, "ab"], {}) == [1.0, 1.0]
+    assert score_by_reward(tools, ["ab", "cd"], ["abc" * 40, "ab"], {}) == [1.0, 1.0]
 
 
 def test_a_policy_of_a_run_is_asked_what_its_training_held_out(trained: RunContext, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from toy_run import make_context, make_recipe
 
 from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.scalar import FunctionJudge
-from rlhf_zoo.evaluation.measure import training_rewards
+from rlhf_zoo.evaluation.measure import reward_judges
 
 ANSWERED, JUDGE = "toy_run:answered", "toy_run:judge"
 
@@ -29,4 +29,4 @@ def test_a_judge_that_ppo_is_paid_by(tmp_path: Path, judge: str, ppo: dict, is_r
     make_recipe(tmp_path, ppo={"reward_model_path": None, **ppo}, shared={"evaluation": {"judge": judge}})
     named: Any = SimpleNamespace(name=judge) if judge == "classifier" else FunctionJudge(judge, name="the judge")
     tools: Any = SimpleNamespace(panel=Panel([named]), rewards=None)
-    assert training_rewards(make_context(tmp_path), tools) == ({"the judge"} if is_reward else frozenset())
+    assert reward_judges(make_context(tmp_path), tools) == ({"the judge"} if is_reward else frozenset())

@@ -19,7 +19,7 @@ from rlhf_zoo.evaluation.judges.llm import LLMJudge
 from rlhf_zoo.evaluation.judges.named import check_names, open_panel
 from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, cheapest_first, scores
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
-from rlhf_zoo.evaluation.measure import function_judges, reward_models
+from rlhf_zoo.evaluation.measure import function_judges, reward_model_judges
 from rlhf_zoo.modeling.models import load_causal, load_classifier
 from rlhf_zoo.pipeline.policy_eval import PolicyPair, Terms, _check_room, find_pair
 from rlhf_zoo.ppo.base import PPO_STATE
@@ -236,8 +236,8 @@ def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:
         next(other.model.parameters())[0, 0] += 1e-3
     panel = Panel([RewardJudge("reward:copy", model()), RewardJudge("reward:other", other)])
     tools: Any = SimpleNamespace(panel=panel, rewards=Rewards([model()]))
-    assert reward_models(tools) == {"reward:copy"}
-    assert reward_models(SimpleNamespace(panel=panel, rewards=None)) == frozenset()  # type: ignore[arg-type]
+    assert reward_model_judges(tools) == {"reward:copy"}
+    assert reward_model_judges(SimpleNamespace(panel=panel, rewards=None)) == frozenset()  # type: ignore[arg-type]
     given = panel.scoring[0](["the camera"], [" is good"])
     alone = model().score_texts(["the camera is good"], ended=[True]).tolist()
     np.testing.assert_allclose(given, alone, rtol=1e-6)

@@ -298,7 +298,7 @@ def test_an_evaluation_scores_the_edited_texts():
         stops=(), reference=model, tokenizer=tokenizer, max_new_tokens=64, rewards=paid,
         judge=lambda prompts, texts: [float(text.count("so")) for text in texts],
     )  # fmt: skip
-    tools.reward_of = partial(Evaluator.reward_of, tools)
+    tools.score_batch = partial(Evaluator.score_batch, tools)
     ours, theirs = (sft(seed, prompts=24) for seed in (1, 2))
     ours = replace(ours, texts=[f"{text.rstrip('.')}; i love it." for text in ours.texts])
     (effect,) = _reward_effects(tools, ours.prompts, {}, probe(ours, theirs), ours, theirs)

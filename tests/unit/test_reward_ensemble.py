@@ -19,7 +19,7 @@ from rlhf_zoo import functional
 from rlhf_zoo.app.engine import Comparison
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation import reward_reading
-from rlhf_zoo.evaluation.measure import make_evaluator, training_rewards
+from rlhf_zoo.evaluation.measure import make_evaluator, reward_judges
 from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.modeling.sampling.sampler import Samples
 from rlhf_zoo.pipeline.inspect import doctor, examination, trace
@@ -229,7 +229,7 @@ def test_its_models_judge_nothing(run: RunContext) -> None:
     flags = {**run.flags, "recipe": {"evaluation.judge": f"reward:{paths[1]}"}}
     judged = replace(run, flags=flags)
     tools = make_evaluator(judged, judged.checkpoint("sft").path)
-    assert training_rewards(judged, tools) == {tools.judge.name}
+    assert reward_judges(judged, tools) == {tools.judge.name}
 
 
 def test_what_looks_at_a_run_scores_with_all_of_them(run: RunContext) -> None:

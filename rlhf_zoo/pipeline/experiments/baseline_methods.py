@@ -19,9 +19,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...evaluation.compute import Compute, sft_compute
-from ...evaluation.head_to_head import keys_of
+from ...evaluation.head_to_head import random_keys
 from ...evaluation.judges.panel import scores
-from ...evaluation.measure import Evaluator, Measured, measure, repeat_prompts
+from ...evaluation.measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from ...fileio import write_text
 from ...modeling.chat import display_text, tokenize_for_reward, wrap_answer
 from ...modeling.loading import load_tokenizer
@@ -101,11 +101,11 @@ def _score_pools(baseline: Baseline, indices: Sequence[int], pool: int, record: 
     _, prompts, columns = repeat_prompts(baseline.rows.select(indices), pool)
     keys = [(POOL_STREAM, index, k) for index in indices for k in range(pool)]
     desc = f"pools of prompts {indices[0] + 1} to {indices[-1] + 1}"
-    samples = evaluator.sampled(evaluator.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
+    samples = evaluator.sample(evaluator.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
     reward: list[float] = []
     for batch in samples.batches:
         chosen = slice(len(reward), len(reward) + len(batch))
-        reward += evaluator.reward_of(batch, chosen, prompts, samples.texts, columns)
+        reward += evaluator.score_batch(batch, chosen, prompts, samples.texts, columns)
     judge = scores(evaluator.judge, prompts, samples.texts, columns)
     for position, index in enumerate(indices):
         pool_slice = slice(position * pool, (position + 1) * pool)
@@ -228,14 +228,14 @@ def _train(
 
 
 @torch.no_grad()
-def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> Measured:
+def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> PolicyMeasurements:
     """Measures a policy as the eval stage measures PPO: with the same prompts, keys and seed."""
     _, prompts, columns = repeat_prompts(baseline.rows, baseline.samples_per_prompt)
-    keys, seed = keys_of(len(prompts), baseline.samples_per_prompt), baseline.context.shared.seed
+    keys, seed = random_keys(len(prompts), baseline.samples_per_prompt), baseline.context.shared.seed
     return measure(policy, baseline.evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
 
-def _samples_jsonl(baseline: Baseline, measured: Measured) -> str:
+def _samples_jsonl(baseline: Baseline, measured: PolicyMeasurements) -> str:
     per_prompt = baseline.samples_per_prompt
     prompts = [display_text(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
     return _jsonl(
@@ -325,10 +325,10 @@ def draw_samples(
         _, chosen, columns = repeat_prompts(prompts.select([index % len(prompts) for index in block]), 1)
         keys = [(SAMPLES_STREAM, index % len(prompts), index // len(prompts)) for index in block]
         desc = f"completions {start + 1} to {block[-1] + 1} of {count}"
-        samples = evaluator.sampled(evaluator.reference, chosen, keys=keys, seed=seed, desc=desc)
+        samples = evaluator.sample(evaluator.reference, chosen, keys=keys, seed=seed, desc=desc)
         offset = 0
         for batch in samples.batches:
-            rewards += evaluator.reward_of(batch, slice(offset, offset + len(batch)), chosen, samples.texts, columns)
+            rewards += evaluator.score_batch(batch, slice(offset, offset + len(batch)), chosen, samples.texts, columns)
             tokens += int(batch.prompt_mask.sum()), int(batch.mask.sum())
             offset += len(batch)
         completions += zip(chosen, samples.texts, strict=True)

@@ -19,7 +19,7 @@ from ...evaluation.judges.named import check_endpoints, check_names
 from ...evaluation.judges.people import votes_on
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, on_tasks
-from ...evaluation.measure import Evaluator, make_evaluator, training_rewards
+from ...evaluation.measure import Evaluator, make_evaluator, reward_judges
 from ...evaluation.reference_answers import compare_with_references
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
 from ...evaluation.trivial_comparison import score_trivial
@@ -197,9 +197,9 @@ def _compare(
     """
     config, seed = evaluation_of(context), context.shared.seed
     judge_check = checks[evaluator.judge.name]
-    reward_names = training_rewards(context, evaluator)
+    judges_of_reward = reward_judges(context, evaluator)
     with doing("eval: measuring the checkpoints"):
-        reliability = judge_reliability(evaluator, reward_names, judge_check)
+        reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
         trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
 
     def against_sft(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
@@ -212,7 +212,7 @@ def _compare(
                 prompts,
                 samples=config.samples,
                 seed=seed,
-                training_rewards=reward_names,
+                reward_judges=judges_of_reward,
                 checks=checks,
             )
 
@@ -224,11 +224,11 @@ def _compare(
     ppo, result = against_sft(step)
     if candidate is not None and not isinstance(trajectory, str):
         policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
-        trajectory = trajectory.confirmed(result.gain_of(policy, prompts))
+        trajectory = trajectory.with_confirmation(result.judge_gain(policy, prompts))
     figures: dict[str, Any] = {}
     if not isinstance(trajectory, str):
         trivial = score_trivial(result, trajectory.trivial, prompts)
-        trajectory = trajectory.of(replace(trajectory.reliability, winnable=trivial.winnable))
+        trajectory = trajectory.with_reliability(replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may withdraw the recommendation: then the last checkpoint is compared.
         if provisional and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)

@@ -89,17 +89,17 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
     return settled_pairs(held_out[0], prefer, seed=context.shared.seed)
 
 
-def judge_reliability(evaluator: Evaluator, training_rewards: Collection[str], check: JudgeCheck) -> JudgeReliability:
+def judge_reliability(evaluator: Evaluator, reward_judges: Collection[str], check: JudgeCheck) -> JudgeReliability:
     """Describes how far a verdict can rely on the main judge.
 
     Args:
         evaluator: The judges.
-        training_rewards: Names of judges that are also PPO's rewards.
+        reward_judges: Names of judges that are also PPO's rewards.
         check: The check of this judge on labeled pairs.
     """
     return JudgeReliability(
         name=evaluator.judge.name,
-        is_reward=evaluator.judge.name in training_rewards,
+        is_reward=evaluator.judge.name in reward_judges,
         verifiable=checks_answers(evaluator.judge),
         unfit=check.labeled.unfit if check.labeled else None,
         accuracy=check.labeled.accuracy if check.labeled else None,
