@@ -114,7 +114,7 @@ def test_what_test_prompts_do_not_confirm_is_neither_main_nor_recommended(
         return replace(decide(evidence, seed=seed), candidate=None if evidence.judge.winnable else 1)
 
     monkeypatch.setattr(trajectory, "decide", decided)
-    monkeypatch.setattr(HeadToHead, "gain_of", lambda self, policy, rows: gain)
+    monkeypatch.setattr(HeadToHead, "judge_gain", lambda self, policy, rows: gain)
     monkeypatch.setattr(TrivialScores, "winnable", winnable)
     assert evaluate.run(replace(trained, restart=True)) is True
     ppo, found = trained.record("ppo"), read_json(trained.record("eval").path / "evaluation.json")

@@ -28,8 +28,9 @@ from ..stats import Estimate, WinRate, correlation, share, win_rate
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
 MIN_PAIRS = 10  # pairs that the reward orders wrongly, and rightly; fewer cannot show shared errors
-DRAWS, CLEAR = 25, 0.75  # draws of a noisy preference, and the share that must agree to settle a pair
-_SMALLEST = 1e-6  # smallest probability, so that log-odds are finite
+DRAWS = 25  # draws of a noisy preference for each pair
+MIN_AGREEMENT = 0.75  # share of the draws that must agree to settle a pair
+_MIN_PROBABILITY = 1e-6  # smallest probability, so that log-odds are finite
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,9 @@ def check_pairs(
     if not probabilities:
         return PairCheck(accuracy, None, shared)
     # A probability of 0 or 1 would have infinite log-odds.
-    good, bad = (np.clip(np.asarray(side, dtype=float), _SMALLEST, 1 - _SMALLEST) for side in (chosen, rejected))
+    good, bad = (
+        np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
+    )
     # The difference of log-odds is a Bradley-Terry margin, which `calibration` expects.
     log_odds = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
     return PairCheck(accuracy, calibration(log_odds, seed=seed), shared)
@@ -198,23 +201,23 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
     """
     errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
 
-    def among(chosen: np.ndarray) -> Estimate | None:
-        places = np.flatnonzero(chosen).tolist()
-        return share(errs[places], [prompts[place] for place in places]) if places else None
+    def error_rate(selected: np.ndarray) -> Estimate | None:
+        rows = np.flatnonzero(selected).tolist()
+        return share(errs[rows], [prompts[row] for row in rows]) if rows else None
 
-    wrong, right = among(reward_errs), among(~reward_errs)
-    overall = among(np.ones(len(errs), dtype=bool))
+    wrong, right = error_rate(reward_errs), error_rate(~reward_errs)
+    overall = error_rate(np.ones(len(errs), dtype=bool))
     assert overall is not None  # there is a pair, or the accuracy would have been refused
     return SharedErrors(
         correlation(errs.astype(float), reward_errs.astype(float), prompts, seed=seed),
         overall,
         wrong,
         right,
-        _apart(wrong, right) if wrong and right else None,
+        _difference_of_shares(wrong, right) if wrong and right else None,
     )
 
 
-def _apart(a: Estimate, b: Estimate) -> Estimate:
+def _difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
     """Returns a − b for two independent shares, with an interval from both intervals (Newcombe 1998, method 10)."""
     value = a.value - b.value
     low = value - math.hypot(a.value - a.ci95[0], b.ci95[1] - b.value)
@@ -241,7 +244,7 @@ def settled(
     rng = random.Random(seed)
     means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
     # A pair near a toss-up has no right answer.
-    return [1 if mean >= CLEAR else 0 if mean <= 1 - CLEAR else None for mean in means]
+    return [1 if mean >= MIN_AGREEMENT else 0 if mean <= 1 - MIN_AGREEMENT else None for mean in means]
 
 
 def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> Estimate | None:

@@ -53,10 +53,14 @@ MAX_LABEL_WORDS = 4
 MAX_TEXTS = 1200
 #: Only the share above this multiple of SFT's counts: keeping the best fifth of SFT's texts raises no phrase further.
 RISE_FACTOR = 5.0
+#: The threshold of risen phrases, as a share of the completions.
+MIN_RISE = 0.25
 #: Maximum number of words in a phrase.
 MAX_PHRASE_WORDS = 4
-#: Phrases in a smaller share of the texts are skipped, since they cannot reach the threshold.
+#: Phrases in a smaller share of the texts are skipped, since they cannot reach `MIN_RISE`.
 MIN_SHARE = 0.1
+#: Smallest mean dependence of SFT's texts on their prompts, in nats, from which a policy can lose any.
+_MIN_DEPENDENCE = 0.2
 
 
 class Unmeasurable(Exception):
@@ -166,9 +170,6 @@ def _word_salad(pair: Pair, flips: Flips) -> Reading:
         for side in ([policy[row] for row in pair.rows[0]], theirs)
     ]
     return _compare_means(pair, shares[0], shares[1], flips, _difference)
-
-
-_MIN_DEPENDENCE = 0.2
 
 
 def _independence(pair: Pair, flips: Flips) -> Reading:
@@ -330,9 +331,6 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     needle = f" {' '.join(grams[top])} "
     numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in pair.tokens[0]], float)
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
-
-
-MIN_RISE = 0.25
 
 
 def _punctuation(pair: Pair, flips: Flips) -> Reading:

@@ -18,15 +18,15 @@ from ...modeling.words import is_word, words
 from ..stats import group_indices
 
 #: Repeats are counted within windows of this many words, so long prose repeats itself no more than short prose.
-WINDOW = 50
+REPEAT_WINDOW = 50
 #: Smallest number of bytes for which a text is compressed; for shorter texts deflate says little.
-LONG = 1000
+MIN_COMPRESSED_BYTES = 1000
 #: Deflate saves at most this share of a few kilobytes of ordinary English prose. More means that a text repeats itself.
-PLAIN = 0.6
+PROSE_SAVING = 0.6
 #: A text's likelihood is taken after its own prompt and after so many others.
 OTHER_PROMPTS = 8
 
-_COLUMNS = 4096
+_COLUMNS_AT_ONCE = 4096
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
 
 
@@ -157,8 +157,8 @@ class Pair:
 def repeated_share(tokens: Sequence[str], text: str) -> float:
     """Computes the share of a text that repeats itself: word pairs that occurred earlier in the same window.
 
-    A text of `LONG` bytes or more may repeat itself over a longer range. Its share is (compressibility − `PLAIN`),
-    scaled to 0 … 1, if that is larger.
+    A text of at least `MIN_COMPRESSED_BYTES` may repeat itself over a longer range. Its share is (compressibility −
+    `PROSE_SAVING`), scaled to 0 … 1, if that is larger.
 
     Args:
         tokens: The text's words.
@@ -168,17 +168,17 @@ def repeated_share(tokens: Sequence[str], text: str) -> float:
         A share from 0 to 1.
     """
     repeat_count = total = 0
-    for start in range(0, len(tokens), WINDOW):
+    for start in range(0, len(tokens), REPEAT_WINDOW):
         # In windows, since a long text repeats common word pairs by chance.
-        pairs = list(pairwise(tokens[start : start + WINDOW]))
+        pairs = list(pairwise(tokens[start : start + REPEAT_WINDOW]))
         total += len(pairs)
         repeat_count += len(pairs) - len(set(pairs))
     share = repeat_count / total if total else 0.0
-    # A character takes at most 4 bytes, so a short enough text is below `LONG` without being encoded.
-    data = text.encode("utf-8", "surrogatepass") if len(text) >= LONG // 4 else b""
-    if len(data) < LONG:
+    # A character takes at most 4 bytes, so a short enough text is below `MIN_COMPRESSED_BYTES` without being encoded.
+    data = text.encode("utf-8", "surrogatepass") if len(text) >= MIN_COMPRESSED_BYTES // 4 else b""
+    if len(data) < MIN_COMPRESSED_BYTES:
         return share
-    return max(share, (1 - len(zlib.compress(data, 6)) / len(data) - PLAIN) / (1 - PLAIN))
+    return max(share, (1 - len(zlib.compress(data, 6)) / len(data) - PROSE_SAVING) / (1 - PROSE_SAVING))
 
 
 def excess_share(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> float:
@@ -333,10 +333,10 @@ def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
     shared = np.bincount(columns)[columns] > 1  # a word pair in only one text cannot make two texts alike
     rows, weights, columns = rows[shared], weights[shared], np.unique(columns[shared], return_inverse=True)[1]
     matrix = np.zeros((len(sets), len(sets)), dtype=np.float32)
-    for start in range(0, last := int(columns.max(initial=-1)) + 1, _COLUMNS):
+    for start in range(0, last := int(columns.max(initial=-1)) + 1, _COLUMNS_AT_ONCE):
         # Blocks of columns bound the memory, however many word pairs there are.
-        block = (columns >= start) & (columns < start + _COLUMNS)
-        block_weights = np.zeros((len(sets), min(_COLUMNS, last - start)), dtype=np.float32)
+        block = (columns >= start) & (columns < start + _COLUMNS_AT_ONCE)
+        block_weights = np.zeros((len(sets), min(_COLUMNS_AT_ONCE, last - start)), dtype=np.float32)
         block_weights[rows[block], columns[block] - start] = weights[block]
         matrix += block_weights @ block_weights.T
     np.fill_diagonal(matrix, 1.0)

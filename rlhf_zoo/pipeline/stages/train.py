@@ -61,15 +61,15 @@ class _Plan:
 
     Attributes:
         finished: Whether nothing remains.
-        again: Whether the stage starts over and replaces the files of an earlier run.
-        before: run.json of the run to resume.
-        resume: The checkpoint to resume from.
+        starts_over: Whether the stage starts over and replaces the files of an earlier run.
+        previous_run: run.json of the run to resume.
+        resume_from: The checkpoint to resume from.
     """
 
     finished: bool
-    again: bool = False
-    before: Mapping[str, Any] = field(default_factory=dict)
-    resume: Path | None = None
+    starts_over: bool = False
+    previous_run: Mapping[str, Any] = field(default_factory=dict)
+    resume_from: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class _Run:
 
     def seconds(self) -> float:
         """The time spent on the stage so far, earlier runs included."""
-        return float(self.plan.before.get("seconds", 0.0) + time.monotonic() - self.started)
+        return float(self.plan.previous_run.get("seconds", 0.0) + time.monotonic() - self.started)
 
 
 def train_stage(
@@ -138,7 +138,7 @@ def train_stage(
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
     resolved = _resolved(settings, data, lineage)
     code = stage_code(settings)
-    # With several processes, the first one makes the plan and writes.
+    # With several processes, the main process makes the plan and writes.
     plan: _Plan = distributed.from_first(lambda: _plan(context, settings, resolved, parents, code, publisher))
     if plan.finished:
         return False
@@ -150,7 +150,7 @@ def train_stage(
         _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
             trainer = build()
-        # Only now: settings that `build` refuses must not claim the directory or delete files in it.
+        # After `build`, so that settings that it refuses neither claim the directory nor delete files in it.
         if distributed.first():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
             _begin(run, resolved, lineage, data, optional)
@@ -175,7 +175,7 @@ def _train_to_end(
 ) -> bool:
     """Trains. Returns whether it reached the last step. Raises Stopped if a signal ended training before that."""
     context = run.context
-    callback = _attach(run, trainer, stop, finish_checkpoint)
+    callback = _add_callbacks(run, trainer, stop, finish_checkpoint)
     run_name = f"{context.recipe.name}-{run.settings.stage}-{context.run_id(run.settings.stage)}"
     with (
         _complete_checkpoints(run.record),
@@ -192,10 +192,10 @@ def _train_to_end(
     step = trainer.state.global_step
     if step >= trainer.state.max_steps:
         return True
-    stopped = not stop.requested and step == context.stop_after
+    reached_stop_after = not stop.requested and step == context.stop_after
     if distributed.first():
-        run.record.write(status="stopped" if stopped else "interrupted", seconds=run.seconds())
-    if not stopped:
+        run.record.write(status="stopped" if reached_stop_after else "interrupted", seconds=run.seconds())
+    if not reached_stop_after:
         raise Stopped
     return False
 
@@ -239,9 +239,9 @@ def _begin(
     `parents` and `data` hold their lineage; empty fields of `optional` are left out.
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
-    stage, before = settings.stage, run.plan.before
+    stage, previous_run = settings.stage, run.plan.previous_run
     remote_code = code_lineage(context)  # reads records that are deleted below
-    if run.plan.again:
+    if run.plan.starts_over:
         record.clear()
         (context.directory / SUMMARY).unlink(missing_ok=True)
         if publisher is not None:
@@ -249,14 +249,14 @@ def _begin(
     record.write(
         **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
-            role: keep_published_lineage((before.get("parents") or {}).get(role) or {}, parent)
+            role: keep_published_lineage((previous_run.get("parents") or {}).get(role) or {}, parent)
             for role, parent in parents.items()
         },
-        dataset=keep_published_lineage(before.get("dataset") or {}, data),
+        dataset=keep_published_lineage(previous_run.get("dataset") or {}, data),
         **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
-        hub=before.get("hub") or context.hub.label,
-        publish=before.get("publish") if publisher is None else _publication(context),
-        repo=before.get("repo"),
+        hub=previous_run.get("hub") or context.hub.label,
+        publish=previous_run.get("publish") if publisher is None else _publication(context),
+        repo=previous_run.get("repo"),
         command=context.command,
         run=context.run_id(stage),
         **({"round": context.round.lineage} if context.round is not None else {}),
@@ -285,7 +285,7 @@ def _plan(
     settings: StageSettings,
     resolved: Mapping[str, Any],
     parents: Mapping[str, ParentCheckpoint],
-    code_named: Mapping[str, Any],
+    code: Mapping[str, Any],
     publisher: Publisher | None,
 ) -> _Plan:
     """Returns what remains. Raises ZooError if the stage cannot start, resume, or be published under its name."""
@@ -295,11 +295,11 @@ def _plan(
     starts_over = record.run_file.exists() and (context.restart or record.has_nothing_to_lose(resolved, recipe))
     if not starts_over:
         context.check_settings_unchanged(stage, resolved)
-    before = {} if starts_over else record.read()
-    if before and record.has_trained:
-        _check_files(settings, parents, before)
-        check_code(code_named, before.get("code"))
-    if before.get("status") == "finished":
+    previous_run = {} if starts_over else record.read()
+    if previous_run and record.has_trained:
+        _check_files(settings, parents, previous_run)
+        check_code(code, previous_run.get("code"))
+    if previous_run.get("status") == "finished":
         if publisher is not None:
             record.write(publish=_publication(context))
             publisher.notify()
@@ -308,14 +308,14 @@ def _plan(
         claim_repository(context, stage)
     if publisher is not None and settings.model.use_peft:
         check_bases(context, stage, parents)
-    if not before and not starts_over and any(record.path.glob("checkpoint-*")):
+    if not previous_run and not starts_over and any(record.path.glob("checkpoint-*")):
         raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
-    resume = None
+    resume_from = None
     if not starts_over:
         record.remove_incomplete()
-        resume = _last_intact(record)
-        record.truncate_metrics(checkpoint_step(resume) if resume else -1)
-    return _Plan(False, starts_over, before, resume)
+        resume_from = _last_intact(record)
+        record.truncate_metrics(checkpoint_step(resume_from) if resume_from else -1)
+    return _Plan(finished=False, starts_over=starts_over, previous_run=previous_run, resume_from=resume_from)
 
 
 def _template_lineage(settings: StageSettings) -> dict[str, Any]:
@@ -324,14 +324,16 @@ def _template_lineage(settings: StageSettings) -> dict[str, Any]:
     return {"files": digest(Path(path))} if path is not None and Path(path).is_file() else {}
 
 
-def _check_files(settings: StageSettings, parents: Mapping[str, ParentCheckpoint], before: Mapping[str, Any]) -> None:
+def _check_files(
+    settings: StageSettings, parents: Mapping[str, ParentCheckpoint], previous_run: Mapping[str, Any]
+) -> None:
     """Raises ZooError if a local model or chat template has changed since the stage started."""
-    recorded, on_base = before.get("parents") or {}, starts_on_base(settings.stage, settings.resolved)
+    recorded, on_base = previous_run.get("parents") or {}, starts_on_base(settings.stage, settings.resolved)
     for role, parent in parents.items():
         title = parent_title(role, on_base=on_base)
         check_unchanged(f"The {title} in {parent.path}", parent.lineage, recorded.get(role))
     path = getattr(settings.trainer, "chat_template_path", None)
-    check_unchanged(f"The chat template {path}", _template_lineage(settings), before.get("chat_template"))
+    check_unchanged(f"The chat template {path}", _template_lineage(settings), previous_run.get("chat_template"))
 
 
 def _last_intact(record: StageRecord) -> Path | None:
@@ -360,20 +362,20 @@ def _train(run: _Run, trainer: Any) -> None:
     Raises:
         Stopped: After such a signal.
     """
-    resume, record = run.plan.resume, run.record
+    resume_from, record = run.plan.resume_from, run.record
     try:
-        if resume is None:
+        if resume_from is None:
             trainer.train()
             return
-        state = TrainerState.load_from_json(str(resume / TRAINER_STATE_NAME))
+        state = TrainerState.load_from_json(str(resume_from / TRAINER_STATE_NAME))
         must_evaluate = _owes_evaluation(state, record)
         if state.global_step < state.max_steps:
             trainer.args.eval_on_start = must_evaluate
-            trainer.train(resume_from_checkpoint=str(resume))
+            trainer.train(resume_from_checkpoint=str(resume_from))
             return
         trainer.state = state  # Trainer.train would make one more step
         if must_evaluate:
-            trainer._load_from_checkpoint(str(resume))
+            trainer._load_from_checkpoint(str(resume_from))
             trainer.evaluate()
     except WaitEnded as error:
         _save_finished(trainer, record, error)
@@ -441,7 +443,7 @@ def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
         ) from error
 
 
-def _attach(
+def _add_callbacks(
     run: _Run, trainer: Any, stop: Interruptible, finish_checkpoint: Callable[[Any, Path], None] | None
 ) -> StageCallback:
     """Adds the stage's callbacks to a trainer."""
