@@ -236,7 +236,7 @@ def test_a_function_that_raises_is_found_before_anything_trains(folder: Path) ->
     own = {**context.flags["ppo"], "reward_funcs": "test_resumed_stages:by_token"}
     pipeline.check(replace(context, flags={**context.flags, "ppo": own}))
     for name, said in (
-        ("strict", "The reward function strict cannot be called with prompts, completions, .* let it take"),
+        ("strict", "The reward function strict cannot be called with prompts, completions, .* let it accept"),
         ("careless", "The reward function careless raised ValueError: could not convert .* on row 0, prompt 'ab'"),
         (
             "alone",
