@@ -151,21 +151,7 @@ def critic_from(
     trunk = type(source.base_model) if _has_remote_code(config) else None
     # Build the critic in float32, because bfloat16 would round away small value updates.
     critic = _token_classifier(type(config), trunk)._from_config(config, dtype=torch.float32)  # type: ignore[arg-type]
-    # The critic would lack a weight between trunk and head.
-    problem = _weight_before_head(source) if is_reward_model else None
-    try:
-        critic.base_model.load_state_dict(source.base_model.state_dict())
-    except RuntimeError as error:
-        problem = first_line(error)
-    if problem is not None:
-        raise ZooError(
-            f"A {type(source).__name__} has more than a linear head on a trunk of {config.model_type} ({problem}), "
-            "so a critic could not start at its scores: pass a value_model."
-        )
-    if share:
-        for name, parameter in source.base_model.named_parameters():
-            module, _, leaf = name.rpartition(".")
-            setattr(critic.base_model.get_submodule(module), leaf, parameter)
+    _copy_trunk(source, critic, is_reward_model=is_reward_model, share=share)
     critic.name_or_path = source.name_or_path  # peft records it as the base of a later adapter
     head = _linear_head(critic)
     with torch.no_grad():
@@ -182,6 +168,28 @@ def critic_from(
     # The weights now contain the statistics. A loader of reward models would apply them a second time.
     config.rlhf_zoo = None
     return critic
+
+
+def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_model: bool, share: bool) -> None:
+    """Gives a critic the weights of a model's trunk, or shares its parameters.
+
+    Raises:
+        ZooError: The model is more than a trunk and a linear head, so the critic would lack weights.
+    """
+    problem = _weight_before_head(source) if is_reward_model else None
+    try:
+        critic.base_model.load_state_dict(source.base_model.state_dict())
+    except RuntimeError as error:
+        problem = first_line(error)
+    if problem is not None:
+        raise ZooError(
+            f"A {type(source).__name__} has more than a linear head on a trunk of {source.config.model_type} "
+            f"({problem}), so a critic could not start at its scores: pass a value_model."
+        )
+    if share:
+        for name, parameter in source.base_model.named_parameters():
+            module, _, leaf = name.rpartition(".")
+            setattr(critic.base_model.get_submodule(module), leaf, parameter)
 
 
 def _weight_before_head(source: PreTrainedModel) -> str | None:

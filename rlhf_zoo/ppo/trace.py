@@ -161,10 +161,9 @@ def trace(
     if not 0 < args.temperature < math.inf:
         raise ZooError(f"The temperature is {args.temperature}: it must be a positive number.")
     actor = ActorCritic(policy, critic).eval()
-    for model in (reference, old):
-        if model is not None:
-            disable_dropout(model)
-            model.eval()
+    for model in filter(None, (reference, old)):
+        disable_dropout(model)
+        model.eval()
     prompt = wrap_prompt(prompt, tokenizer)
     prompt_ids = _encode_prompt(prompt, policy, tokenizer, args.response_length)
     samples = _sample_completion(prompt_ids, policy, tokenizer, args, seed)
@@ -183,12 +182,12 @@ def trace(
     action_columns["clipped"] = _find_clipped(logprobs, old_logprobs, action_columns["advantage"], samples.mask, args)
     token_columns = _token_columns(samples, logprobs, ref_logprobs, old_logprobs)
     tokens, completion = _traced_tokens(tokenizer, prompt_ids, token_columns, action_columns)
-    scores = zip(rewards.names, scored.each[0].tolist(), strict=True)
+    scores = dict(zip(rewards.names, scored.each[0].tolist(), strict=True))
     return Trace(
         prompt=prompt,
         completion=completion,
         tokens=tokens,
-        scores={name: None if math.isnan(score) else score for name, score in scores},
+        scores={name: None if math.isnan(score) else score for name, score in scores.items()},
         score=float(scored.total[0]),
         shaped_score=float(shaped[0]),
         kl=math.fsum(token.kl for token in tokens),

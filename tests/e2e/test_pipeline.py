@@ -235,7 +235,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     assert done.returncode == 2 and "has the tag step-" in done.stderr and "pass --restart" in done.stderr
     done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("In run/ppo\n")
+    assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("Run directory: run/ppo\n")
     assert "`main` is provisional until `rlhf-zoo eval` has run" in done.stdout
     assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
     equals(run, base, "ppo")

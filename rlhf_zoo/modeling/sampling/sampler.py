@@ -218,12 +218,8 @@ def sample(
     drawn_counts = torch.zeros(size, dtype=torch.long, device=device)
     stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
 
-    lengths, waiting = [len(prompt) for prompt in prompts], list(range(size))
-    if max_tokens is not None:
-        check_fits(lengths, max_new_tokens, max_tokens)
-        # Sorted by length, because `room` expects the last of the rows that may start to be the longest, and because
-        # rows of similar length need little padding.
-        waiting.sort(key=lengths.__getitem__)
+    lengths = [len(prompt) for prompt in prompts]
+    waiting = _starting_order(lengths, max_new_tokens, max_tokens)
     if decoder is None:
         decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens)
     while waiting or len(decoder.rows):
@@ -251,6 +247,16 @@ def sample(
     return Samples(
         prompt_ids, prompt_mask, completion[:, :width], mask, logprobs[:, :width], ended, vocabulary, values=values
     )
+
+
+def _starting_order(lengths: Sequence[int], max_new_tokens: int, max_tokens: int | None) -> list[int]:
+    """Returns the rows in the order in which they may start, after checking that each of them fits."""
+    if max_tokens is None:
+        return list(range(len(lengths)))
+    check_fits(lengths, max_new_tokens, max_tokens)
+    # Sorted by length, because `room` expects the last of the rows that may start to be the longest, and because rows
+    # of similar length need little padding.
+    return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
 def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
