@@ -35,6 +35,7 @@ DOCUMENTS = (
     "docs/baselines.md",
     "docs/performance.md",
     "recipes/tiny-sums/README.md",
+    "recipes/smollm2-ifeval/README.md",
     "docs/plan.md",
 )
 

@@ -3,10 +3,10 @@
     RLHF_ZOO_DATA=FOLDER python benchmarks/instructions.py runs/real --hub local
     python benchmarks/instructions.py RUN RUN RUN --temperature 1 --limit 100
 
-Each RUN is a finished run of the recipe, one for each seed. Prompts are read from FOLDER/ifeval and FOLDER/ifbench.
-Answers are greedy unless --temperature says otherwise, and lie in RUN/benchmarks (those of the base in the first RUN),
-so a second call goes on where the first one stopped. Without --limit and --temperature the figures are written to
-docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into the docs.
+Each RUN is a finished run of the recipe, one for each seed; without any, the base alone is scored. Prompts are read
+from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature says otherwise. They are kept in
+--answers, so a second call goes on where the first one stopped. Without --limit and --temperature the figures are
+written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into the docs.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 import ifeval
 from bench import cpu_name
 from figures import keep
+from figures.experiments import ROOT
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import read_json
@@ -34,6 +35,7 @@ from rlhf_zoo.rewards.relevance import relevance
 from rlhf_zoo.runs.record import StageRecord
 
 NAME = "smollm2-ifeval"
+BASE = "HuggingFaceTB/SmolLM2-135M-Instruct"
 BENCHMARKS = {"IFEval": "ifeval", "IFBench": "ifbench"}
 #: One text for every prompt, without a meaning: what it scores is what the verifiers cannot see.
 CONSTANT = "<<my answer>>\n\n* *my answer* is yes [a] [b] [c]\n* *this* and *that*\n* *more*\n***\np.s. thank you"
@@ -47,8 +49,11 @@ Rows = Sequence[ifeval.Row]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a finished run of the recipe")
+    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a finished run of the recipe")
     parser.add_argument("--hub", default="local", help="where the base is: 'local' or an address")
+    parser.add_argument(
+        "--answers", type=Path, default=ROOT / "runs" / "instructions", help="the folder of the answers"
+    )
     parser.add_argument("--limit", type=int, help="so many prompts of each benchmark, drawn at random by a fixed seed")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--batch", type=int, default=64)
@@ -61,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name: ifeval.read_rows(Path(data) / folder / "test.jsonl.gz", options.limit)
         for name, folder in BENCHMARKS.items()
     }
-    policies = policies_of(options.runs)
+    policies = policies_of(options.runs, options.answers)
     document: Figures = {
         "schema": 1,
         "machine": cpu_name(),
@@ -78,27 +83,22 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"Kept in docs/evidence/{NAME}.json.")
 
 
-def policies_of(runs: Sequence[Path]) -> list[Figures]:
+def policies_of(runs: Sequence[Path], answers: Path) -> list[Figures]:
     """Lists the base and each run's policy: the name in the table, the model, and the folder of its answers.
 
     Raises:
-        ZooError: A run is not finished, or has another base than the first.
+        ZooError: A run is not finished, or starts from another model than the recipe's.
     """
-    policies: list[Figures] = []
+    policies: list[Figures] = [{"policy": "base", "model": BASE, "answers": answers / "base"}]
     for run in runs:
         record = StageRecord(run / "ppo")
         checkpoint, document = record.chosen_checkpoint(), record.read()
         if checkpoint is None or document.get("status") != "finished":
             raise ZooError(f"{run} is not a finished run of {NAME}: run it first.")
-        base = document["resolved"]["model_name_or_path"]
-        if not policies:
-            policies.append({"policy": "base", "model": base, "answers": run / "benchmarks" / "base"})
-        if policies[0]["model"] != base:
-            raise ZooError(
-                f"{run} starts from {base}, and {runs[0]} from {policies[0]['model']}: give runs of one base."
-            )
-        policy = {"policy": "PPO", "seed": document["seed"], "model": str(checkpoint)}
-        policies.append({**policy, "answers": run / "benchmarks" / "ppo"})
+        if (base := document["resolved"]["model_name_or_path"]) != BASE:
+            raise ZooError(f"{run} starts from {base}, and not from {BASE}: give runs of {NAME}.")
+        seed = document["seed"]
+        policies.append({"policy": "PPO", "seed": seed, "model": str(checkpoint), "answers": answers / f"seed-{seed}"})
     return policies
 
 
@@ -166,6 +166,8 @@ def run_figures(run: Path) -> Figures:
 
 def pairs(policies: Sequence[Figures], rows: Rows, options: argparse.Namespace) -> list[Figures]:
     """Draws prompts at random by a fixed seed, with the answers of the base and of the first run, as they are."""
+    if len(policies) < 2:
+        return []
     base, ppo = (
         ifeval.resumed(answers_file(policy, "IFEval", options), rows, lambda _: iter(())) for policy in policies[:2]
     )

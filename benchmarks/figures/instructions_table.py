@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import keep
-from .text import NOTHING, interval, number, table
+from .text import interval, number, table
 
 NAME = "smollm2-ifeval"
 #: IFEval's average of the models' cards, as they give it.
@@ -12,11 +12,17 @@ PUBLISHED = (("SmolLM2-135M-Instruct, published", 29.9), ("SmolLM2-360M-Instruct
 Figures = Mapping[str, Any]
 
 
-def benchmarks_table() -> str:
-    """Scores on both benchmarks, a row for each policy."""
+def page() -> str:
+    """All that is kept: both benchmarks, the recipe's own test split, and pairs of answers drawn at random."""
     document = keep.load(NAME)
     if not document:
-        return NOTHING
+        return "Nothing is measured yet: `python benchmarks/instructions.py` measures it."
+    parts = [benchmarks_table(document), runs_table(document), pairs_page(document)]
+    return "\n\n".join(part for part in parts if part)
+
+
+def benchmarks_table(document: Figures) -> str:
+    """Scores on both benchmarks, a row for each policy."""
     rows = [[name, f"{score:.1f}", *[""] * 8] for name, score in PUBLISHED]
     rows += [_row(policy) for policy in document["policies"]]
     heads = [
@@ -35,12 +41,11 @@ def benchmarks_table() -> str:
     return f"{table(heads, rows)}\n\n{note}\n\nMade by `{command}`."
 
 
-def runs_table() -> str:
-    """What each run says of itself, on the recipe's own test split."""
-    document = keep.load(NAME)
-    runs = [run for run in document.get("runs", []) if "ppo" in run]
+def runs_table(document: Figures) -> str:
+    """What each run says of itself, on the recipe's own test split; nothing before a run was evaluated."""
+    runs = [run for run in document["runs"] if "ppo" in run]
     if not runs:
-        return NOTHING
+        return ""
     names = {"judge": "all instructions fulfilled", "reward": "reward", "kl": "KL, nats", "length": "tokens",
              "eos_rate": "ended by itself", "repetition": "repetition"}  # fmt: skip
     rows = []
@@ -54,12 +59,10 @@ def runs_table() -> str:
     return f"{table(['policy', *names.values(), 'verdict'], rows)}\n\n{note}\n\nMade by `{runs[0]['command']}`."
 
 
-def pairs_page() -> str:
-    """Prompts drawn at random, with both answers as they are."""
-    pairs = keep.load(NAME).get("pairs", [])
-    if not pairs:
-        return NOTHING
-    parts = []
+def pairs_page(document: Figures) -> str:
+    """Prompts drawn at random, with both answers as they are; nothing before a run."""
+    pairs = document["pairs"]
+    parts = [f"{len(pairs)} prompts drawn at random, with both answers as they are:"] if pairs else []
     for place, pair in enumerate(pairs, 1):
         parts.append(f"**{place}.** {_quoted(pair['prompt'])}")
         parts += [f"*{name}:*\n\n{_quoted(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]

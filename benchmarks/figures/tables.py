@@ -8,8 +8,7 @@ from speed import report
 from .ensemble_table import ensemble_table
 from .experiments import EXPERIMENTS, PLAN, SUMS
 from .frontier_tables import baselines_table
-from .instructions_table import benchmarks_table, pairs_page
-from .instructions_table import runs_table as instruction_runs_table
+from .instructions_table import page as instructions_page
 from .plan_table import plan_table
 from .run_tables import ablation_table, runs_table
 from .sums_table import seeds_table, sums_table
@@ -23,9 +22,7 @@ TABLES: dict[str, Callable[[], str]] = {
     SUMS: sums_table,
     f"{SUMS}-seeds": seeds_table,
     PLAN: plan_table,
-    "smollm2-ifeval": benchmarks_table,
-    "smollm2-ifeval-runs": instruction_runs_table,
-    "smollm2-ifeval-pairs": pairs_page,
+    "smollm2-ifeval": instructions_page,
     "speed": lambda: report.page(report.newest()),
     "speed-aims": lambda: report.aims_table(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),

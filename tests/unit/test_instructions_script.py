@@ -40,30 +40,35 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(keep, "FOLDER", tmp_path)
     monkeypatch.setattr(instructions, "TOKENS", 8)
+    monkeypatch.setattr(instructions, "BASE", str(tmp_path / "base"))
     return tmp_path / "run"
 
 
-def test_base_policy_and_constant_text_are_scored_kept_and_shown(run: Path, capsys: pytest.CaptureFixture) -> None:
-    instructions.main([str(run), "--batch", "2", "--judges", "grammar"])
+def test_base_policy_and_constant_text_are_scored_kept_and_shown(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    answers = tmp_path / "answers"
+    instructions.main([str(run), "--batch", "2", "--judges", "grammar", "--answers", str(answers)])
     document = keep.load(instructions.NAME)
     assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "one text"]
     assert document["policies"][1]["seed"] == 4
     assert document["policies"][2]["IFEval"]["prompt_strict"]["share"] == 1, "the text has no capital letter"
     assert [pair["prompt"] for pair in document["pairs"]] != [] and {"base", "ppo"} <= {*document["pairs"][0]}
-    table = instructions_table.benchmarks_table()
-    assert "| PPO, seed 4 | " in table and "| one text | **100.0** | 100.0 (100.0 to 100.0)" in table
-    assert document["pairs"][0]["prompt"] in instructions_table.pairs_page()
-    before = {path: path.stat().st_mtime_ns for path in (run / "benchmarks").rglob("*.jsonl")}
+    page = instructions_table.page()
+    assert "| PPO, seed 4 | " in page and "| one text | **100.0** | 100.0 (100.0 to 100.0)" in page
+    assert document["pairs"][0]["prompt"] in page
+    before = {path: path.stat().st_mtime_ns for path in answers.rglob("*.jsonl")}
     assert len(before) == 4
     capsys.readouterr()
-    instructions.main([str(run), "--judges"])
-    assert {path: path.stat().st_mtime_ns for path in (run / "benchmarks").rglob("*.jsonl")} == before
+    instructions.main([str(run), "--judges", "--answers", str(answers)])
+    assert {path: path.stat().st_mtime_ns for path in answers.rglob("*.jsonl")} == before
 
 
-def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, capsys: pytest.CaptureFixture) -> None:
-    instructions.main([str(run), "--limit", "1", "--temperature", "1", "--judges"])
+def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    instructions.main(["--limit", "1", "--temperature", "1", "--judges", "--answers", str(tmp_path / "answers")])
     assert "base  on IFEval: " in capsys.readouterr().out
     assert keep.load(instructions.NAME) == {}
+    assert "Nothing is measured yet" in instructions_table.page()
 
 
 def test_an_unfinished_run_is_refused(run: Path) -> None:
