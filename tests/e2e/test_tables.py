@@ -107,7 +107,7 @@ def adapted(folder, name, **given):
     reward = load_classifier(context.checkpoint("reward").path)
     assert reward.config.rlhf_zoo["score_std"] > 0
     shutil.rmtree(context.checkpoint("sft").path / "merged")
-    with pytest.raises(ZooError, match="/merged, which does not exist: restore it"):
+    with pytest.raises(ZooError, match="/merged, which does not exist: restore the base"):
         load_causal(context.checkpoint("ppo").path)
     assert not run_stage(context, "eval"), "it was done, and merges all the same what the policy lies on"
     load_causal(context.checkpoint("ppo").path)
