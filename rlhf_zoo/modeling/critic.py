@@ -117,24 +117,9 @@ def critic_from(
     Source: "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031), detail 22.
     """
     if not isinstance(source, PreTrainedModel):
-        subject = f"The critic {source}"
-        files = model_files(source, revision=revision)
-        if files.adapter is not None:
-            task_or_architecture = files.adapter.get("task_type")
-            if task_or_architecture == "TOKEN_CLS":
-                base, revision = base_of_adapter(files)
-                return merge_adapter(critic_from(base, revision=revision), files)
-        else:
-            config = load_config(source, subject=subject, revision=revision)
-            task_or_architecture = (config.architectures or [""])[0]
-            if task_or_architecture.endswith("ForTokenClassification"):
-                trunk = _remote_base_class(config, source, revision)
-                return load_model(_token_classifier(type(config), trunk), source, subject=subject, revision=revision)  # type: ignore[arg-type]
-        is_reward_model = task_or_architecture == "SEQ_CLS" or str(task_or_architecture).endswith(
-            "ForSequenceClassification"
-        )
-        loader: Any = load_classifier if is_reward_model else load_causal
-        return critic_from(loader(source, revision=revision), center=center, scale=scale, weight=weight)
+        source, is_critic = _load(source, revision)
+        if is_critic:
+            return source
     is_reward_model = type(source).__name__.endswith("ForSequenceClassification")
     if is_reward_model and source.config.num_labels != 1:
         raise ZooError(
@@ -168,6 +153,28 @@ def critic_from(
     # The weights now contain the statistics. A loader of reward models would apply them a second time.
     config.rlhf_zoo = None
     return critic
+
+
+def _load(source: str | Path, revision: str | None) -> tuple[PreTrainedModel, bool]:
+    """Loads a critic, a reward model or a causal model; the second value says whether it is a critic."""
+    subject = f"The critic {source}"
+    files = model_files(source, revision=revision)
+    if files.adapter is not None:
+        task_or_architecture = files.adapter.get("task_type")
+        if task_or_architecture == "TOKEN_CLS":
+            base, base_revision = base_of_adapter(files)
+            return merge_adapter(critic_from(base, revision=base_revision), files), True
+    else:
+        config = load_config(source, subject=subject, revision=revision)
+        task_or_architecture = (config.architectures or [""])[0]
+        if task_or_architecture.endswith("ForTokenClassification"):
+            trunk = _remote_base_class(config, source, revision)
+            return load_model(_token_classifier(type(config), trunk), source, subject=subject, revision=revision), True  # type: ignore[arg-type]
+    is_reward_model = task_or_architecture == "SEQ_CLS" or str(task_or_architecture).endswith(
+        "ForSequenceClassification"
+    )
+    loader: Any = load_classifier if is_reward_model else load_causal
+    return loader(source, revision=revision), False
 
 
 def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_model: bool, share: bool) -> None:

@@ -220,8 +220,7 @@ def sample(
 
     lengths = [len(prompt) for prompt in prompts]
     waiting = _starting_order(lengths, max_new_tokens, max_tokens)
-    if decoder is None:
-        decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens)
+    decoder = GrowingDecoder(model, length=max_new_tokens, max_tokens=max_tokens) if decoder is None else decoder
     while waiting or len(decoder.rows):
         count, running = 0, len(decoder.rows)
         if waiting:
