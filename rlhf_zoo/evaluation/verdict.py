@@ -414,8 +414,10 @@ def _judge_reasons(
     ]
     best_mean = float(judge_means.max())
     if fall.detected:
-        kept = "" if fall.share_kept is None else f"{fall.share_kept:.0%}" if fall.share_kept > 0 else "none"
-        gain_kept = f" and keeps {kept} of its gain over SFT" if kept else ""
+        gain_kept = ""
+        if fall.share_kept is not None:
+            share_text = f"{fall.share_kept:.0%}" if fall.share_kept > 0 else "none"
+            gain_kept = f" and keeps {share_text} of its gain over SFT"
         reasons.append(
             f"The judge's mean was highest{at_best} ({best_mean:.4g}). It has fallen by {fall.drop.value:.4g} since"
             f"{gain_kept} (p = {fall.p:.2g} for a fall from any checkpoint below {MIN_SHARE_KEPT:.0%} of its gain)."

@@ -8,7 +8,7 @@ from ..errors import ZooError
 from .recipe import Recipe, list_others, list_recipes, load_recipe
 
 #: The values of `hardware` in zoo.yaml, by which the table groups recipes.
-HARDWARE = ("a laptop, in minutes", "one GPU", "several GPUs")
+HARDWARE = ("a laptop, in minutes", "a laptop, in hours", "one GPU", "several GPUs")
 BEGIN, END = "<!-- recipes -->", "<!-- /recipes -->"
 COMMAND = "rlhf-zoo recipes list --readme recipes/README.md"
 
