@@ -14,8 +14,8 @@ from torch import Tensor
 __all__ = [
     "AGGREGATIONS", "ENSEMBLES", "KL_IN_LOSS", "KL_IN_REWARD", "actions", "aggregate", "approx_kl",
     "clipped_policy_loss", "clipped_value_loss", "ensemble_scores", "entropy", "exact_kl", "explained_variance",
-    "gae", "importance_weights", "kl_loss", "kl_penalty", "last_token", "log_softmax", "masked_mean",
-    "masked_moments", "mean_and_std", "missing_eos_penalty", "missing_eos_score", "selected_logprobs",
+    "gae", "importance_weights", "kl_loss", "kl_penalty", "last_token", "leave_one_out", "log_softmax",
+    "masked_mean", "masked_moments", "mean_and_std", "missing_eos_penalty", "missing_eos_score", "selected_logprobs",
     "shape_scores", "terminal_remainder", "token_rewards", "value_r2", "whiten", "zero_variance_groups",
 ]  # fmt: skip
 
@@ -64,8 +64,8 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of x where the mask is True, a scalar; NaN for an empty mask.
 
     Args:
-        x: The same shape.
-        mask: The same shape.
+        x: Numbers.
+        mask: Bool, of the same shape.
     """
     return x.masked_fill(~mask, 0).sum() / mask.sum()
 
@@ -74,8 +74,8 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
     """(n, Σx, Σx²) over the mask, (3,) float64. Moments of several processes can be added before `whiten` uses them.
 
     Args:
-        x: The same shape.
-        mask: The same shape.
+        x: Numbers.
+        mask: Bool, of the same shape.
     """
     kept = x.masked_fill(~mask, 0).double()
     return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
@@ -93,9 +93,7 @@ def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """(x − μ)/σ, with μ added back when `shift_mean` is False. Source: N+ 24 and 25.
-
-    A single element has no variance. It is divided by √eps after its mean is subtracted, so it becomes 0 (or its mean).
+    """(x − μ)/σ, with μ added back when `shift_mean` is False. A single element becomes 0. Source: N+ 24 and 25.
 
     Args:
         x: (B, T) or (B,).
@@ -312,13 +310,26 @@ def zero_variance_groups(scores: Tensor, *, size: int) -> Tensor:
     return (groups == groups[:, :1]).all(1)
 
 
+def leave_one_out(scores: Tensor, *, size: int) -> Tensor:
+    """Each score minus the mean score of the prompt's other completions, as in RLOO (arXiv:2402.14740): (B,).
+
+    Args:
+        scores: (B,), with those of a prompt next to each other.
+        size: Completions of each prompt, at least 2.
+    """
+    groups = scores.view(-1, size)
+    # The completion's own score must not be in its baseline: it would bias the gradient.
+    others = (groups.sum(1, keepdim=True) - groups) / (size - 1)
+    return (groups - others).reshape(-1)
+
+
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
     """Generalized advantage estimation: Â_t = δ_t + γλ Â_{t+1}, with δ_t = r_t + γ V_{t+1} − V_t.
 
     Args:
-        rewards: (B, T). The value past the last real token is 0.
-        values: (B, T). The value past the last real token is 0.
-        mask: (B, T). The value past the last real token is 0.
+        rewards: (B, T).
+        values: (B, T). V is 0 past the last real token.
+        mask: (B, T).
         gamma: γ.
         lam: λ.
 
@@ -329,8 +340,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     """
     rewards, values = rewards.masked_fill(~mask, 0), values.masked_fill(~mask, 0)
     advantages = torch.zeros_like(values)
-    following = torch.zeros_like(values[:, 0])
-    next_value = torch.zeros_like(values[:, 0])
+    following = next_value = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
         following = (delta + gamma * lam * following) * mask[:, t]
@@ -376,9 +386,7 @@ def clipped_policy_loss(
 
 
 def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float, level: str) -> Tensor:
-    """min(π/π_engine, c) of each action, (B, A): weights what another distribution sampled back to π.
-
-    Truncated importance sampling (Ionides 2008), as TRL's vllm_importance_sampling_correction.
+    """min(π/π_engine, c) of each action, (B, A): truncated importance sampling (Ionides 2008), as in TRL.
 
     Args:
         logprobs: (B, T), of the policy before the update.
@@ -464,15 +472,12 @@ def approx_kl(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for one as good as a constant. OpenAI baselines.
+    """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for a constant one. Source: OpenAI baselines.
 
     Args:
         values: (B, T).
         returns: (B, T).
         mask: (B, T).
-
-    Returns:
-        A scalar; NaN where the returns do not vary.
     """
     target, error = returns[mask].double(), (returns - values)[mask].double()
     variance = target.var(correction=0)
@@ -482,15 +487,12 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 def value_r2(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """1 − mean((R − V)²)/Var(R) over the mask: how much V improves on the best constant.
 
-    Unlike `explained_variance` it counts a constant offset of V as an error.
+    Unlike `explained_variance` it counts a constant offset of V as an error. It is NaN if the returns do not vary.
 
     Args:
         values: (B, T).
         returns: (B, T).
         mask: (B, T).
-
-    Returns:
-        A scalar; NaN where the returns do not vary or the mask is empty.
     """
     target, error = returns[mask].double(), (returns - values)[mask].double()
     variance = target.var(correction=0)

@@ -25,7 +25,7 @@ ONE_OF = {
     "rollout_engine": ("native", "transformers", "vllm"),
     "vllm_mode": ("colocate", "server"),
     "critic": ("auto", "reward", "policy", "shared"),
-    "score_centering": ("stored", "running", "none"),
+    "score_centering": ("stored", "running", "prompt", "none"),
     "score_scaling": ("stored", "running", "none"),
     "reward_output": REWARD_OUTPUTS,
     "reward_ensemble": (None, *ENSEMBLES),
@@ -80,7 +80,9 @@ class PPOConfig(TrainingArguments):
     )
     stop_token_id: int | None = option(None, "Another id that ends a completion.")
     score_centering: str = option(
-        "stored", "Mean taken off: 'stored' with a reward model, 'running' over all scores so far, or 'none'."
+        "stored",
+        "Mean to subtract: 'stored' with a reward model, 'running' over all scores so far, 'prompt' over the prompt's "
+        "other completions (num_generations from 2), or 'none'.",
     )
     score_scaling: str = option(
         "stored", "Deviation divided by: 'stored' with a reward model, 'running' over all scores, or 'none'."
@@ -311,7 +313,12 @@ def _check_completions(args: Any) -> None:
         )
     if args.skip_equal_scores and args.num_generations < 2:
         raise ZooError(
-            "skip_equal_scores compares the completions of a prompt, and num_generations is 1: set it to at least 2."
+            "skip_equal_scores compares the completions of a prompt, but num_generations is 1: set it to at least 2."
+        )
+    if args.score_centering == "prompt" and args.num_generations < 2:
+        raise ZooError(
+            "score_centering 'prompt' compares the completions of a prompt, but num_generations is 1: set it to at "
+            "least 2."
         )
 
 

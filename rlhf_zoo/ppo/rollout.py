@@ -85,7 +85,7 @@ class Advantages:
 
     Attributes:
         scored: the rewards.
-        scores: (B,), after shaping.
+        scores: (B,), after shaping. With score_centering "prompt" the rewards add up to these minus a baseline.
         non_score: (B,), −β·ΣKL if KL is in the reward, otherwise 0.
         rewards: (B, A).
         values: (B, A), V_old.
@@ -118,6 +118,8 @@ class Advantages:
 
 def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor:
     """Centers, scales and clips scores, then corrects them for a missing end of sequence.
+
+    With score_centering "prompt" they are not centered here, because a completion's center depends on the others.
 
     Args:
         scored: the rewards of B completions.

@@ -91,8 +91,13 @@ class StepwiseTrainer(HeldOutTrainer):
             This update's metrics, by the names of docs/metrics.md.
 
         Raises:
-            ZooError: counts differ, a response is empty, or a score is not finite.
+            ZooError: counts differ, a response is empty, a score is not finite, or score_centering is "prompt".
         """
+        if self.args.score_centering == "prompt":
+            raise ZooError(
+                "step() does not know which responses share a prompt, and score_centering is 'prompt': set it to "
+                "'running' or 'none'."
+            )
         model = self.prepare_loop()
         samples = samples_from_user(queries, responses, self)
         rollout = self.evaluate_samples(samples, recompute=True)

@@ -329,10 +329,17 @@ def _encode_prompt(
 
 
 def _whitening(args: PPOConfig) -> str:
+    """Says which steps of training need more than one completion, and so are missing here."""
+    sentences = []
+    if args.score_centering == "prompt":
+        sentences.append(
+            "Training subtracts the mean score of the prompt's other completions, which a single completion does not "
+            "have: r, δ and Â are without it."
+        )
     whitened = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
-    if not whitened:
-        return ""
-    return (
-        f"Training whitens {' and '.join(whitened)} over a batch, which a single completion cannot show: r, V, δ and Â "
-        "are before whitening, which can change the sign of an advantage near 0."
-    )
+    if whitened:
+        sentences.append(
+            f"Training whitens {' and '.join(whitened)} over a batch, which a single completion cannot show: r, V, δ "
+            "and Â are before whitening, which can change the sign of an advantage near 0."
+        )
+    return " ".join(sentences)

@@ -196,7 +196,9 @@ class PPOTrainer(StepwiseTrainer):
             ZooError: an override of `token_rewards` changed the sum of a completion's rewards.
         """
         args, token_mask = self.args, rollout.mask
-        scores = self.shape_scores(scored, rollout.samples.ended)
+        shaped = self.shape_scores(scored, rollout.samples.ended)
+        centered_by_prompt = args.score_centering == "prompt"
+        scores = F.leave_one_out(shaped, size=args.num_generations) if centered_by_prompt else shaped
         kl_in_reward = args.kl_in == "reward"
         # With the KL in the loss, β is 0 here. The KL is still computed, so that `token_rewards` gets it in both cases.
         beta = self.controller.kl_coef if kl_in_reward else 0.0
@@ -216,7 +218,7 @@ class PPOTrainer(StepwiseTrainer):
         advantages, returns = F.gae(rewards, values, action_mask, gamma=args.gamma, lam=args.lam)
         if args.whiten_advantages:
             advantages = F.whiten(advantages, action_mask, self.moments(advantages, action_mask))
-        return Advantages(scored, scores, -beta * kl.sum(1), rewards, values, advantages, returns, action_mask)
+        return Advantages(scored, shaped, -beta * kl.sum(1), rewards, values, advantages, returns, action_mask)
 
     def token_rewards(self, terminal_scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> Tensor:
         """Computes r_t of each action, excluding the per-token rewards that reward functions return.

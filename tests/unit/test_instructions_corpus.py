@@ -50,6 +50,16 @@ def test_a_seed_draws_training_prompts_alone(splits: dict[str, Rows]) -> None:
     assert other["test"] == splits["test"]
 
 
+def test_kinds_can_be_left_out_of_training_alone(splits: dict[str, Rows]) -> None:
+    left_out = {"startend:quotation", "combination:repeat_prompt"}
+    other = prepare(seed=1, not_trained=sorted(left_out))["prompts"]
+    trained = {*chain.from_iterable(row["instruction_id_list"] for row in other["train"])}
+    assert trained == {*KINDS} - left_out
+    assert {split: other[split] for split in ("validation", "test")} == {
+        split: splits[split] for split in ("validation", "test")
+    }
+
+
 def test_every_instruction_can_be_read_and_every_kind_occurs(splits: dict[str, Rows]) -> None:
     assert {*INSTRUCTIONS} == {*KINDS}
     for split, rows in splits.items():
@@ -83,12 +93,17 @@ def test_a_request_to_repeat_can_be_met(splits: dict[str, Rows]) -> None:
         for kind, arguments in zip(row["instruction_id_list"], row["kwargs"], strict=True):
             if kind == "combination:repeat_prompt":
                 assert text(row).startswith(arguments["prompt_to_repeat"])
-                comma = "punctuation:no_comma" in row["instruction_id_list"]
-                assert not (comma and "," in arguments["prompt_to_repeat"])
+                assert "punctuation:no_comma" not in row["instruction_id_list"]
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [({"source": "x"}, "reads no data"), ({"prompts": 0}, "give 1 or more")]
+    ("arguments", "message"),
+    [
+        ({"source": "x"}, "reads no data"),
+        ({"prompts": 0}, "give 1 or more"),
+        ({"not_trained": ["commas"]}, "unknown kind 'commas'"),
+        ({"not_trained": [*INSTRUCTIONS]}, "leaves no kind"),
+    ],
 )
 def test_wrong_arguments_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):

@@ -186,6 +186,35 @@ def test_running_statistics_are_of_all_scores_so_far(tmp_path: Path, centering: 
     assert len(so_far) == 8 + 5
 
 
+def test_centering_by_prompt_subtracts_the_mean_of_the_prompts_other_completions(tmp_path: Path) -> None:
+    trainer = trained(
+        tmp_path, max_steps=1, reward_funcs=count, score_centering="prompt", num_generations=3, kl_coef=0.0,
+        whiten_advantages=False, lam=1.0, gamma=1.0,
+    )  # fmt: skip
+    (rollout, estimates, _), [metrics] = trainer.updates[0], updates_of(trainer)
+    lengths = count(rollout.samples.token_lists())
+    assert len(set(lengths)) > 1 and estimates.scores.tolist() == lengths, "metrics keep the score itself"
+    assert metrics["objective/score"] == metrics["objective/shaped_score"] == pytest.approx(statistics.fmean(lengths))
+    baselines = [
+        statistics.fmean(lengths[start:index] + lengths[index + 1 : start + 3])
+        for index in range(len(lengths))
+        for start in [index - index % 3]
+    ]
+    centered = [score - baseline for score, baseline in zip(lengths, baselines, strict=True)]
+    assert estimates.rewards.sum(1).tolist() == pytest.approx(centered, abs=1e-5)
+    returns = estimates.returns[:, 0].tolist()
+    assert returns == pytest.approx(centered, abs=1e-4), "with γ = λ = 1 the first return is the whole reward"
+
+
+def test_centering_by_prompt_needs_several_completions_of_known_prompts(tmp_path: Path) -> None:
+    with pytest.raises(ZooError, match="score_centering 'prompt' compares"):
+        make_trainer(tmp_path, reward_funcs=count, score_centering="prompt")
+    trainer = make_trainer(tmp_path, reward_funcs=count, score_centering="prompt", num_generations=2)
+    responses = trainer.generate(["ab", "cd"], num_generations=2)
+    with pytest.raises(ZooError, match="which responses share a prompt"):
+        trainer.step(["ab", "ab", "cd", "cd"], responses, [1.0, 2.0, 3.0, 4.0])
+
+
 def test_scores_that_do_not_vary_are_not_divided_by_zero() -> None:
     assert RunningScores().update([8.0, 40.0, 200.0]).std == RunningScores().update([1.0, 5.0, 25.0]).std == 1.0
 

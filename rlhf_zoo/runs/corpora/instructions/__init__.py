@@ -1,6 +1,6 @@
 """Requests with one to three instructions that a program can check, for the reward `instructions_followed`.
 
-    {"prompt": [{"role": "user", "content": "Write a poem inspired by tides. Commas are off limits."}],
+    {"prompt": [{"role": "user", "content": "Write a poem inspired by tides. Do not use commas."}],
      "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}], "group": "poem: tides"}
 
 The kinds are IFEval's, and so are the columns; tasks and wordings are our own. A test compares every prompt with those
@@ -22,8 +22,8 @@ NO_COMMA = "punctuation:no_comma"
 
 #: Split -> share of the tasks, by the hash of their group.
 HELD_OUT = {"test": 0.1, "validation": 0.05}
-#: Shares of the prompts with one, two and three instructions.
-COUNTS = (0.4, 0.4, 0.2)
+#: Shares of the prompts with one, two and three instructions; IFEval's own are 0.56, 0.33 and 0.11.
+COUNTS = (0.56, 0.33, 0.11)
 
 #: Kind -> the only other kinds that may be combined with it, as in IFEval.
 _ONLY_WITH: dict[str, set[str]] = {
@@ -36,7 +36,7 @@ _ONLY_WITH: dict[str, set[str]] = {
         "detectable_format:title",
         NO_COMMA,
     },
-    REPEAT: {"keywords:existence", "detectable_format:title", NO_COMMA},
+    REPEAT: {"keywords:existence", "detectable_format:title"},  # not NO_COMMA: the request may have commas
 }
 #: Groups of kinds that exclude one another: IFEval's conflicts, and some more that are hard to meet together.
 _EXCLUSIVE: tuple[set[str], ...] = (
@@ -68,19 +68,23 @@ _EXCLUSIVE: tuple[set[str], ...] = (
 )
 
 
-def prepare(source: str | None = None, *, seed: int, prompts: int = 4000) -> dict[str, dict[str, Rows]]:
+def prepare(
+    source: str | None = None, *, seed: int, prompts: int = 4000, not_trained: Sequence[str] = ()
+) -> dict[str, dict[str, Rows]]:
     """Makes the configuration `prompts`, with train, validation and test.
 
     Args:
         source: None; the corpus reads no data.
         seed: Draws the instructions of the training prompts. Those of the other splits are the same for every seed.
         prompts: Maximum number of training prompts; there are a few thousand tasks, each used once.
+        not_trained: Kinds that no training prompt has, such as those that the starting model never fulfills. Validation
+            and test always have all kinds.
 
     Returns:
         ``{"prompts": {split: rows}}``, with the columns prompt (messages), instruction_id_list, kwargs and group.
 
     Raises:
-        ZooError: There is a `source`, or `prompts` is below 1.
+        ZooError: There is a `source`, `prompts` is below 1, or `not_trained` has an unknown kind or all kinds.
     """
     if source is not None:
         raise ZooError(
@@ -88,6 +92,14 @@ def prepare(source: str | None = None, *, seed: int, prompts: int = 4000) -> dic
         )
     if prompts < 1:
         raise ZooError(f"prompts of the corpus instructions is {prompts}: give 1 or more.")
+    unknown = [kind for kind in not_trained if kind not in INSTRUCTIONS]
+    if unknown:
+        raise ZooError(
+            f"not_trained of the corpus instructions has the unknown kind {unknown[0]!r}: choose from "
+            f"{', '.join(INSTRUCTIONS)}."
+        )
+    if {*INSTRUCTIONS} <= {*not_trained, CONSTRAINED}:
+        raise ZooError("not_trained of the corpus instructions leaves no kind to train on: remove some.")
     tasks_by_split: dict[str, list[Task]] = {"train": [], "validation": [], "test": []}
     for task in tasks():
         tasks_by_split[split_of(task)].append(task)
@@ -95,7 +107,9 @@ def prepare(source: str | None = None, *, seed: int, prompts: int = 4000) -> dic
     for split, tasks_of_split in tasks_by_split.items():
         rng = random.Random(f"instructions {split} {seed if split == 'train' else ''}")
         rng.shuffle(tasks_of_split)
-        rows[split] = [request(task, rng) for task in tasks_of_split[: prompts if split == "train" else None]]
+        trains = split == "train"
+        kinds = [kind for kind in INSTRUCTIONS if not (trains and kind in not_trained)]
+        rows[split] = [request(task, rng, kinds) for task in tasks_of_split[: prompts if trains else None]]
     return {"prompts": rows}
 
 
@@ -127,18 +141,19 @@ def _are_compatible(first: str, second: str) -> bool:
     return first != second and not any({first, second} <= group for group in _EXCLUSIVE)
 
 
-def request(task: Task, rng: random.Random) -> dict[str, Any]:
+def request(task: Task, rng: random.Random, kinds: Sequence[str] = tuple(INSTRUCTIONS)) -> dict[str, Any]:
     """Adds instructions to a task.
 
     Args:
         task: The task.
         rng: Draws kinds, arguments, wordings and their order.
+        kinds: What it draws from. A question always gets the kind that has its answer.
 
     Returns:
         The row.
     """
     instructions = []
-    for kind in _kinds(task, rng):
+    for kind in _kinds(task, rng, kinds):
         arguments, wordings = INSTRUCTIONS[kind](rng)
         instructions.append((kind, arguments, rng.choice(wordings)))
     separator = rng.choice((" ", " ", "\n"))
@@ -155,19 +170,15 @@ def request(task: Task, rng: random.Random) -> dict[str, Any]:
     }
 
 
-def _kinds(task: Task, rng: random.Random) -> list[str]:
+def _kinds(task: Task, rng: random.Random, allowed: Sequence[str]) -> list[str]:
     """Draws the kinds of a task's instructions, compatible with each other."""
     if task.is_question:
         return [CONSTRAINED]
     [count] = rng.choices((1, 2, 3), COUNTS)
-    candidates = [kind for kind in INSTRUCTIONS if kind != CONSTRAINED]
+    candidates = [kind for kind in allowed if kind != CONSTRAINED]
     kinds = [rng.choice(candidates)]
     while len(kinds) < count:
         options = [kind for kind in candidates if compatible(kind, kinds)]
-        if REPEAT in kinds and "," in task.text:
-            options = [kind for kind in options if kind != NO_COMMA]
-        elif NO_COMMA in kinds and "," in task.text:
-            options = [kind for kind in options if kind != REPEAT]
         if not options:
             break
         kinds.append(rng.choice(options))

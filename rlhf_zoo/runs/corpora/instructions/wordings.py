@@ -37,13 +37,17 @@ def _relation(rng: random.Random, number: int, share_at_least: float = 0.6) -> t
     return relation, rng.choice(AT_LEAST if relation == "at least" else LESS_THAN).format(n=number)
 
 
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _existence(rng: random.Random) -> tuple[Arguments, list[str]]:
     words = rng.sample(WORDS, rng.choice((1, 2, 2, 3)))
     listed = " and ".join(f'"{word}"' for word in words)
     return {"keywords": words}, [
-        f"Work {listed} into the text.",
-        f"Somewhere you have to mention {listed}.",
-        f"Make use of {listed}.",
+        f"Mention {listed} in your answer.",
+        f"Your text has to contain {listed}.",
+        f"Make sure to use {listed}.",
     ]
 
 
@@ -52,9 +56,9 @@ def _frequency(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.choice((2, 2, 3, 3, 4))
     relation, times = _relation(rng, number, share_at_least=0.75)
     return {"keyword": word, "frequency": number, "relation": relation}, [
-        f'Use "{word}" {times} times.',
+        f'Use the word "{word}" {times} times.',
         f'"{word}" has to occur {times} times.',
-        f'I want to read "{word}" {times} times.',
+        f'I want to read the word "{word}" {times} times.',
     ]
 
 
@@ -62,9 +66,9 @@ def _forbidden(rng: random.Random) -> tuple[Arguments, list[str]]:
     words = rng.sample(WORDS, rng.choice((1, 2, 3)))
     listed = " or ".join(f'"{word}"' for word in words)
     return {"forbidden_words": words}, [
-        f"Stay away from {listed}.",
+        f"Never use {listed}.",
         f"You may not write {listed} anywhere.",
-        f"Get by without {listed}.",
+        f"Leave out {listed}.",
     ]
 
 
@@ -74,8 +78,8 @@ def _letters(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(1, 5) if rare else rng.randint(5, 25)
     relation, times = _relation(rng, number, share_at_least=0.7)
     return {"letter": letter, "let_frequency": number, "let_relation": relation}, [
-        f'The letter "{letter}" must turn up {times} times.',
-        f'Count your letters: there have to be {times} of "{letter}".',
+        f'The letter "{letter}" must occur {times} times.',
+        f'Your text needs the letter "{letter}" {times} times.',
         f'Use the letter "{letter}" {times} times.',
     ]
 
@@ -85,8 +89,8 @@ def _language(rng: random.Random) -> tuple[Arguments, list[str]]:
     name = LANGUAGES[code]
     return {"language": code}, [
         f"Reply only in {name}.",
-        f"I read nothing but {name}, so use that language throughout.",
-        f"All of it has to be written in {name}.",
+        f"Write your whole answer in {name}.",
+        f"I only read {name}, so use no other language.",
     ]
 
 
@@ -94,18 +98,18 @@ def _sentences(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(3, 8)
     relation, times = _relation(rng, number)
     return {"num_sentences": number, "relation": relation}, [
-        f"Form {times} sentences.",
-        f"The text should run to {times} sentences.",
-        f"Make it {times} sentences long.",
+        f"Write {times} sentences.",
+        f"Use {times} sentences.",
+        f"Your text should have {times} sentences.",
     ]
 
 
 def _paragraphs(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(2, 5)
     return {"num_paragraphs": number}, [
-        f"Write {number} paragraphs and put a line with *** between each two.",
-        f"Split it into {number} paragraphs, divided by ***.",
-        f"I need {number} paragraphs. Set *** between neighbors.",
+        f"Write {number} paragraphs and separate them with ***",
+        f"Split your text into {number} paragraphs, with *** between them.",
+        f"I need exactly {number} paragraphs. Put *** between two paragraphs.",
     ]
 
 
@@ -113,9 +117,9 @@ def _words(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.choice((30, 40, 50, 60, 80, 100, 120))
     relation, times = _relation(rng, number)
     return {"num_words": number, "relation": relation}, [
-        f"Take {times} words.",
-        f"The length should be {times} words.",
-        f"Keep count: {times} words.",
+        f"Write {times} words.",
+        f"Use {times} words.",
+        f"Your text should have {times} words.",
     ]
 
 
@@ -123,103 +127,103 @@ def _first_word(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(2, 4)
     nth, word = rng.randint(1, number), rng.choice(FIRST_WORDS)
     return {"num_paragraphs": number, "nth_paragraph": nth, "first_word": word}, [
-        f'Write {number} paragraphs with an empty line between them, and open number {nth} with "{word}".',
-        f'Leave a blank line after each of your {number} paragraphs; paragraph {nth} begins with "{word}".',
-        f'Use {number} paragraphs, kept apart by blank lines. Let "{word}" be the first word of number {nth}.',
+        f'Write {number} paragraphs with a blank line between them. Begin paragraph {nth} with the word "{word}".',
+        f'Write {number} paragraphs, separated by blank lines; paragraph {nth} begins with "{word}".',
+        f'Use {number} paragraphs with blank lines between them. The first word of paragraph {nth} is "{word}".',
     ]
 
 
 def _placeholders(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(1, 5)
     return {"num_placeholders": number}, [
-        f"Leave {number} or more gaps to fill in later and mark them with square brackets like [place].",
-        f"Put in at least {number} blanks in square brackets, for instance [time].",
-        f"No fewer than {number} details stay open: write them as [price] or [color].",
+        f"Use at least {_counted(number, 'placeholder')} in square brackets, like [place].",
+        f"Put {number} or more placeholders in square brackets, for instance [time].",
+        f"Leave at least {_counted(number, 'detail')} open, written as [price] or [color].",
     ]
 
 
 def _postscript(rng: random.Random) -> tuple[Arguments, list[str]]:
     marker = rng.choice(("P.S.", "P.P.S"))
     return {"postscript_marker": marker}, [
-        f"Close with an afterthought marked {marker}",
-        f"Put a line that opens with {marker} at the bottom.",
-        f"Below the text, add something after {marker}",
+        f"Add a postscript at the end that starts with {marker}",
+        f"Close with a postscript, marked {marker}",
+        f"After the text, add a line that begins with {marker}",
     ]
 
 
 def _bullets(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(2, 6)
     return {"num_bullets": number}, [
-        f"Include a list of exactly {number} items, each on a line that begins with an asterisk and a space.",
-        f"Give precisely {number} points as markdown bullets (* item).",
-        f"There have to be {number} bullets, neither more nor fewer, written with * in front.",
+        f"Include exactly {number} bullet points in markdown (* item).",
+        f"Use exactly {number} bullet points, each on its own line after an asterisk: * item",
+        f"Give a list of exactly {number} markdown bullets, such as: * point",
     ]
 
 
 def _constrained(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        'Pick "My answer is maybe." if it depends, "My answer is yes." if so, and otherwise "My answer is no."',
-        'If you are unsure reply "My answer is maybe." and else "My answer is yes." if so, "My answer is no." if not.',
-        'Choose from: "My answer is no." (false), "My answer is maybe." (open) and "My answer is yes." (true)',
+        'Reply "My answer is maybe." if it depends, "My answer is yes." if so, and otherwise "My answer is no."',
+        'If you are unsure, reply "My answer is maybe." If it is true: "My answer is yes." If not: "My answer is no."',
+        'Reply with one of these: "My answer is no." (false), "My answer is maybe." (open), "My answer is yes." (true)',
     ]
 
 
 def _highlights(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(1, 5)
     return {"num_highlights": number}, [
-        f"Mark {number} or more passages by asterisks, *like this*.",
-        f"Stress no fewer than {number} parts with markdown: *important part*.",
-        f"Set at least {number} phrases between single asterisks, as in *this phrase*.",
+        f"Highlight at least {_counted(number, 'phrase')} with asterisks, *like this*.",
+        f"Highlight {number} or more parts in markdown: *important part*.",
+        f"Put at least {_counted(number, 'phrase')} between single asterisks, as in *this phrase*.",
     ]
 
 
 def _sections(rng: random.Random) -> tuple[Arguments, list[str]]:
     number, splitter = rng.randint(2, 4), rng.choice(SPLITTERS)
     return {"section_spliter": splitter, "num_sections": number}, [
-        f'Divide it into {number} pieces with the headings "{splitter} 1" and so on.',
-        f'Number your {number} pieces: "{splitter} 1", then "{splitter} 2", up to the last.',
-        f'Give it {number} headed pieces, the first under "{splitter} 1".',
+        f"Divide it into {number} sections with the headings {splitter} 1, {splitter} 2 and so on.",
+        f"Write {number} sections and begin each with its number: {splitter} 1, {splitter} 2, ...",
+        f'Use {number} sections. Head the first "{splitter} 1", the second "{splitter} 2".',
     ]
 
 
 def _json(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        "Return valid JSON and nothing else.",
-        "The reply is read by a program, so make it a JSON object.",
-        "Put all of it into one JSON value.",
+        "Answer in JSON and write nothing else.",
+        "A program reads your answer, so return only valid JSON.",
+        "Put your whole answer into one JSON object.",
     ]
 
 
 def _title(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        "Give it a heading in double angle brackets like <<heading>>.",
-        "Above the text goes a title between << and >>.",
-        "Name the text and write the name as <<name>>.",
+        "Give it a title in double angle brackets, like <<title>>.",
+        "Begin with a title between << and >>.",
+        "Add a title and write it as <<my title>>.",
     ]
 
 
 def _two_responses(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        "Offer two versions that differ, with ****** between them.",
-        "I would like two unlike answers; put ****** after the first.",
-        "Answer twice in different ways and part the answers by ******.",
+        "Give two different answers with ****** between them.",
+        "Write two different versions and separate them with ******.",
+        "Answer twice, in different ways. Put ****** between the two answers.",
     ]
 
 
 def _repeat(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        "Begin by copying the request above exactly, then carry it out. This last line is not part of it.",
-        "Before anything else, quote what stands above, word by word and without quotation marks. Then do it.",
-        "Start with the text above as it is. Your own text comes after that.",
+        "First copy the text above exactly, then answer it. Do not copy this line.",
+        "Begin your answer with the text above, word for word and without quotation marks. Leave out this line.",
+        "Before you answer, copy the request above without any change. This sentence is not part of it.",
     ]
 
 
 def _end(rng: random.Random) -> tuple[Arguments, list[str]]:
     phrase = rng.choice(ENDINGS)
     return {"end_phrase": phrase}, [
-        f'The last words are "{phrase}"',
-        f'Stop right after "{phrase}"',
-        f'Let it end on "{phrase}"',
+        f'End with these words: "{phrase}"',
+        f'The last sentence must be "{phrase}"',
+        f'Finish with exactly this: "{phrase}"',
     ]
 
 
@@ -227,36 +231,36 @@ def _capital_words(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(2, 8)
     relation, times = _relation(rng, number, share_at_least=0.7)
     return {"capital_frequency": number, "capital_relation": relation}, [
-        f"Write {times} words all in capitals.",
-        f"Shout a little: {times} words go in CAPITALS.",
-        f"The number of words in full capitals is {times}.",
+        f"Write {times} words in all capitals.",
+        f"Use {times} words in CAPITALS.",
+        f"Your text should have {times} words in CAPITAL letters.",
     ]
 
 
 def _capital(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        "Use English and capitals only.",
-        "Type the English text with caps lock on.",
-        "Let no small letter appear; the language is English.",
+        "Write in English and only in CAPITAL LETTERS.",
+        "Use all caps for the whole English text.",
+        "Write everything in capital letters, in English.",
     ]
 
 
 def _lowercase(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        "Use English and small letters only.",
-        "Write in English without a single capital.",
-        "Nothing may be capitalized; the language is English.",
+        "Write in English and only in lowercase letters.",
+        "Use lowercase letters for the whole English text.",
+        "Write everything in small letters, in English, without any capital letter.",
     ]
 
 
 def _no_comma(rng: random.Random) -> tuple[Arguments, list[str]]:
-    return {}, ["Do it without commas.", "Commas are off limits.", "Not a single comma may occur."]
+    return {}, ["Do not use commas.", "Write it without any commas.", "Your text must not contain a comma."]
 
 
 def _quotation(rng: random.Random) -> tuple[Arguments, list[str]]:
     return {}, [
-        'Put everything between one pair of " marks.',
-        'The first and the last character must be ".',
+        "Put your whole answer in double quotation marks.",
+        'Start and end with a double quotation mark (").',
         "Enclose the complete text in double quotes.",
     ]
 
