@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from .engine import Snapshot
     from .space.files import SpaceModels
 
-#: Number of prompts on a static page.
-STATIC_PROMPTS = 8
+#: Largest number of prompts on a static page.
+MAX_STATIC_PROMPTS = 8
 
 
 def launch(
@@ -52,7 +52,7 @@ def launch(
         port: The port; 0 for any free one.
         votes: The data set that receives the votes of the blind test; None stores none.
         votes_per_hour: Largest number of votes per hour from one address.
-        runs: Other runs of the ablation; None finds them.
+        runs: Other PPO runs of the ablation; None finds them on the Hub.
         show: Whether to open a browser, if this machine has a screen.
         hub: The Hub to fetch from.
 
@@ -61,7 +61,7 @@ def launch(
     """
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: run `pip install 'rlhf-zoo[space]'`.")
-    port = _free_port(host, port)
+    port = _free_port(host, port)  # fails before the models are loaded, which takes long
     from ..pipeline.stages.train import quiet
 
     quiet()
@@ -70,12 +70,12 @@ def launch(
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
     subject = Subject.load(ppo, sft=sft, reward=reward, runs=runs, hub=hub)
     try:
-        with _app().opened(
+        with _import_space_app().opened(
             subject,
             votes=votes,
             votes_per_hour=votes_per_hour,
             private=votes is not None and _is_private(ppo, hub),
-            host=f"[{host}]" if ":" in host else host,
+            host=f"[{host}]" if ":" in host else host,  # Gradio puts it into the page's address
             port=port,
         ) as url:
             click.echo(f"Comparison page: {url} (stop it with Ctrl-C)")
@@ -83,9 +83,11 @@ def launch(
                 webbrowser.open(url)
             threading.Event().wait()
     except OSError as error:
-        if error.errno not in (None, errno.EADDRINUSE):
+        if error.errno not in (None, errno.EADDRINUSE):  # Gradio's own error for a taken port has no errno
             raise
-        raise ZooError(f"Another process took port {port} of {host} meanwhile: choose another with --port.") from error
+        raise ZooError(
+            f"Another process took port {port} of {host} while the models loaded: choose another with --port."
+        ) from error
 
 
 def _has_screen() -> bool:
@@ -119,10 +121,10 @@ def votes_by_default(ppo: str) -> str | None:
 
 
 def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
-    """Renders a static page with one completion of each policy for the held-out prompts of the PPO model's card.
+    """Renders a static page with one completion of each policy for each held-out prompt of the PPO model's card.
 
-    They are sampled with the temperature and length of the training, and seed 1. Prompts that the models cannot process
-    are skipped.
+    Completions are sampled with seed 1, at the temperature and length of training. Prompts that the models cannot
+    process are skipped.
 
     Args:
         models: The published models.
@@ -142,21 +144,23 @@ def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
     comparison = Comparison.load(
         ppo=lineage.ppo.path,
         sft=lineage.sft.path,
+        # A reward model with its own loader is left out, because downloaded code never runs.
         reward=[model.path for model in lineage.rewards] if lineage.reward_loader is None else (),
         reward_kwargs=lineage.reward_reading,
     )
     temperature, length = lineage.setting("temperature", 1.0), int(lineage.setting("response_length", 32))
     snapshots: list[Snapshot] = []
-    for prompt in lineage.prompts[:STATIC_PROMPTS]:
+    for prompt in lineage.prompts[:MAX_STATIC_PROMPTS]:
         try:
-            snapshots += deque(comparison.stream(prompt, temperature=temperature, max_new_tokens=length), maxlen=1)
+            stream = comparison.stream(prompt, temperature=temperature, max_new_tokens=length)
+            snapshots += deque(stream, maxlen=1)  # only the last snapshot, which has the finished completions
         except ZooError as error:
             click.echo(f"Skipped a held-out prompt: {error}", err=True)
     return static_page(models, snapshots)
 
 
-def _app() -> ModuleType:
-    """Imports the Space's app.py."""
+def _import_space_app() -> ModuleType:
+    """Imports the Space's app.py, so that this machine and a Space serve the page by the same code."""
     from .space.files import space_folder
 
     path = space_folder() / "app.py"
@@ -169,7 +173,7 @@ def _app() -> ModuleType:
 
 
 def _free_port(host: str, port: int) -> int:
-    """Returns `port` if it is free on `host`, or any free port for 0. Checked before any model is loaded."""
+    """Returns `port` if it is free on `host`, or any free port for 0."""
     if not 0 <= port <= 65535:
         raise ZooError(f"There is no port {port}: --port takes 1 to 65535, or 0 for any free port.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

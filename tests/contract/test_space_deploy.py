@@ -264,7 +264,7 @@ def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> No
         ("local/toy-ppo --reward local/toy-ppo", "of the stage ppo; --reward takes a reward model"),
         ("local/toy-ppo --repo compare", "--repo is 'compare', which no Hub accepts: write NAMESPACE/NAME."),
         ("local/toy-ppo --votes votes", "'votes' is not a repository for votes: use NAMESPACE/NAME."),
-        ("/", "/ is a local folder, and a Space shows published models: pass NAMESPACE/NAME."),
+        ("/", "/ is a local folder, but a Space shows published models: pass NAMESPACE/NAME."),
     ],
 )
 def test_mistakes(deploy: Deploy, running: RunningHub, arguments: str, message: str) -> None:

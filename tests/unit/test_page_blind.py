@@ -174,7 +174,9 @@ def figure(page: str, key: str) -> str:
 
 
 def tallied(votes: Sequence[Vote], **fields: Any) -> Figures:
-    told = {"exact": True, "computed": len(votes), "due": 0, "failing": None, "unread": None}
+    told = {
+        "exact": True, "votes_in_intervals": len(votes), "unsent": 0, "send_problem": None, "read_problem": None,
+    }  # fmt: skip
     return Figures(summary(votes), **{**told, **fields})
 
 
@@ -308,7 +310,7 @@ def test_a_pair_is_drawn_and_judged(comparison, tally, store):
 
 
 def test_the_sides_stay_while_the_texts_grow(comparison, tally, monkeypatch):
-    monkeypatch.setattr(drawing, "EVERY", 0.0)
+    monkeypatch.setattr(drawing, "SNAPSHOT_INTERVAL", 0.0)
     visit = Visit(make_tab(comparison, tally))
     for _ in range(4):
         visit.pairs.clear()

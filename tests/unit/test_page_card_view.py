@@ -208,10 +208,10 @@ def test_images_are_bounded(card, tmp_path, monkeypatch):
     folder.mkdir()
     (folder / "a.png").write_bytes(png())
     (folder / "wide.png").write_bytes(png((4001, 5000)))
-    (folder / "heavy.png").write_bytes(png() + b"\0" * card_view.MOST_IMAGE_BYTES)
+    (folder / "heavy.png").write_bytes(png() + b"\0" * card_view.MAX_IMAGE_BYTES)
     assert [image["alt"] for image in card("![a](a.png) ![b](wide.png) ![c](heavy.png)").all("img")] == ["a"]
     length = len(card("![a](a.png)").all("img")[0]["src"])
-    monkeypatch.setattr(card_view, "MOST_IMAGES_BYTES", 3 * length)
+    monkeypatch.setattr(card_view, "MAX_IMAGES_BYTES", 3 * length)
     page = card("![a](a.png) " * 5)
     assert len(page.all("img")) == 3 and page.text.count("a (a.png)") == 2
 
@@ -233,8 +233,8 @@ def test_front_matter_goes_and_rules_stay(card):
 
 
 def test_a_card_that_cannot_be_shown_is_a_sentence(card, tmp_path, monkeypatch):
-    assert len(card("x" * card_view.MOST_BYTES).text.strip()) == card_view.MOST_BYTES
-    assert card("x" * (card_view.MOST_BYTES + 1)).text == (
+    assert len(card("x" * card_view.MAX_CARD_BYTES).text.strip()) == card_view.MAX_CARD_BYTES
+    assert card("x" * (card_view.MAX_CARD_BYTES + 1)).text == (
         "The card of this checkpoint exceeds 128 KiB and is not shown here: read README.md in its repository."
     )
     words = "This checkpoint has no card (README.md). rlhf-zoo card writes one from its run directory."

@@ -162,16 +162,16 @@ def test_any_numbers_draw(values, top):
         assert hits(root) or root.get("aria-label") == "KL: no values"
     steps = list(range(len(values)))
     series = [Series("a", values), Series("b", values, from_zero=True)]
-    parsed(step_curves(steps, series, chosen=3, labeled={1: "best"}))
+    parsed(step_curves(steps, series, selected=3, labeled={1: "best"}))
     if values:
-        parsed(frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], chosen=0))
+        parsed(frontier([run(0.1, [(k, v, v) for k, v in enumerate(values)], best=2)], selected=0))
 
 
 def test_hostile_texts_stay_text():
     for svg in (
         token_bars([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
         token_line([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
-        step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], chosen=1, labeled={1: HOSTILE}),
+        step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], selected=1, labeled={1: HOSTILE}),
     ):
         root = parsed(svg)  # which allows no script
         assert "<script" not in svg and svg.count("</svg>") == 1 and "\x00" not in svg and "\u202e" not in svg
@@ -185,13 +185,13 @@ REWARD = [0.0, 1.0, None, 3.0, 2.0]
 KL = [-0.1, 2.0, 4.0, 6.0, 8.0]
 
 
-def curves(chosen, **options):
+def curves(selected, **options):
     series = [Series("Reward", REWARD), Series("KL to SFT", KL, "nats", from_zero=True)]
-    return parsed(step_curves(STEPS, series, chosen=chosen, **options))
+    return parsed(step_curves(STEPS, series, selected=selected, **options))
 
 
 def test_curves_over_steps_share_their_axis():
-    root = curves(chosen=800, labeled={400: "recommended", 1000: "best"})
+    root = curves(selected=800, labeled={400: "recommended", 1000: "best"})
     reward, kl = lines(root, 0), lines(root, 1)
     assert [len(stretch) for stretch in reward] == [2, 2] and [len(stretch) for stretch in kl] == [5]
     xs = [x for x, _ in kl[0]]
@@ -221,7 +221,7 @@ def test_the_frontier_marks_the_best_of_each_run():
         run(beta, [(step, math.sqrt(step) / (1 + beta), step / 100 / (beta + 0.1)) for step in STEPS], best=800)
         for beta in (0.02, 0.05, 0.1, 0.2, 0.4)
     ]
-    root = parsed(frontier(runs, chosen=2))
+    root = parsed(frontier(runs, selected=2))
     assert len(named(root, "zoo-run")) == 5 and len(named(root, "zoo-emphasized")) == 1
     flags = {one.text: one for one in named(root, "zoo-flag")}
     assert set(flags) == {"β = 0.02", "β = 0.05", "β = 0.1", "β = 0.2", "β = 0.4"}

@@ -55,7 +55,7 @@ def test_validation_comes_before_test_and_the_card_comes_last(tmp_path: Path) ->
 
 
 def test_a_page_keeps_so_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held_out, "MOST", 3)
+    monkeypatch.setattr(held_out, "MAX_PROMPTS", 3)
     folder = run(tmp_path, validation=[{"prompt": f"p{k}"} for k in range(9)])
     asked: list[str] = []
     assert held_out.held_out_prompts(lineage(folder), asked.append) == ["p0", "p1", "p2"]

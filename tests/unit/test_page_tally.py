@@ -19,7 +19,11 @@ quick, journal = test_votes.quick, test_votes.journal
 
 
 def open_tally(store: Store, journal: Path, **seconds: float) -> Tally:
-    return Tally(store, journal, **{"interval": 0, "every": 0.02, "soonest": 0, "again": 0.02, **seconds})
+    return Tally(
+        store,
+        journal,
+        **{"interval": 0, "read_interval": 0.02, "read_interval_after_sending": 0, "retry_delay": 0.02, **seconds},
+    )
 
 
 def settled(tally: Tally) -> Figures:
@@ -46,7 +50,7 @@ def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
         for number, vote in enumerate(cast, start=5):
             tally.cast(vote)
             found = tally.figures()
-            assert (found.exact, found.computed, found.summary["votes"]) == (False, 4, number)
+            assert (found.exact, found.votes_in_intervals, found.summary["votes"]) == (False, 4, number)
         counted = summary(merge_votes(there, cast))
         for key in ("votes", "counts"):
             assert found.summary[key] == counted[key]
@@ -56,7 +60,7 @@ def test_a_vote_counts_at_once_and_the_intervals_follow(journal, monkeypatch):
         }
         assert found.summary["elo"] == before["elo"]
         go.set()
-        assert settled(tally).summary == counted and tally.figures().computed == 7
+        assert settled(tally).summary == counted and tally.figures().votes_in_intervals == 7
     assert len(asked) <= 2 and asked[-1] == 7, "not once for every vote"
 
 
@@ -86,16 +90,16 @@ def test_a_hub_that_cannot_be_read_is_said_and_asked_again(journal, caplog):
     store = Store([make_vote()])
     store.shelf.clear()
     with open_tally(store, journal) as tally:
-        assert tally.figures().unread == "they are being read"
+        assert tally.figures().read_problem == "they are being read"
         tally.cast(make_vote())
         assert tally.figures().summary["votes"] == 1
         store.unreadable = OSError("no route")
         store.shelf.set()
-        until(lambda: tally.figures().unread == "no route")
+        until(lambda: tally.figures().read_problem == "no route")
         store.unreadable = RuntimeError("a mistake of ours")
-        until(lambda: tally.figures().unread == "a mistake of ours")
+        until(lambda: tally.figures().read_problem == "a mistake of ours")
         store.unreadable = None
-        until(lambda: tally.figures().unread is None)
+        until(lambda: tally.figures().read_problem is None)
         assert settled(tally).summary["votes"] == 2
     assert "The votes of local/votes could not be read (no route)." in caplog.text
     assert "The votes of local/votes could not be read; trying again later." in caplog.text
@@ -113,24 +117,24 @@ def test_votes_of_others_appear_and_those_taken_away_go(journal):
 def test_a_vote_that_is_cast_while_others_are_read_stays(journal, monkeypatch):
     store = Store([make_vote()])
     store.shelf.clear()
-    with open_tally(store, journal, every=600) as tally:
+    with open_tally(store, journal, read_interval=600) as tally:
         monkeypatch.setattr(tally._box, "votes", list)  # as it was before the vote
         monkeypatch.setattr(store, "append", lambda batch, votes: None)  # and the Hub's had been listed before it came
         tally.cast(make_vote("tie"))
         until(lambda: not tally._box.due())
         store.shelf.set()
-        until(lambda: tally.figures().unread is None)
+        until(lambda: tally.figures().read_problem is None)
         assert settled(tally).summary["counts"] == {"ppo": 1, "sft": 0, "tie": 1, "both_bad": 0}
 
 
 def test_the_hub_is_read_after_votes_were_sent_but_not_too_often(journal):
     store = Store()
-    with open_tally(store, journal, every=600) as tally:
+    with open_tally(store, journal, read_interval=600) as tally:
         until(lambda: store.reads == 1)
         tally.cast(make_vote())
         until(lambda: store.reads == 2)
     rare = Store()
-    with open_tally(rare, journal / "rare", every=600, soonest=600) as tally:
+    with open_tally(rare, journal / "rare", read_interval=600, read_interval_after_sending=600) as tally:
         until(lambda: rare.reads == 1)
         for _ in range(5):
             tally.cast(make_vote())

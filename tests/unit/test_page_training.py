@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.app.engine import AtCheckpoint, Side, Snapshot, TimelinePoint, TimelineRun
-from rlhf_zoo.app.page.training import checkpoints, curves, nearest, span
+from rlhf_zoo.app.page.training import checkpoints, curves, nearest_step, slider_range
 
 
 def run(*steps: int, **marks: int) -> TimelineRun:
@@ -26,10 +26,10 @@ def run(*steps: int, **marks: int) -> TimelineRun:
 @given(st.sets(st.integers(0, 10_000), min_size=1, max_size=30))
 def test_the_slider_reaches_every_checkpoint(steps: set[int]) -> None:
     found = run(*sorted(steps))
-    bar = span(found)
+    bar = slider_range(found)
     assert bar["minimum"] == min(steps) and bar["maximum"] >= max(steps) and bar["maximum"] > bar["minimum"]
     for step in steps:
-        assert (step - bar["minimum"]) % bar["step"] == 0 and nearest(found, step) == step
+        assert (step - bar["minimum"]) % bar["step"] == 0 and nearest_step(found, step) == step
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_the_slider_reaches_every_checkpoint(steps: set[int]) -> None:
     + [(odd, 20) for odd in (10**400, "40", [40], {"a": 1}, True)],
 )
 def test_between_two_checkpoints_the_nearer_one_counts(stands, step: int) -> None:
-    assert nearest(run(10, 20, 40, recommended=20), stands) == step
+    assert nearest_step(run(10, 20, 40, recommended=20), stands) == step
 
 
 def test_the_curves_mark_the_chosen_step_and_name_the_others() -> None:
@@ -65,11 +65,13 @@ def test_each_checkpoint_has_a_row_and_a_problem_stands_in_its_place() -> None:
         AtCheckpoint("local/x", 0.05, found.points[0], good),
         AtCheckpoint("local/x", 0.05, found.points[1], None, "It is <gone>: choose another."),
     ]
-    page = checkpoints(rows, of=3, all_=40)
+    page = checkpoints(rows, requested=3, total=40)
     assert 'data-state="writing"' in page and "2 of 3 checkpoints, spread over all 40" in page
     assert re.findall(r'data-step="(\d+)"', page) == ["0", "10", "20"], "SFT comes first"
     assert "It is &lt;gone&gt;: choose another." in page and "&lt;i&gt;x" in page
     assert "<gone>" not in page and "<i>x" not in page and "<b>p" not in page and "/s&gt;" not in page
     assert page.count("recommended") == 1
-    whole = checkpoints([*rows, AtCheckpoint("local/x", 0.05, found.points[2], good)], of=3, all_=3, by_beta=True)
+    whole = checkpoints(
+        [*rows, AtCheckpoint("local/x", 0.05, found.points[2], good)], requested=3, total=3, by_beta=True
+    )
     assert 'data-state="done"' in whole and ">3 runs<" in whole and "β = 0.05" in whole

@@ -61,7 +61,7 @@ def test_shades_follow_the_figures() -> None:
         tokens=("a", "b", "c", "d", "e", "f"), length=6, ended=False, stop="length",
         token_kl=(0, 0.01, 0.2, 0.6, 2.0, 0), token_logprob_ppo=(0.0,) * 6, token_logprob_sft=(0.0,) * 6,
     )  # fmt: skip
-    page = Page(completion("", side, heat=True))
+    page = Page(completion("", side, heat_map=True))
     found = [attrs.get("class") for attrs in page.all("i")]
     assert found == [None, "p1 k1", "m2 k2", "p3 k3", "m4 k4", None]
     assert shade(0.0, RATIO_EDGES) == 0 and shade(100.0, KL_EDGES) == len(KL_EDGES) == 4

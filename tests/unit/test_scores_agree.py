@@ -47,7 +47,7 @@ def test_code_that_loads_a_reward_model_is_of_this_machine(
     monkeypatch.setattr(subject, "_runs", lambda *_, **__: ([], None))
     page = subject.Subject.load(str(toys.ppo))
     assert page.comparison.has_reward == here
-    assert ("code from a download never runs" in _notes(page)) != here
+    assert ("downloaded code never runs" in _notes(page)) != here
 
 
 def test_conversations_are_scored_as_conversations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

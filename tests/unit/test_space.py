@@ -24,7 +24,7 @@ from rlhf_zoo.app import serve as compare
 from rlhf_zoo.app.engine import Comparison, Side, Snapshot
 from rlhf_zoo.app.page import Subject, serve
 from rlhf_zoo.app.page.static import static_page
-from rlhf_zoo.app.space.chosen import CHOSEN, Chosen, chosen
+from rlhf_zoo.app.space.chosen import MODELS_FILE, Chosen, chosen
 from rlhf_zoo.app.space.files import ZERO_GPU, Pinned, SpaceModels, write_space
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.refs import Checkpoint
@@ -215,7 +215,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def written(folder: Path, content: Any) -> Path:
-    (folder / CHOSEN).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
+    (folder / MODELS_FILE).write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     return folder
 
 
@@ -277,4 +277,4 @@ def test_a_broken_file(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(ZooError) as refused:
         chosen(written(tmp_path, content))
     said = str(refused.value)
-    assert said.startswith(f"{tmp_path / CHOSEN} {message}") and said.endswith("."), said
+    assert said.startswith(f"{tmp_path / MODELS_FILE} {message}") and said.endswith("."), said

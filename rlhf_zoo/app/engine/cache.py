@@ -20,7 +20,7 @@ class ModelCache(Generic[M]):
 
     Args:
         load: Loads a model by its name; called once even if several threads ask for it.
-        size: The bytes of a model.
+        size: Returns the size of a model in bytes.
         max_models: Largest number of models in the cache.
         max_bytes: Largest size of all models together, in bytes; None for no bound.
     """
@@ -39,8 +39,8 @@ class ModelCache(Generic[M]):
         self._load, self._size = load, size
         self._max_models, self._max_bytes = max_models, max_bytes
         self._models: OrderedDict[str, tuple[M, int]] = OrderedDict()
-        self._table = threading.Lock()
-        self._loading = threading.Lock()
+        self._table_lock = threading.Lock()  # held briefly, so that cached models are returned while another loads
+        self._load_lock = threading.Lock()  # one load at a time, because loading takes the most memory
 
     def get(self, name: str) -> M:
         """Returns the model of this name, and loads it first if it is not cached.
@@ -53,30 +53,31 @@ class ModelCache(Generic[M]):
         """
         if (hit := self._find(name)) is not None:
             return hit
-        with self._loading:  # one at a time, because loading takes the most memory
-            if (hit := self._find(name)) is not None:
+        with self._load_lock:
+            if (hit := self._find(name)) is not None:  # another thread loaded it meanwhile
                 return hit
-            with self._table:
-                self._trim(room=1)
+            with self._table_lock:
+                self._evict(free_slots=1)
             model = self._load(name)
-            with self._table:
+            with self._table_lock:
                 self._models[name] = (model, self._size(model))
-                self._trim(room=0)
+                self._evict(free_slots=0)
             return model
 
     @property
     def names(self) -> list[str]:
         """The names of the cached models, the least recently used first."""
-        with self._table:
+        with self._table_lock:
             return list(self._models)
 
     @property
     def bytes(self) -> int:
-        with self._table:
+        """The size of all cached models together."""
+        with self._table_lock:
             return self._total()
 
     def _find(self, name: str) -> M | None:
-        with self._table:
+        with self._table_lock:
             if name not in self._models:
                 return None
             self._models.move_to_end(name)
@@ -85,21 +86,21 @@ class ModelCache(Generic[M]):
     def _total(self) -> int:
         return sum(size for _, size in self._models.values())
 
-    def _trim(self, *, room: int) -> None:
-        before = len(self._models)
-        while len(self._models) > self._max_models - room:
+    def _evict(self, *, free_slots: int) -> None:
+        count_before = len(self._models)
+        while len(self._models) > self._max_models - free_slots:
             self._models.popitem(last=False)
         while self._max_bytes is not None and len(self._models) > 1 and self._total() > self._max_bytes:
             self._models.popitem(last=False)
-        if len(self._models) < before:
+        if len(self._models) < count_before:
             free_cache()
 
 
 def bytes_of(*models: nn.Module | None) -> int:
-    """Counts the bytes of the parameters and buffers of models, shared ones once.
+    """Returns the size of models' parameters and buffers in bytes. Shared tensors count once.
 
     Args:
-        *models: Models; None counts nothing.
+        *models: The models; None is skipped.
     """
     tensors: dict[int, Tensor] = {}
     for model in models:

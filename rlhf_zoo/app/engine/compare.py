@@ -111,26 +111,26 @@ class Comparison:
             ppo: The PPO policy.
             sft: The SFT policy that it started from.
             reward: The reward model; several form an ensemble.
-            reward_kwargs: More keyword arguments of `load_reward`.
+            reward_kwargs: Other keyword arguments of `load_reward`.
             loader: The function that loads the reward model, see `load_reward`.
-            device: Device of the models; by default the accelerator if there is one.
+            device: Device of the models; None for the accelerator, if there is one.
             limits: Bounds of one request.
 
         Raises:
             ZooError: A checkpoint cannot be loaded, or the policies have different tokenizers: the log-ratio of a
                 completion is defined only if its tokens mean the same to both.
         """
-        tokenizer, other = load_tokenizer(ppo), load_tokenizer(sft)
-        if not same_tokenizer(tokenizer, other):
+        tokenizer = load_tokenizer(ppo)
+        if not same_tokenizer(tokenizer, load_tokenizer(sft)):
             raise ZooError(
                 f"{ppo} and {sft} have different tokenizers, so their completions cannot be compared token by token: "
                 "pass the SFT model that PPO started from."
             )
         device = best_device() if device is None else torch.device(device)
-        scorer = None
+        reward_model = None
         paths = [reward] if isinstance(reward, str | Path) else list(reward or ())
         if paths:
-            scorer = load_reward(
+            reward_model = load_reward(
                 paths, tokenizer, place=partial(move, device=device), loader=loader, **(reward_kwargs or {})
             )
         policies = {"ppo": load_causal(ppo), "sft": load_causal(sft)}
@@ -139,7 +139,7 @@ class Comparison:
         critic = load_critic(ppo, policies["ppo"])
         if critic is not None:
             move(critic, device)
-        return cls(**policies, tokenizer=tokenizer, reward=scorer, critic=critic, limits=limits)
+        return cls(**policies, tokenizer=tokenizer, reward=reward_model, critic=critic, limits=limits)
 
     def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:
         """Creates a comparison with another PPO policy. It shares the other models and the lock.
@@ -260,21 +260,22 @@ class Comparison:
         Args:
             prompt: The prompt.
         """
-        return len(self._ids(prompt))
+        return len(self._prompt_ids(prompt))
 
-    def _ids(self, prompt: str) -> list[int]:
+    def _prompt_ids(self, prompt: str) -> list[int]:
         with self._lock:  # a tokenizer that two threads use at once can raise "Already borrowed"
             return list(tokenize_prompt(wrap_prompt(prompt, self._tokenizer), self._tokenizer))
 
     def _request(
         self, prompt: str, seed: int, temperature: float, top_p: float, max_new_tokens: int, n: int
     ) -> _Request:
+        """Checks the arguments of `stream` and tokenizes the prompt."""
         limits = self.limits
-        if self.context_length is not None:  # limits the bound that an error names to what the context allows
+        if self.context_length is not None:  # an error must not name a limit that exceeds the context
             limits = replace(limits, max_new_tokens=min(limits.max_new_tokens, max(self.context_length - 1, 1)))
         check_sampling(seed, temperature, top_p, max_new_tokens, n, limits)
         check_prompt(prompt, limits)
-        ids = self._ids(prompt)
+        ids = self._prompt_ids(prompt)
         if not ids:
             raise ZooError("The tokenizer produces no tokens for this prompt: enter another text.")
         if self.context_length is not None and len(ids) + max_new_tokens > self.context_length:
@@ -312,7 +313,7 @@ class Comparison:
                     for sampled in sampler.step():
                         completions[sampled.index].add(sampled)
                         if sampled.stop is not None:
-                            self._measure(request, completions[sampled.index])
+                            self._finish(request, completions[sampled.index])
                 yield completions
         except MEMORY_ERRORS as error:
             sampler = None  # frees the KV caches before the error is reported
@@ -321,8 +322,11 @@ class Comparison:
             raise memory_error from error
 
     @torch.no_grad()
-    def _measure(self, request: _Request, completion: _PartialCompletion) -> None:
-        """Computes reward and values of a finished completion in a batch of one, so padding cannot change them."""
+    def _finish(self, request: _Request, completion: _PartialCompletion) -> None:
+        """Decodes a completion that stopped, and computes its reward and values.
+
+        It is a batch of one, so padding cannot change them.
+        """
         ids = torch.tensor([completion.pieces.ids], device=self.device)
         prompt = torch.tensor([request.ids], device=self.device)
         samples = Samples(
@@ -330,7 +334,7 @@ class Comparison:
             prompt_mask=torch.ones_like(prompt, dtype=torch.bool),
             completion_ids=ids,
             mask=torch.ones_like(ids, dtype=torch.bool),
-            logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither model reads them
+            logprobs=torch.zeros_like(ids, dtype=torch.float32),  # neither the reward model nor the critic reads them
             ended=torch.tensor([completion.stop == "eos"], device=self.device),
         )
         wrapped_prompt = wrap_prompt(request.prompt, self._tokenizer)
@@ -357,7 +361,7 @@ class _PartialCompletion:
         self.pieces.add(drawn.token)
 
     def finish(self, prompt: Prompt) -> None:
-        """Decodes the final text."""
+        """Decodes the final text. `prompt` is the prompt in the chat template, if the model has one."""
         self._text = strip_template_space(self.pieces.finish(), prompt, self.tokenizer)
 
     @property
@@ -365,7 +369,7 @@ class _PartialCompletion:
         return self.drawn[-1].stop if self.drawn else None
 
     def side(self) -> Side:
-        token_metrics: dict[str, Any] = {
+        token_metrics: dict[str, tuple[float, ...]] = {
             f"token_{name}": tuple(getattr(token, name) for token in self.drawn) for name in TOKEN_METRICS
         }
         return Side(

@@ -30,7 +30,7 @@ class FairLock:
                 if turn in self._waiting:
                     self._waiting.remove(turn)
                     raise
-            self._grant_next()
+            self._grant_next()  # the turn was granted, and nobody else would pass it on
             raise
 
     def __exit__(

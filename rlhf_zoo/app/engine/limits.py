@@ -8,9 +8,9 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import finite, integer
 
-TEMPERATURES = (0.01, 100.0)  # below, logits/T exceed float32's precision; above, all tokens are equally likely
-LARGEST_SEED = 2**53 - 1  # the largest integer that JavaScript represents exactly
-LAYOUT = "\n\r\t"
+TEMPERATURE_RANGE = (0.01, 100.0)  # below, logits/T exceed float32's precision; above, all tokens are equally likely
+MAX_SEED = 2**53 - 1  # the largest integer that JavaScript represents exactly
+ALLOWED_CONTROLS = "\n\r\t"
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,10 @@ class Limits:
     """Bounds of one request.
 
     Attributes:
-        n: Number of completions of each policy.
-        max_new_tokens: Number of tokens in a completion.
-        prompt_characters: Length of the prompt in characters.
-        steps: Number of checkpoints in one request.
+        n: Largest number of completions of each policy.
+        max_new_tokens: Largest number of tokens in a completion.
+        prompt_characters: Largest length of the prompt in characters.
+        steps: Largest number of checkpoints.
     """
 
     n: int = 8
@@ -33,8 +33,8 @@ class Limits:
 def check_prompt(prompt: object, limits: Limits) -> None:
     """Checks a prompt's characters.
 
-    Refuses control characters (Cc) except tab and line ends, and lone surrogates. Other characters of any script pass;
-    `visible_text` shows those that would hide or reverse their neighbors.
+    Refuses control characters (Cc) except tab and line ends, and lone surrogates. All others pass; `visible_text`
+    shows those that would hide or reverse their neighbors.
 
     Args:
         prompt: A visitor's prompt.
@@ -52,7 +52,7 @@ def check_prompt(prompt: object, limits: Limits) -> None:
         raise ZooError("The prompt is empty: write the beginning of a text.")
     if "Cs" in categories.values():
         raise ZooError("The prompt contains half of a character (a lone surrogate): remove it.")
-    if control := next((c for c in prompt if categories[c] == "Cc" and c not in LAYOUT), None):
+    if control := next((c for c in prompt if categories[c] == "Cc" and c not in ALLOWED_CONTROLS), None):
         raise ZooError(f"The prompt contains the control character U+{ord(control):04X}: remove it.")
 
 
@@ -70,9 +70,9 @@ def check_sampling(seed: Any, temperature: Any, top_p: Any, max_new_tokens: Any,
     Raises:
         ZooError: A value is not a number, or out of range.
     """
-    if integer(seed) is None or not 0 <= seed <= LARGEST_SEED:
-        raise ZooError(f"The seed is {reprlib.repr(seed)}; it must be an integer from 0 to {LARGEST_SEED}.")
-    low, high = TEMPERATURES
+    if integer(seed) is None or not 0 <= seed <= MAX_SEED:
+        raise ZooError(f"The seed is {reprlib.repr(seed)}; it must be an integer from 0 to {MAX_SEED}.")
+    low, high = TEMPERATURE_RANGE
     if not finite(temperature) or not low <= temperature <= high:
         raise ZooError(f"The temperature is {reprlib.repr(temperature)}; it must be a number from {low:g} to {high:g}.")
     if not finite(top_p) or not 0 < top_p <= 1:

@@ -12,15 +12,16 @@ from ...functional import entropy, exact_kl, selected_logprobs
 from ...modeling.sampling.random import draw_tokens, uniforms
 from ...modeling.sampling.sampler import Vocabulary, check_cached, next_logits
 
+#: First part of the keys of this module's random streams. Samplers of other parts of the package use other numbers.
 COMPARE_STREAM = 7
 
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token of a completion, and the figures of both policies at its position, in nats; see `Side`.
+    """A sampled token, and metrics of both policies at its position, in nats.
 
     Attributes:
-        index: Index of the completion.
+        index: Index of the completion in its `LockStep`.
         token: Token id.
         logprob_sft: log π_SFT of the token.
         logprob_ppo: log π_PPO of the token.
@@ -47,14 +48,14 @@ class Drawn:
 class LockStep:
     """n completions of one prompt from each of two policies: 0 to n − 1 are SFT's, n to 2n − 1 are PPO's.
 
-    Each model runs one forward pass a step, over the same batch: one row for each distinct text so far. Completions
-    that agree share a row until their tokens differ, so the prompt is read once, and policies with equal weights write
-    equal completions to the last bit. Completion i of both policies uses random stream i, keyed as in `sample`.
+    Each model runs one forward pass per step, over the same batch: one row for each distinct text so far. Completions
+    with the same tokens share a row until their tokens differ, so the prompt is processed once, and policies with equal
+    weights sample equal completions, bit for bit. Completion i of both policies uses random stream i.
 
     Args:
         sft: The SFT policy.
         ppo: The PPO policy.
-        prompt: At least one token id; with `max_new_tokens` more it must fit both models' contexts.
+        prompt: Token ids, at least one. Prompt and `max_new_tokens` must fit into both models' contexts.
         n: Number of completions of each policy.
         seed: Seed of the random streams.
         temperature: Divides the logits.
@@ -88,45 +89,46 @@ class LockStep:
             check_cached(model)
         self._caches = tuple(DynamicCache(config=model.config) for model in self._models)
         self._vocabulary = vocabulary
-        self._temperature, self._top_p, self._budget = temperature, top_p, max_new_tokens
-        self._stops = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
+        self._temperature, self._top_p, self._max_new_tokens = temperature, top_p, max_new_tokens
+        self._stop_ids = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
+        # Completion 0 keeps the key of a single completion, so that the same seed still gives the same text.
         keys = [(COMPARE_STREAM, index) if index else (COMPARE_STREAM,) for index in range(n)]
         self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)
         self._inputs = torch.tensor([list(prompt)], device=device)
         self._length = len(prompt)
         self._n, self._step = n, 0
-        # The unfinished completions, and the row of each.
-        self._alive = torch.arange(2 * n, device=device)
-        self._rows = torch.zeros_like(self._alive)
+        # Indices of the unfinished completions, and the batch row of each.
+        self._unfinished = torch.arange(2 * n, device=device)
+        self._rows = torch.zeros_like(self._unfinished)
 
     @property
     def done(self) -> bool:
-        return len(self._alive) == 0
+        return len(self._unfinished) == 0
 
     @torch.no_grad()
     def step(self) -> list[Drawn]:
         """Samples the next token of every unfinished completion.
 
         Returns:
-            The sampled tokens.
+            One token for each.
 
         Raises:
             ZooError: The logits of a policy are NaN.
         """
         sft, ppo = self._logits()
-        alive, rows = self._alive, self._rows
-        own = torch.where((alive < self._n).unsqueeze(1), sft[rows], ppo[rows])
-        tokens = draw_tokens(own, self._uniforms[alive, self._step], top_p=self._top_p)
-        ended = torch.isin(tokens, self._stops)
-        figures = _figures(sft.double(), ppo.double(), rows, tokens)
+        indices, rows = self._unfinished, self._rows
+        own_logits = torch.where((indices < self._n).unsqueeze(1), sft[rows], ppo[rows])
+        tokens = draw_tokens(own_logits, self._uniforms[indices, self._step], top_p=self._top_p)
+        ended = torch.isin(tokens, self._stop_ids)
+        metrics = _token_metrics(sft.double(), ppo.double(), rows, tokens)
         self._step += 1
-        last = self._step == self._budget
+        last = self._step == self._max_new_tokens
         stops = ["eos" if has_ended else "length" if last else None for has_ended in ended.tolist()]
-        columns = (alive.tolist(), tokens.tolist(), *figures.T.tolist(), stops)
+        columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
         drawn = [Drawn(*row) for row in zip(*columns, strict=True)]
         unfinished = torch.zeros_like(ended) if last else ~ended
         self._advance(rows[unfinished], tokens[unfinished], len(sft))
-        self._alive = alive[unfinished]
+        self._unfinished = indices[unfinished]
         return drawn
 
     def _logits(self) -> list[Tensor]:
@@ -146,21 +148,23 @@ class LockStep:
                 raise ZooError(f"The {name} policy's logits are NaN: choose another checkpoint of it.")
         return logits_of_both
 
-    def _advance(self, parents: Tensor, tokens: Tensor, before: int) -> None:
-        """Builds the next batch: one row for each distinct pair of a row and its sampled token."""
-        width = int(tokens.max()) + 1 if len(tokens) else 1
-        pairs, self._rows = torch.unique(parents * width + tokens, return_inverse=True)
-        kept_rows = pairs // width
-        self._inputs, self._length = (pairs % width).unsqueeze(1), self._length + 1
-        if len(kept_rows) and kept_rows.tolist() != list(range(before)):
+    def _advance(self, rows: Tensor, tokens: Tensor, batch_size: int) -> None:
+        """Builds the next batch: one row for each distinct pair of a row of this batch and its sampled token."""
+        # A pair is encoded as one integer, so that `unique` finds the distinct ones.
+        base = int(tokens.max()) + 1 if len(tokens) else 1
+        pairs, self._rows = torch.unique(rows * base + tokens, return_inverse=True)
+        kept_rows = pairs // base
+        self._inputs, self._length = (pairs % base).unsqueeze(1), self._length + 1
+        # Reordering copies the cache, so it is skipped if every row stays where it is.
+        if len(kept_rows) and kept_rows.tolist() != list(range(batch_size)):
             for cache in self._caches:
                 cache.reorder_cache(kept_rows)
 
 
-def _figures(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """The numbers of `Drawn`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
-    by_token = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
+def _token_metrics(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
+    """Computes the metrics of `Drawn`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
+    logprobs = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
     # A KL divergence is at least 0; rounding must not make it negative.
     kl, reverse = (exact_kl(first, second).clamp(min=0)[rows] for first, second in ((ppo, sft), (sft, ppo)))
     entropies = [entropy(logits)[rows] for logits in (sft, ppo)]
-    return torch.stack([*by_token, by_token[1] - by_token[0], kl, reverse, *entropies], dim=1)
+    return torch.stack([*logprobs, logprobs[1] - logprobs[0], kl, reverse, *entropies], dim=1)

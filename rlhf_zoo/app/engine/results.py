@@ -14,9 +14,9 @@ class Side:
 
     Attributes:
         completion: The text.
-        reward: (s − μ)/σ of prompt and completion; None without a reward model and in progress.
-        log_ratio: Sum of token_log_ratio: how much more likely PPO makes this one completion. It is a sample, not a
-            KL. Without top-p its mean over many PPO completions is KL(PPO‖SFT); over many SFT ones, −KL(SFT‖PPO).
+        reward: The reward model's normalized score (s − μ)/σ; None without a reward model and in progress.
+        log_ratio: Sum of token_log_ratio: how much more likely PPO makes this one completion, in nats. It is a sample,
+            not a KL. Without top-p its mean over many PPO completions is KL(PPO‖SFT); over many SFT ones, −KL(SFT‖PPO).
         token_log_ratio: log π_PPO − log π_SFT of the sampled token.
         tokens: The texts of the tokens, including the end-of-sequence token; joined, they are the completion.
         length: Number of tokens.
@@ -25,13 +25,13 @@ class Side:
         token_ids: Ids of `tokens`.
         token_logprob_ppo: log π_PPO of the sampled token.
         token_logprob_sft: log π_SFT of the sampled token.
-        kl: Sum of token_kl along this completion.
+        kl: Sum of token_kl over this completion.
         token_kl: KL(π_PPO‖π_SFT) at each position, exact.
         token_kl_reverse: KL(π_SFT‖π_PPO) at each position, exact.
         token_entropy_ppo: Entropy of the PPO policy at each position.
         token_entropy_sft: Entropy of the SFT policy at each position.
-        token_values: The critic's value before each token: the expected remaining reward with its KL penalty, in units
-            of the shaped reward; None without a critic and in progress.
+        token_values: The critic's value before each token: the expected remaining reward including its KL penalty, in
+            units of the shaped reward; None without a critic and in progress.
     """
 
     completion: str
@@ -78,7 +78,7 @@ class Compared:
 
     def to_json(self) -> dict[str, Any]:
         """Returns every field and `note`; a figure that is not finite is null."""
-        return {**_finite(asdict(self)), "note": self.note}
+        return {**_null_if_not_finite(asdict(self)), "note": self.note}
 
 
 @dataclass(frozen=True)
@@ -120,12 +120,13 @@ class Snapshot:
 
     def to_json(self) -> dict[str, Any]:
         """Returns every field, `n` and `note`; a figure that is not finite is null."""
-        return {**_finite(asdict(self)), "n": self.n, "note": self.note}
+        return {**_null_if_not_finite(asdict(self)), "n": self.n, "note": self.note}
 
 
-def _finite(value: object) -> Any:
+def _null_if_not_finite(value: object) -> Any:
+    """Converts nested containers for JSON, which has no NaN or infinity."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _null_if_not_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_null_if_not_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

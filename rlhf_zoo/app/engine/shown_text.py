@@ -7,10 +7,10 @@ JOINERS = "\u200c\u200d"
 
 
 def visible_text(text: str) -> str:
-    """Replaces each character that is invisible, or changes how others are shown, by a visible sign.
+    """Makes each character visible that is invisible or changes how others are shown.
 
-    Control characters except tab and line feed become their pictures (␀, ␛); others become ⟨U+202E⟩: direction marks,
-    zero-width spaces, lone surrogates and unassigned code points.
+    Control characters except tab and line feed become their pictures (␀, ␛). Direction marks, zero-width spaces, lone
+    surrogates and unassigned code points become their number, such as ⟨U+202E⟩.
 
     Args:
         text: Any text.

@@ -1,7 +1,7 @@
 """Samples the same prompt at every published checkpoint of a PPO run, and across the runs of an ablation.
 
-A run is plain data, read from its card and the Hub's tags. Weights are fetched and loaded on demand, and only the most
-recently used stay in memory.
+A run is plain data, read from its card and the Hub's tags. Weights are fetched and loaded on demand, and only those of
+the most recently used checkpoints stay in memory.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ class TimelinePoint:
         tag: Its tag on the Hub.
         commit: Its commit on the Hub; None if it is not published.
         source: Where to fetch its weights: NAMESPACE/NAME@COMMIT or a folder.
-        reward: Mean reward that training logged at this step; None if the card lacks it.
-        kl: KL to SFT that training logged, in nats per completion; None if the card lacks it.
-        chosen: Whether the run chose it as `main` and `best` of its repository.
+        reward: Mean reward that training logged at this step; None if it is not recorded.
+        kl: KL to SFT that training logged, in nats per completion; None if it is not recorded.
+        chosen: Whether the run chose it as its best checkpoint: `main` and `best` of its repository.
         recommended: Whether an evaluation recommends it.
-        watched: Mean of each reward of weight 0 at this step, by name.
+        watched: Mean of each reward of weight 0 at this step, which PPO did not optimize, by name.
     """
 
     step: int
@@ -67,7 +67,7 @@ class TimelineRun:
     """A PPO run and its checkpoints.
 
     Attributes:
-        name: A repository or a folder.
+        name: Its repository or folder.
         beta: The coefficient of its KL penalty; the initial one if it adapts.
         points: Its checkpoints, sorted by step.
     """
@@ -78,10 +78,11 @@ class TimelineRun:
 
     @classmethod
     def from_listing(cls, listing: Mapping[str, Any], card: Mapping[str, Any]) -> TimelineRun:
-        """Creates a run from its repository's tags, as `catalog.index.checkpoints` lists them, and from its card.
+        """Creates a run from the tags of its repository and from its card.
 
         Args:
-            listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}.
+            listing: {repo, checkpoints: [{revision, step, commit, also, metrics}]}, from `catalog.index.checkpoints`.
+                `also` has the other names of the same commit.
             card: rlhf_card.json of `main`, {} without one. It is not trusted: only finite numbers are used. The
                 recommended step is its `evaluation.recommended`, {step} or a number.
         """
@@ -91,18 +92,23 @@ class TimelineRun:
             step, commit, metrics = row["step"], row["commit"], row.get("metrics") or {}
             if step is not None and commit is not None:
                 reward, kl = number(metrics.get("reward")), number(metrics.get("kl"))
-                on_branch = "best" in (row.get("also") or ())
                 points.append(
                     TimelinePoint(
-                        step, row["revision"], commit, f"{repo}@{commit}", reward, kl, on_branch,
+                        step,
+                        tag=row["revision"],
+                        commit=commit,
+                        source=f"{repo}@{commit}",
+                        reward=reward,
+                        kl=kl,
+                        chosen="best" in (row.get("also") or ()),
                         watched=_watched(metrics),
                     )
-                )  # fmt: skip
-        return cls._marked(repo, card, points)
+                )
+        return cls._with_marks(repo, card, points)
 
     @classmethod
     def from_card(cls, card: Mapping[str, Any], folder: Path) -> TimelineRun:
-        """Creates a run on this machine from its card.
+        """Creates a run from its card and its checkpoints on this machine.
 
         Args:
             card: rlhf_card.json.
@@ -116,13 +122,12 @@ class TimelineRun:
             if step is not None and path.is_dir():
                 commit = row["commit"] if isinstance(row.get("commit"), str) else None
                 reward, kl = number(row.get("reward")), number(row.get("kl"))
-                points.append(
-                    TimelinePoint(step, str(row.get("tag")), commit, str(path), reward, kl, watched=_watched(row))
-                )
-        return cls._marked(str(folder), card, points)
+                tag = str(row.get("tag"))
+                points.append(TimelinePoint(step, tag, commit, str(path), reward, kl, watched=_watched(row)))
+        return cls._with_marks(str(folder), card, points)
 
     @classmethod
-    def _marked(cls, name: str, card: Mapping[str, Any], points: Iterable[TimelinePoint]) -> TimelineRun:
+    def _with_marks(cls, name: str, card: Mapping[str, Any], points: Iterable[TimelinePoint]) -> TimelineRun:
         """Adds β and the card's marks. The card's chosen step takes precedence over the tag `best`."""
         chosen, evaluation, settings = _step(card.get("chosen")), card.get("evaluation"), card.get("settings")
         recommended = _step(evaluation.get("recommended")) if isinstance(evaluation, Mapping) else None
@@ -176,6 +181,7 @@ class TimelineRun:
         steps = self.steps
         if len(steps) <= count:
             return steps
+        # Should `count` be too small for all, the first, the last and the marked steps take precedence.
         marked = [point.step for point in self.points if point.marks]
         evenly_spaced = [steps[round(index * (len(steps) - 1) / max(count - 1, 1))] for index in range(count)]
         return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked, *evenly_spaced]))[:count]))
@@ -186,7 +192,7 @@ class TimelineRun:
 
 @dataclass(frozen=True)
 class AtCheckpoint:
-    """A prompt at one checkpoint: either its completions (`snapshot`), or why there are none (`problem`)."""
+    """The completions of a prompt at one checkpoint (`snapshot`), or why there are none (`problem`)."""
 
     run: str
     beta: float | None
@@ -200,7 +206,7 @@ class AtCheckpoint:
 
 
 def _watched(row: Mapping[str, Any]) -> dict[str, float]:
-    """The single rewards in a card's entry of a checkpoint. Cards list those of weight 0 only."""
+    """Returns the mean rewards by name in a card's entry of a checkpoint. Cards list only those of weight 0."""
     rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
     return {name: value for name, value in rewards.items() if value is not None}
 
@@ -211,12 +217,12 @@ def _step(value: Any) -> int | None:
 
 
 class Timeline:
-    """A comparison at the checkpoints of one or several runs, whose policies are loaded on demand.
+    """Compares the SFT policy with the checkpoints of one or several runs, which are loaded on demand.
 
     Args:
         comparison: Provides the SFT policy, the reward model and the device.
         runs: The runs; the first is the default.
-        fetch: Returns the folder of a `TimelinePoint.source`; the default returns folders unchanged.
+        fetch: Returns the folder of a `TimelinePoint.source`; the default accepts only folders.
         max_models: Largest number of policies that stay loaded.
         max_bytes: Largest size of these policies and their critics together.
         critics: Whether to load critics too.
@@ -267,7 +273,7 @@ class Timeline:
         return tuple(sorted(runs, key=lambda run: -(run.beta or 0.0)))
 
     def comparison(self, step: int | None = None, *, run: str | None = None) -> Comparison:
-        """Returns the comparison of SFT with the policy of a step.
+        """Returns the comparison of the SFT policy with the policy of a step.
 
         Args:
             step: The training step; None for the run's best.
@@ -298,12 +304,12 @@ class Timeline:
         """
         shown_run = self.run(run)
         limits = self._comparison.limits
-        wanted = shown_run.spread(limits.steps) if steps is None else tuple(steps)
-        check_steps(len(wanted), limits)
-        return self._sample_at([(shown_run, shown_run.at(step)) for step in wanted], prompt, sampling)
+        steps = shown_run.spread(limits.steps) if steps is None else tuple(steps)
+        check_steps(len(steps), limits)
+        return self._sample_at([(shown_run, shown_run.at(step)) for step in steps], prompt, sampling)
 
     def at_betas(self, prompt: str, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
-        """Samples the same prompt and seed at the best checkpoint of each run with a known β, otherwise as `at_steps`.
+        """Samples the same prompt and seed at the best checkpoint of each run with a known β; see `at_steps`.
 
         Args:
             prompt: The prompt.
@@ -313,27 +319,29 @@ class Timeline:
         return self._sample_at([(run, run.best) for run in self.by_beta], prompt, sampling)
 
     def _sample_at(
-        self, places: Iterable[tuple[TimelineRun, TimelinePoint]], prompt: str, sampling: Sampling
+        self, checkpoints: Iterable[tuple[TimelineRun, TimelinePoint]], prompt: str, sampling: Sampling
     ) -> Generator[AtCheckpoint, None, None]:
         self._comparison.check(prompt, **sampling)
 
-        def each() -> Generator[AtCheckpoint, None, None]:
-            for run, point in places:
+        # A generator of its own, so that the check above runs at once and not at the first item.
+        def results() -> Generator[AtCheckpoint, None, None]:
+            for run, point in checkpoints:
                 snapshot, problem = None, None
                 try:
-                    snapshot = deque(self._comparison_at(point).stream(prompt, **sampling), maxlen=1).pop()
+                    stream = self._comparison_at(point).stream(prompt, **sampling)
+                    snapshot = deque(stream, maxlen=1).pop()  # the last one, with the finished completions
                 except ZooError as error:
                     problem = str(error)
                 yield AtCheckpoint(run.name, run.beta, point, snapshot, problem)
 
-        return each()
+        return results()
 
     def _comparison_at(self, point: TimelinePoint) -> Comparison:
         policy, critic = self.models.get(point.source)
         return self._comparison.with_policy(policy, critic=critic)
 
     def _load(self, source: str) -> tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]:
-        """Loads a policy and its critic; None if it has none."""
+        """Loads a policy and its critic, which is None if the checkpoint has none."""
         folder = self._fetch(source)
         if not same_tokenizer(load_tokenizer(folder), self._comparison.tokenizer):
             raise ZooError(
@@ -348,6 +356,6 @@ class Timeline:
                     move(model, self._comparison.device)
             return policy, critic
         except MEMORY_ERRORS as error:
-            if (full := out_of_memory(error, fix="show fewer checkpoints at a time.")) is None:
+            if (memory_error := out_of_memory(error, fix="show fewer checkpoints at a time.")) is None:
                 raise
-            raise full from error
+            raise memory_error from error

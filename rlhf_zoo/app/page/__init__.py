@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 __all__ = ["Subject", "Tally", "build", "chosen", "opened", "start"]
 
-_WHERE = {
+# Name -> its module, imported on first use, because gradio is optional and slow to import.
+_MODULES = {
     "Subject": ".subject",
     "Tally": ".vote_counts",
     "build": ".layout",
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> object:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(_WHERE[name], __name__), name)
+    return getattr(import_module(_MODULES[name], __name__), name)

@@ -9,7 +9,7 @@ import gradio as gr
 from ...errors import ZooError
 from ..engine import Sampling
 from .drawing import Drawing
-from .sampling import MODELS, Proposal
+from .sampling import MODEL_QUEUE, Proposal
 from .subject import Subject
 
 
@@ -19,10 +19,10 @@ def endpoints(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_con
     Args:
         subject: The models and their runs.
         drawing: Samples the completions.
-        proposal: Defaults of the sampling.
+        proposal: Default sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
     """
-    models: dict[str, Any] = {"concurrency_id": MODELS, "concurrency_limit": max_concurrent}
+    models: dict[str, Any] = {"concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # By default Gradio shows only the head of a docstring, without the arguments.
     functions: list[tuple[Callable[..., object], dict[str, Any]]] = [
         (_compare(drawing, proposal), models),
@@ -72,7 +72,8 @@ def _checkpoints(subject: Subject) -> Callable[..., list]:
     def checkpoints() -> list:
         """List the page's runs: name, beta (coefficient of the KL penalty) and points (the published checkpoints).
 
-        A point has step, tag, commit, reward and kl as training logged them, chosen (the run's best) and recommended.
+        A point has step, tag, commit, reward and kl as training logged them, chosen (whether it is the run's best) and
+        recommended (whether an evaluation recommends it).
         """
         return [run.to_json() for run in subject.timeline.runs.values()] if subject.timeline else []
 
@@ -91,11 +92,12 @@ def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Ca
     ) -> list:
         """Complete a prompt with the policy of several checkpoints of a run, with the same random numbers.
 
-        Returns for each: run, beta, point (see /checkpoints), and snapshot (as from /compare) or problem (a sentence).
+        Returns for each checkpoint: run, beta, point (see /checkpoints), and either snapshot (as from /compare) or
+        problem (why there is none).
 
         Args:
             prompt: The prompt.
-            steps: Training steps, in the order of the answer; null spreads them over the run.
+            steps: Training steps, in the order of the results; null spreads them over the run.
             run: Name of the run, as /checkpoints returns it; null for the run of the compared checkpoint.
             seed: An integer; equal arguments give equal completions.
             temperature: Sampling temperature, 0.01 to 100.

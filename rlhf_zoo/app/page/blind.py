@@ -1,6 +1,6 @@
 """The tab of the blind test: shows two unlabeled completions on random sides, and reveals the policies after the vote.
 
-Until the verdict, only the server knows which side is PPO: the page gets the two texts and nothing else about them.
+Until the verdict, only the server knows which side is PPO: the browser gets the two texts and nothing else about them.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from ...fileio import number as number_of
 from ..engine import Side, Snapshot
 from .drawing import Drawing
 from .html import attributes, notice, text
-from .sampling import MODELS, Proposal, prompt_box
+from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, prompt_box
 from .views import figures
 from .vote_counts import Tally
 from .vote_figures import NAMES, Model, figures_html
@@ -33,18 +33,17 @@ log = logging.getLogger(__name__)
 VERDICTS = {"left": "Left is better", "right": "Right is better", "tie": "Tie", "both_bad": "Both bad"}
 VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
         "both_bad": "You rated both as bad."}  # fmt: skip
-SEED_LIMIT = 2**31
-PAIR_TTL_SECONDS = 3600.0  # how long the server keeps a pair without a verdict
-MAX_WAIT_SECONDS = 5.0  # seconds to wait for the intervals after a vote
-NO_PAIR = "There is no pair to judge: draw a new one."
+PAIR_LIFETIME = 3600.0  # seconds that the server keeps a pair without a verdict
+MAX_INTERVAL_WAIT = 5.0  # seconds to wait for the intervals after a vote
+NO_PAIR = "There is no pair to judge: draw a new pair."
 STALE_PAIR = "The page shows another pair now: judge that one."
-VOTE_NOT_STORED = "The server could not store your verdict: try again later."
+VOTE_NOT_STORED = "The server could not store your vote: try again later."
 NO_PROMPTS = "There are no held-out prompts for these models: write the beginning of a text."
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two completions of a prompt, in progress or done, on random sides that do not depend on the seed.
+    """Two completions of a prompt, in progress or done. The sides are random, and do not depend on the seed.
 
     Attributes:
         snapshot: The completions.
@@ -70,7 +69,7 @@ class Pair:
 
     @property
     def verdicts(self) -> tuple[str, ...]:
-        """The allowed verdicts: none while a completion is in progress; for two equal texts, neither can be better."""
+        """The allowed verdicts: none while a completion is in progress; for equal texts, only a tie and "both bad"."""
         if not self.snapshot.done:
             return ()
         left, right = self.sides.values()
@@ -97,22 +96,23 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, Model]) -> Vote:
         raise ZooError("The completions are still in progress: judge them when both are done.")
     if verdict not in pair.verdicts:
         raise ZooError("The two texts are equal: choose a tie, or that both are bad.")
-    shown_sides: dict[str, Any] = {}
+    completions = []
     for side, sample in pair.sides.items():
         role = pair.roles[side]
-        model = models[role]
-        shown_sides[side] = ShownCompletion(
-            sample.completion, role, model.repo, model.commit, model.tag, number_of(sample.reward), sample.ended
+        model, reward = models[role], number_of(sample.reward)
+        completions.append(
+            ShownCompletion(sample.completion, role, model.repo, model.commit, model.tag, reward, sample.ended)
         )
     snapshot = pair.snapshot
     sampling: dict[str, Any] = {
         name: getattr(snapshot, name) for name in ("temperature", "top_p", "seed", "max_new_tokens")
     }
-    return Vote(prompt=snapshot.prompt, verdict=verdict, id=pair.id, **shown_sides, **sampling)
+    left, right = completions
+    return Vote(prompt=snapshot.prompt, verdict=verdict, id=pair.id, left=left, right=right, **sampling)
 
 
 def pair_html(pair: Pair | None) -> str:
-    """Renders the two texts, and nothing that would reveal which policy wrote which.
+    """Renders the two texts, and nothing that could reveal which policy wrote which.
 
     Args:
         pair: The pair; None renders a placeholder.
@@ -136,7 +136,7 @@ def _completion(completion: str, state: str) -> str:
         inside = '<span class="none">The completion will appear here.</span>'
     elif state == "done" and not completion:
         inside = '<span class="none">An empty completion.</span>'
-    else:  # the same caret on both sides: which of them stopped first would reveal the policy
+    else:  # both sides keep the caret until both are done, because the one that stops first could reveal its policy
         caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
         inside = f'<span class="new">{text(completion)}</span>{caret}'
     return f'<p class="zoo-text">{inside}</p>'
@@ -177,16 +177,15 @@ def _compare_with_reward(pair: Pair) -> str:
     return "So does the reward model." if higher == pair.preferred else f"The reward model prefers {NAMES[higher]}."
 
 
-def _notice(tally: Tally | None) -> str:
+def _storage_notice(tally: Tally | None) -> str:
     if tally is None:
         return (
             '<div class="zoo"><p>This page stores no votes; <code>rlhf-zoo compare PPO --votes NAMESPACE/NAME</code> '
-            "stores them in a data set. You can still judge: your verdict reveals who wrote which text.</p></div>"
+            "stores them in a data set. You can still judge: your verdict reveals which policy wrote which "
+            "text.</p></div>"
         )
-    place = tally.describe()
-    link = (
-        f'<a{attributes({"href": place["address"]})} target="_blank" rel="noopener noreferrer">{text(tally.name)}</a>'
-    )
+    href = attributes({"href": tally.describe()["address"]})
+    link = f'<a{href} target="_blank" rel="noopener noreferrer">{text(tally.name)}</a>'
     return (
         '<div class="zoo"><p>Your verdict, the prompt and both completions go to the data set '
         f"{link} on the Hub, <b>visible to everyone who may read it</b>: do not include anything private. Nothing "
@@ -194,9 +193,9 @@ def _notice(tally: Tally | None) -> str:
     )
 
 
-# Keys work while the focus is in the tab but not in a text box. A disabled button loses the focus, so a click moves it
-# to "New pair", where Enter draws the next one.
-KEYS = """
+# Keys work while the focus is in the tab but not in a text box. A vote disables its button, which then loses the focus,
+# so a click moves the focus to "New pair", where Enter draws the next pair.
+KEYS_SCRIPT = """
 const tab = element.closest('#blind-test');
 if (tab && !tab.dataset.keys) {
   tab.dataset.keys = 'on';
@@ -215,8 +214,8 @@ if (tab && !tab.dataset.keys) {
   });
 }
 """
-HINT = (
-    '<p class="zoo-note zoo-keys">After a click on “New pair”, keys <kbd>1</kbd> to <kbd>4</kbd> vote and '
+KEYS_HINT = (
+    '<p class="zoo-note zoo-keys">After a click on “New pair”, the keys <kbd>1</kbd> to <kbd>4</kbd> vote and '
     "<kbd>Enter</kbd> draws the next pair.</p>"
 )
 
@@ -235,9 +234,9 @@ def blind_tab(
     Args:
         drawing: Samples the completions.
         models: Role (ppo or sft) -> model.
-        tally: Receives the votes while the page is served; None stores none.
+        tally: Receives the votes; None stores none.
         prompts: Held-out prompts, used when the visitor writes none.
-        proposal: Sampling parameters.
+        proposal: Sampling parameters of every pair.
         max_concurrent: Largest number of requests that run the models at the same time.
     """
     tab = _layout(tally, prompts)
@@ -263,10 +262,10 @@ def blind_tab(
         return {token: pair.id, **tab.enabled(pair.verdicts)}
 
     private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-    # A vote bypasses the queue: it never waits for a generation, and is accepted even if the queue is full.
+    # A vote bypasses the queue, so that it never waits for a completion and is accepted even if the queue is full.
     unqueued: dict[str, Any] = {**private, "queue": False}
-    requests = [tab.new.click, tab.prompt.submit]
-    # Gradio rebuilds every output at each yield, so outputs that change only at the start or end are not streamed.
+    requests = [tab.new_pair.click, tab.prompt.submit]
+    # Gradio rebuilds every output at each yield, so outputs that change only at the start or end have their own events.
     gr.on(
         requests,
         lambda: {token: "", tab.reveal: "", **tab.enabled(())},
@@ -278,19 +277,19 @@ def blind_tab(
         draw,
         inputs=[tab.prompt],
         outputs=[state, tab.pair_view, tab.message],
-        concurrency_id=MODELS,
+        concurrency_id=MODEL_QUEUE,
         concurrency_limit=max_concurrent,
         **private,
     ).then(enable_buttons, inputs=[state], outputs=[token, *buttons.values()], **unqueued)
     for verdict, button in buttons.items():
-        voted = button.click(
+        vote_event = button.click(
             _vote_handler(verdict, tab, models, tally),
             inputs=[state, token],
             outputs=[state, token, tab.message, tab.reveal, *buttons.values()],
             **unqueued,
         )
         if tally is not None:
-            voted.then(_figures_updates(tally), outputs=[tab.vote_figures], concurrency_limit=None, **private)
+            vote_event.then(_figures_updates(tally), outputs=[tab.vote_figures], concurrency_limit=None, **private)
     if tally is not None:
         gr.on(
             None,
@@ -302,32 +301,32 @@ def blind_tab(
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab. `buttons` are by verdict; `vote_figures` shows the figures computed from the votes."""
+    """The components of the tab. `buttons` has the button of each verdict; `vote_figures` shows the votes so far."""
 
     prompt: gr.Textbox
-    new: gr.Button
+    new_pair: gr.Button
     message: gr.HTML
     pair_view: gr.HTML
     buttons: Mapping[str, gr.Button]
     reveal: gr.HTML
     vote_figures: gr.HTML
-    # The server's pair, and the id that the page sends back: a verdict counts only if they match.
+    # The pair, which stays on the server, and its id, which the browser sends back. A vote counts only if they match.
     state: gr.State
     token: gr.Textbox
 
     def enabled(self, verdicts: Sequence[str]) -> dict[Any, Any]:
-        """Returns updates that enable the buttons of these verdicts and disable the others."""
+        """Returns the updates that enable the buttons of these verdicts and disable the others."""
         return {button: gr.update(interactive=verdict in verdicts) for verdict, button in self.buttons.items()}
 
 
 def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
     """Creates the components, in the order of the page."""
     with gr.Column(elem_id="blind-test"):
-        gr.HTML(_notice(tally), elem_id="blind-notice")
+        gr.HTML(_storage_notice(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
             placeholder = "Empty: a random held-out prompt" if prompts else "The beginning of a text"
             prompt = prompt_box("blind-prompt", placeholder, min_width=280)
-            new = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
+            new_pair = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
         message = gr.HTML("", elem_id="blind-message")
         pair_view = gr.HTML(pair_html(None), elem_id="blind-pair")
         with gr.Row(elem_id="blind-votes"):
@@ -335,18 +334,18 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
                 verdict: gr.Button(label, interactive=False, min_width=120, elem_id=f"vote-{verdict.replace('_', '-')}")
                 for verdict, label in VERDICTS.items()
             }
-        gr.HTML(HINT, js_on_load=KEYS, elem_id="blind-keys")
+        gr.HTML(KEYS_HINT, js_on_load=KEYS_SCRIPT, elem_id="blind-keys")
         reveal = gr.HTML("", elem_id="blind-reveal")
         vote_figures = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
-        state = gr.State(None, time_to_live=PAIR_TTL_SECONDS)
+        state = gr.State(None, time_to_live=PAIR_LIFETIME)
         token = gr.Textbox("", visible=False, elem_id="blind-pair-id")
-    return _Tab(prompt, new, message, pair_view, buttons, reveal, vote_figures, state, token)
+    return _Tab(prompt, new_pair, message, pair_view, buttons, reveal, vote_figures, state, token)
 
 
 def _vote_handler(
     verdict: str, tab: _Tab, models: Mapping[str, Model], tally: Tally | None
 ) -> Callable[..., dict[Any, Any]]:
-    """Returns the handler of a verdict's button: it casts the vote and reveals which policy wrote which text."""
+    """Returns the handler of a verdict's button, which casts the vote and reveals which policy wrote which text."""
 
     def judge(pair: Pair | None, pair_id: Any, request: gr.Request | None = None) -> dict[Any, Any]:
         if pair is None:
@@ -364,7 +363,7 @@ def _vote_handler(
         except ZooError as error:  # the message names a path on the server, which visitors must not see
             log.error("A vote was not stored: %s", error)
             return {tab.message: notice(VOTE_NOT_STORED)}
-        judged = replace(pair, verdict=vote.verdict)
+        judged = replace(pair, verdict=vote.verdict)  # not `verdict`: an earlier vote on this pair may count instead
         return {
             tab.state: None,
             tab.token: "",
@@ -377,24 +376,24 @@ def _vote_handler(
 
 
 def _address(request: gr.Request | None) -> str:
-    """The voter's address, for the rate limits. Only a Space has a proxy that is trusted to name its visitors."""
+    """Returns the voter's address, for the rate limits. Only in a Space is the proxy trusted to name its visitors."""
     if request is None or request.client is None:
         return ""
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
 def _figures_updates(tally: Tally) -> Callable[[], Any]:
-    """Returns a handler that shows the figures immediately, and again once their intervals include every vote."""
+    """Returns a handler that shows the figures at once, and again when their intervals include every vote."""
 
     async def update() -> Any:
-        counts = tally.figures()
-        votes, deadline = counts.summary["votes"], time.monotonic() + MAX_WAIT_SECONDS
-        yield figures_html(counts, tally.describe())
-        while not counts.exact and counts.computed < votes and time.monotonic() < deadline:
+        current = tally.figures()
+        votes, deadline = current.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
+        yield figures_html(current, tally.describe())
+        while not current.exact and current.votes_in_intervals < votes and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
-            counts = tally.figures()
-            if counts.exact or counts.computed >= votes:
-                yield figures_html(counts, tally.describe())
+            current = tally.figures()
+            if current.exact or current.votes_in_intervals >= votes:
+                yield figures_html(current, tally.describe())
 
     return update
 

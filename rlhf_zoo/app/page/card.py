@@ -14,8 +14,8 @@ from .subject import Subject
 
 #: Largest number of cards that are fetched at the same time.
 MAX_CONCURRENT = 4
-#: Number of rendered cards in the cache.
-CACHED_CARDS = 16
+#: Largest number of rendered cards in the cache.
+MAX_CACHED_CARDS = 16
 
 
 def card_tab(subject: Subject) -> None:
@@ -25,23 +25,25 @@ def card_tab(subject: Subject) -> None:
         subject: The models and their runs.
     """
     sources = _sources(subject)
-    read = lru_cache(CACHED_CARDS)(_html)  # a hostile card may take seconds to render
+    render = lru_cache(MAX_CACHED_CARDS)(_render_card)  # a hostile card may take seconds to render
 
     def show(label: object) -> str:
-        name = sources.get(str(label))
-        if name is None:
+        source = sources.get(str(label))
+        if source is None:
             return notice(f"There is no checkpoint {reprlib.repr(label)}: choose one from the list.")
         try:
-            return read(name)
+            return render(source)
         except ZooError as error:
             return notice(error)
 
     first = next(iter(sources))
-    chosen = gr.Dropdown(list(sources), value=first, label="Checkpoint", elem_id="card-of", visible=len(sources) > 1)
-    card_box = gr.HTML(read(sources[first]), elem_id="card")
-    chosen.input(
+    checkpoint = gr.Dropdown(
+        list(sources), value=first, label="Checkpoint", elem_id="card-of", visible=len(sources) > 1
+    )
+    card_box = gr.HTML(render(sources[first]), elem_id="card")
+    checkpoint.input(
         show,
-        [chosen],
+        [checkpoint],
         [card_box],
         api_visibility="private",
         concurrency_limit=MAX_CONCURRENT,
@@ -50,13 +52,13 @@ def card_tab(subject: Subject) -> None:
     )
 
 
-def _html(name: str) -> str:
-    return card_html(Path(name) if Path(name).is_dir() else fetch_card_files(name))
+def _render_card(source: str) -> str:
+    return card_html(Path(source) if Path(source).is_dir() else fetch_card_files(source))
 
 
 def _sources(subject: Subject) -> dict[str, str]:
     """Label of each checkpoint in the list -> source of its card; the compared checkpoint comes first."""
-    sources = {f"{short_name(subject.lineage.ppo.name)}(compared)": str(subject.lineage.ppo.path)}
+    sources = {f"{short_name(subject.lineage.ppo.name)} (compared)": str(subject.lineage.ppo.path)}
     for run in subject.timeline.runs.values() if subject.timeline else ():
         for point in run.points:
             marks = f" ({', '.join(point.marks)})" if point.marks else ""

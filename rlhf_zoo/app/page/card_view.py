@@ -1,7 +1,7 @@
 """Renders an untrusted card of a checkpoint as HTML that makes no request to any host.
 
-Raw HTML is shown as text. Images of the folder become data: URIs; for any other, the alternative text and the address
-are shown. Links may lead to http and https addresses, or to a heading of the card.
+Raw HTML is shown as text. Images in the checkpoint's folder become data: URIs; any other image is replaced by its
+alternative text and address. Links may lead to http and https addresses, or to a heading of the card.
 """
 
 import base64
@@ -18,14 +18,14 @@ from PIL import Image
 
 from .html import text
 
-MOST_BYTES = 2**17  # of a README: the parser needs up to 60 µs per byte of a hostile one
-MOST_IMAGE_BYTES = 2 * 2**20
-MOST_IMAGES_BYTES = 8 * 2**20
-MOST_PIXELS = 20_000_000
-LONGEST_ADDRESS = 120
+MAX_CARD_BYTES = 2**17  # the parser needs up to 60 µs per byte of a hostile card
+MAX_IMAGE_BYTES = 2 * 2**20  # of one image
+MAX_IMAGES_BYTES = 8 * 2**20  # of all images of a card, as data: URIs
+MAX_PIXELS = 20_000_000
+MAX_ADDRESS_LENGTH = 120
 # No SVG: it is a document, which can hold scripts and links.
-FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
-ANCHOR = "zoo-card-"
+IMAGE_FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
+ID_PREFIX = "zoo-card-"
 
 
 def card_html(folder: Path) -> str:
@@ -35,37 +35,37 @@ def card_html(folder: Path) -> str:
         folder: The checkpoint. In the Hub's cache its files may be links into `blobs`; no other link may lead out.
 
     Returns:
-        HTML; a sentence if there is no card, or if it cannot be shown.
+        HTML; a message if there is no card, or if it cannot be shown.
     """
     files = _Files(folder)
     path = files.find("README.md")
     if path is None:
-        return _sentence(
+        return _message(
             "This checkpoint has no card (README.md). <code>rlhf-zoo card</code> writes one from its run directory."
         )
     try:
         with path.open("rb") as stream:
-            written = stream.read(MOST_BYTES + 1)
+            content = stream.read(MAX_CARD_BYTES + 1)
     except OSError as error:
-        return _sentence(f"The card of this checkpoint cannot be read: {text(error.strerror or 'unknown reason')}.")
-    if len(written) > MOST_BYTES:
-        return _sentence(
-            f"The card of this checkpoint exceeds {MOST_BYTES // 1024} KiB and is not shown here: read "
+        return _message(f"The card of this checkpoint cannot be read: {text(error.strerror or 'unknown reason')}.")
+    if len(content) > MAX_CARD_BYTES:
+        return _message(
+            f"The card of this checkpoint exceeds {MAX_CARD_BYTES // 1024} KiB and is not shown here: read "
             "README.md in its repository."
         )
-    return _wrapped(_render(_body(written.decode("utf-8", errors="replace")), files))
+    return _wrapped(_render(_body(content.decode("utf-8", errors="replace")), files))
 
 
 class _Files:
-    """The files of a folder that a card may show."""
+    """The files of a checkpoint's folder that its card may show."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         root = folder.resolve()
         self._roots = [root]
-        if root.parent.name == "snapshots":
+        if root.parent.name == "snapshots":  # a folder of the Hub's cache
             self._roots.append(root.parent.parent / "blobs")
-        self._left = MOST_IMAGES_BYTES
+        self._remaining_bytes = MAX_IMAGES_BYTES
         self._uris: dict[str, str | None] = {}
 
     def find(self, name: str) -> Path | None:
@@ -81,32 +81,32 @@ class _Files:
             return None
 
     def data_uri(self, address: str) -> str | None:
-        """Returns a raster image as a data: URI; None if it may not be shown, or once the budget of bytes is spent."""
+        """Returns an image as a data: URI; None if it may not be shown, or if all images would be too large."""
         if address not in self._uris:
-            self._uris[address] = self._read(address)
+            self._uris[address] = self._read_image(address)
         uri = self._uris[address]
-        if uri is None or len(uri) > self._left:
+        if uri is None or len(uri) > self._remaining_bytes:
             return None
-        self._left -= len(uri)
+        self._remaining_bytes -= len(uri)
         return uri
 
-    def _read(self, address: str) -> str | None:
+    def _read_image(self, address: str) -> str | None:
         parts = _split(address)
         path = self.find(unquote(address)) if parts is not None and not parts.scheme and not parts.netloc else None
         if path is None:
             return None
         try:
             with path.open("rb") as stream:
-                data = stream.read(MOST_IMAGE_BYTES + 1)
-            if len(data) > MOST_IMAGE_BYTES:
+                data = stream.read(MAX_IMAGE_BYTES + 1)
+            if len(data) > MAX_IMAGE_BYTES:
                 return None
-            with Image.open(BytesIO(data), formats=tuple(FORMATS)) as image:
+            with Image.open(BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
                 kind, (width, height) = image.format, image.size
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no image of these formats
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no image of the allowed formats
             return None
-        if kind not in FORMATS or width * height > MOST_PIXELS:
+        if kind not in IMAGE_FORMATS or width * height > MAX_PIXELS:
             return None
-        return f"data:{FORMATS[kind]};base64,{base64.b64encode(data).decode('ascii')}"
+        return f"data:{IMAGE_FORMATS[kind]};base64,{base64.b64encode(data).decode('ascii')}"
 
 
 class _Renderer(RendererHTML):
@@ -119,9 +119,9 @@ class _Renderer(RendererHTML):
         return "</table>\n</div>\n"
 
 
-def _render(written: str, files: _Files) -> str:
+def _render(source: str, files: _Files) -> str:
     markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
-    tokens = markdown.parse(written)
+    tokens = markdown.parse(source)
     headings = _shift_headings(tokens)
     for token in tokens:
         if token.children:
@@ -129,9 +129,9 @@ def _render(written: str, files: _Files) -> str:
     return str(markdown.renderer.render(tokens, markdown.options, {}))
 
 
-def _body(written: str) -> str:
-    """Removes the front matter: YAML between two lines `---`, of which one is the file's first line."""
-    lines = written.removeprefix("\N{BYTE ORDER MARK}").splitlines(keepends=True)
+def _body(source: str) -> str:
+    """Removes the front matter: YAML between two lines `---`, the first of which begins the file."""
+    lines = source.removeprefix("\N{BYTE ORDER MARK}").splitlines(keepends=True)
     if lines and lines[0].rstrip() == "---":
         for number, line in enumerate(lines[1:], 2):
             if line.rstrip() == "---":
@@ -142,26 +142,24 @@ def _body(written: str) -> str:
 def _shift_headings(tokens: Sequence[Token]) -> dict[str, str]:
     """Moves every heading one level down, below the page's own h1. Returns anchor -> id.
 
-    Anchors are the Hub's: lower case, hyphens for spaces. Ids get a prefix, so that none collides with the page's.
+    Anchors are those of the Hub: lower case, hyphens for spaces. Ids get a prefix, so that they differ from the page's.
     """
     id_of: dict[str, str] = {}
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if token.type not in ("heading_open", "heading_close"):
             continue
         token.tag = f"h{min(int(token.tag[1:]) + 1, 6)}"
         if token.type == "heading_open":
-            words = _words(tokens[place + 1].children or ())
-            anchor = "".join(sign for sign in words.lower().strip() if sign.isalnum() or sign in " -_").replace(
-                " ", "-"
-            )
+            title = _plain_text(tokens[index + 1].children or ()).lower().strip()
+            anchor = "".join(c for c in title if c.isalnum() or c in " -_").replace(" ", "-")
             if anchor and anchor not in id_of:
-                id_of[anchor] = f"{ANCHOR}{anchor}"
+                id_of[anchor] = f"{ID_PREFIX}{anchor}"
                 token.attrs["id"] = id_of[anchor]
     return id_of
 
 
 def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> Iterable[Token]:
-    """Yields inline tokens with the allowed images and links; for others, their text and address."""
+    """Yields inline tokens, with the text and the address in place of images and links that are not allowed."""
     closing: list[Token] = []  # replaces the closing token of the current link
     for token in tokens:
         if token.type == "image":
@@ -192,17 +190,17 @@ def _link(address: str, headings: dict[str, str]) -> dict[str, str] | None:
 
 
 def _image(token: Token, files: _Files) -> list[Token]:
-    address, words = str(token.attrs.get("src", "")), _words(token.children or ())
+    address, alternative = str(token.attrs.get("src", "")), _plain_text(token.children or ())
     uri = files.data_uri(address)
     if uri is None:
-        return [_text(words or "image"), *_address(address)]
-    token.attrs = {"src": uri, "alt": words, "class": "zoo-plot"}
+        return [_text(alternative or "image"), *_address(address)]
+    token.attrs = {"src": uri, "alt": alternative, "class": "zoo-plot"}
     return [token]
 
 
 def _address(address: str) -> list[Token]:
     """Returns an address in parentheses, as text."""
-    shown = address if len(address) <= LONGEST_ADDRESS else address[: LONGEST_ADDRESS - 1] + "…"
+    shown = address if len(address) <= MAX_ADDRESS_LENGTH else address[: MAX_ADDRESS_LENGTH - 1] + "…"
     return [_text(" ("), Token("code_inline", "code", 0, content=shown), _text(")")] if address else []
 
 
@@ -210,10 +208,10 @@ def _text(content: str) -> Token:
     return Token("text", "", 0, content=content)
 
 
-def _words(tokens: Iterable[Token]) -> str:
+def _plain_text(tokens: Iterable[Token]) -> str:
     """Returns the text of inline tokens, without markup."""
     return "".join(
-        _words(token.children) if token.children else " " if "break" in token.type else token.content
+        _plain_text(token.children) if token.children else " " if "break" in token.type else token.content
         for token in tokens
     )
 
@@ -225,9 +223,9 @@ def _split(address: str) -> SplitResult | None:
         return None
 
 
-def _sentence(words: str) -> str:
-    return _wrapped(f'<p class="zoo-note">{words}</p>')
+def _message(html: str) -> str:
+    return _wrapped(f'<p class="zoo-note">{html}</p>')
 
 
-def _wrapped(inside: str) -> str:
-    return f'<div class="zoo-md">{inside}</div>'
+def _wrapped(html: str) -> str:
+    return f'<div class="zoo-md">{html}</div>'

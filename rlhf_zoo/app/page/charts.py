@@ -20,16 +20,16 @@ Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]
 Point = tuple[str, str] | None  # x and y, formatted
 
-WIDTH = 360  # of every chart, in SVG units: about the width of a phone in CSS pixels
+WIDTH = 360  # of every chart, in SVG units; about a phone's width in CSS pixels
 RIGHT_EDGE = WIDTH - 12
 TITLE_HEIGHT = 20  # height of the title line above a panel
 FONT_SIZE = 11
-GLYPH_WIDTH = 6.2  # average width of a character at that size, to place labels without overlap
+GLYPH_WIDTH = 6.2  # average width of a character at FONT_SIZE, to place labels without overlap
 MAX_ABSOLUTE = 1e12
-MIN_DIFFERENCE = 1e-6  # smaller differences count as zero
+MIN_DIFFERENCE = 1e-6  # smaller numbers and differences count as zero
 MAX_DOTS = 80  # a curve with more points shows no dots
 MAX_TOOLTIP_LENGTH = 60
-MIN_POSITIONS = 10  # on the x axis, so that a single bar is not as wide as the chart
+MIN_POSITIONS = 10  # on the x axis of tokens, so that a single bar is not as wide as the chart
 QUIET_COLOR, MARK_COLOR = "var(--zoo-quiet,currentColor)", "var(--zoo-mark,currentColor)"
 COLORS = {"sft": "var(--zoo-sft,currentColor)", "ppo": "var(--zoo-ppo,currentColor)"}
 
@@ -42,7 +42,7 @@ class Series:
         name: Its title.
         values: One value per step; None if missing.
         unit: Unit of the values.
-        from_zero: Whether the quantity cannot be negative, so that an estimate below 0 is drawn at 0.
+        from_zero: Whether the quantity cannot be negative. The axis then starts at 0, where lower estimates are drawn.
     """
 
     name: str
@@ -69,8 +69,8 @@ def token_bars(
         side: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
-        top: A value that the axis must include, so that two charts can share a scale.
-        width: A position that the axis must include, so that two charts can share an axis.
+        top: A value that the y axis must include, so that two charts can share a scale.
+        width: A position that the x axis must include, so that two charts can share a scale.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -108,8 +108,8 @@ def token_line(
         side: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
-        span: Values that the axis must include.
-        width: A position that the axis must include, so that two charts can share an axis.
+        span: Lowest and highest value that the y axis must include, so that two charts can share a scale.
+        width: A position that the x axis must include, so that two charts can share a scale.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -126,36 +126,36 @@ def token_line(
 
 
 def step_curves(
-    steps: Sequence[int], series: Sequence[Series], *, chosen: int, labeled: Mapping[int, str] | None = None
+    steps: Sequence[int], series: Sequence[Series], *, selected: int, labeled: Mapping[int, str] | None = None
 ) -> str:
     """Draws curves over the training steps, in stacked panels that share the axis of steps.
 
     Args:
         steps: Ascending training steps.
         series: The curves.
-        chosen: The step to mark by a vertical line.
-        labeled: Step -> label of an outlined marker.
+        selected: The step to mark by a vertical line.
+        labeled: Step -> label above the panels; its points are outlined.
 
     Raises:
         ValueError: A series does not have one value per step.
     """
     labeled = labeled or {}
-    x_ticks = ticks(min([*steps, chosen]), max([*steps, chosen]), integers=True)
+    x_ticks = ticks(min([*steps, selected]), max([*steps, selected]), integers=True)
     panels = [_finite(curve.values) for curve in series]
     axes = [
-        _axis([0.0, *(value and max(value, 0.0) for value in panel)] if curve.from_zero else panel)
+        _axis([0.0, *(None if value is None else max(value, 0.0) for value in panel)] if curve.from_zero else panel)
         for curve, panel in zip(series, panels, strict=True)
     ]
     left = max(map(_axis_width, axes))
     x = _linear(x_ticks[0], x_ticks[-1], left, RIGHT_EDGE - 4)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
     step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
-    label_markup, bottom = _step_labels([*step_labels, (x(chosen), f"step {chosen}", MARK_COLOR)], left)
+    label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left)
     body, descriptions = [label_markup], []
     for curve, panel, y_ticks in zip(series, panels, axes, strict=True):
         plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left)
         points: list[Point] = []
-        tooltip_columns, rings, chosen_value = [], "", ""
+        tooltip_columns, rings, selected_value = [], "", ""
         for step, value in zip(steps, panel, strict=True):
             if value is None:
                 points.append(None)
@@ -169,29 +169,29 @@ def step_curves(
             )
             if step in labeled:
                 rings += f'<circle class="zoo-labeled" cx="{point[0]}" cy="{point[1]}" r="5.5"/>'
-            if step == chosen:
-                chosen_value = f", at step {chosen}: {_value_with_unit(value, curve.unit)}"
+            if step == selected:
+                selected_value = f", at step {selected}: {_value_with_unit(value, curve.unit)}"
         body += [
             plot.axes(_with_unit(curve.name, curve.unit), labels_x=curve is series[-1]),
-            f'<path class="zoo-chosen" d="M{x(chosen):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
+            f'<path class="zoo-chosen" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
             _curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
             f'<g fill="none" stroke="currentColor" stroke-width="1.5">{rings}</g>',
             _tooltip_columns(tooltip_columns, min([24.0, *gaps])),
         ]
         bottom = plot.bottom + 8
-        descriptions.append(f"{curve.name} over training{chosen_value}")
+        descriptions.append(f"{curve.name} over training{selected_value}")
     body.append(_axis_title("training step", bottom + 24))
     descriptions += [f"{label}: step {step}" for step, label in labeled.items()]
     return _svg(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body))
 
 
-def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
-    """Draws reward against KL: one thin line per run through its checkpoints, with its best point and β marked.
+def frontier(runs: Sequence[TimelineRun], *, selected: int) -> str:
+    """Draws reward against KL: one line per run through its checkpoints, with its best point marked and labeled by β.
 
     Args:
         runs: Runs with a known β.
-        chosen: Index of the emphasized run, whose best point gets a second mark.
+        selected: Index of the run to emphasize, whose best point gets a second mark.
     """
     title = "Reward against KL"
     run_points = [
@@ -208,8 +208,8 @@ def frontier(runs: Sequence[TimelineRun], *, chosen: int) -> str:
     x = _linear(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), RIGHT_EDGE - 4)
     plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks))
     lines, marks, descriptions = [], [], []
-    for index in sorted(range(len(runs)), key=lambda index: index == chosen):  # draw the emphasized run last, on top
-        label, emphasized = f"β = {runs[index].beta:g}", index == chosen
+    for index in sorted(range(len(runs)), key=lambda index: index == selected):  # draw the emphasized run last, on top
+        label, emphasized = f"β = {runs[index].beta:g}", index == selected
         color = COLORS["ppo"] if emphasized else QUIET_COLOR
         curve_points: list[Point] = []
         dots, mark = "", ""
@@ -247,9 +247,9 @@ def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ..
         integers: Whether the numbers must be integers.
     """
     size = max(abs(low), abs(high))
-    if size < MIN_DIFFERENCE:
+    if size < MIN_DIFFERENCE:  # all values are 0
         low, high = 0.0, 1.0
-    elif high - low < max(1e-3 * size, MIN_DIFFERENCE):
+    elif high - low < max(1e-3 * size, MIN_DIFFERENCE):  # all values are equal
         low, high = low - size / 10, high + size / 10
     power = math.floor(math.log10((high - low) / 5))
     for step in (factor * 10.0**exponent for exponent in range(power, power + 20) for factor in (1, 2, 2.5, 5)):
@@ -272,7 +272,7 @@ class _Plot:
         self.y = _linear(y_ticks[0], y_ticks[-1], self.bottom, top)
 
     def axes(self, title: str, *, labels_x: bool = True) -> str:
-        """Draws title, grid and tick labels. `labels_x`: also label the x axis."""
+        """Draws title, grid and tick labels; those of the x axis only with `labels_x`."""
         grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{RIGHT_EDGE}" for value in self.y_ticks)
         labels = [
             f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_label(value)}</text>'
@@ -290,7 +290,7 @@ class _Plot:
         )
 
     def tooltip_column(self, at: float, tooltip: str) -> str:
-        """Draws an invisible column with a tooltip, as high as the plot. `tooltip` is escaped already."""
+        """Draws an invisible column with a tooltip, as high as the plot. `tooltip` must be escaped."""
         return f'<path d="M{self.x(at):.1f} {self.top}v{self.height}"><title>{tooltip}</title></path>'
 
 
@@ -346,7 +346,7 @@ def _svg(height: float, css_class: str, description: str, body: str) -> str:
 
 
 def _tooltip_columns(columns: Iterable[str], width: float) -> str:
-    """Groups the invisible tooltip columns: a bar of height 0 could not be hovered."""
+    """Groups the invisible tooltip columns, which exist because nobody could hover over a bar of height 0."""
     style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
     return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
 
@@ -369,7 +369,7 @@ def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: fl
 
 
 def _step_labels(labels: Sequence[tuple[float, str, str]], left: float) -> tuple[str, float]:
-    """Places labels (x, label, color) above the panels, in as many lines as needed. Returns markup and height."""
+    """Places labels (x, label, color) above the panels, in as many lines as needed. Returns their markup and height."""
     lines: list[list[tuple[float, float]]] = []
     markup = []
     for x, label, color in sorted(labels):
@@ -390,23 +390,21 @@ def _step_labels(labels: Sequence[tuple[float, str, str]], left: float) -> tuple
 
 
 def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
-    """Outlines the best points (x, y, label, emphasized), and places each label where it covers no other."""
+    """Outlines the best points (x, y, label, emphasized), and places each label where it covers nothing else."""
     occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
     markup = []
     for x, y, label, emphasized in reversed(marks):  # the emphasized label is placed first
         label_width = len(label) * GLYPH_WIDTH
         positions = [(x + 9, y), (x - 9 - label_width, y), (x - label_width / 2, y - 15), (x - label_width / 2, y + 15)]
-        positions += [
-            (x + aside, y + distance) for distance in (15, -15, 28, -28, 41, -41) for aside in (5, -5 - label_width)
-        ]
-        boxes = [(left, height - 6, left + label_width, height + 6) for left, height in positions]
+        positions += [(x + dx, y + dy) for dy in (15, -15, 28, -28, 41, -41) for dx in (5, -5 - label_width)]
+        boxes = [(left, middle - 6, left + label_width, middle + 6) for left, middle in positions]
         free = (
             box
             for box in boxes
             if box[0] > plot.left and box[2] < WIDTH and plot.top < box[1] and box[3] < plot.bottom
             if not any(_overlap(box, other) for other in occupied)
         )
-        box = next(free, boxes[0])
+        box = next(free, boxes[0])  # without a free place, beside its point
         occupied.append(box)
         color = COLORS["ppo"] if emphasized else "currentColor"
         weight = ' font-weight="600"' if emphasized else ""
@@ -441,7 +439,7 @@ def _label(value: float) -> str:
 
 
 def _axis_width(y_ticks: Sequence[float]) -> float:
-    """Returns the width of the y axis labels; equal for labels of up to four characters."""
+    """Returns the width of the y axis labels. It is equal for labels of up to four characters, so that charts align."""
     return 8 + GLYPH_WIDTH * max(4, *(len(_label(value)) for value in y_ticks))
 
 
@@ -455,5 +453,5 @@ def _value_with_unit(value: float, unit: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _tooltip(label: str) -> str:
-    """Returns a token for a tooltip. Cached, because a completion in progress is redrawn at each token."""
+    """Returns a token as escaped text for a tooltip. Cached, because each new token redraws the whole completion."""
     return text(label if len(label) <= MAX_TOOLTIP_LENGTH else label[: MAX_TOOLTIP_LENGTH - 1] + "…").replace("\n", "↵")

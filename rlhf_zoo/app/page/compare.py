@@ -9,11 +9,11 @@ import gradio as gr
 from ...errors import ZooError
 from .drawing import Drawing
 from .html import notice
-from .sampling import MODELS, Proposal, controls, keywords, prompt_box
+from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, controls, prompt_box, sampling_arguments
 from .subject import Subject
 from .views import empty_pairs, legend, pairs
 
-SEED_LIMIT = 2**31
+#: What the tokens are colored by -> value in the style sheet.
 COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
 
 
@@ -29,21 +29,21 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_c
 
     def show(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
-            message = ""  # clears the old message once; later snapshots must not clear what "Stop" wrote
-            for snapshot in drawing.stream(prompt, **keywords(*sampling)):
+            message = ""  # only the first snapshot clears the message, so that later ones keep what "Stop" wrote
+            for snapshot in drawing.stream(prompt, **sampling_arguments(*sampling)):
                 yield message, pairs(snapshot)
                 message = gr.skip()
         except ZooError as error:
             yield notice(error), gr.skip()  # the previous comparison stays visible
 
-    def surprise() -> tuple[str, int]:
+    def random_prompt_and_seed() -> tuple[str, int]:
         return random.choice(subject.prompts), random.randrange(SEED_LIMIT)
 
     with gr.Row(equal_height=True):
         prompt = prompt_box("prompt", "The beginning of a text; Enter compares", autofocus=True)
-        run = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
+        compare = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
         if subject.prompts:
-            lucky = gr.Button("Surprise me", scale=1, min_width=120, elem_id="surprise")
+            surprise = gr.Button("Surprise me", scale=1, min_width=120, elem_id="surprise")
         stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
     examples = None
     if subject.lineage.prompts:
@@ -54,7 +54,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_c
             api_visibility="private",
             elem_id="examples",
         )
-    chosen = controls(proposal, most=subject.comparison.limits.n)
+    sampling_controls = controls(proposal, max_completions=subject.comparison.limits.n)
     message = gr.HTML("", elem_id="message")
     with gr.Row(elem_classes="zoo-colors"):
         gr.Radio(
@@ -65,29 +65,32 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_c
             interactive=True,
         )
         gr.HTML(legend())
-    shown = gr.HTML(empty_pairs(), elem_id="pairs")
+    pairs_view = gr.HTML(empty_pairs(), elem_id="pairs")
     gr.HTML(_notes(subject))
 
     options: dict[str, Any] = {
-        "inputs": [prompt, *chosen],
-        "outputs": [message, shown],
-        "concurrency_id": MODELS,
+        "inputs": [prompt, *sampling_controls],
+        "outputs": [message, pairs_view],
+        "concurrency_id": MODEL_QUEUE,
         "concurrency_limit": max_concurrent,
         "api_visibility": "private",
         "show_progress": "hidden",
         "scroll_to_output": True,  # on a phone the controls fill the screen
         "preprocess": False,  # Gradio would reject bad values without a message; `Comparison.stream` checks them all
     }
-    running = [gr.on([run.click, prompt.submit], show, **options)]
+    comparisons = [gr.on([compare.click, prompt.submit], show, **options)]
     if examples is not None:
-        running.append(examples.load_input_event.then(show, **options))
+        comparisons.append(examples.load_input_event.then(show, **options))
     if subject.prompts:
-        picked = lucky.click(surprise, outputs=[prompt, chosen[0]], api_visibility="private", show_progress="hidden")
-        running.append(picked.then(show, **options))
+        seed_control, *_ = sampling_controls
+        picked = surprise.click(
+            random_prompt_and_seed, outputs=[prompt, seed_control], api_visibility="private", show_progress="hidden"
+        )
+        comparisons.append(picked.then(show, **options))
     stop.click(
         lambda: notice("Stopped. Only finished completions have rewards and values.", kind="status"),
         outputs=[message],
-        cancels=running,
+        cancels=comparisons,
         api_visibility="private",
         show_progress="hidden",
     )
@@ -100,17 +103,17 @@ def _notes(subject: Subject) -> str:
         "of PPO to SFT."
     )
     if (kl := subject.lineage.kl) is not None:
-        sample_count = f" over {kl['n']} of them" if isinstance(kl.get("n"), int) else ""
+        sample_count = f" over {kl['n']} completions" if isinstance(kl.get("n"), int) else ""
         log_ratio += f" On held-out prompts, the KL was {kl['value']:.2f} nats{sample_count}."
     exact_kl = (
         "<b>KL at a position</b>: KL(π<sub>PPO</sub>‖π<sub>SFT</sub>) of the two distributions over the next token, "
-        "exact, over the full vocabulary; <b>KL along it</b> is their sum over this completion."
+        "exact, over the full vocabulary; <b>Summed KL</b> is their sum over this completion."
     )
     reward = "<b>Reward</b>: none, because this checkpoint names no reward model."
     if subject.lineage.rewards:
         reward = (
-            "<b>Reward</b>: none, because loading the reward model takes custom code, and code from a download never "
-            "runs: open the page on the run directory, or name another model with --reward."
+            "<b>Reward</b>: none, because the reward model needs custom code, and downloaded code never runs: open the "
+            "page for the run directory, or name another reward model with --reward."
         )
     if subject.comparison.has_reward:
         reward = (
@@ -119,7 +122,7 @@ def _notes(subject: Subject) -> str:
         )
     value = "<b>Value</b>: none, because this checkpoint has no critic."
     if subject.comparison.has_critic:
-        value = "<b>Value</b> (V): the critic's estimate, before a token, of the remaining reward, with its KL penalty."
+        value = "<b>Value</b> (V): the critic's estimate of the remaining reward before a token, KL penalty included."
     randomness = "Both policies sample with the same random numbers, and equal settings give equal completions."
     notes = [reward, log_ratio, exact_kl, value, randomness]
     return '<div class="zoo-notes">' + "".join(f"<p>{note}</p>" for note in notes) + "</div>"

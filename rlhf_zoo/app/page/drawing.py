@@ -1,4 +1,4 @@
-"""Streams completions at a pace that a browser can follow, on ZeroGPU if the Space has it."""
+"""Streams the completions that the page shows, at a pace that a browser can follow; on ZeroGPU if the Space has it."""
 
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, TypeVar, Unpack
@@ -6,22 +6,22 @@ from typing import Any, TypeVar, Unpack
 from ...errors import ZooError
 from ..engine import AtCheckpoint, Comparison, Sampling, Snapshot, Timeline
 
-#: Seconds between two updates of a completion in progress.
-EVERY = 0.08
+#: Shortest time between two snapshots of a completion in progress, in seconds.
+SNAPSHOT_INTERVAL = 0.08
 
 T = TypeVar("T")
 
 
 class Drawing:
-    """The streams of a comparison and of its timeline.
+    """The streams of completions of a comparison and of its timeline.
 
-    Every stream raises ZooError at its first item if the arguments are refused, and later if memory runs out. Closing a
+    Every stream raises ZooError, at its first item if the arguments are refused, or later if memory runs out. Closing a
     stream stops the models.
 
     Args:
         comparison: The models.
-        timeline: The run's checkpoints; None if there are none.
-        gpu: The decorator of ZeroGPU; None without it.
+        timeline: The runs' checkpoints; None if there are none, and then only `stream` works.
+        gpu: ZeroGPU's decorator; None without it.
     """
 
     def __init__(
@@ -32,22 +32,22 @@ class Drawing:
         gpu: Callable[[Any], Any] | None = None,
     ) -> None:
         self.comparison, self.timeline = comparison, timeline
-        self._stream = _shielded(comparison.stream, gpu)
+        self._stream = _keep_messages(comparison.stream, gpu)
         if timeline is not None:
-            self._at = _shielded(
+            self._at = _keep_messages(
                 lambda step, run, **sampling: timeline.comparison(step, run=run).stream(**sampling), gpu
             )
-            self._steps = _shielded(timeline.at_steps, gpu)
-            self._betas = _shielded(timeline.at_betas, gpu)
+            self._steps = _keep_messages(timeline.at_steps, gpu)
+            self._betas = _keep_messages(timeline.at_betas, gpu)
 
     def stream(self, prompt: Any, **sampling: Unpack[Sampling]) -> Generator[Snapshot, None, None]:
-        """Runs `Comparison.stream` at the page's pace; the last snapshot is `done`.
+        """Runs `Comparison.stream` at the page's pace.
 
         Args:
             prompt: The visitor's prompt.
             **sampling: See `Comparison.stream`.
         """
-        return self._stream(prompt=_text_of(prompt), every=EVERY, **sampling)
+        return self._stream(prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
     def at(
         self, step: int, prompt: Any, *, run: str | None = None, **sampling: Unpack[Sampling]
@@ -60,7 +60,7 @@ class Drawing:
             run: The run's name; None for the first.
             **sampling: See `Comparison.stream`.
         """
-        return self._at(step, run, prompt=_text_of(prompt), every=EVERY, **sampling)
+        return self._at(step, run, prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
     def steps(
         self, prompt: Any, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Unpack[Sampling]
@@ -73,7 +73,7 @@ class Drawing:
             run: The run's name; None for the first.
             **sampling: See `Comparison.stream`.
         """
-        return self._steps(_text_of(prompt), steps, run=run, **sampling)
+        return self._steps(_not_none(prompt), steps, run=run, **sampling)
 
     def betas(self, prompt: Any, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
         """Runs `Timeline.at_betas`.
@@ -82,33 +82,35 @@ class Drawing:
             prompt: The visitor's prompt.
             **sampling: See `Comparison.stream`.
         """
-        return self._betas(_text_of(prompt), **sampling)
+        return self._betas(_not_none(prompt), **sampling)
 
 
-def _text_of(prompt: Any) -> Any:
+def _not_none(prompt: Any) -> Any:
+    """Returns an empty prompt for None, which Gradio sends for an empty text box."""
     return "" if prompt is None else prompt
 
 
-def _shielded(
+def _keep_messages(
     stream: Callable[..., Generator[T, None, None]], gpu: Callable[[Any], Any] | None
 ) -> Callable[..., Generator[T, None, None]]:
-    """Wraps a stream for ZeroGPU.
+    """Wraps a stream for ZeroGPU so that errors keep their messages.
 
-    It runs in another process, which loses the message of an exception, so errors are passed as values.
+    ZeroGPU runs it in another process, which loses the message of an exception. So an error is yielded as an item there
+    and raised here.
     """
 
-    def values(*arguments: Any, **keywords: Any) -> Generator[T | ZooError, None, None]:
+    def yield_errors(*arguments: Any, **keywords: Any) -> Generator[T | ZooError, None, None]:
         try:
             yield from stream(*arguments, **keywords)
         except ZooError as error:
             yield error
 
-    outer = values if gpu is None else gpu(values)
+    run = yield_errors if gpu is None else gpu(yield_errors)
 
-    def unpacked(*arguments: Any, **keywords: Any) -> Generator[T, None, None]:
-        for item in outer(*arguments, **keywords):
+    def raise_errors(*arguments: Any, **keywords: Any) -> Generator[T, None, None]:
+        for item in run(*arguments, **keywords):
             if isinstance(item, ZooError):
                 raise item
             yield item
 
-    return unpacked
+    return raise_errors

@@ -21,31 +21,31 @@ from ...runs.settings.key_classes import check_repository
 
 log = logging.getLogger(__name__)
 
-CONFIGURATION = "prompts"
-#: The first existing split is used. Votes may become training data, so validation comes before test.
+DEFAULT_CONFIGURATION = "prompts"
+#: The first split that has prompts is used. Votes may become training data, so validation comes before test.
 SPLITS = ("validation", "test")
-MOST = 1000  # prompts
+MAX_PROMPTS = 1000
 
 
-def held_out_prompts(lineage: Lineage, refuses: Callable[[str], object], hub: Hub = CLIENT) -> list[str]:
+def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = CLIENT) -> list[str]:
     """Reads distinct held-out prompts of the data set that the checkpoint's card names, at its commit.
 
-    If the data set cannot be read, the prompts in the card itself are used.
+    If the data set cannot be read or has none, the prompts in the card itself are used.
 
     Args:
         lineage: The checkpoint and its card.
-        refuses: Raises ZooError for a prompt that the models cannot process.
+        check: Raises ZooError for a prompt that the models cannot process.
         hub: The Hub with the data set.
 
     Returns:
-        Up to `MOST` prompts.
+        Up to `MAX_PROMPTS` prompts.
     """
     prompts: list[str] = []
-    for prompt in dict.fromkeys(_of_data(lineage, hub) or lineage.prompts):
-        if len(prompts) == MOST:
+    for prompt in dict.fromkeys(_dataset_prompts(lineage, hub) or lineage.prompts):
+        if len(prompts) == MAX_PROMPTS:
             break
         try:
-            refuses(prompt)
+            check(prompt)
         except ZooError:
             continue
         prompts.append(prompt)
@@ -65,11 +65,11 @@ def stage_of(folder: Path) -> Path | None:
     return next((candidate for candidate in folders if StageRecord(candidate).run_file.is_file()), None)
 
 
-def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
+def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
     """Returns held-out prompts; [] if there are none, with the reason in the log."""
-    configuration, column, named = lineage.prompts_at
-    for location, load in _sources(lineage, configuration, hub):
-        for split in dict.fromkeys(filter(None, (named, *SPLITS))):
+    configuration, column, card_split = lineage.prompts_at
+    for location, load in _sources(lineage, hub):
+        for split in dict.fromkeys(filter(None, (card_split, *SPLITS))):
             try:
                 texts = _prompts_in(load(configuration, split), column, location)
             except (ValueError, OSError, ZooError) as error:
@@ -80,23 +80,21 @@ def _of_data(lineage: Lineage, hub: Hub) -> list[str]:
     return []
 
 
-def _sources(
-    lineage: Lineage, configuration: str | None, hub: Hub
-) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
-    """Yields (name, loader of a configuration and split) of the run directory's data and of the published data sets."""
+def _sources(lineage: Lineage, hub: Hub) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
+    """Yields (location, loader of a configuration's split): the run directory's data, then the published data sets."""
     stage = stage_of(Path(lineage.ppo.name))
     if stage is not None and StageRecord(stage).is_own():
-        yield str(stage.parent / "data"), partial(_rows_beside, stage.parent / "data")
+        yield str(stage.parent / "data"), partial(_local_rows, stage.parent / "data")
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
             yield parent.repo, partial(_published_rows, lineage, stage, parent.repo, parent.commit, hub)
 
 
-def _rows_beside(data: Path, configuration: str | None, split: str) -> list[Any]:
-    """Reads rows of the data in a run directory. Raises ZooError if a name from the card leads out of it."""
-    path = data / (configuration or CONFIGURATION) / f"{split}.jsonl"
+def _local_rows(data: Path, configuration: str | None, split: str) -> list[Any]:
+    """Reads rows of a run directory's data. Raises ZooError if a name from the card leads out of that folder."""
+    path = data / (configuration or DEFAULT_CONFIGURATION) / f"{split}.jsonl"
     if not path.resolve().is_relative_to(data.resolve()):
-        raise ZooError(f"Its card names the split {split!r:.80} of {configuration!r:.80}, which is outside its data.")
+        raise ZooError(f"The card names the split {split!r:.80} of {configuration!r:.80}, which is outside {data}.")
     return [parse_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -106,26 +104,26 @@ def _published_rows(
     """Reads rows of a data set that a card names.
 
     The page shows prompts to visitors and publishes them with votes, but its token may read more than visitors may. So
-    a card that is not the user's own may only name a data set that everyone can read, or that of a private model.
+    a card that is not the user's own may name a private or gated data set only if its model is private too.
 
     Raises:
-        ZooError: The Hub does not deliver it, a local folder has its name, or it is private or gated.
+        ZooError: The data set cannot be read, a local folder has its name, or it may not be shown.
     """
     from ...runs.data.sources import find_data
 
     check_repository(repo, key="parents.data", where=f"The card of {lineage.ppo.name}")
     is_own = stage is not None and StageRecord(stage).is_own()
-    if not is_own and not _is_readable(lineage.ppo.repo, repo, hub):
+    if not is_own and not _may_show(lineage.ppo.repo, repo, hub):
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
     column = lineage.prompts_at[1]
-    if not is_text(column):  # skip decoding the other columns
+    if not is_text(column):  # not a template over several columns, so the other columns need not be decoded
         rows = rows.select_columns([column] if column in rows.column_names else [])
     return iter(rows)
 
 
-def _is_readable(model: str | None, data: str, hub: Hub) -> bool:
-    """Whether everyone who can read a model can also read a data set. `model` is None for a local folder."""
+def _may_show(model: str | None, data: str, hub: Hub) -> bool:
+    """Whether a data set is public, or the model is private too. `model` is None for a local folder."""
     with refusals_as(f"Cannot look up {data} on {hub.name}", "check --hub and the token."):
         info = hub.api().dataset_info(data)
         if not info.private and not info.gated:
@@ -135,9 +133,11 @@ def _is_readable(model: str | None, data: str, hub: Hub) -> bool:
 
 def _prompts_in(rows: Iterable[object], column: str, location: str) -> list[str]:
     """Returns the prompts that are texts, or conversations of a single turn."""
-    texts, of = is_text(column), f"The data set {location}"
+    is_template, subject = is_text(column), f"The data set {location}"
     prompts = (
-        filled(column, row, subject=of, place=index) if texts else messages_of(row.get(column), subject=of)
+        filled(column, row, subject=subject, place=index)
+        if is_template
+        else messages_of(row.get(column), subject=subject)
         for index, row in enumerate(row for row in rows if isinstance(row, dict))
     )
     return [

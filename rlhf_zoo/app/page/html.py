@@ -8,19 +8,19 @@ from html import escape
 from ..engine import visible_text
 
 MINUS = "\u2212"
-NOTHING = "\u2013"
+DASH = "\u2013"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 #: Stop reason -> label on the page.
-STOPS = {"eos": "by itself", "length": "cut off", None: "writing"}
+STOP_LABELS = {"eos": "by itself", "length": "cut off", None: "writing"}
 
 
-def text(written: object) -> str:
-    """Escapes a text, and makes characters visible that would hide or reverse their neighbors.
+def text(value: object) -> str:
+    """Escapes text for HTML, and makes characters visible that would hide or reverse their neighbors.
 
     Args:
-        written: Text from a visitor, a model or a card.
+        value: Text from a visitor, a model or a card.
     """
-    return escape(visible_text(str(written)))
+    return escape(visible_text(str(value)))
 
 
 def signed(value: float | None, digits: int = 2) -> str:
@@ -42,12 +42,12 @@ def number(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
         sign: "+" to show the sign of positive numbers too.
     """
     if value is None or not math.isfinite(value):
-        return NOTHING
+        return DASH
     return f"{value:{sign}.{digits}f}".replace("-", MINUS)
 
 
 def figure_list(rows: Iterable[tuple[str, str, object]]) -> str:
-    """Renders figures as a definition list.
+    """Renders figures as a definition list. Labels and figures must be escaped.
 
     Args:
         rows: (key, label, figure) each; the key becomes the attribute `data-figure`.
@@ -57,7 +57,7 @@ def figure_list(rows: Iterable[tuple[str, str, object]]) -> str:
 
 
 def short_name(name: str) -> str:
-    """Shortens the commit in NAMESPACE/NAME@REVISION to 8 digits; not escaped.
+    """Shortens the commit in NAMESPACE/NAME@REVISION to 8 digits. The result is not escaped.
 
     Args:
         name: NAMESPACE/NAME, with or without a revision.

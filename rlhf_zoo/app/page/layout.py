@@ -18,8 +18,8 @@ from .training import training_tab
 from .vote_counts import Tally
 from .vote_figures import Model
 
-WAITING = 40  # requests in the queue; further ones are refused
-MAX_CONCURRENT = 24  # requests that run the models at the same time, taking turns token by token
+MAX_QUEUED = 40  # waiting requests; further ones are refused
+MAX_CONCURRENT = 24  # requests that run the models at the same time; they take turns token by token
 
 
 def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object], object] | None = None) -> gr.Blocks:
@@ -33,7 +33,8 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
     lineage, comparison = subject.lineage, subject.comparison
     proposal = Proposal.of(subject)
     drawing = Drawing(comparison, subject.timeline, gpu=gpu)
-    max_concurrent = MAX_CONCURRENT if gpu is None else 1  # ZeroGPU runs each call in its own process: no turns to take
+    # ZeroGPU runs each call in a process of its own, where requests cannot take turns.
+    max_concurrent = MAX_CONCURRENT if gpu is None else 1
     with gr.Blocks(title="SFT and PPO, side by side", analytics_enabled=False) as page:
         gr.HTML(_header(subject))
         if subject.problem is not None and subject.timeline is not None:
@@ -57,20 +58,20 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
         endpoints(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
     # After each event Gradio recomputes statistics over all events it keeps, 10,000 by default.
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
-    return page.queue(max_size=WAITING, default_concurrency_limit=max_concurrent, api_open=False)
+    return page.queue(max_size=MAX_QUEUED, default_concurrency_limit=max_concurrent, api_open=False)
 
 
 def _header(subject: Subject) -> str:
     lineage = subject.lineage
     models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
     models += [("reward model", model.name) for model in lineage.rewards]
-    named = '<span class="sep">·</span>'.join(
+    model_names = '<span class="sep">·</span>'.join(
         f'<span class="model">{role} <b>{escape(short_name(name))}</b></span>' for role, name in models
     )
-    world = ""
+    data_note = ""
     if lineage.simulated:
-        world = (
+        data_note = (
             "<p>Simulated data: a program wrote the texts that these models were trained on, and no person rated "
             "anything.</p>"
         )
-    return f'<div class="zoo"><h1>SFT and PPO, side by side</h1><p>{named}</p>{world}</div>'
+    return f'<div class="zoo"><h1>SFT and PPO, side by side</h1><p>{model_names}</p>{data_note}</div>'

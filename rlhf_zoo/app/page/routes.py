@@ -1,6 +1,6 @@
-"""Which of Gradio's routes the page answers: those that its front end and the Gradio client use, and no other.
+"""Limits the page to the routes that Gradio's front end and the Gradio client use.
 
-Gradio always opens more: uploads and recordings, which fill the disk (a recording also starts ffmpeg on a visitor's
+Gradio always opens more: uploads and recordings, which fill the disk (a recording also runs ffmpeg on a visitor's
 bytes), files, copies of a session's state, a proxy, statistics of the traffic, and an editor.
 """
 
@@ -11,14 +11,14 @@ from urllib.parse import urlsplit
 from gradio.route_utils import API_PREFIX
 from starlette.exceptions import HTTPException
 
-#: Paths, with or without a slash at the end. Gradio asks for startup-events itself, when it launches.
+#: Served paths, with or without a slash at the end. Gradio itself requests startup-events when it launches.
 PATHS = frozenset({"/", "/config", "/theme.css", "/favicon.ico", "/manifest.json", "/robots.txt"}) | {
     f"{API_PREFIX}/{name}"
     for name in ("app_id", "cancel", "info", "queue/data", "queue/join", "reset", "startup-events")
 }
-#: What other paths begin with: files of Gradio's package, and calls of functions by their names.
+#: Prefixes of the other served paths: files of Gradio's package, and calls of functions by name.
 PREFIXES = ("/assets/", "/static/", "/svelte/", *(f"{API_PREFIX}/{name}/" for name in ("call", "heartbeat", "run")))
-#: Bytes of a request: the longest prompt, with every character escaped, has 120 000.
+#: Largest body of a request in bytes. The longest prompt, with every character escaped, has 120,000.
 MAX_BODY = 2**20
 
 Message = MutableMapping[str, Any]
@@ -28,16 +28,16 @@ Application = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None
 
 
 def is_served(path: str) -> bool:
-    """Returns whether the page answers requests for a path.
+    """Whether the page answers requests for a path.
 
     Args:
-        path: The path of a request, decoded, without the prefix of a proxy.
+        path: The decoded path of a request, without the prefix of a proxy.
     """
     return (path.rstrip("/") or "/") in PATHS or path.startswith(PREFIXES)
 
 
 def _without_prefix(path: str, prefix: str) -> str:
-    """Removes the prefix of a proxy that passes it on. A proxy that strips it leaves paths as they are."""
+    """Removes the prefix under which a proxy serves the page, if the proxy passes it on."""
     return path.removeprefix(prefix) or "/" if f"{path}/".startswith(f"{prefix}/") else path
 
 
@@ -56,7 +56,7 @@ class ServedRoutes:
 
         Args:
             scope: The scope of the connection.
-            receive: Gives the next message of the client.
+            receive: Returns the next message of the client.
             send: Sends a message to the client.
         """
         # Gradio's root_path may be an address or end with a slash, and then Starlette does not recognize it in a path.
@@ -67,14 +67,14 @@ class ServedRoutes:
             await send({"type": "http.response.start", "status": 404, "headers": headers})
             await send({"type": "http.response.body", "body": b'{"detail":"Not Found"}'})
             return
-        length = 0
+        received_bytes = 0
 
-        async def bounded() -> Message:
-            nonlocal length
+        async def receive_bounded() -> Message:
+            nonlocal received_bytes
             message = await receive()
-            length += len(message.get("body", b""))
-            if length > MAX_BODY:
+            received_bytes += len(message.get("body", b""))
+            if received_bytes > MAX_BODY:
                 raise HTTPException(413)
             return message
 
-        await self._app(scope, bounded, send)
+        await self._app(scope, receive_bounded, send)

@@ -10,17 +10,20 @@ import gradio as gr
 from ...errors import ZooError
 from .subject import Subject
 
-#: Name of the queue for every call that runs the models: page and API share its limit.
-MODELS = "models"
+#: Name of the queue of all calls that run the models, so that the page and the API share one limit.
+MODEL_QUEUE = "models"
+#: Random seeds of the page are below this number.
+SEED_LIMIT = 2**31
+MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # of the sliders; the API accepts more
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Initial values of the controls: the sampling parameters of the training.
+    """Initial values of the controls: the sampling parameters of training.
 
     Attributes:
         temperature: Sampling temperature.
-        length: Number of new tokens.
+        length: Number of new tokens in a completion.
         limit: Largest number of new tokens in one request.
     """
 
@@ -30,7 +33,7 @@ class Proposal:
 
     @classmethod
     def of(cls, subject: Subject) -> Proposal:
-        """Returns the sampling parameters of the training, within the limits of the page.
+        """Returns the sampling parameters of training, within the limits of the page.
 
         Args:
             subject: The models and their runs.
@@ -38,14 +41,14 @@ class Proposal:
         context_length = subject.comparison.context_length
         limit = subject.comparison.limits.max_new_tokens
         if context_length is not None:  # leave room for each example prompt
-            limit = max(min(limit, context_length - _longest(subject)), 1)
-        temperature = min(max(subject.lineage.setting("temperature", 1.0), 0.05), 2.0)
+            limit = max(min(limit, context_length - _longest_prompt(subject)), 1)
+        temperature = min(max(subject.lineage.setting("temperature", 1.0), MIN_TEMPERATURE), MAX_TEMPERATURE)
         length = min(max(int(subject.lineage.setting("response_length", 32)), 1), limit)
         return cls(temperature, length, limit)
 
 
-def _longest(subject: Subject) -> int:
-    """Returns the number of tokens of the longest example prompt that the models can process."""
+def _longest_prompt(subject: Subject) -> int:
+    """Returns the largest number of tokens of an example prompt that the models can process, or 1."""
     lengths = [1]
     for prompt in subject.lineage.prompts:
         try:
@@ -56,14 +59,14 @@ def _longest(subject: Subject) -> int:
     return max(lengths)
 
 
-def keywords(seed: object, temperature: object, top_p: object, tokens: object, n: object = 1) -> dict[str, Any]:
+def sampling_arguments(seed: Any, temperature: Any, top_p: Any, tokens: Any, n: Any = 1) -> dict[str, Any]:
     """Returns the values of the controls as keyword arguments of `Comparison.stream`.
 
     Args:
         seed: Seed of the random stream.
         temperature: Divides the logits.
         top_p: Share of the probability to sample from.
-        tokens: Number of new tokens.
+        tokens: Largest number of new tokens.
         n: Number of completions of each policy.
     """
     return {"seed": seed, "temperature": temperature, "top_p": top_p, "max_new_tokens": tokens, "n": n}
@@ -75,8 +78,8 @@ def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **option
     Args:
         elem_id: Id of the element.
         placeholder: Text shown while it is empty.
-        min_width: Width in pixels.
-        **options: Keyword arguments of `gr.Textbox`.
+        min_width: Smallest width in pixels.
+        **options: Other keyword arguments of `gr.Textbox`.
     """
     return gr.Textbox(
         label="Prompt", placeholder=placeholder, lines=1, max_lines=6, scale=5, min_width=min_width, elem_id=elem_id,
@@ -84,29 +87,31 @@ def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **option
     )  # fmt: skip
 
 
-def controls(proposal: Proposal, *, prefix: str = "", most: int | None = None) -> list[Any]:
+def controls(proposal: Proposal, *, prefix: str = "", max_completions: int | None = None) -> list[Any]:
     """Creates the row of controls.
 
     Args:
         proposal: Initial values.
         prefix: Prefix of their element ids.
-        most: Largest number of completions; None for a single one without a control.
+        max_completions: Largest number of completions; None for one completion and no control.
 
     Returns:
-        The controls, seed first, in the order of the arguments of `keywords`.
+        The controls, seed first, in the order of the arguments of `sampling_arguments`.
     """
     with gr.Row(elem_classes="zoo-controls"):
         temperature = gr.Slider(
-            0.05, 2.0, value=proposal.temperature, step=0.05, label="Temperature", min_width=170,
-            elem_id=f"{prefix}temperature",
+            MIN_TEMPERATURE, MAX_TEMPERATURE, value=proposal.temperature, step=0.05, label="Temperature",
+            min_width=170, elem_id=f"{prefix}temperature",
         )  # fmt: skip
         top_p = gr.Slider(0.05, 1.0, value=1.0, step=0.05, label="Top\u2011p", min_width=170, elem_id=f"{prefix}top-p")
         tokens = gr.Slider(
             1, proposal.limit, value=proposal.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",
         )  # fmt: skip
-        many = []
-        if most is not None:
-            many = [gr.Slider(1, most, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")]
+        n = []
+        if max_completions is not None:
+            n = [
+                gr.Slider(1, max_completions, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")
+            ]
         seed = gr.Number(1, label="Seed", precision=0, min_width=120, elem_id=f"{prefix}seed")
-    return [seed, temperature, top_p, tokens, *many]
+    return [seed, temperature, top_p, tokens, *n]

@@ -17,8 +17,8 @@ from .subject import Subject
 from .vote_counts import Tally
 
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
-SESSIONS = 500  # visitors whose state is kept; Gradio's default is 10,000
-THREADS = 64  # Gradio's 40 would let streams starve its own routes
+MAX_SESSIONS = 500  # sessions whose state Gradio keeps; its default of 10,000 takes much memory
+MAX_THREADS = 64  # with Gradio's default of 40, streams could block its own routes
 
 
 def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, block: bool = False) -> str:
@@ -48,8 +48,8 @@ def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, 
         run_history=False,
         enable_monitoring=False,
         app_kwargs={"middleware": [Middleware(ServedRoutes)]},
-        max_threads=THREADS,
-        state_session_capacity=SESSIONS,
+        max_threads=MAX_THREADS,
+        state_session_capacity=MAX_SESSIONS,
         footer_links=["api", "settings"],
         theme=gr.themes.Default(
             primary_hue="orange",
@@ -57,7 +57,7 @@ def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, 
             font=["system-ui", "-apple-system", "Segoe UI", "DejaVu Sans", "sans-serif"],
             font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"],
         ).set(button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800"),
-        css_paths=[path for path in STYLES if path.is_file()],
+        css_paths=STYLES,
     )
     return url
 
@@ -76,7 +76,7 @@ def opened(
 ) -> Iterator[str]:
     """Serves the page until the context exits.
 
-    SIGTERM, which stops a Space, exits the context too, so that votes are sent or stay on disk.
+    SIGTERM, which stops a Space, exits the context too, so that every vote is sent or stays on disk.
 
     Args:
         subject: The models and their runs.
@@ -91,7 +91,7 @@ def opened(
     Yields:
         The page's address.
     """
-    with _terminable(), contextlib.ExitStack() as stack:
+    with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         tally = stack.enter_context(Tally(HubVotes(votes, private=private), per_hour=votes_per_hour)) if votes else None
         page = build(subject, tally=tally, gpu=gpu)
         _warm_up(subject)
@@ -102,26 +102,26 @@ def opened(
 
 
 def _warm_up(subject: Subject) -> None:
-    """Spares the first visitor two delays: the models' first pass, and a lazy import of Gradio's."""
+    """Spares the first visitor two delays: the models' first forward pass, and Gradio's lazy import of matplotlib."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot
 
     prompt = next(iter(subject.lineage.prompts), "A")
-    with contextlib.suppress(ZooError):  # the models cannot process this prompt; a visitor would get a message
+    with contextlib.suppress(ZooError):  # if the models cannot process this prompt, a visitor gets a message
         subject.comparison.compare(prompt, max_new_tokens=2)
 
 
 @contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Makes SIGTERM exit through the open contexts."""
+def _exit_on_sigterm() -> Iterator[None]:
+    """Turns SIGTERM into SystemExit, which leaves the open contexts in order."""
 
-    def leave(number: int, frame: object) -> None:
+    def raise_exit(number: int, frame: object) -> None:
         raise SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, leave)
+    previous_handler = signal.signal(signal.SIGTERM, raise_exit)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)

@@ -12,7 +12,7 @@ from ..engine import Snapshot, visible_text
 from ..space.files import SpaceModels
 from .views import legend, pairs
 
-_FIGURES = {
+_FIGURE_NAMES = {
     "reward": "reward",
     "kl": "KL to SFT, nats per completion",
     "length": "length, tokens",
@@ -22,23 +22,23 @@ _FIGURES = {
 
 
 def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
-    """Renders the page, without scripts. Text from models, cards and prompts is escaped.
+    """Renders the page, which has no scripts. Text from models, cards and prompts is escaped.
 
     Args:
         models: The published models.
-        samples: Completions to show.
+        samples: The finished completions of each prompt.
     """
     import jinja2
     from markupsafe import Markup
 
-    def shown(value: object) -> Any:
+    def make_visible(value: object) -> Any:
         return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     folder, card = Path(__file__).parent, Card(models.card)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),
         autoescape=True,
-        finalize=shown,
+        finalize=make_visible,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -57,7 +57,7 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
 def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
     """Yields (name, SFT, PPO) for each figure of the evaluation."""
     judge = at(card, "evaluation", "judge", "name")
-    for key, name in _FIGURES.items():
+    for key, name in _FIGURE_NAMES.items():
         sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))
         if ppo is not None:
             label = f"{name}: {clean(judge)}" if key == "judge" and isinstance(judge, str) else name

@@ -20,19 +20,19 @@ from ..engine import Comparison, Limits, Timeline, TimelineRun
 from .held_out import held_out_prompts, stage_of
 
 LIMITS = Limits()
-#: Largest number of policies of other checkpoints that stay loaded, and their largest size together.
+#: Largest number of policies of other checkpoints that stay loaded, and their largest size together in bytes.
 MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A comparison, the lineage of its models, and its runs over training.
+    """What a page shows: the loaded models, their lineage, and the runs over training.
 
     Attributes:
         comparison: The loaded models.
         lineage: Their lineage.
         timeline: The runs; None if no checkpoint of the run is available.
-        problem: A sentence on why there is no timeline, or why runs are missing.
+        problem: A sentence on why there is no timeline, or why runs are missing; None if all are there.
         held_out: Held-out prompts to sample from; () to use those of the card, which are also the page's examples.
     """
 
@@ -44,7 +44,7 @@ class Subject:
 
     @property
     def prompts(self) -> tuple[str, ...]:
-        """The prompts to choose from at random."""
+        """The prompts from which the page chooses at random."""
         return self.held_out or tuple(self.lineage.prompts)
 
     @classmethod
@@ -65,7 +65,7 @@ class Subject:
             sft: The SFT model, in the same form; None for that of the checkpoint's lineage.
             reward: The reward model, in the same form; None for that of the checkpoint's lineage.
             runs: Other runs of its ablation; None finds them on the Hub.
-            lenient: Whether to skip other runs that cannot be read, and to report them in `problem`.
+            lenient: Whether to skip other runs that cannot be read, and to report this in `problem`.
             hub: The Hub to fetch from.
 
         Raises:
@@ -92,15 +92,16 @@ class Subject:
                 max_models=MAX_CACHED_MODELS,
                 max_bytes=MAX_CACHED_BYTES,
             )
+        # Held-out prompts must leave room for a completion of the length of training.
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
 
 
 def _may_load(loader: str, stage: Path | None) -> bool:
-    """Whether a card's loader may run. It may only for the user's own run directory, if run.json names the same loader.
+    """Whether a card's loader may run: only in a run directory of the user whose run.json names the same loader.
 
-    False for a repository. Raises ZooError for a run that is not the user's.
+    `stage` is None for a repository. Raises ZooError for a run directory that the user did not write.
     """
     if stage is None:
         return False
@@ -116,7 +117,7 @@ def _may_load(loader: str, stage: Path | None) -> bool:
 def _runs(
     lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = CLIENT
 ) -> tuple[list[TimelineRun], str | None]:
-    """Returns the run of the PPO checkpoint and its sibling runs with checkpoints; and why some are missing."""
+    """Returns the run of the PPO checkpoint, then other runs with checkpoints; and why some are missing, or None."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
         stage = stage_of(folder)
@@ -125,27 +126,22 @@ def _runs(
                 StageRecord(stage).check_own()
             except ZooError as error:
                 return [], str(error)
-        run_from_folder = (
-            TimelineRun.from_card(card_json(StageFacts.read(stage, None)), stage) if stage is not None else None
-        )
-        if run_from_folder is None or not run_from_folder.points:
+        run = TimelineRun.from_card(card_json(StageFacts.read(stage, None)), stage) if stage is not None else None
+        if run is None or not run.points:
             return [], f"{folder} has no sibling checkpoints: pass the run's PPO stage, or a repository."
-        return [run_from_folder], None
+        return [run], None
     problem = None
     try:
-        found_runs = find_runs(lineage.ppo.name, lineage.card, names=run_names, hub=hub)
+        ablation = find_runs(lineage.ppo.name, lineage.card, names=run_names, hub=hub)
     except ZooError as error:
         if not lenient:
             raise
         problem = f"The other runs are not shown: {error}"
-        found_runs = find_runs(lineage.ppo.name, lineage.card, names=(), hub=hub)
-    runs = [
-        run for run in (TimelineRun.from_listing(entry.listing, entry.card) for entry in found_runs.runs) if run.points
-    ]
-    if not runs or runs[0].name != found_runs.runs[0].repo:
-        return (
-            [],
-            found_runs.problem
-            or f"{found_runs.runs[0].repo} has no checkpoint with a tag: publish the steps of its run.",
-        )
-    return runs, problem or found_runs.problem
+        ablation = find_runs(lineage.ppo.name, lineage.card, names=(), hub=hub)
+    all_runs = [TimelineRun.from_listing(entry.listing, entry.card) for entry in ablation.runs]
+    runs = [run for run in all_runs if run.points]
+    # The first run is that of the PPO checkpoint, and the page needs it.
+    if not runs or runs[0].name != ablation.runs[0].repo:
+        missing = f"{ablation.runs[0].repo} has no checkpoint with a tag: publish the steps of its run."
+        return [], ablation.problem or missing
+    return runs, problem or ablation.problem

@@ -15,12 +15,12 @@ from ..engine import AtCheckpoint, TimelinePoint, TimelineRun
 from .charts import Series, frontier, step_curves
 from .drawing import Drawing
 from .html import notice, number, short_name, signed, text
-from .sampling import MODELS, Proposal, controls, keywords, prompt_box
+from .sampling import MODEL_QUEUE, Proposal, controls, prompt_box, sampling_arguments
 from .subject import Subject
 from .views import completion, figures, pairs
 
-MOST_WATCHED = 4  # a card is not trusted and may name any number
-HINT = (
+MAX_WATCHED = 4  # curves of watched rewards: a card is not trusted and may name any number
+SLIDER_HINT = (
     '<p class="zoo-note">Move the slider to compare one checkpoint with SFT; “Every checkpoint” shows all of them.</p>'
 )
 
@@ -40,29 +40,29 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
         return
     first_run = timeline.run()
 
-    def marked(run: Any, step: Any) -> str:
+    def mark_step(run: Any, step: Any) -> str:
         try:
             shown_run = timeline.run(run)
         except ZooError as error:
             return notice(error)
-        return curves(shown_run, nearest(shown_run, step))
+        return curves(shown_run, nearest_step(shown_run, step))
 
-    def at(prompt: Any, run: Any, step: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_step(prompt: Any, run: Any, step: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
             shown_run = timeline.run(run)
-            point = shown_run.at(nearest(shown_run, step))
-            for snapshot in drawing.at(point.step, prompt, run=run, **keywords(*sampling)):
+            point = shown_run.at(nearest_step(shown_run, step))
+            for snapshot in drawing.at(point.step, prompt, run=run, **sampling_arguments(*sampling)):
                 yield "", pairs(snapshot, ppo=_point_label(point))
         except ZooError as error:
             yield notice(error), gr.skip()
 
-    def every(prompt: Any, run: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_all(prompt: Any, run: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
             shown_run, rows = timeline.run(run), list[AtCheckpoint]()
             steps = shown_run.spread(subject.comparison.limits.steps)
-            for row in drawing.steps(prompt, steps, run=run, **keywords(*sampling)):
+            for row in drawing.steps(prompt, steps, run=run, **sampling_arguments(*sampling)):
                 rows.append(row)
-                yield "", checkpoints(rows, of=len(steps), all_=len(shown_run.points))
+                yield "", checkpoints(rows, requested=len(steps), total=len(shown_run.points))
         except ZooError as error:
             yield notice(error), gr.skip()
 
@@ -78,30 +78,30 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
         elem_id="run",
     )
     curves_html = gr.HTML(curves(first_run, first_run.best.step), elem_id="curves")
-    step = gr.Slider(**span(first_run), value=first_run.best.step, label="Step", elem_id="step")
+    step = gr.Slider(**slider_range(first_run), value=first_run.best.step, label="Step", elem_id="step")
     with gr.Accordion("Sampling", open=False):
         sampling_controls = controls(proposal, prefix="training-")
     message = gr.HTML("", elem_id="training-message")
-    at_step = gr.HTML(HINT, elem_id="at-step")
+    at_step = gr.HTML(SLIDER_HINT, elem_id="at-step")
     all_steps_html = gr.HTML("", elem_id="steps")
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
-    models: dict[str, Any] = {**shared, "concurrency_id": MODELS, "concurrency_limit": max_concurrent}
-    # `input`, not `release`, because the keyboard moves a slider too.
-    step.input(marked, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
-    gr.on([step.input, prompt.submit], at, [prompt, run, step, *sampling_controls], [message, at_step],
+    models: dict[str, Any] = {**shared, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
+    # `input` and not `release`, because the keyboard can move a slider without a release.
+    step.input(mark_step, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
+    gr.on([step.input, prompt.submit], sample_step, [prompt, run, step, *sampling_controls], [message, at_step],
           trigger_mode="always_last", **models)  # fmt: skip
-    run_all.click(every, [prompt, run, *sampling_controls], [message, all_steps_html], **models)
+    run_all.click(sample_all, [prompt, run, *sampling_controls], [message, all_steps_html], **models)
 
-    def other(name: Any) -> tuple[Any, str]:
+    def show_run(name: Any) -> tuple[Any, str]:
         try:
             shown_run = timeline.run(name)
         except ZooError as error:
             return gr.skip(), notice(error)
-        return gr.update(**span(shown_run), value=shown_run.best.step), curves(shown_run, shown_run.best.step)
+        return gr.update(**slider_range(shown_run), value=shown_run.best.step), curves(shown_run, shown_run.best.step)
 
-    run.input(other, [run], [step, curves_html], **shared)
+    run.input(show_run, [run], [step, curves_html], **shared)
     if len(timeline.by_beta) > 1:
         _betas(subject, drawing, prompt=prompt, sampling=sampling_controls, models=models, shared=shared)
 
@@ -109,27 +109,28 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
 def _betas(
     subject: Subject, drawing: Drawing, *, prompt: Any, sampling: Sequence[Any], models: Mapping, shared: Mapping
 ) -> None:
+    """Builds the part of the tab that compares the runs of an ablation by β."""
     assert subject.timeline is not None
     runs = subject.timeline.by_beta
-    shown = next((k for k, run in enumerate(runs) if run.name == subject.timeline.run().name), 0)
+    initial = next((index for index, run in enumerate(runs) if run.name == subject.timeline.run().name), 0)
 
-    def place(value: Any) -> int:
-        return min(max(int(value) if finite(value) else 0, 0), len(runs) - 1)
+    def run_index(slider_value: Any) -> int:
+        return min(max(int(slider_value) if finite(slider_value) else 0, 0), len(runs) - 1)
 
-    def at(prompt: Any, value: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_run(prompt: Any, slider_value: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         try:
-            run = runs[place(value)]
-            for snapshot in drawing.at(run.best.step, prompt, run=run.name, **keywords(*sampling)):
+            run = runs[run_index(slider_value)]
+            for snapshot in drawing.at(run.best.step, prompt, run=run.name, **sampling_arguments(*sampling)):
                 yield "", pairs(snapshot, ppo=f"β = {run.beta:g} · {_point_label(run.best)}")
         except ZooError as error:
             yield notice(error), gr.skip()
 
-    def every(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_all(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
         rows: list[AtCheckpoint] = []
         try:
-            for row in drawing.betas(prompt, **keywords(*sampling)):
+            for row in drawing.betas(prompt, **sampling_arguments(*sampling)):
                 rows.append(row)
-                yield "", checkpoints(rows, of=len(runs), all_=len(runs), by_beta=True)
+                yield "", checkpoints(rows, requested=len(runs), total=len(runs), by_beta=True)
         except ZooError as error:
             yield notice(error), gr.skip()
 
@@ -137,10 +138,10 @@ def _betas(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
         "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
     )
-    frontier_html = gr.HTML(_frontier(runs, shown), elem_id="frontier")
+    frontier_html = gr.HTML(_frontier(runs, initial), elem_id="frontier")
     with gr.Row(equal_height=True):
         beta = gr.Slider(
-            0, len(runs) - 1, value=shown, step=1, scale=5, min_width=320, elem_id="beta",
+            0, len(runs) - 1, value=initial, step=1, scale=5, min_width=320, elem_id="beta",
             label="β: " + ", ".join(f"{run.beta:g}" for run in runs), info="from the strongest penalty to the weakest",
         )  # fmt: skip
         run_all = gr.Button("Every β", scale=1, min_width=140, elem_id="every-beta")
@@ -148,22 +149,22 @@ def _betas(
     at_beta = gr.HTML("", elem_id="at-beta")
     all_betas_html = gr.HTML("", elem_id="betas")
     beta.input(
-        lambda value: _frontier(runs, place(value)),
+        lambda slider_value: _frontier(runs, run_index(slider_value)),
         [beta],
         [frontier_html],
         trigger_mode="always_last",
         queue=False,
         **shared,
     )
-    beta.input(at, [prompt, beta, *sampling], [message, at_beta], trigger_mode="always_last", **models)
-    run_all.click(every, [prompt, *sampling], [message, all_betas_html], **models)
+    beta.input(sample_run, [prompt, beta, *sampling], [message, at_beta], trigger_mode="always_last", **models)
+    run_all.click(sample_all, [prompt, *sampling], [message, all_betas_html], **models)
 
 
 # Rendering
 
 
-def nearest(run: TimelineRun, step: Any) -> int:
-    """Returns the checkpoint step closest to the slider's value; steps need not be evenly spaced.
+def nearest_step(run: TimelineRun, step: Any) -> int:
+    """Returns the checkpoint's step that is closest to the slider's value, because steps need not be evenly spaced.
 
     Args:
         run: A run with checkpoints.
@@ -173,7 +174,7 @@ def nearest(run: TimelineRun, step: Any) -> int:
     return min(run.steps, key=lambda candidate: (abs(candidate - target), candidate))
 
 
-def span(run: TimelineRun) -> dict[str, Any]:
+def slider_range(run: TimelineRun) -> dict[str, Any]:
     """Computes minimum, maximum and step of a slider that can reach every checkpoint of a run.
 
     Args:
@@ -193,7 +194,7 @@ def curves(run: TimelineRun, step: int) -> str:
         step: The step to mark.
     """
     points = run.points
-    watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MOST_WATCHED]
+    watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED]
     chart = step_curves(
         run.steps,
         [
@@ -201,7 +202,7 @@ def curves(run: TimelineRun, step: int) -> str:
             Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
             *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
         ],
-        chosen=step,
+        selected=step,
         labeled={point.step: ", ".join(point.marks) for point in points if point.marks},
     )
     return (
@@ -209,40 +210,42 @@ def curves(run: TimelineRun, step: int) -> str:
     )
 
 
-def _frontier(runs: Sequence[TimelineRun], shown: int) -> str:
-    return f'<div class="zoo-curves">{frontier(runs, chosen=shown)}</div>'
+def _frontier(runs: Sequence[TimelineRun], selected: int) -> str:
+    return f'<div class="zoo-curves">{frontier(runs, selected=selected)}</div>'
 
 
-def checkpoints(rows: Sequence[AtCheckpoint], *, of: int, all_: int, by_beta: bool = False) -> str:
+def checkpoints(rows: Sequence[AtCheckpoint], *, requested: int, total: int, by_beta: bool = False) -> str:
     """Renders the same prompt at each finished checkpoint.
 
     Args:
         rows: The finished checkpoints.
-        of: Number of checkpoints in the request.
-        all_: Number of checkpoints in the run.
-        by_beta: Whether each row is another run, named by its β.
+        requested: Number of checkpoints in the request.
+        total: Number of checkpoints in the run.
+        by_beta: Whether each row is the checkpoint of another run, named by the run's β.
     """
-    items = _start(rows) + "".join(_row(row, by_beta=by_beta) for row in rows)
-    count = f"{len(rows)} of {of}" if len(rows) < of else f"{of}"
+    items = _sft_row(rows) + "".join(_checkpoint_row(row, by_beta=by_beta) for row in rows)
+    is_done = len(rows) == requested
+    count = f"{requested}" if is_done else f"{len(rows)} of {requested}"
     noun = "runs" if by_beta else "checkpoints"
-    note = f"{count} {noun}" + (f", spread over all {all_}" if all_ > of else "")
-    state = "done" if len(rows) == of else "writing"
+    note = f"{count} {noun}" + (f", spread over all {total}" if total > requested else "")
+    state = "done" if is_done else "writing"
     head = f'<p class="zoo-note" role="status">{note}</p>'
     return f'<div class="zoo-steps" data-state="{state}">{head}<ol>{items}</ol></div>'
 
 
-def _start(rows: Sequence[AtCheckpoint]) -> str:
+def _sft_row(rows: Sequence[AtCheckpoint]) -> str:
     """Renders the SFT completion, the starting point of training; "" until a checkpoint is done."""
     snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
     if snapshot is None:
         return ""
-    side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)  # they would be against the first checkpoint
+    # Its log-ratio and KL would refer to the first checkpoint alone; NaN shows as a dash.
+    side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
     head = "<header><b>SFT</b><span>step 0, where PPO started</span></header>"
     body = completion(snapshot.prompt, side) + figures(side)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
 
-def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
+def _checkpoint_row(row: AtCheckpoint, *, by_beta: bool) -> str:
     name = f"β = {row.beta:g}" if by_beta and row.beta is not None else text(row.point.tag)
     marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
     logged = _logged(row.point)
@@ -251,7 +254,7 @@ def _row(row: AtCheckpoint, *, by_beta: bool) -> str:
         body = f'<p class="zoo-text"><span class="none">{text(row.problem)}</span></p>'
     else:
         side = row.snapshot.ppo[0]
-        body = completion(row.snapshot.prompt, side, heat=True) + figures(side)
+        body = completion(row.snapshot.prompt, side, heat_map=True) + figures(side)
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 from ..engine import Side, Snapshot
 from .charts import Role, token_bars, token_line
-from .html import NOTHING, STOPS, attributes, figure_list, number, signed, text
+from .html import DASH, STOP_LABELS, attributes, figure_list, number, signed, text
 
 NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
-ROLES: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained against the reward"}
-#: Charts of completions up to this many tokens are drawn in progress; those of longer ones when they are done.
-DRAWN_WHILE_WRITING = 128
+ROLES: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained to maximize the reward"}
+#: Charts of longer completions are only drawn when the completions are done, because redrawing them takes long.
+MAX_TOKENS_DRAWN_IN_PROGRESS = 128
 #: Thresholds of the heat map's shades, in nats.
 RATIO_EDGES = (0.05, 0.25, 1.0, 2.5)
 KL_EDGES = (0.01, 0.1, 0.5, 2.0)
 
 
 def shade(value: float, edges: Sequence[float]) -> int:
-    """Returns the shade of a figure: the number of edges that it reaches.
+    """Returns the shade of a figure in the heat map: the number of thresholds that it reaches.
 
     Args:
         value: The figure.
@@ -28,8 +28,9 @@ def shade(value: float, edges: Sequence[float]) -> int:
     return sum(value >= edge for edge in edges)
 
 
-def _classes(side: Side, place: int) -> str | None:
-    ratio, kl = side.token_log_ratio[place], side.token_kl[place]
+def _classes(side: Side, index: int) -> str | None:
+    """Returns the CSS classes of a token's shades: p1 to p4 or m1 to m4 by log-ratio, k1 to k4 by KL."""
+    ratio, kl = side.token_log_ratio[index], side.token_kl[index]
     classes = []
     if strength := shade(abs(ratio), RATIO_EDGES):
         classes.append(f"{'p' if ratio > 0 else 'm'}{strength}")
@@ -38,11 +39,11 @@ def _classes(side: Side, place: int) -> str | None:
     return " ".join(classes) or None
 
 
-def _hint(side: Side, place: int) -> str:
-    words = f"log-ratio {signed(side.token_log_ratio[place])}, KL {number(side.token_kl[place])} nats"
+def _tooltip(side: Side, index: int) -> str:
+    tooltip = f"log-ratio {signed(side.token_log_ratio[index])}, KL {number(side.token_kl[index])} nats"
     if side.token_values is not None:
-        words += f", V {signed(side.token_values[place])}"
-    return words
+        tooltip += f", V {signed(side.token_values[index])}"
+    return tooltip
 
 
 def _tokens(side: Side) -> Iterator[str]:
@@ -52,21 +53,21 @@ def _tokens(side: Side) -> Iterator[str]:
         visible = '<span class="eos" title="end of sequence">∎</span>' if is_last and side.ended else text(token_text)
         if not visible:
             continue
-        hint = _hint(side, index) if side.stop is not None else None
-        yield f"<i{attributes({'class': _classes(side, index), 'title': hint})}>{visible}</i>"
+        tooltip = _tooltip(side, index) if side.stop is not None else None
+        yield f"<i{attributes({'class': _classes(side, index), 'title': tooltip})}>{visible}</i>"
 
 
-def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
+def completion(prompt: str, side: Side | None, *, heat_map: bool = False) -> str:
     """Renders a prompt and a policy's completion.
 
     Args:
         prompt: The prompt.
         side: The completion; None renders a placeholder.
-        heat: Whether to render each token with its shade and figures.
+        heat_map: Whether to render each token with its shades and a tooltip.
     """
     if side is None:
         return '<p class="zoo-text"><span class="none">The completion will appear here.</span></p>'
-    token_html = "".join(_tokens(side)) if heat else text(side.completion)
+    token_html = "".join(_tokens(side)) if heat_map else text(side.completion)
     caret = "" if side.stop is not None else '<span class="caret" aria-hidden="true"></span>'
     return (
         f'<p class="zoo-text"><span class="given">{text(prompt)}</span><span class="new">{token_html}</span>{caret}</p>'
@@ -74,21 +75,21 @@ def completion(prompt: str, side: Side | None, *, heat: bool = False) -> str:
 
 
 def figures(side: Side | None) -> str:
-    """Renders reward, log-ratio, exact KL along the completion, length and stop reason.
+    """Renders reward, log-ratio, KL summed over the completion, length and stop reason.
 
     Args:
         side: The completion; None renders dashes.
     """
-    values = [NOTHING] * 5
+    values = [DASH] * 5
     if side is not None:
         reward = "none" if side.reward is None and side.stop is not None else signed(side.reward)
-        values = [reward, signed(side.log_ratio), number(side.kl), str(side.length), STOPS[side.stop]]
+        values = [reward, signed(side.log_ratio), number(side.kl), str(side.length), STOP_LABELS[side.stop]]
     keys = ("reward", "log_ratio", "kl", "length", "stopped")
-    labels = ("Reward", "Log-ratio", "KL along it", "Tokens", "Stopped")
+    labels = ("Reward", "Log-ratio", "Summed KL", "Tokens", "Stopped")
     return figure_list(zip(keys, labels, values, strict=True))
 
 
-def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: str = "", charts: str = "") -> str:
+def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label: str = "", details: str = "") -> str:
     """Renders one policy's column: name, completion and figures.
 
     Args:
@@ -96,18 +97,18 @@ def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, who: 
         role: sft or ppo.
         side: The completion; None renders a placeholder.
         row: Index of the completion.
-        who: HTML next to the policy's name.
-        charts: HTML below the figures.
+        label: HTML next to the policy's name; "" for what the policy is.
+        details: HTML below the figures.
     """
-    head = f"<header><b>{NAMES[role]}</b><span>{who or ROLES[role]}</span></header>"
+    head = f"<header><b>{NAMES[role]}</b><span>{label or ROLES[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
-        f"{completion(prompt, side, heat=True)}{figures(side)}{charts}</article>"
+        f"{completion(prompt, side, heat_map=True)}{figures(side)}{details}</article>"
     )
 
 
 def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
-    """Draws KL at each position and the critic's values, with shared scales for both policies.
+    """Draws the KL at each position and the critic's values, with the same scales for both policies.
 
     Args:
         snapshot: Completions of both policies.
@@ -117,7 +118,7 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
         HTML by role; "" while a long completion is in progress.
     """
     sides: dict[Role, Side] = {"sft": snapshot.sft[row], "ppo": snapshot.ppo[row]}
-    if not snapshot.done and any(side.length > DRAWN_WHILE_WRITING for side in sides.values()):
+    if not snapshot.done and any(side.length > MAX_TOKENS_DRAWN_IN_PROGRESS for side in sides.values()):
         return dict.fromkeys(sides, "")
     width = max(side.length for side in sides.values())
     kl_top = max((kl for side in sides.values() for kl in side.token_kl), default=0.0)
@@ -134,7 +135,7 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
 
 
 def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) -> str:
-    """Renders all completions of a snapshot, with the pairs of one random stream side by side.
+    """Renders all completions of a snapshot. The two of one random stream are side by side.
 
     Args:
         snapshot: Completions of both policies.
@@ -142,20 +143,21 @@ def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) 
         folded: Whether to collapse the token details of the first pair too.
     """
     rows = []
-    names: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
+    labels: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
     for row in range(snapshot.n):
+        # Only the first pair's charts grow with the completions: redrawing all takes long.
         chart_html = charts(snapshot, row) if row == 0 or snapshot.done else dict.fromkeys(ROLES, "")
         cards = []
-        for role, who in names.items():
+        for role, label in labels.items():
             side = getattr(snapshot, role)[row]
-            title = f"{who} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else who
+            label = f"{label} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else label
             details = chart_html[role] + (_table(side) if snapshot.done else "")
             if details:
                 open_attribute = "" if folded or row else " open"
                 details = (
                     f'<details class="zoo-why"{open_attribute}><summary>Token by token</summary>{details}</details>'
                 )
-            cards.append(side_card(snapshot.prompt, role, side, row=row, who=title, charts=details))
+            cards.append(side_card(snapshot.prompt, role, side, row=row, label=label, details=details))
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>')
     content = _means(snapshot) + "".join(rows)
     content += f'<p class="zoo-note">{text(snapshot.note)}</p>' if snapshot.note else ""
@@ -175,17 +177,17 @@ def _table(side: Side) -> str:
     head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
     head += "<th scope='col'>V</th>" if has_values else ""
     rows = []
-    for place, piece in enumerate(side.tokens):
+    for index, token in enumerate(side.tokens):
         cells = [
-            number(side.token_logprob_ppo[place]),
-            number(side.token_logprob_sft[place]),
-            signed(side.token_log_ratio[place]),
-            number(side.token_kl[place], 3),
+            number(side.token_logprob_ppo[index]),
+            number(side.token_logprob_sft[index]),
+            signed(side.token_log_ratio[index]),
+            number(side.token_kl[index], 3),
         ]
         if side.token_values is not None:
-            cells.append(signed(side.token_values[place]))
-        formatted = text(piece).replace(" ", "\u2423").replace("\n", "\u21b5")
-        rows.append(f"<tr><th scope='row'>{formatted}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+            cells.append(signed(side.token_values[index]))
+        visible = text(token).replace(" ", "\u2423").replace("\n", "\u21b5")
+        rows.append(f"<tr><th scope='row'>{visible}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
         '<details class="zoo-numbers"><summary>Numbers</summary><div class="zoo-scroll" tabindex="0"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
@@ -210,13 +212,13 @@ def _means(snapshot: Snapshot) -> str:
         )
     return (
         f'<div class="zoo-scroll"><table class="zoo-means"><caption>Means over {snapshot.n} completions of this prompt'
-        "</caption><thead><tr><td></td><th>Reward</th><th>Log-ratio</th><th>KL along it</th><th>Tokens</th>"
+        "</caption><thead><tr><td></td><th>Reward</th><th>Log-ratio</th><th>Summed KL</th><th>Tokens</th>"
         f"<th>Stopped by itself</th></tr></thead><tbody>{''.join(cells)}</tbody></table></div>"
     )
 
 
 def legend() -> str:
-    """Renders the legend of both heat maps; the style sheet shows that of the selected one."""
+    """Renders the legends of both heat maps. The style sheet shows that of the selected one."""
 
     def above(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]

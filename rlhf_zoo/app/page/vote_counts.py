@@ -21,20 +21,21 @@ from ...hub.client.refusals import client_errors, reason, retry_after
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reads of the Hub's votes; SOONEST applies after votes were sent.
-EVERY, SOONEST = 300.0, 60.0
-#: Seconds until the next read after a failure.
-AGAIN = 30.0
-#: After computing the intervals, pause this many times as long, so that they do not occupy the processor.
-REST_FACTOR = 2.0
-LONGEST_JOIN = 10.0  # seconds
-READING = "they are being read"
+#: Seconds between two reads of the Hub's votes. The shorter one applies after votes were sent.
+READ_INTERVAL, READ_INTERVAL_AFTER_SENDING = 300.0, 60.0
+#: Seconds until the next try after a failure.
+RETRY_DELAY = 30.0
+#: The pause after computing the intervals, as a multiple of the computation, so that it does not occupy the processor.
+PAUSE_FACTOR = 2.0
+JOIN_TIMEOUT = 10.0  # seconds
+#: `Figures.read_problem` until the first read is done.
+FIRST_READ = "they are being read"
 
 
 class TallyStore(VoteStore, Protocol):
     """Stores votes and reads them back (`HubVotes`).
 
-    `read` returns all stored votes; [] if there is no repository.
+    `read` returns all stored votes; [] if the data set does not exist yet.
     """
 
     def read(self) -> list[Vote]: ...
@@ -46,37 +47,38 @@ class Figures:
 
     Attributes:
         summary: The result of `evaluation.votes.summary`. `votes`, `counts` and the value of `win_rate` include every
-            vote. Intervals, pairs, elo and left include the first `computed` votes; until they are computed, the
-            interval of a win rate is None.
+            vote. Intervals, pairs, elo and left lag behind: they include `votes_in_intervals` votes. Until they are
+            computed for the first time, the interval of the win rate is None.
         exact: Whether every figure includes every vote.
-        computed: Number of votes in the intervals.
-        due: Number of votes waiting on the disk while sending fails; 0 otherwise.
-        failing: Why the last votes were not sent; None if they were.
-        unread: Why votes on the Hub may be missing; None if none are.
+        votes_in_intervals: Number of votes in the intervals.
+        unsent: Number of votes that wait on the disk while sending fails; 0 otherwise.
+        send_problem: Why the last votes were not sent; None if they were.
+        read_problem: Why votes on the Hub may be missing; None if none are.
     """
 
     summary: Mapping[str, Any]
     exact: bool
-    computed: int
-    due: int
-    failing: str | None
-    unread: str | None
+    votes_in_intervals: int
+    unsent: int
+    send_problem: str | None
+    read_problem: str | None
 
 
 class Tally:
     """The votes of a page: a context manager that is open while the page is served. Threads may share it.
 
-    A cast vote is written to disk at once, and a thread sends it. Two more threads read the Hub's votes and compute the
-    intervals, so that no visitor waits for the Hub or the bootstrap. Leaving the context sends the remaining votes.
+    A vote is written to disk when it is cast, and a thread of the VoteBox sends it. Two more threads read the Hub's
+    votes and compute the intervals, so that no visitor waits for the Hub or the bootstrap. Leaving the context sends
+    the remaining votes.
 
     Args:
         store: Stores the votes.
-        journal: Folder of the VoteBox.
+        journal: Folder of the VoteBox; None for its default.
         interval: Seconds between two sends of the VoteBox.
         per_hour: Largest number of votes per hour from one address.
-        every: Seconds between two reads of the Hub's votes.
-        soonest: Seconds until the next read after votes were sent.
-        again: Seconds until the next read after a failure.
+        read_interval: Seconds between two reads of the Hub's votes.
+        read_interval_after_sending: Seconds between two reads if votes were sent since the first.
+        retry_delay: Seconds until the next try after a failure.
     """
 
     def __init__(
@@ -86,37 +88,37 @@ class Tally:
         *,
         interval: float = INTERVAL,
         per_hour: int = PER_HOUR,
-        every: float = EVERY,
-        soonest: float = SOONEST,
-        again: float = AGAIN,
+        read_interval: float = READ_INTERVAL,
+        read_interval_after_sending: float = READ_INTERVAL_AFTER_SENDING,
+        retry_delay: float = RETRY_DELAY,
     ) -> None:
 
         self.name = store.name
         self._store = store
-        self._box = VoteBox(self, journal, interval=interval)  # it sends by calling `append`
-        self._every, self._soonest, self._again = every, min(soonest, every), again
-        self._casting = threading.Lock()  # one vote at a time
+        self._box = VoteBox(self, journal, interval=interval)  # it sends votes by calling our `append`
+        self._read_interval, self._retry_delay = read_interval, retry_delay
+        self._read_interval_after_sending = min(read_interval_after_sending, read_interval)
+        self._cast_lock = threading.Lock()  # one vote at a time
         self._limits = VoteLimits(per_hour)
-        # Guarded by _changed: every vote by its id, in a dictionary that is replaced and never changed; the summary,
-        # and the dictionary that it was computed from.
+        # _changed guards the attributes below it.
         self._changed = threading.Condition()
-        self._votes: Mapping[str, Vote] = {}
+        self._votes: Mapping[str, Vote] = {}  # by id; replaced as a whole, so that a thread may use it without the lock
         self._summary = summary([])
-        self._summarized: Mapping[str, Vote] = self._votes
-        self._fresh: dict[str, Vote] = {}  # cast or read since the last read of the Hub began
-        self._unread: str | None = READING
-        self._hurried = self._closing = False
-        self._quiet = contextlib.ExitStack()
+        self._summarized: Mapping[str, Vote] = self._votes  # the votes in _summary
+        self._arrived: dict[str, Vote] = {}  # votes that came since the last read of the Hub began
+        self._read_problem: str | None = FIRST_READ
+        self._sent_since_read = self._closing = False
+        self._exit_stack = contextlib.ExitStack()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
-            for run, name in ((self._read, "votes-read"), (self._compute, "votes-compute"))
+            for run, name in ((self._keep_reading, "votes-read"), (self._keep_computing, "votes-compute"))
         ]
 
     def __enter__(self) -> Tally:
         from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
         # A progress bar for each read and commit would fill the server's log.
-        self._quiet.enter_context(disable_progress_bars())
+        self._exit_stack.enter_context(disable_progress_bars())
         self._add(self._box.votes())
         self._box.__enter__()
         for thread in self._threads:
@@ -132,40 +134,41 @@ class Tally:
             self._box.__exit__(kind, *exception)
         finally:
             for thread in self._threads:
-                thread.join(LONGEST_JOIN)
-            self._quiet.close()
+                thread.join(JOIN_TIMEOUT)
+            self._exit_stack.close()
 
     def describe(self) -> dict[str, str]:
-        """Returns the name and the address of the data set."""
+        """Returns the data set as {name, address}."""
         return {"name": self.name, "address": f"{CLIENT.address}/datasets/{self.name}"}
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        """Stores votes from the box. The Hub is then read soon, because others may have voted too.
+        """Stores votes from the box, as its VoteStore. The Hub is then read soon, because others may have voted too.
 
         Args:
-            batch: The name of the file.
+            batch: The name of the batch.
             votes: The votes in it.
         """
         self._store.append(batch, votes)
         with self._changed:
-            self._hurried = True
+            self._sent_since_read = True
             self._changed.notify_all()
 
     def cast(self, vote: Vote, address: str | None = None) -> Vote:
-        """Casts a vote, which is on disk and in `figures` when this returns. Never waits for the Hub.
+        """Casts a vote. It is on disk and in `figures` when this returns, which never waits for the Hub.
 
         Args:
             vote: The vote.
-            address: The voter's address from `voter_address`, for `VoteLimits`; None for no limits.
+            address: The voter's address from `voter_address`, for the rate limits; None for no limits.
 
         Returns:
             The vote that counts: the first of several with the same id.
 
         Raises:
-            ZooError: The disk cannot be written. TooManyVotesError if a limit is reached. The vote is not stored then.
+            ZooError: The disk cannot be written, so the vote is not stored.
+            TooManyVotesError: A rate limit is reached, so the vote is not stored.
         """
         pair = (vote.prompt, *sorted(f"{side.role} {side.repo} {side.commit}" for side in (vote.left, vote.right)))
-        with self._casting:
+        with self._cast_lock:
             before = self._votes.get(vote.id)
             if before is None:
                 if address is not None:
@@ -178,81 +181,82 @@ class Tally:
 
     def figures(self) -> Figures:
         """Returns the figures so far, without waiting."""
-        failing = self._box.failing
-        due = len(self._box.due()) if failing is not None else 0
+        send_problem = self._box.failing
+        unsent = len(self._box.due()) if send_problem is not None else 0
         with self._changed:
             votes, summary, exact = self._votes, dict(self._summary), self._summarized is self._votes
-            unread = self._unread
-        computed = summary["votes"]
+            read_problem = self._read_problem
+        votes_in_intervals = summary["votes"]
         if not exact:
-            counts = _counts(votes.values())
-            rate = _rate(counts)
-            if rate is not None:
-                before = summary["win_rate"] or {"ci95": None, "prompts": None}
-                rate |= {key: before[key] for key in ("ci95", "prompts")}
-            summary |= {"votes": len(votes), "counts": counts, "win_rate": rate}
-        return Figures(summary, exact, computed, due, failing, unread)
+            counts = _count_verdicts(votes.values())
+            win_rate = _win_rate(counts)
+            if win_rate is not None:
+                earlier = summary["win_rate"] or {"ci95": None, "prompts": None}
+                win_rate |= {key: earlier[key] for key in ("ci95", "prompts")}
+            summary |= {"votes": len(votes), "counts": counts, "win_rate": win_rate}
+        return Figures(summary, exact, votes_in_intervals, unsent, send_problem, read_problem)
 
     def _add(self, votes: Iterable[Vote]) -> None:
         with self._changed:
             new = {vote.id: vote for vote in votes if vote.id not in self._votes}
             if new:
                 self._votes = {**self._votes, **new}
-                self._fresh |= new
+                self._arrived |= new
                 self._changed.notify_all()
 
-    def _read(self) -> None:
+    def _keep_reading(self) -> None:
         while True:
             with self._changed:
-                self._fresh = {}
-            pause, why = self._every, None
-            read: list[Vote] = []
+                self._arrived = {}
+            pause, problem = self._read_interval, None
+            stored: list[Vote] = []
             try:
                 # Other processes may share the journal: they add votes to it, and send those of this process.
-                read = merge_votes(self._store.read(), self._box.votes())
+                stored = merge_votes(self._store.read(), self._box.votes())
             except Exception as error:
                 if not isinstance(error, (ZooError, *client_errors())):
                     log.exception("The votes of %s could not be read; trying again later.", self.name)
-                pause, why = max(self._again, retry_after(error)), reason(error)
+                pause, problem = max(self._retry_delay, retry_after(error)), reason(error)
             with self._changed:
-                if why is None:
-                    # These are all votes, except those that arrived after the read began.
-                    votes = {vote.id: vote for vote in read} | self._fresh
+                if problem is None:
+                    # The read may lack votes that arrived after it began. Others that it lacks were deleted.
+                    votes = {vote.id: vote for vote in stored} | self._arrived
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
-                elif self._unread in (None, READING):
-                    log.warning("The votes of %s could not be read (%s).", self.name, why)
-                self._unread = why
-                self._hurried = False
+                elif self._read_problem in (None, FIRST_READ):  # only the first of several failures is logged
+                    log.warning("The votes of %s could not be read (%s).", self.name, problem)
+                self._read_problem = problem
+                self._sent_since_read = False
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: self._closing, min(self._soonest, pause))
-                self._changed.wait_for(lambda: self._closing or self._hurried, max(pause - self._soonest, 0.0))
+                shortest = min(self._read_interval_after_sending, pause)
+                self._changed.wait_for(lambda: self._closing, shortest)
+                self._changed.wait_for(lambda: self._closing or self._sent_since_read, max(pause - shortest, 0.0))
                 if self._closing:
                     return
 
-    def _compute(self) -> None:
+    def _keep_computing(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closing or self._summarized is not self._votes)
                 if self._closing:
                     return
                 votes = self._votes
-            began, pause = time.monotonic(), self._again
+            start, pause = time.monotonic(), self._retry_delay
             try:
-                computed = summary(merge_votes(votes.values()))
+                new_summary = summary(merge_votes(votes.values()))
             except Exception:  # a bug must neither end the thread nor be retried at once
                 log.exception("Cannot compute the win rate and ratings of %d votes.", len(votes))
             else:
-                pause = REST_FACTOR * (time.monotonic() - began)
+                pause = PAUSE_FACTOR * (time.monotonic() - start)
                 with self._changed:
-                    self._summary, self._summarized = computed, votes
+                    self._summary, self._summarized = new_summary, votes
             with self._changed:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closing, pause)
 
 
-def _counts(votes: Iterable[Vote]) -> dict[str, int]:
-    """Counts the verdicts between a PPO and an SFT model, as `counts` of a summary."""
+def _count_verdicts(votes: Iterable[Vote]) -> dict[str, int]:
+    """Computes `counts` of a summary: the verdicts on a PPO and an SFT model."""
     counts = dict.fromkeys(("ppo", "sft", "tie", "both_bad"), 0)
     for vote in votes:
         if {vote.left.role, vote.right.role} == {"ppo", "sft"}:
@@ -260,8 +264,8 @@ def _counts(votes: Iterable[Vote]) -> dict[str, int]:
     return counts
 
 
-def _rate(counts: Mapping[str, int]) -> dict[str, Any] | None:
-    """Computes `win_rate` of a summary without its interval and number of prompts; None without votes."""
+def _win_rate(counts: Mapping[str, int]) -> dict[str, Any] | None:
+    """Computes `win_rate` of a summary, without its interval and number of prompts; None without votes."""
     n = counts["ppo"] + counts["sft"] + counts["tie"]
     if not n:
         return None

@@ -8,7 +8,7 @@ from .html import attributes, figure_list, number, short_name, text
 from .vote_counts import Figures
 
 NAMES = {"ppo": "PPO", "sft": "SFT"}
-MOST_RATINGS = 30  # rows: the data set may name any number of models
+MAX_RATINGS = 30  # rows of the table, because the data set may name any number of models
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Model:
     """The published revision of a model.
 
     Attributes:
-        repo: NAMESPACE/NAME; all three are None for a folder of this machine.
+        repo: NAMESPACE/NAME; None for a folder of this machine, as are `commit` and `tag`.
         commit: Its commit.
         tag: Its tag, if it has one.
     """
@@ -27,26 +27,26 @@ class Model:
 
     @property
     def name(self) -> str:
-        """The name for visitors; not escaped."""
+        """The name on the page. It is not escaped."""
         if self.repo is None:
             return "a folder, not on the Hub"
         name = short_name(self.repo if self.tag is None else f"{self.repo}@{self.tag}")
         return name if self.commit is None else f"{name} ({self.commit[:8]})"
 
 
-def figures_html(figures: Figures, place: Mapping[str, str]) -> str:
-    """Renders the votes so far. Names from the data set are not trusted, and escaped.
+def figures_html(figures: Figures, data_set: Mapping[str, str]) -> str:
+    """Renders the votes so far. Names from the data set are not trusted, so they are escaped.
 
     Args:
         figures: The figures of the votes.
-        place: `Tally.describe`.
+        data_set: The data set of the votes, from `Tally.describe`.
     """
     counts = figures.summary["counts"]
     labels = {"ppo": "PPO preferred", "sft": "SFT preferred", "tie": "Tie", "both_bad": "Both bad"}
     rows = [(key, label, counts[key]) for key, label in labels.items()]
     votes = figures.summary["votes"]
     head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
-    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, place["name"]))
+    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, data_set["name"]))
     return (
         f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(figures.exact).lower()}">{head}'
         f"{_win_rate(figures.summary['win_rate'])}{figure_list(rows)}{_ratings(figures.summary)}{notes}</section>"
@@ -57,9 +57,9 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
     if rate is None:
         return '<p class="zoo-rate">No vote between the two policies yet.</p>'
     value, interval = rate["value"], rate["ci95"]
-    ci_text = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "follows"
+    ci_text = f"[{number(100 * interval[0], 1)}%, {number(100 * interval[1], 1)}%]" if interval else "not yet computed"
     description = (
-        f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']}, a tie counting one half; "
+        f"PPO is preferred over SFT in {number(100 * value, 1)}% of {rate['n']} votes, a tie counting one half; "
         f"95% interval {ci_text}"
     )
     prompts = f" ({rate['prompts']} so far)" if rate.get("prompts") else ""
@@ -70,8 +70,8 @@ def _win_rate(rate: Mapping[str, Any] | None) -> str:
     return (
         f'<p class="zoo-rate"><b data-figure="win_rate">{number(100 * value, 1)}%</b> PPO over SFT, 95% interval '
         f'<span data-figure="ci95">{ci_text}</span>, n = <span data-figure="n">{rate["n"]}</span>, a tie counting one '
-        f'half.</p><p class="zoo-basis">The interval counts prompts{prompts}: votes on one prompt are not '
-        "independent.</p>"
+        f'half.</p><p class="zoo-basis">The interval is over prompts{prompts}, because votes on one prompt are '
+        "not independent.</p>"
         f'<div class="zoo-bar" role="img"{attributes({"aria-label": description})}>{band}<i class="half"></i>'
         f'<i class="point" style="left:{100 * value:.2f}%"></i></div>'
         '<p class="zoo-ends" aria-hidden="true"><span>SFT</span><span>½</span><span>PPO</span></p>'
@@ -86,15 +86,15 @@ def _ratings(figures: Mapping[str, Any]) -> str:
     has_groups = len({row["among"] for row in ratings}) > 1
     heads = ["Revision", "Elo", "95% interval", "Votes", *(["Group"] if has_groups else [])]
     rows = []
-    for row in ratings[:MOST_RATINGS]:
+    for row in ratings[:MAX_RATINGS]:
         rating, name = row["elo"], Model(row["repo"], row["commit"], row["tag"]).name
         low, high = rating["ci95"]
         cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * has_groups)]
         header = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
         rows.append(f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     notes = " Only ratings of one group are on one scale." if has_groups else ""
-    if len(ratings) > MOST_RATINGS:
-        notes += f" {len(ratings) - MOST_RATINGS} more are not shown."
+    if len(ratings) > MAX_RATINGS:
+        notes += f" {len(ratings) - MAX_RATINGS} more are not shown."
     columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
     return (
         f'<p class="zoo-elo-of">Elo rating of each revision, 1000 on average.{notes}</p>'
@@ -104,14 +104,14 @@ def _ratings(figures: Mapping[str, Any]) -> str:
 
 
 def _notes(figures: Figures, name: str) -> Iterator[str]:
-    """Yields notes on the figures, escaped."""
-    if not figures.exact and figures.computed:
-        yield f"Intervals and ratings include {figures.computed} of these votes; the others are being added."
-    if figures.failing is not None and figures.due:
-        waiting = "1 vote waits" if figures.due == 1 else f"{figures.due} votes wait"
+    """Yields what the figures lack, as HTML. `name` is that of the data set."""
+    if not figures.exact and figures.votes_in_intervals:
+        yield f"Intervals and ratings include {figures.votes_in_intervals} of these votes; the others are being added."
+    if figures.send_problem is not None and figures.unsent:
+        waiting = "1 vote waits" if figures.unsent == 1 else f"{figures.unsent} votes wait"
         yield (
-            f"{waiting} on the server, because {text(name)} does not accept votes now ({text(figures.failing)}); they "
-            "are sent as soon as it does."
+            f"{waiting} on the server, because {text(name)} does not accept votes now ({text(figures.send_problem)}); "
+            "they are sent as soon as it does."
         )
-    if figures.unread is not None:
-        yield f"Votes that {text(name)} received from other pages may be missing here ({text(figures.unread)})."
+    if figures.read_problem is not None:
+        yield f"Votes that {text(name)} received from other pages may be missing here ({text(figures.read_problem)})."

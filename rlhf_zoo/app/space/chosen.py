@@ -12,7 +12,7 @@ from ...evaluation.votes.data import HubVotes
 from ...fileio import hub_id
 
 #: The file that names the models of a Space. A Space without it was not created by rlhf-zoo.
-CHOSEN = "compare.json"
+MODELS_FILE = "compare.json"
 #: Version of compare.json. Adding a key does not change it: readers treat missing keys as null.
 SCHEMA = 1
 
@@ -26,7 +26,7 @@ class Chosen:
         sft: The SFT model, in the same form; None for that of the lineage.
         reward: The reward model, in the same form; None for that of the lineage.
         votes: The data set NAMESPACE/NAME that receives blind votes; None stores none.
-        runs: The other PPO repositories of the ablation; () for none, None to find them by `find_runs`.
+        runs: The other PPO repositories of the ablation; () for none, None to find them on the Hub.
     """
 
     ppo: str
@@ -49,12 +49,12 @@ def chosen(folder: Path) -> Chosen:
         ZooError: Neither names a model, the file is broken, or a name is not a valid repository id.
     """
     ppo = _variable("PPO")
-    named = _from_file(folder / CHOSEN) if ppo is None else Chosen(ppo, _variable("SFT"), _variable("REWARD"))
+    models = _from_file(folder / MODELS_FILE) if ppo is None else Chosen(ppo, _variable("SFT"), _variable("REWARD"))
     votes, runs = _variable("VOTES"), _variable("RUNS")
     return replace(
-        named,
-        votes=named.votes if votes is None else HubVotes(votes).name,
-        runs=named.runs if runs is None else _names_in(runs),
+        models,
+        votes=models.votes if votes is None else HubVotes(votes).name,
+        runs=models.runs if runs is None else _parse_runs(runs),
     )
 
 
@@ -62,8 +62,8 @@ def _variable(name: str) -> str | None:
     return os.environ.get(f"RLHF_ZOO_{name}", "").strip() or None
 
 
-def _names_in(listed: str) -> tuple[str, ...]:
-    names = tuple(name for part in listed.split(",") if (name := part.strip()))
+def _parse_runs(value: str) -> tuple[str, ...]:
+    names = tuple(name for part in value.split(",") if (name := part.strip()))
     invalid = next((name for name in names if not is_model(name)), None)
     if invalid is not None:
         raise ZooError(
@@ -77,41 +77,41 @@ def _from_file(file: Path) -> Chosen:
     if not file.is_file():
         raise ZooError("Set the Space's variable RLHF_ZOO_PPO to a PPO checkpoint, such as NAMESPACE/NAME-ppo.")
     try:
-        named = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise ZooError(f"{file} cannot be read ({error.strerror or error}): deploy the Space again.") from error
     except (ValueError, RecursionError) as error:
         raise ZooError(f"{file} is not JSON ({reprlib.repr(str(error))}): deploy the Space again.") from error
-    if not isinstance(named, Mapping):
+    if not isinstance(content, Mapping):
         raise ZooError(f"{file} is not a JSON object: deploy the Space again.")
-    schema = named.get("schema", SCHEMA)
+    schema = content.get("schema", SCHEMA)
     if type(schema) is int and schema > SCHEMA:
         raise ZooError(f"{file} has schema {schema}; this rlhf-zoo reads up to {SCHEMA}. Install a newer version.")
-    votes, runs = named.get("votes"), named.get("runs")
+    votes, runs = content.get("votes"), content.get("runs")
     is_valid = {
         "schema": type(schema) is int,
-        "ppo": is_model(named.get("ppo")),
-        **{role: named.get(role) is None or is_model(named[role]) for role in ("sft", "reward")},
+        "ppo": is_model(content.get("ppo")),
+        **{role: content.get(role) is None or is_model(content[role]) for role in ("sft", "reward")},
         "votes": votes is None or isinstance(votes, str),
         "runs": runs is None or (isinstance(runs, list) and all(map(is_model, runs))),
     }
-    bad_key = next((key for key, is_good in is_valid.items() if not is_good), None)
+    bad_key = next((key for key, valid in is_valid.items() if not valid), None)
     if bad_key is not None:
         raise ZooError(
-            f"{file} has the invalid value {reprlib.repr(named.get(bad_key))} under {bad_key!r}: deploy the Space "
+            f"{file} has the invalid value {reprlib.repr(content.get(bad_key))} under {bad_key!r}: deploy the Space "
             "again."
         )
     return Chosen(
-        named["ppo"],
-        named.get("sft"),
-        named.get("reward"),
+        content["ppo"],
+        content.get("sft"),
+        content.get("reward"),
         None if votes is None else HubVotes(votes).name,
         None if runs is None else tuple(runs),
     )
 
 
 def is_model(name: object) -> bool:
-    """Whether a name is NAMESPACE/NAME[@REVISION].
+    """Whether a value is a model's name, NAMESPACE/NAME[@REVISION].
 
     Args:
         name: Any value.

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
-from .chosen import CHOSEN, is_model
+from .chosen import MODELS_FILE, is_model
 from .files import CPU, ZERO_GPU, Layout, SpaceModels, check_code, write_space, write_static
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 log = logging.getLogger(__name__)
-_UNTOUCHED = {".gitattributes", "README.md"}  # the files that a Hub puts into a new Space
+_INITIAL_FILES = {".gitattributes", "README.md"}  # the files that a Hub puts into a new Space
 Sdk = Literal["gradio", "static"]
 
 
@@ -35,10 +35,10 @@ class Deployed:
         sdk: gradio or static.
         hardware: Its hardware.
         created: Whether the Space is new.
-        changed: Whether the deployment made a commit.
+        changed: Whether the deployment made a commit, which it does not if all files are the same.
         private: Whether the Space is private.
-        hidden: The private models.
-        refused: Why the Hub refused a Gradio Space, if the page is static for that reason.
+        hidden: Those of the models that are private.
+        refused: The Hub's reason, if the page is static because the Hub refused a Gradio Space.
     """
 
     url: str
@@ -63,23 +63,21 @@ def deploy(
 ) -> Deployed:
     """Creates or updates a Space in one commit.
 
-    A new Space runs Gradio on the free CPU, or else on ZeroGPU; if the account may use neither (402), it is a static
-    page. An existing Space keeps its SDK, and files that others added. For a Gradio Space, the data set of its votes is
-    created with the same visibility.
-
-    The files are written before the Space is created, and everything that was created is deleted if the commit fails.
+    A new Space runs Gradio on the free CPU, or else on ZeroGPU. If the account may use neither (the Hub answers 402),
+    the Space is a static page. An existing Space keeps its SDK, and files that others added. For a Gradio Space, the
+    data set of its votes is created with the same visibility. If the commit fails, everything that was created is
+    deleted.
 
     Args:
         space: NAMESPACE/NAME.
         models: The models to show.
         page: Renders the HTML of a static page.
         private: Whether a new Space is private; None makes it private if any model is.
-        builds: Whether the Hub runs Spaces.
+        builds: Whether the Hub builds and runs Spaces, and does not only store them.
         hub: The Hub of the Space.
 
     Raises:
-        ZooError: A Space of this name was not created by rlhf-zoo or has another visibility, its files cannot be
-            written, or the Hub refuses.
+        ZooError: The Space has another kind or visibility, its files cannot be written, or the Hub refuses.
     """
     api, endpoint = hub.api(), hub.address
     check_code(models, hub)
@@ -97,25 +95,27 @@ def deploy(
     layout: Layout = "path" if not builds else "files" if private else "address"
 
     def write(folder: Path, kind: _Kind) -> dict[str, Path]:
+        folder.mkdir()
         if kind.sdk == "static":
-            return _written(folder, lambda: write_static(folder, models, page()))
-        options = {"space": space, "endpoint": endpoint, "hardware": kind.hardware}
-        return _written(folder, lambda: write_space(folder, models, layout=layout, **options))
+            write_static(folder, models, page())
+        else:
+            write_space(folder, models, layout=layout, space=space, endpoint=endpoint, hardware=kind.hardware)
+        return _files_in(folder)
 
-    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _deleted_on_failure(api) as created:
-        files = write(Path(scratch) / "first", kind)
+    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-space-") as scratch, _delete_on_failure(api) as created:
+        files = write(Path(scratch) / "first", kind)  # before the Space is created, because this may fail
         if existing_space is None:
             planned = kind
             with refusals_as(*not_created):
                 kind = _create(api, space, private=private)
             created.append((space, "space"))
+            # The account may have got other hardware, or only a static page.
             if (kind.sdk, kind.hardware) != (planned.sdk, planned.hardware):
                 files = write(Path(scratch) / "second", kind)
         if models.votes is not None and kind.sdk == "gradio":
-            # Without this, the page would create it as public.
-            with refusals_as(
-                f"Cannot create the data set {models.votes} on {endpoint}", "check --votes and the token."
-            ):
+            failure = f"Cannot create the data set {models.votes} on {endpoint}"
+            with refusals_as(failure, "check --votes and the token."):
+                # Otherwise the page would create it, as public.
                 if not api.repo_exists(models.votes, repo_type="dataset"):
                     api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
                     created.append((models.votes, "dataset"))
@@ -134,15 +134,13 @@ def deploy(
     )
 
 
-def _written(folder: Path, write: Callable[[], None]) -> dict[str, Path]:
-    """Creates a folder, fills it by `write`, and returns its files: path in the repository -> local path."""
-    folder.mkdir()
-    write()
+def _files_in(folder: Path) -> dict[str, Path]:
+    """Returns the files of a folder: path in the repository -> local path."""
     return {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 class _Kind(NamedTuple):
-    """SDK and hardware of a Space. `refused` is the Hub's reason if it should have been a Gradio Space."""
+    """SDK and hardware of a Space. `refused`: the Hub's reason, if it refused a Gradio Space."""
 
     sdk: Sdk
     hardware: str
@@ -150,23 +148,23 @@ class _Kind(NamedTuple):
 
 
 @contextmanager
-def _deleted_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
-    """Yields a list for created repositories (id, type), and deletes the empty ones if the body fails."""
-    made: list[tuple[str, str]] = []
+def _delete_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
+    """Yields a list for the repositories (id, type) that the body creates. If it fails, the empty ones are deleted."""
+    created: list[tuple[str, str]] = []
     try:
-        yield made
+        yield created
     except BaseException:
-        for repo, kind in made:
+        for repo, repo_type in created:
             try:
-                if set(api.list_repo_files(repo, repo_type=kind)) <= _UNTOUCHED:
-                    api.delete_repo(repo, repo_type=kind)
+                if set(api.list_repo_files(repo, repo_type=repo_type)) <= _INITIAL_FILES:
+                    api.delete_repo(repo, repo_type=repo_type)
             except client_errors() as error:
-                log.warning("%s was created, is empty, and cannot be deleted (%s): delete it.", repo, reason(error))
+                log.warning("The new, empty repository %s cannot be deleted (%s): delete it.", repo, reason(error))
         raise
 
 
-class _Space(NamedTuple):
-    """An existing Space that rlhf-zoo created."""
+class _ExistingSpace(NamedTuple):
+    """An existing Space that rlhf-zoo created. `head` is its commit."""
 
     sdk: Sdk
     hardware: str
@@ -175,7 +173,7 @@ class _Space(NamedTuple):
     files: tuple[str, ...]
 
 
-def _existing_space(api: HfApi, space: str) -> _Space | None:
+def _existing_space(api: HfApi, space: str) -> _ExistingSpace | None:
     """Returns the Space of this name; None if there is none. Raises ZooError if rlhf-zoo did not create it."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -184,18 +182,19 @@ def _existing_space(api: HfApi, space: str) -> _Space | None:
     except RepositoryNotFoundError:
         return None
     files = tuple(sibling.rfilename for sibling in info.siblings or [])
-    chosen = _read_chosen(api, space, str(info.sha)) if CHOSEN in files else None
+    chosen = _read_chosen(api, space, str(info.sha)) if MODELS_FILE in files else None
     # A Space without other files was created by a deployment that stopped before its commit.
-    if (chosen is None and not set(files) <= _UNTOUCHED) or info.sdk not in ("gradio", "static"):
+    if (chosen is None and not set(files) <= _INITIAL_FILES) or info.sdk not in ("gradio", "static"):
         raise ZooError(f"The Space {space} exists and is not a comparison page: choose another name with --repo.")
-    runs_on = info.runtime and (info.runtime.requested_hardware or info.runtime.hardware)
-    hardware = runs_on or (chosen or {}).get("hardware") or CPU
+    hub_hardware = info.runtime and (info.runtime.requested_hardware or info.runtime.hardware)
+    # The embedded Hub knows no hardware.
+    hardware = hub_hardware or (chosen or {}).get("hardware") or CPU
     sdk: Sdk = "static" if info.sdk == "static" else "gradio"
-    return _Space(sdk, str(getattr(hardware, "value", hardware)), bool(info.private), str(info.sha), files)
+    return _ExistingSpace(sdk, str(getattr(hardware, "value", hardware)), bool(info.private), str(info.sha), files)
 
 
 def _read_chosen(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
-    path = api.hf_hub_download(space, CHOSEN, repo_type="space", revision=commit)
+    path = api.hf_hub_download(space, MODELS_FILE, repo_type="space", revision=commit)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -208,12 +207,14 @@ def _read_chosen(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
 def _is_ours(name: str) -> bool:
     """Whether an earlier deployment may have put this file there."""
     top = name.partition("/")[0]
-    wheel = top.startswith("rlhf_zoo-") and top.endswith((".whl", ".dist-info"))
-    return wheel or top == "rlhf_zoo" or name in ("app.py", "index.html", "requirements.txt")
+    is_wheel = top.startswith("rlhf_zoo-") and top.endswith((".whl", ".dist-info"))
+    return is_wheel or top == "rlhf_zoo" or name in ("app.py", "index.html", "requirements.txt")
 
 
-def _commit(api: HfApi, space: str, models: SpaceModels, files: Mapping[str, Path], existing: _Space | None) -> str:
-    """Replaces the files of an earlier deployment. Returns the commit."""
+def _commit(
+    api: HfApi, space: str, models: SpaceModels, files: Mapping[str, Path], existing: _ExistingSpace | None
+) -> str:
+    """Replaces the files of an earlier deployment in one commit, and returns it."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     stale = [name for name in (existing.files if existing else ()) if _is_ours(name) and name not in files]

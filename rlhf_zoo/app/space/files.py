@@ -1,9 +1,10 @@
-"""The files of a comparison Space, and its models by the lineage of a PPO checkpoint.
+"""Finds the models of a comparison Space by the lineage of a PPO checkpoint, and writes the Space's files.
 
-A Space's builder installs requirements.txt before it copies the repository, so a relative path would not exist yet. The
-file therefore names our wheel by its URL in the Space, with a digest: without it, a builder would keep an older wheel
-of the same version. The builder sends no token, so a private Space contains the unpacked wheel next to app.py instead.
-A Hub that only stores Spaces gets the path: `pip install -r requirements.txt` then works in a checkout.
+How a Space gets our wheel (`Layout`): its builder installs requirements.txt before it copies the repository, when a
+relative path does not exist yet. So the file names the wheel by its URL in the Space, with a digest, because a builder
+would otherwise keep an older wheel of the same version. The builder sends no token, so a private Space contains the
+unpacked wheel next to app.py instead. On a Hub that only stores Spaces, the file names the wheel by its path, so that
+`pip install -r requirements.txt` works in a copy of the repository.
 """
 
 import hashlib
@@ -25,14 +26,14 @@ from ...publishing.catalog.ablation import find_runs
 from ...publishing.catalog.card import Card, clean
 from ...publishing.catalog.family import Node
 from ...publishing.catalog.lineage import find_family
-from .chosen import CHOSEN, SCHEMA
+from .chosen import MODELS_FILE, SCHEMA
 from .wheel import make_wheel, unpack
 
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
-SHORT_STATIC = "Completions of SFT and PPO, with reward and log-ratio"
-_MODELS_HERE = "<!-- models -->\n"
-_ZERO_GPU_PYTHON = "3.12"  # it has 3.10 and 3.12, and this package needs 3.11
-_ROLES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
+STATIC_DESCRIPTION = "Completions of SFT and PPO, with reward and log-ratio"
+_MODELS_PLACEHOLDER = "<!-- models -->\n"
+_ZERO_GPU_PYTHON = "3.12"  # ZeroGPU has 3.10 and 3.12, and this package needs at least 3.11
+_ROLE_NAMES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
 
 #: How a Space gets our wheel: by its URL, by its path, or unpacked into the repository.
 Layout = Literal["address", "path", "files"]
@@ -61,7 +62,8 @@ class SpaceModels:
         recipe: Name of the recipe; None if no card names it.
         card: rlhf_card.json of the PPO checkpoint, {} without one. Its texts are not trusted.
         votes: The data set that receives blind votes; None stores none.
-        runs: The other PPO repositories of the ablation. The page shows what they have published when it starts.
+        runs: The other PPO repositories of the ablation. The page shows what they have published
+            when it starts.
     """
 
     ppo: Pinned
@@ -75,13 +77,14 @@ class SpaceModels:
 
     @property
     def roles(self) -> dict[str, Pinned]:
+        """Role (ppo, sft or reward) -> model; without a role that has none."""
         models = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
         return {role: model for role, model in models.items() if model is not None}
 
     @property
-    def named(self) -> dict[str, Pinned]:
-        """Display name of each role -> model."""
-        return {_ROLES[role]: model for role, model in self.roles.items()}
+    def by_role_name(self) -> dict[str, Pinned]:
+        """Name of each role on the page -> model."""
+        return {_ROLE_NAMES[role]: model for role, model in self.roles.items()}
 
     @property
     def title(self) -> str:
@@ -104,7 +107,7 @@ def find_models(
             not a valid repository id.
     """
     votes = None if votes is None else HubVotes(votes).name
-    root = _published(ppo)
+    root = _find_published(ppo)
     card = root.card
     if not card.is_ppo:
         stage = clean(str(card["stage"]))
@@ -112,52 +115,57 @@ def find_models(
             f"{ppo} is a checkpoint of the stage {stage}, not of PPO: pass the PPO model that was trained from it."
         )
     parents = {node.reference.role: node for node in root.parents}
-    base = _named_model(sft, "sft") if sft is not None else _parent(ppo, parents.get("sft"), "sft")
-    if base is None:
+    sft_model = _named_model(sft, "sft") if sft is not None else _parent(ppo, parents.get("sft"), "sft")
+    if sft_model is None:
         raise ZooError(f"{ppo} does not name the SFT model it started from: name it with --sft.")
-    scorer = _named_model(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward")
     data = [node.reference.repo for node in _walk(root) if node.reference.role == "data" and not node.member.problem]
     return SpaceModels(
-        _pinned(root), base, scorer, tuple(dict.fromkeys(repo for repo in data if repo)), card.recipe, card, votes
+        ppo=_pinned(root),
+        sft=sft_model,
+        reward=_named_model(reward, "reward") if reward is not None else _parent(ppo, parents.get("reward"), "reward"),
+        datasets=tuple(dict.fromkeys(repo for repo in data if repo)),
+        recipe=card.recipe,
+        card=card,
+        votes=votes,
     )
 
 
 def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
     """Adds the other runs of the ablation.
 
-    Runs that `find_runs` finds are skipped if they have no checkpoint, or if they are private while the PPO model is
-    public: they would make the Space private.
+    Without `names`, a run is skipped if it has no checkpoint, or if it is private and the PPO model is public: it would
+    make the Space private.
 
     Args:
-        models: What the Space shows.
-        names: The runs; None to find them.
+        models: The models of the Space.
+        names: The runs; None to find them on the Hub.
 
     Returns:
         The models with the runs; and why some runs are missing, or None.
 
     Raises:
-        ZooError: `find_runs` refuses a name.
+        ZooError: A name is not a run that the page can show.
     """
     ablation = find_runs(models.ppo.repo, models.card, names=names)
     shown_run, *other_runs = ablation.runs
     problems = [ablation.problem] if ablation.problem is not None else []
     if names is None:
         other_runs = [run for run in other_runs if run.steps]
-        hidden = [run.repo for run in other_runs if run.private and not shown_run.private]
-        other_runs = [run for run in other_runs if run.repo not in hidden]
-        if hidden:
-            problems.append(f"Not shown, because they are private and {shown_run.repo} is public: {', '.join(hidden)}.")
+        secret = [run.repo for run in other_runs if run.private and not shown_run.private]
+        other_runs = [run for run in other_runs if run.repo not in secret]
+        if secret:
+            problems.append(f"Not shown, because they are private and {shown_run.repo} is public: {', '.join(secret)}.")
     return replace(models, runs=tuple(run.repo for run in other_runs)), " ".join(problems) or None
 
 
-def _published(name: str) -> Node:
+def _find_published(name: str) -> Node:
     if Path(name).is_dir():
-        raise ZooError(f"{name} is a local folder, and a Space shows published models: pass NAMESPACE/NAME.")
+        raise ZooError(f"{name} is a local folder, but a Space shows published models: pass NAMESPACE/NAME.")
     return find_family(name)
 
 
 def _named_model(name: str, role: str) -> Pinned:
-    node = _published(name)
+    node = _find_published(name)
     if node.stage is not None and (node.stage == "reward") != (role == "reward"):
         kind_of_model = "a reward model" if role == "reward" else "a policy"
         raise ZooError(f"{name} is a checkpoint of the stage {node.stage}; --{role} takes {kind_of_model}.")
@@ -174,11 +182,11 @@ def check_code(models: SpaceModels, hub: Hub) -> None:
     """Checks that no model needs custom code, because a Space has no way to confirm that it may run.
 
     Args:
-        models: What the Space shows.
+        models: The models of the Space.
         hub: The Hub with the models.
 
     Raises:
-        ZooError: A model needs such code.
+        ZooError: A model needs custom code.
     """
     for model in models.roles.values():
         with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
@@ -192,6 +200,7 @@ def check_code(models: SpaceModels, hub: Hub) -> None:
 
 
 def _parent(child: str, node: Node | None, role: str) -> Pinned | None:
+    """Returns the parent of this role that a card names; None if it names none."""
     if node is None:
         return None
     model_kind = {"sft": "SFT model", "reward": "reward model"}[role]
@@ -213,7 +222,7 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def space_folder() -> Path:
-    """Finds the template files of the Space: in the wheel, else in the repository.
+    """Finds the folder with the template files of the Space: in an installed wheel, else in the repository.
 
     Raises:
         ZooError: The installation lacks them.
@@ -245,25 +254,26 @@ def write_space(
         layout: How the Space gets our wheel.
         hardware: The Space's hardware.
     """
-    own = space_folder()
-    shutil.copyfile(own / "app.py", folder / "app.py")
-    write_json(folder / CHOSEN, _chosen(models, hardware))
+    templates = space_folder()
+    shutil.copyfile(templates / "app.py", folder / "app.py")
+    write_json(folder / MODELS_FILE, _models_json(models, hardware))
     wheel = make_wheel(folder)
     if layout == "files":
         unpack(wheel, folder)
         wheel.unlink()
-        line = None
+        requirement = None
     elif layout == "path":
-        line = f"./{wheel.name}"
+        requirement = f"./{wheel.name}"
     else:
         digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-        line = f"rlhf-zoo @ {endpoint}/spaces/{space}/resolve/main/{wheel.name}#sha256={digest}"
-    write_text(folder / "requirements.txt", _requirements(own / "requirements.txt", line, hardware=hardware))
+        requirement = f"rlhf-zoo @ {endpoint}/spaces/{space}/resolve/main/{wheel.name}#sha256={digest}"
+    requirements = _requirements(templates / "requirements.txt", requirement, hardware=hardware)
+    write_text(folder / "requirements.txt", requirements)
     write_text(folder / "README.md", _readme(models, hardware=hardware))
 
 
 def write_static(folder: Path, models: SpaceModels, page: str) -> None:
-    """Writes the files of a static Space: one page with completions that were sampled before.
+    """Writes the files of a static Space: one page, which has its completions already.
 
     Args:
         folder: An empty folder.
@@ -271,31 +281,32 @@ def write_static(folder: Path, models: SpaceModels, page: str) -> None:
         page: The HTML of the page.
     """
     models = replace(models, votes=None, runs=())  # a static page can neither store votes nor sample other runs
-    write_json(folder / CHOSEN, _chosen(models, None))
+    write_json(folder / MODELS_FILE, _models_json(models, None))
     write_text(folder / "index.html", page)
     write_text(folder / "README.md", _static_readme(models))
 
 
-def _chosen(models: SpaceModels, hardware: str | None) -> dict[str, Any]:
-    names = {role: models.roles[role].name if role in models.roles else None for role in _ROLES}
+def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, Any]:
+    """Returns the content of compare.json."""
+    names = {role: models.roles[role].name if role in models.roles else None for role in _ROLE_NAMES}
     return {"schema": SCHEMA, **names, "votes": models.votes, "runs": list(models.runs), "hardware": hardware}
 
 
-def _requirements(template: Path, wheel: str | None, *, hardware: str) -> str:
+def _requirements(template: Path, wheel_requirement: str | None, *, hardware: str) -> str:
     """Returns requirements.txt: the packages of the template at the versions that are installed here."""
     lines = ["# The versions that were installed when this Space was deployed."]
     for line in template.read_text(encoding="utf-8").splitlines():
-        name, pinned, version = line.partition("==")
-        if not pinned or line.startswith("#"):
+        name, equals, version = line.partition("==")
+        if not equals or line.startswith("#"):
             continue
         if name == "torch" and hardware == ZERO_GPU:
             continue  # ZeroGPU has its own build of torch
         # A local version label such as 2.13.0+cpu exists on no package index.
-        lines.append(f"{name}=={(_installed(name) or version).partition('+')[0]}")
-    return "\n".join([*lines, *([wheel] if wheel else []), ""])
+        lines.append(f"{name}=={(_installed_version(name) or version).partition('+')[0]}")
+    return "\n".join([*lines, *([wheel_requirement] if wheel_requirement else []), ""])
 
 
-def _installed(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     """Returns the installed version of a package; None if it is not installed."""
     try:
         return metadata.version(name)
@@ -304,7 +315,7 @@ def _installed(name: str) -> str | None:
 
 
 def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
-    """Returns the front matter of the Space's README with these fields (None removes one), and the body below it."""
+    """Returns the front matter of the Space's README with these fields, and the body below. None removes a field."""
     import yaml
 
     _, template, body = (space_folder() / "README.md").read_text(encoding="utf-8").split("---\n", 2)
@@ -321,9 +332,9 @@ def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
 
 def _readme(models: SpaceModels, *, hardware: str) -> str:
     python = f"{sys.version_info.major}.{sys.version_info.minor}" if hardware == CPU else _ZERO_GPU_PYTHON
-    gradio = {"sdk_version": version} if (version := _installed("gradio")) else {}
+    gradio = {"sdk_version": version} if (version := _installed_version("gradio")) else {}
     front, body = _front_matter(models, python_version=python, suggested_hardware=hardware, **gradio)
-    body = body.replace(_MODELS_HERE, _models_table(models)).replace("NAMESPACE/NAME-ppo", models.ppo.repo)
+    body = body.replace(_MODELS_PLACEHOLDER, _models_table(models)).replace("NAMESPACE/NAME-ppo", models.ppo.repo)
     return front + body
 
 
@@ -332,14 +343,14 @@ def _static_readme(models: SpaceModels) -> str:
         models,
         sdk="static",
         app_file="index.html",
-        short_description=SHORT_STATIC,
+        short_description=STATIC_DESCRIPTION,
         sdk_version=None,
         python_version=None,
         suggested_hardware=None,
     )
     return (
         f"{front}\n# SFT and PPO, side by side\n\n"
-        "Completions of held-out prompts by an SFT policy and by the PPO policy that was trained from it, with rewards "
+        "Completions of held-out prompts by an SFT policy and the PPO policy that was trained from it, with rewards "
         "and log-ratios, and the evaluation of the PPO model. The page is static; `rlhf-zoo compare` opens an "
         "interactive one for your own prompts:\n\n"
         f"```sh\nrlhf-zoo compare {models.ppo.repo}\n```\n\n{_models_table(models)}"
@@ -347,7 +358,7 @@ def _static_readme(models: SpaceModels) -> str:
 
 
 def _models_table(models: SpaceModels) -> str:
-    rows = [f"| {role} | `{model.repo}` | `{model.commit}` |" for role, model in models.named.items()]
+    rows = [f"| {role} | `{model.repo}` | `{model.commit}` |" for role, model in models.by_role_name.items()]
     rows += [f"| run of the ablation | `{repo}` | the tag of every step |" for repo in models.runs]
     rows += [f"| votes | data set `{models.votes}` | `main` |"] if models.votes else []
     return "\n".join(["| model | repository | commit |", "|---|---|---|", *rows, ""])

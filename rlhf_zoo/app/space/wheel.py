@@ -10,21 +10,21 @@ from ...errors import ZooError
 
 DISTRIBUTION = "rlhf-zoo"
 PACKAGE = Path(__file__).parents[2]
-# Files that an installer adds to dist-info; they describe the machine, not the package.
-_OF_THE_INSTALLER = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
-_EPOCH = (2020, 2, 2, 0, 0, 0)  # time stamp of every entry, as in hatchling, so that equal files give equal bytes
+#: Files that an installer adds to dist-info. They describe the machine, not the package.
+_INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+_TIMESTAMP = (2020, 2, 2, 0, 0, 0)  # of every entry, as in hatchling, so that equal files give equal bytes
 
 
 def make_wheel(folder: Path) -> Path:
     """Writes a wheel of the running package. Equal sources give equal bytes.
 
-    It is built from the sources if the package runs from a checkout, else from the installed files.
+    In a checkout it is built from the sources, otherwise from the installed files.
 
     Args:
         folder: Folder to write it into.
 
     Returns:
-        Its path.
+        The wheel's path.
 
     Raises:
         ZooError: The package was not installed, installed files are missing, or a checkout lacks hatchling.
@@ -53,7 +53,7 @@ def _build(sources: Path, folder: Path) -> Path:
 def repack(installed: metadata.Distribution, folder: Path) -> Path:
     """Rebuilds the wheel of an installed package from the files in its RECORD.
 
-    Scripts are left out, because an installer generates them.
+    Scripts are left out, because the installer of the new wheel generates them.
 
     Args:
         installed: The distribution.
@@ -67,7 +67,7 @@ def repack(installed: metadata.Distribution, folder: Path) -> Path:
     """
     recorded = [PurePosixPath(str(file)) for file in installed.files or []]
     members = sorted(
-        (path for path in recorded if _is_of_the_wheel(path)),
+        (path for path in recorded if _belongs_in_wheel(path)),
         key=lambda path: (path.parts[0].endswith(".dist-info"), str(path)),
     )
     missing = [path for path in members if not Path(str(installed.locate_file(path))).is_file()]
@@ -90,16 +90,16 @@ def repack(installed: metadata.Distribution, folder: Path) -> Path:
     return target
 
 
-def _is_of_the_wheel(path: PurePosixPath) -> bool:
-    if path.is_absolute() or ".." in path.parts or path.suffix == ".pyc":
+def _belongs_in_wheel(path: PurePosixPath) -> bool:
+    if path.is_absolute() or ".." in path.parts or path.suffix == ".pyc":  # scripts are outside the package: ../../bin
         return False
-    return not (path.parts[0].endswith(".dist-info") and path.name in _OF_THE_INSTALLER)
+    return not (path.parts[0].endswith(".dist-info") and path.name in _INSTALLER_FILES)
 
 
 def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
-    entry = zipfile.ZipInfo(name, _EPOCH)
+    entry = zipfile.ZipInfo(name, _TIMESTAMP)
     entry.compress_type = zipfile.ZIP_DEFLATED
-    entry.external_attr = 0o100644 << 16
+    entry.external_attr = 0o100644 << 16  # a regular file with mode rw-r--r--
     wheel.writestr(entry, content)
 
 
