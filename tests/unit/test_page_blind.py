@@ -42,7 +42,7 @@ from rlhf_zoo.evaluation.votes.ratings import summary
 from rlhf_zoo.evaluation.votes.vote import Vote
 
 CONTENDERS = {"ppo": Model("local/toy-ppo", "a" * 40, "step-000040"), "sft": Model("local/toy-sft", "b" * 40)}
-PLACE = {"name": "local/votes", "address": "http://127.0.0.1/datasets/local/votes"}
+DATA_SET = "local/votes"
 PROMPTS = ["the battery is", "the screen", "it is heavy but"]
 
 
@@ -191,7 +191,7 @@ def votes_for(
 
 def test_the_figures_so_far():
     votes = votes_for(30, 10, 10, 5)
-    page = figures_html(tallied(votes), PLACE)
+    page = figures_html(tallied(votes), DATA_SET)
     rate = summary(votes)["win_rate"]
     assert "55 votes so far" in page
     assert [figure(page, key) for key in ("ppo", "sft", "tie", "both_bad", "n")] == ["30", "10", "10", "5", "50"]
@@ -201,7 +201,7 @@ def test_the_figures_so_far():
     assert f'class="band" style="left:{low:.2f}%;width:{high - low:.2f}%"' in page
     assert 'class="point" style="left:70.00%"' in page
     assert "zoo-elo" not in page and "zoo-note" not in page, "one pair of revisions, and nothing waits"
-    page = figures_html(tallied(votes_for(0, 0, 0, 1)), PLACE)
+    page = figures_html(tallied(votes_for(0, 0, 0, 1)), DATA_SET)
     assert "1 vote so far" in page and "No vote between the two policies yet." in page and "zoo-bar" not in page
 
 
@@ -395,7 +395,7 @@ def test_without_a_tally_the_test_goes_on_and_keeps_nothing(comparison):
 def test_what_the_tab_says_of_votes_and_names_to_programs(comparison, tally):
     page = make_tab(comparison, tally)
     notice = Visit(page).parts["blind-notice"].value
-    assert f'href="{tally.describe()["address"]}"' in notice and ">local/votes</a>" in notice
+    assert f'href="{tally.address}"' in notice and ">local/votes</a>" in notice
     assert "Nothing about you is stored." in plain(notice)
     assert page.fns and all(call.api_visibility == "private" for call in page.fns.values())
     limits = {call.concurrency_id: call.concurrency_limit for call in page.fns.values()}

@@ -184,7 +184,7 @@ def _storage_notice(tally: Tally | None) -> str:
             "stores them in a data set. You can still judge: your verdict reveals which policy wrote which "
             "text.</p></div>"
         )
-    href = attributes({"href": tally.describe()["address"]})
+    href = attributes({"href": tally.address})
     link = f'<a{href} target="_blank" rel="noopener noreferrer">{text(tally.name)}</a>'
     return (
         '<div class="zoo"><p>Your verdict, the prompt and both completions go to the data set '
@@ -293,7 +293,7 @@ def blind_tab(
     if tally is not None:
         gr.on(
             None,
-            lambda: figures_html(tally.figures(), tally.describe()),
+            lambda: figures_html(tally.figures(), tally.name),
             outputs=[tab.vote_figures],
             **unqueued,
         )
@@ -388,12 +388,12 @@ def _figures_updates(tally: Tally) -> Callable[[], Any]:
     async def update() -> Any:
         current = tally.figures()
         votes, deadline = current.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
-        yield figures_html(current, tally.describe())
+        yield figures_html(current, tally.name)
         while not current.exact and current.votes_in_intervals < votes and time.monotonic() < deadline:
             await asyncio.sleep(0.1)
             current = tally.figures()
             if current.exact or current.votes_in_intervals >= votes:
-                yield figures_html(current, tally.describe())
+                yield figures_html(current, tally.name)
 
     return update
 

@@ -31,7 +31,6 @@ class Drawing:
         *,
         gpu: Callable[[Any], Any] | None = None,
     ) -> None:
-        self.comparison, self.timeline = comparison, timeline
         self._stream = _keep_messages(comparison.stream, gpu)
         if timeline is not None:
             self._at = _keep_messages(

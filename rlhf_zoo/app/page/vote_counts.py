@@ -100,8 +100,7 @@ class Tally:
         self._read_interval_after_sending = min(read_interval_after_sending, read_interval)
         self._cast_lock = threading.Lock()  # one vote at a time
         self._limits = VoteLimits(per_hour)
-        # _changed guards the attributes below it.
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards the attributes from _votes to _closing
         self._votes: Mapping[str, Vote] = {}  # by id; replaced as a whole, so that a thread may use it without the lock
         self._summary = summary([])
         self._summarized: Mapping[str, Vote] = self._votes  # the votes in _summary
@@ -137,9 +136,10 @@ class Tally:
                 thread.join(JOIN_TIMEOUT)
             self._exit_stack.close()
 
-    def describe(self) -> dict[str, str]:
-        """Returns the data set as {name, address}."""
-        return {"name": self.name, "address": f"{CLIENT.address}/datasets/{self.name}"}
+    @property
+    def address(self) -> str:
+        """The address of the data set on the Hub."""
+        return f"{CLIENT.address}/datasets/{self.name}"
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """Stores votes from the box, as its VoteStore. The Hub is then read soon, because others may have voted too.

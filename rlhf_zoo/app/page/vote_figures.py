@@ -34,19 +34,19 @@ class Model:
         return name if self.commit is None else f"{name} ({self.commit[:8]})"
 
 
-def figures_html(figures: Figures, data_set: Mapping[str, str]) -> str:
+def figures_html(figures: Figures, data_set: str) -> str:
     """Renders the votes so far. Names from the data set are not trusted, so they are escaped.
 
     Args:
         figures: The figures of the votes.
-        data_set: The data set of the votes, from `Tally.describe`.
+        data_set: The data set of the votes, NAMESPACE/NAME.
     """
     counts = figures.summary["counts"]
     labels = {"ppo": "PPO preferred", "sft": "SFT preferred", "tie": "Tie", "both_bad": "Both bad"}
     rows = [(key, label, counts[key]) for key, label in labels.items()]
     votes = figures.summary["votes"]
     head = f"<h2>{votes} vote{'s' * (votes != 1)} so far</h2>"
-    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, data_set["name"]))
+    notes = "".join(f'<p class="zoo-note">{note}</p>' for note in _notes(figures, data_set))
     return (
         f'<section class="zoo-votes-so-far" data-votes="{votes}" data-exact="{str(figures.exact).lower()}">{head}'
         f"{_win_rate(figures.summary['win_rate'])}{figure_list(rows)}{_ratings(figures.summary)}{notes}</section>"
@@ -103,15 +103,15 @@ def _ratings(figures: Mapping[str, Any]) -> str:
     )
 
 
-def _notes(figures: Figures, name: str) -> Iterator[str]:
-    """Yields what the figures lack, as HTML. `name` is that of the data set."""
+def _notes(figures: Figures, repo: str) -> Iterator[str]:
+    """Yields what the figures lack, as HTML."""
     if not figures.exact and figures.votes_in_intervals:
         yield f"Intervals and ratings include {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent:
         waiting = "1 vote waits" if figures.unsent == 1 else f"{figures.unsent} votes wait"
         yield (
-            f"{waiting} on the server, because {text(name)} does not accept votes now ({text(figures.send_problem)}); "
+            f"{waiting} on the server, because {text(repo)} does not accept votes now ({text(figures.send_problem)}); "
             "they are sent as soon as it does."
         )
     if figures.read_problem is not None:
-        yield f"Votes that {text(name)} received from other pages may be missing here ({text(figures.read_problem)})."
+        yield f"Votes that {text(repo)} received from other pages may be missing here ({text(figures.read_problem)})."
