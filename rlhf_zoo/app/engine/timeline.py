@@ -92,18 +92,8 @@ class TimelineRun:
             step, commit, metrics = row["step"], row["commit"], row.get("metrics") or {}
             if step is not None and commit is not None:
                 reward, kl = number(metrics.get("reward")), number(metrics.get("kl"))
-                points.append(
-                    TimelinePoint(
-                        step,
-                        tag=row["revision"],
-                        commit=commit,
-                        source=f"{repo}@{commit}",
-                        reward=reward,
-                        kl=kl,
-                        chosen="best" in (row.get("also") or ()),
-                        watched=_watched(metrics),
-                    )
-                )
+                point = TimelinePoint(step, row["revision"], commit, f"{repo}@{commit}", reward, kl)
+                points.append(replace(point, chosen="best" in (row.get("also") or ()), watched=_watched(metrics)))
         return cls._with_marks(repo, card, points)
 
     @classmethod
@@ -181,12 +171,13 @@ class TimelineRun:
         steps = self.steps
         if len(steps) <= count:
             return steps
-        # Should `count` be too small for all, the first, the last and the marked steps take precedence.
+        # The first, the last and the marked steps are listed first, so that the cut at `count` keeps them.
         marked = [point.step for point in self.points if point.marks]
         evenly_spaced = [steps[round(index * (len(steps) - 1) / max(count - 1, 1))] for index in range(count)]
         return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked, *evenly_spaced]))[:count]))
 
     def to_json(self) -> dict[str, Any]:
+        """Returns every field."""
         return asdict(self)
 
 
@@ -201,6 +192,7 @@ class AtCheckpoint:
     problem: str | None = None
 
     def to_json(self) -> dict[str, Any]:
+        """Returns every field. Figures of the snapshot that are not finite are null."""
         snapshot = None if self.snapshot is None else self.snapshot.to_json()
         return {**asdict(replace(self, snapshot=None)), "snapshot": snapshot}
 

@@ -347,7 +347,7 @@ def _vote_handler(
 ) -> Callable[..., dict[Any, Any]]:
     """Returns the handler of a verdict's button, which casts the vote and reveals which policy wrote which text."""
 
-    def judge(pair: Pair | None, pair_id: Any, request: gr.Request | None = None) -> dict[Any, Any]:
+    def judge(pair: Pair | None, pair_id: object, request: gr.Request | None = None) -> dict[Any, Any]:
         if pair is None:
             return {tab.message: notice(NO_PAIR)}
         if pair_id != pair.id:

@@ -200,8 +200,8 @@ def _image(token: Token, files: _Files) -> list[Token]:
 
 def _address(address: str) -> list[Token]:
     """Returns an address in parentheses, as text."""
-    shown = address if len(address) <= MAX_ADDRESS_LENGTH else address[: MAX_ADDRESS_LENGTH - 1] + "…"
-    return [_text(" ("), Token("code_inline", "code", 0, content=shown), _text(")")] if address else []
+    shortened = address if len(address) <= MAX_ADDRESS_LENGTH else address[: MAX_ADDRESS_LENGTH - 1] + "…"
+    return [_text(" ("), Token("code_inline", "code", 0, content=shortened), _text(")")] if address else []
 
 
 def _text(content: str) -> Token:

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ...fileio import at
 from ...publishing.cards.markdown import estimate
@@ -31,7 +30,7 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
     import jinja2
     from markupsafe import Markup
 
-    def make_visible(value: object) -> Any:
+    def make_visible(value: object) -> object:
         return visible_text(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
     folder, card = Path(__file__).parent, Card(models.card)

@@ -10,7 +10,7 @@ from .charts import Role, token_bars, token_line
 from .html import DASH, STOP_LABELS, attributes, figure_list, number, signed, text
 
 NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
-ROLES: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained to maximize the reward"}
+ROLE_DESCRIPTIONS: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained to maximize the reward"}
 #: Charts of longer completions are only drawn when the completions are done, because redrawing them takes long.
 MAX_TOKENS_DRAWN_IN_PROGRESS = 128
 #: Thresholds of the heat map's shades, in nats.
@@ -97,10 +97,10 @@ def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label
         role: sft or ppo.
         side: The completion; None renders a placeholder.
         row: Index of the completion.
-        label: HTML next to the policy's name; "" for what the policy is.
+        label: HTML next to the policy's name; "" for its description.
         details: HTML below the figures.
     """
-    head = f"<header><b>{NAMES[role]}</b><span>{label or ROLES[role]}</span></header>"
+    head = f"<header><b>{NAMES[role]}</b><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
         f"{completion(prompt, side, heat_map=True)}{figures(side)}{details}</article>"
@@ -134,7 +134,7 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     return html_of
 
 
-def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) -> str:
+def pairs(snapshot: Snapshot, *, ppo: str = ROLE_DESCRIPTIONS["ppo"], folded: bool = False) -> str:
     """Renders all completions of a snapshot. The two of one random stream are side by side.
 
     Args:
@@ -143,10 +143,10 @@ def pairs(snapshot: Snapshot, *, ppo: str = ROLES["ppo"], folded: bool = False) 
         folded: Whether to collapse the token details of the first pair too.
     """
     rows = []
-    labels: dict[Role, str] = {"sft": ROLES["sft"], "ppo": ppo}
+    labels: dict[Role, str] = {"sft": ROLE_DESCRIPTIONS["sft"], "ppo": ppo}
     for row in range(snapshot.n):
         # Only the first pair's charts grow with the completions: redrawing all takes long.
-        chart_html = charts(snapshot, row) if row == 0 or snapshot.done else dict.fromkeys(ROLES, "")
+        chart_html = charts(snapshot, row) if row == 0 or snapshot.done else dict.fromkeys(ROLE_DESCRIPTIONS, "")
         cards = []
         for role, label in labels.items():
             side = getattr(snapshot, role)[row]

@@ -218,7 +218,9 @@ def _commit(
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     stale = [name for name in (existing.files if existing else ()) if _is_ours(name) and name not in files]
-    operations: list[Any] = [CommitOperationAdd(name, str(path)) for name, path in files.items()]
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(name, str(path)) for name, path in files.items()
+    ]
     operations += [CommitOperationDelete(name) for name in stale]
     commit = api.create_commit(
         space,

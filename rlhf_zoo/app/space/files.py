@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from ...errors import ZooError
 from ...evaluation.votes.data import HubVotes
@@ -147,14 +147,14 @@ def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[
         ZooError: A name is not a run that the page can show.
     """
     ablation = find_runs(models.ppo.repo, models.card, names=names)
-    shown_run, *other_runs = ablation.runs
+    own_run, *other_runs = ablation.runs
     problems = [ablation.problem] if ablation.problem is not None else []
     if names is None:
         other_runs = [run for run in other_runs if run.steps]
-        secret = [run.repo for run in other_runs if run.private and not shown_run.private]
+        secret = [run.repo for run in other_runs if run.private and not own_run.private]
         other_runs = [run for run in other_runs if run.repo not in secret]
         if secret:
-            problems.append(f"Not shown, because they are private and {shown_run.repo} is public: {', '.join(secret)}.")
+            problems.append(f"Not shown, because they are private and {own_run.repo} is public: {', '.join(secret)}.")
     return replace(models, runs=tuple(run.repo for run in other_runs)), " ".join(problems) or None
 
 
@@ -286,7 +286,7 @@ def write_static(folder: Path, models: SpaceModels, page: str) -> None:
     write_text(folder / "README.md", _static_readme(models))
 
 
-def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, Any]:
+def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, object]:
     """Returns the content of compare.json."""
     names = {role: models.roles[role].name if role in models.roles else None for role in _ROLE_NAMES}
     return {"schema": SCHEMA, **names, "votes": models.votes, "runs": list(models.runs), "hardware": hardware}
@@ -314,7 +314,7 @@ def _installed_version(name: str) -> str | None:
         return None
 
 
-def _front_matter(models: SpaceModels, **fields: Any) -> tuple[str, str]:
+def _front_matter(models: SpaceModels, **fields: str | None) -> tuple[str, str]:
     """Returns the front matter of the Space's README with these fields, and the body below. None removes a field."""
     import yaml
 
