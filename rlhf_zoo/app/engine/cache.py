@@ -26,12 +26,7 @@ class ModelCache(Generic[M]):
     """
 
     def __init__(
-        self,
-        load: Callable[[str], M],
-        *,
-        size: Callable[[M], int],
-        max_models: int = 4,
-        max_bytes: int | None = None,
+        self, load: Callable[[str], M], *, size: Callable[[M], int], max_models: int = 4, max_bytes: int | None = None
     ) -> None:
 
         if max_models < 1:

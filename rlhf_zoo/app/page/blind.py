@@ -291,12 +291,7 @@ def blind_tab(
         if tally is not None:
             vote_event.then(_figures_updates(tally), outputs=[tab.vote_figures], concurrency_limit=None, **private)
     if tally is not None:
-        gr.on(
-            None,
-            lambda: figures_html(tally.figures(), tally.name),
-            outputs=[tab.vote_figures],
-            **unqueued,
-        )
+        gr.on(None, lambda: figures_html(tally.figures(), tally.name), outputs=[tab.vote_figures], **unqueued)
 
 
 @dataclass(frozen=True)

@@ -52,14 +52,7 @@ class Series:
 
 
 def token_bars(
-    values: Values,
-    *,
-    labels: Sequence[str],
-    side: Role,
-    unit: str,
-    title: str,
-    top: float = 0.0,
-    width: int = 0,
+    values: Values, *, labels: Sequence[str], side: Role, unit: str, title: str, top: float = 0.0, width: int = 0
 ) -> str:
     """Draws one bar per token position. Values below 0, from rounding, count as 0.
 

@@ -57,13 +57,7 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_c
     sampling_controls = controls(proposal, max_completions=subject.comparison.limits.n)
     message = gr.HTML("", elem_id="message")
     with gr.Row(elem_classes="zoo-colors"):
-        gr.Radio(
-            list(COLORS.items()),
-            value="ratio",
-            label="Color each token by",
-            elem_id="colors",
-            interactive=True,
-        )
+        gr.Radio(list(COLORS.items()), value="ratio", label="Color each token by", elem_id="colors", interactive=True)
         gr.HTML(legend())
     pairs_view = gr.HTML(empty_pairs(), elem_id="pairs")
     gr.HTML(_notes(subject))

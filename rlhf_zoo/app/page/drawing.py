@@ -25,11 +25,7 @@ class Drawing:
     """
 
     def __init__(
-        self,
-        comparison: Comparison,
-        timeline: Timeline | None = None,
-        *,
-        gpu: Callable[[Any], Any] | None = None,
+        self, comparison: Comparison, timeline: Timeline | None = None, *, gpu: Callable[[Any], Any] | None = None
     ) -> None:
         self._stream = _keep_messages(comparison.stream, gpu)
         if timeline is not None:

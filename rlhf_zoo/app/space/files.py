@@ -236,13 +236,7 @@ def space_folder() -> Path:
 
 
 def write_space(
-    folder: Path,
-    models: SpaceModels,
-    *,
-    space: str,
-    endpoint: str,
-    layout: Layout = "path",
-    hardware: str = CPU,
+    folder: Path, models: SpaceModels, *, space: str, endpoint: str, layout: Layout = "path", hardware: str = CPU
 ) -> None:
     """Writes the files of a Gradio Space. Equal models and packages give equal bytes.
 
