@@ -96,7 +96,7 @@ def run(beta: float, points, best: int | None = None) -> TimelineRun:
 
 def draw(values, *, chart=token_bars, **options):
     labels = options.pop("labels", [f" t{place}" for place in range(len(values))])
-    return parsed(chart(values, labels=labels, side="ppo", unit="nats", title="KL", **options))
+    return parsed(chart(values, labels=labels, role="ppo", unit="nats", title="KL", **options))
 
 
 @settings(deadline=None)
@@ -131,7 +131,7 @@ def test_bars_stand_at_their_positions_as_high_as_their_values():
     assert set(under) == {"5", "10"} and under["5"] == drawn[4][0]  # no axis is shorter than ten tokens
     assert root.get("aria-label") == "KL: 5 tokens, from 0.000 to 4.000 nats"
     assert named(root, "zoo-bars")[0].get("stroke") == "var(--zoo-ppo,currentColor)"
-    sft = parsed(token_bars([1.0], labels=["a"], side="sft", unit="nats", title="KL"))
+    sft = parsed(token_bars([1.0], labels=["a"], role="sft", unit="nats", title="KL"))
     assert named(sft, "zoo-bars")[0].get("stroke") == "var(--zoo-sft,currentColor)"
     assert "zoo-sft" in sft.get("class").split()
 
@@ -169,8 +169,8 @@ def test_any_numbers_draw(values, top):
 
 def test_hostile_texts_stay_text():
     for svg in (
-        token_bars([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
-        token_line([1.0], labels=[HOSTILE], side="ppo", unit=HOSTILE, title=HOSTILE),
+        token_bars([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
+        token_line([1.0], labels=[HOSTILE], role="ppo", unit=HOSTILE, title=HOSTILE),
         step_curves([1], [Series(HOSTILE, [1.0], HOSTILE)], selected=1, labeled={1: HOSTILE}),
     ):
         root = parsed(svg)  # which allows no script

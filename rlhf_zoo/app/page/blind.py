@@ -95,7 +95,7 @@ def create_vote(pair: Pair, verdict: str, models: Mapping[str, Model]) -> Vote:
     if not pair.snapshot.done:
         raise ZooError("The completions are still in progress: judge them when both are done.")
     if verdict not in pair.verdicts:
-        raise ZooError("The two texts are equal: choose a tie, or that both are bad.")
+        raise ZooError("The two texts are equal: choose “Tie” or “Both bad”.")
     completions = []
     for side, sample in pair.sides.items():
         role = pair.roles[side]

@@ -52,14 +52,14 @@ class Series:
 
 
 def token_bars(
-    values: Values, *, labels: Sequence[str], side: Role, unit: str, title: str, top: float = 0.0, width: int = 0
+    values: Values, *, labels: Sequence[str], role: Role, unit: str, title: str, top: float = 0.0, width: int = 0
 ) -> str:
     """Draws one bar per token position. Values below 0, from rounding, count as 0.
 
     Args:
         values: One value per token.
         labels: The tokens, for tooltips.
-        side: The policy that wrote the completion, which sets the color.
+        role: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
         top: A value that the y axis must include, so that two charts can share a scale.
@@ -77,17 +77,17 @@ def token_bars(
         if value is not None
     )
     bars = (
-        f'<path class="zoo-bars" fill="none" stroke="{COLORS[side]}" pointer-events="none" '
+        f'<path class="zoo-bars" fill="none" stroke="{COLORS[role]}" pointer-events="none" '
         f'stroke-width="{min(slot_width * 0.8 if slot_width > 2 else slot_width, 16.0):.2f}" d="{path}"/>'
     )
-    return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{side}", title, unit, above=bars)
+    return _token_chart(plot, numbers, labels, f"zoo-bars-chart zoo-{role}", title, unit, above=bars)
 
 
 def token_line(
     values: Values,
     *,
     labels: Sequence[str],
-    side: Role,
+    role: Role,
     unit: str,
     title: str,
     span: tuple[float, float] | None = None,
@@ -98,7 +98,7 @@ def token_line(
     Args:
         values: One value per token.
         labels: The tokens, for tooltips.
-        side: The policy that wrote the completion, which sets the color.
+        role: The policy that wrote the completion, which sets the color.
         unit: Unit of the values.
         title: Title of the chart.
         span: Lowest and highest value that the y axis must include, so that two charts can share a scale.
@@ -114,8 +114,8 @@ def token_line(
         for position, value in enumerate(numbers, 1)
     ]
     zero = f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{RIGHT_EDGE}" stroke="{QUIET_COLOR}"/>'
-    curve = _curve(points, COLORS[side])
-    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{side}", title, unit, below=zero, above=curve)
+    curve = _curve(points, COLORS[role])
+    return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero, above=curve)
 
 
 def step_curves(

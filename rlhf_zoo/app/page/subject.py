@@ -128,7 +128,7 @@ def _runs(
                 return [], str(error)
         run = TimelineRun.from_card(card_json(StageFacts.read(stage, None)), stage) if stage is not None else None
         if run is None or not run.points:
-            return [], f"{folder} has no sibling checkpoints: pass the run's PPO stage, or a repository."
+            return [], f"{folder} has no sibling checkpoints: pass the run's PPO stage directory, or a repository."
         return [run], None
     problem = None
     try:

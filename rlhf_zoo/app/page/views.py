@@ -125,7 +125,7 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     all_values = [value for side in sides.values() for value in side.token_values or ()]
     html_of = {}
     for role, side in sides.items():
-        shared: dict[str, Any] = {"labels": side.tokens, "side": role, "width": width}
+        shared: dict[str, Any] = {"labels": side.tokens, "role": role, "width": width}
         html = token_bars(side.token_kl, title="KL at each position", unit="nats", top=kl_top, **shared)
         if side.token_values is not None:
             span = (min(all_values), max(all_values))

@@ -92,7 +92,7 @@ def _ratings(figures: Mapping[str, Any]) -> str:
         cells = [f"{rating['value']:.0f}", f"{low:.0f} to {high:.0f}", rating["n"], *([row["among"] + 1] * has_groups)]
         header = f'<th scope="row">{NAMES[row["role"]]} {text(name)}</th>'
         rows.append(f"<tr>{header}{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    notes = " Only ratings of one group are on one scale." if has_groups else ""
+    notes = " Ratings of different groups cannot be compared." if has_groups else ""
     if len(ratings) > MAX_RATINGS:
         notes += f" {len(ratings) - MAX_RATINGS} more are not shown."
     columns = "".join(f'<th scope="col">{head}</th>' for head in heads)
