@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,6 +35,8 @@ VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "
         "both_bad": "You rated both as bad."}  # fmt: skip
 PAIR_LIFETIME = 3600.0  # seconds that the server keeps a pair without a verdict
 MAX_INTERVAL_WAIT = 5.0  # seconds to wait for the intervals after a vote
+#: Component -> its new value or properties.
+Updates = dict[gr.components.Component, object]
 NO_PAIR = "There is no pair to judge: draw a new pair."
 STALE_PAIR = "The page shows another pair now: judge that one."
 VOTE_NOT_STORED = "The server could not store your vote: try again later."
@@ -242,7 +244,7 @@ def blind_tab(
     tab = _layout(tally, prompts)
     buttons, state, token = tab.buttons, tab.state, tab.token
 
-    def draw(prompt: Any) -> Iterator[tuple[Pair | None, str, str]]:
+    def draw(prompt: object) -> Iterator[tuple[Pair | None, str, str]]:
         pair: Pair | None = None
         try:
             for snapshot in drawing.stream(
@@ -256,7 +258,7 @@ def blind_tab(
         except ZooError as error:
             yield None, pair_html(None), notice(error)
 
-    def enable_buttons(pair: Pair | None) -> dict[Any, Any]:
+    def enable_buttons(pair: Pair | None) -> Updates:
         if pair is None:
             return {token: "", **tab.enabled(())}
         return {token: pair.id, **tab.enabled(pair.verdicts)}
@@ -309,7 +311,7 @@ class _Tab:
     state: gr.State
     token: gr.Textbox
 
-    def enabled(self, verdicts: Sequence[str]) -> dict[Any, Any]:
+    def enabled(self, verdicts: Sequence[str]) -> Updates:
         """Returns the updates that enable the buttons of these verdicts and disable the others."""
         return {button: gr.update(interactive=verdict in verdicts) for verdict, button in self.buttons.items()}
 
@@ -337,12 +339,10 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
     return _Tab(prompt, new_pair, message, pair_view, buttons, reveal, vote_figures, state, token)
 
 
-def _vote_handler(
-    verdict: str, tab: _Tab, models: Mapping[str, Model], tally: Tally | None
-) -> Callable[..., dict[Any, Any]]:
+def _vote_handler(verdict: str, tab: _Tab, models: Mapping[str, Model], tally: Tally | None) -> Callable[..., Updates]:
     """Returns the handler of a verdict's button, which casts the vote and reveals which policy wrote which text."""
 
-    def judge(pair: Pair | None, pair_id: object, request: gr.Request | None = None) -> dict[Any, Any]:
+    def judge(pair: Pair | None, pair_id: object, request: gr.Request | None = None) -> Updates:
         if pair is None:
             return {tab.message: notice(NO_PAIR)}
         if pair_id != pair.id:
@@ -377,10 +377,10 @@ def _address(request: gr.Request | None) -> str:
     return voter_address(request.client.host, request.headers.get("x-forwarded-for") if get_space() else None)
 
 
-def _figures_updates(tally: Tally) -> Callable[[], Any]:
+def _figures_updates(tally: Tally) -> Callable[[], AsyncIterator[str]]:
     """Returns a handler that shows the figures at once, and again when their intervals include every vote."""
 
-    async def update() -> Any:
+    async def update() -> AsyncIterator[str]:
         current = tally.figures()
         votes, deadline = current.summary["votes"], time.monotonic() + MAX_INTERVAL_WAIT
         yield figures_html(current, tally.name)
@@ -393,7 +393,7 @@ def _figures_updates(tally: Tally) -> Callable[[], Any]:
     return update
 
 
-def _choose_prompt(prompt: Any, prompts: Sequence[str]) -> Any:
+def _choose_prompt(prompt: object, prompts: Sequence[str]) -> object:
     """Returns the visitor's prompt, else a random held-out one."""
     if prompt is not None and not (isinstance(prompt, str) and not prompt.strip()):
         return prompt

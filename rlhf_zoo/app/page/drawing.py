@@ -35,7 +35,7 @@ class Drawing:
             self._steps = _keep_messages(timeline.at_steps, gpu)
             self._betas = _keep_messages(timeline.at_betas, gpu)
 
-    def stream(self, prompt: Any, **sampling: Unpack[Sampling]) -> Generator[Snapshot, None, None]:
+    def stream(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[Snapshot, None, None]:
         """Runs `Comparison.stream` at the page's pace.
 
         Args:
@@ -45,7 +45,7 @@ class Drawing:
         return self._stream(prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
     def at(
-        self, step: int, prompt: Any, *, run: str | None = None, **sampling: Unpack[Sampling]
+        self, step: int, prompt: object, *, run: str | None = None, **sampling: Unpack[Sampling]
     ) -> Generator[Snapshot, None, None]:
         """Runs `stream` with the policy of a training step.
 
@@ -58,7 +58,12 @@ class Drawing:
         return self._at(step, run, prompt=_not_none(prompt), every=SNAPSHOT_INTERVAL, **sampling)
 
     def steps(
-        self, prompt: Any, steps: Sequence[int] | None = None, *, run: str | None = None, **sampling: Unpack[Sampling]
+        self,
+        prompt: object,
+        steps: Sequence[int] | None = None,
+        *,
+        run: str | None = None,
+        **sampling: Unpack[Sampling],
     ) -> Generator[AtCheckpoint, None, None]:
         """Runs `Timeline.at_steps`.
 
@@ -70,7 +75,7 @@ class Drawing:
         """
         return self._steps(_not_none(prompt), steps, run=run, **sampling)
 
-    def betas(self, prompt: Any, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
+    def betas(self, prompt: object, **sampling: Unpack[Sampling]) -> Generator[AtCheckpoint, None, None]:
         """Runs `Timeline.at_betas`.
 
         Args:
@@ -80,7 +85,7 @@ class Drawing:
         return self._betas(_not_none(prompt), **sampling)
 
 
-def _not_none(prompt: Any) -> Any:
+def _not_none(prompt: object) -> object:
     """Returns an empty prompt for None, which Gradio sends for an empty text box."""
     return "" if prompt is None else prompt
 

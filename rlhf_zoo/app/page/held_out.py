@@ -4,7 +4,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...errors import ZooError
 from ...fileio import parse_json
@@ -90,7 +89,7 @@ def _sources(lineage: Lineage, hub: Hub) -> Iterator[tuple[str, Callable[[str | 
             yield parent.repo, partial(_published_rows, lineage, stage, parent.repo, parent.commit, hub)
 
 
-def _local_rows(data: Path, configuration: str | None, split: str) -> list[Any]:
+def _local_rows(data: Path, configuration: str | None, split: str) -> list[object]:
     """Reads rows of a run directory's data. Raises ZooError if a name from the card leads out of that folder."""
     path = data / (configuration or DEFAULT_CONFIGURATION) / f"{split}.jsonl"
     if not path.resolve().is_relative_to(data.resolve()):

@@ -87,7 +87,9 @@ def prompt_box(elem_id: str, placeholder: str, *, min_width: int = 320, **option
     )  # fmt: skip
 
 
-def controls(proposal: Proposal, *, prefix: str = "", max_completions: int | None = None) -> list[Any]:
+def controls(
+    proposal: Proposal, *, prefix: str = "", max_completions: int | None = None
+) -> list[gr.Slider | gr.Number]:
     """Creates the row of controls.
 
     Args:
@@ -108,7 +110,7 @@ def controls(proposal: Proposal, *, prefix: str = "", max_completions: int | Non
             1, proposal.limit, value=proposal.length, step=1, label="New tokens", min_width=170,
             elem_id=f"{prefix}tokens",
         )  # fmt: skip
-        n = []
+        n: list[gr.Slider] = []
         if max_completions is not None:
             n = [
                 gr.Slider(1, max_completions, value=1, step=1, label="Completions", min_width=170, elem_id=f"{prefix}n")

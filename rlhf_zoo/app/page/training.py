@@ -40,14 +40,14 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
         return
     first_run = timeline.run()
 
-    def mark_step(run: Any, step: Any) -> str:
+    def mark_step(run: Any, step: object) -> str:
         try:
             shown_run = timeline.run(run)
         except ZooError as error:
             return notice(error)
         return curves(shown_run, nearest_step(shown_run, step))
 
-    def sample_step(prompt: Any, run: Any, step: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_step(prompt: object, run: Any, step: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
             shown_run = timeline.run(run)
             point = shown_run.at(nearest_step(shown_run, step))
@@ -56,7 +56,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
         except ZooError as error:
             yield notice(error), gr.skip()
 
-    def sample_all(prompt: Any, run: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_all(prompt: object, run: Any, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
             shown_run, rows = timeline.run(run), list[AtCheckpoint]()
             steps = shown_run.spread(subject.comparison.limits.steps)
@@ -94,7 +94,7 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
           trigger_mode="always_last", **models)  # fmt: skip
     run_all.click(sample_all, [prompt, run, *sampling_controls], [message, all_steps_html], **models)
 
-    def show_run(name: Any) -> tuple[Any, str]:
+    def show_run(name: Any) -> tuple[object, str]:
         try:
             shown_run = timeline.run(name)
         except ZooError as error:
@@ -107,17 +107,23 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
 
 
 def _betas(
-    subject: Subject, drawing: Drawing, *, prompt: Any, sampling: Sequence[Any], models: Mapping, shared: Mapping
+    subject: Subject,
+    drawing: Drawing,
+    *,
+    prompt: gr.Textbox,
+    sampling: Sequence[gr.Slider | gr.Number],
+    models: Mapping[str, Any],
+    shared: Mapping[str, Any],
 ) -> None:
     """Builds the part of the tab that compares the runs of an ablation by β."""
     assert subject.timeline is not None
     runs = subject.timeline.by_beta
     initial = next((index for index, run in enumerate(runs) if run.name == subject.timeline.run().name), 0)
 
-    def run_index(slider_value: Any) -> int:
+    def run_index(slider_value: object) -> int:
         return min(max(int(slider_value) if finite(slider_value) else 0, 0), len(runs) - 1)
 
-    def sample_run(prompt: Any, slider_value: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_run(prompt: object, slider_value: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         try:
             run = runs[run_index(slider_value)]
             for snapshot in drawing.at(run.best.step, prompt, run=run.name, **sampling_arguments(*sampling)):
@@ -125,7 +131,7 @@ def _betas(
         except ZooError as error:
             yield notice(error), gr.skip()
 
-    def sample_all(prompt: Any, *sampling: Any) -> Iterator[tuple[Any, Any]]:
+    def sample_all(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         rows: list[AtCheckpoint] = []
         try:
             for row in drawing.betas(prompt, **sampling_arguments(*sampling)):
@@ -163,7 +169,7 @@ def _betas(
 # Rendering
 
 
-def nearest_step(run: TimelineRun, step: Any) -> int:
+def nearest_step(run: TimelineRun, step: object) -> int:
     """Returns the checkpoint's step that is closest to the slider's value, because steps need not be evenly spaced.
 
     Args:
