@@ -93,7 +93,7 @@ class LockStep:
         self._stop_ids = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
         # Completion 0 keeps the key of a single completion, so that the same seed still gives the same text.
         keys = [(COMPARE_STREAM, index) if index else (COMPARE_STREAM,) for index in range(n)]
-        self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)
+        self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)  # equal for both policies
         self._inputs = torch.tensor([list(prompt)], device=device)
         self._length = len(prompt)
         self._n, self._step = n, 0
@@ -126,9 +126,9 @@ class LockStep:
         stops = ["eos" if has_ended else "length" if last else None for has_ended in ended.tolist()]
         columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
         drawn = [Drawn(*row) for row in zip(*columns, strict=True)]
-        unfinished = torch.zeros_like(ended) if last else ~ended
-        self._advance(rows[unfinished], tokens[unfinished], len(sft))
-        self._unfinished = indices[unfinished]
+        continues = torch.zeros_like(ended) if last else ~ended
+        self._advance(rows[continues], tokens[continues], len(sft))
+        self._unfinished = indices[continues]
         return drawn
 
     def _logits(self) -> list[Tensor]:
