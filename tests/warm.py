@@ -223,7 +223,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     import threading
     import traceback
 
-    from rlhf_zoo.hub.client.connect import point_clients
+    from rlhf_zoo.hub.client.connect import reload_clients
 
     os.chdir(cwd)
     os.environ.clear()
@@ -232,7 +232,7 @@ def _run(arguments: list[str], cwd: str, environment: dict[str, str]) -> int:
     # The text layer over a descriptor knows whether that was a file or a pipe.
     sys.stdin, sys.stdout = io.TextIOWrapper(io.BufferedReader(io.FileIO(0, closefd=False))), _text(1)
     sys.stderr = _text(2, line_buffering=True, errors="backslashreplace")
-    point_clients()
+    reload_clients()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.path[:0] = ["", *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     if "WARM_QUICK" in environment:

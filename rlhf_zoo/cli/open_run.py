@@ -96,7 +96,7 @@ def run_context(
         **options: See `RunOptions`.
     """
     if not distributed.first():
-        from ..hub.client.connect import point_clients
+        from ..hub.client.connect import reload_clients
 
         context, environment = distributed.from_first(dict)
         for name, value in environment.items():
@@ -105,7 +105,7 @@ def run_context(
             else:
                 os.environ[name] = value
         quiet_hub()
-        point_clients()
+        reload_clients()
         yield replace(context, publish=False), None
         return
     before = dict(os.environ)

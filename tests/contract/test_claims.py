@@ -115,14 +115,14 @@ def test_two_runs_with_equal_settings_do_not_mix() -> None:
     save("a", 5), save("b", 5)
     send("a")
     before, at = tags(), head()
-    refused(lambda: send("b"), "another run:")
+    refused(lambda: send("b"), "belongs to another run (")
     save("a", 10), finish("a")
     send("a")
     assert {*tags()} == {"best", "step-000005", "step-000010"} and tags()["step-000005"] == before["step-000005"]
     before, at = tags(), head()
-    refused(lambda: claim_repository(run("b"), "ppo"), "another run and finished")
-    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), "another run and finished")
-    refused(lambda: send("b", drop_old_tags=True), "another run and finished")
+    refused(lambda: claim_repository(run("b"), "ppo"), ", which has finished")
+    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), ", which has finished")
+    refused(lambda: send("b", drop_old_tags=True), ", which has finished")
     assert (tags(), head()) == (before, at)
     # Only when it is told to does the second take the repository; the first then writes nothing more.
     send("b", overwrite=True)
@@ -163,7 +163,7 @@ def test_a_commit_made_meanwhile_stops_a_run_only_where_it_is_another_runs() -> 
     # Without the claim file, which somebody deleted, it is nobody's to take but the run's that filled it.
     send("b")
     api().delete_file("claim.json", REPO)
-    refused(lambda: claim_repository(run("c"), "ppo"), "holds another run")
+    refused(lambda: claim_repository(run("c"), "ppo"), "belongs to another run")
     claim_repository(run("b"), "ppo")
 
 
@@ -204,7 +204,7 @@ def test_a_steps_tag_never_moves_unasked() -> None:
     api().delete_file("claim.json", REPO)
     shutil.copytree("a", "b"), os.unlink("b/run_id"), os.unlink("a/run_id")
     StageRecord("b/ppo").write(repo=None), os.unlink("b/ppo/checkpoint-5/published.json")
-    refused(lambda: send("b"), "holds another run")
+    refused(lambda: send("b"), "belongs to another run")
     save("a", 10)
     send("a")
     assert tags()["step-000005"] == before["step-000005"] and weights("main") == mine("a", 10)
@@ -219,8 +219,8 @@ def test_a_copy_is_a_run_of_its_own_and_what_the_hub_lost_is_sent_again() -> Non
 
     # A copy of the directory is another run; a renamed one is the same.
     shutil.copytree("a", "b")
-    refused(lambda: send("b"), "another run and finished", "--overwrite_repo")
-    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), "another run and finished")
+    refused(lambda: send("b"), ", which has finished", "--overwrite_repo")
+    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), ", which has finished")
     os.rename("a", "moved"), os.rename("moved", "a")
     send("a")
     assert (tags(), head()) == (before, at)

@@ -136,7 +136,7 @@ def test_nobody_waits_for_years(rogue, tmp_path, headers: dict[str, str], status
 
 
 def test_an_endless_list_of_pages(rogue, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MOST_PAGES", 5)
+    monkeypatch.setattr(bounds, "MAX_PAGES", 5)
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         if "/tree/" in handler.path:
@@ -153,7 +153,7 @@ def test_an_endless_list_of_pages(rogue, tmp_path, monkeypatch: pytest.MonkeyPat
 
 
 def test_an_endless_answer(rogue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bounds, "MOST_JSON", 2**20)
+    monkeypatch.setattr(bounds, "MAX_JSON_BYTES", 2**20)
     sent: list[int] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTok
 
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import point_clients
+from rlhf_zoo.hub.client.connect import reload_clients
 from rlhf_zoo.pipeline.run_recipe import run_stage
 from rlhf_zoo.ppo.config import PPOConfig
 from rlhf_zoo.publishing.cards.card import make_card
@@ -55,7 +55,7 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         finally:
             os.environ.clear()
             os.environ.update(before)
-            point_clients()
+            reload_clients()
 
     return run
 

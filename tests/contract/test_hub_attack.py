@@ -433,10 +433,10 @@ def test_tokens_are_listed_revoked_and_expire(here, monkeypatch):
 
 
 def test_commands_with_hub_local_outlive_the_revocation_of_their_token(tmp_path, monkeypatch):
-    from rlhf_zoo.hub.client.connect import _embedded
+    from rlhf_zoo.hub.client.connect import _embedded_hub
 
     def token() -> str:
-        with _embedded(tmp_path) as (_, found):
+        with _embedded_hub(tmp_path) as (_, found):
             return found
 
     first = token()

@@ -16,7 +16,7 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import Hub, point_clients
+from rlhf_zoo.hub.client.connect import Hub, reload_clients
 from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.modeling.critic import CRITIC_DIR, critic_from
 from rlhf_zoo.modeling.models import load_causal, load_classifier
@@ -33,7 +33,7 @@ def hub(tmp_path: Path) -> Iterator[ThreadHub]:
     own = {"HOME": str(tmp_path), "RLHF_ZOO_HOME": str(tmp_path / "zoo"), "RLHF_ZOO_HUB_TOKEN": found.token}
     with patch.dict(os.environ, base_environment() | own, clear=True):
         yield found
-    point_clients()
+    reload_clients()
     found.close()
 
 

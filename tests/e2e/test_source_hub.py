@@ -16,7 +16,7 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import REAL, Hub, choose_source, point_clients
+from rlhf_zoo.hub.client.connect import REAL, Hub, choose_source, reload_clients
 from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.handler import Handler
@@ -50,7 +50,7 @@ def hubs(tmp_path: Path, told: set) -> Iterator[tuple[ThreadHub, ThreadHub]]:
     own = {"HOME": str(tmp_path), "RLHF_ZOO_HOME": str(tmp_path / "zoo"), "RLHF_ZOO_HUB_TOKEN": target.token}
     with patch.dict(os.environ, base_environment() | own, clear=True):
         yield source, target
-    point_clients()
+    reload_clients()
     source.close(), target.close()
 
 

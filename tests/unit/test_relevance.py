@@ -118,7 +118,7 @@ def test_it_comes_from_the_hub_of_the_command(
 
 
 def test_connect_says_which_hub_that_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rlhf_zoo.hub.client.connect._settle", lambda hub: None)
+    monkeypatch.setattr("rlhf_zoo.hub.client.connect._set_environment", lambda hub: None)
     with connect(Hub("other", "http://127.0.0.1:9", "a test")) as hub:
         assert connected() is hub
     assert connected() is CLIENT

@@ -13,7 +13,7 @@ from toy_run import make_recipe
 from toy_stage import TOY
 
 from rlhf_zoo.cli.main import cli
-from rlhf_zoo.hub.client.connect import point_clients
+from rlhf_zoo.hub.client.connect import reload_clients
 from rlhf_zoo.runs.registry import STAGES
 
 pytestmark = pytest.mark.usefixtures("pictures")
@@ -29,7 +29,7 @@ def hub(thread_hub: ThreadHub, tmp_path: Path) -> Iterator[ThreadHub]:
     """Commands of this process talk to it; afterwards the clients are what they were."""
     with patch.dict(os.environ, {"HF_ENDPOINT": thread_hub.url, "HF_HOME": str(tmp_path / "home")}):
         yield thread_hub
-    point_clients()
+    reload_clients()
 
 
 def zoo(*arguments: str) -> None:

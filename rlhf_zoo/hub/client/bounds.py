@@ -1,29 +1,35 @@
-"""Limits what a Hub can cost a client: waiting time, pages of a list, bytes of JSON.
+"""Limits what a Hub can make a client do: how long it waits, how many pages it lists, how much JSON it reads.
 
-huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each answer to its end. A
-broken or malicious Hub could keep a command waiting forever. Every request of the client passes through this module.
+huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each answer to its end, so a
+broken or malicious Hub could keep a command waiting forever. Once `install` has run, every request of huggingface_hub
+obeys these limits.
 """
+
+from __future__ import annotations
 
 import functools
 import json
 import math
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 from .retry_after import seconds_to_wait
 
-#: Longest wait in seconds: what a Hub may ask for, until an answer starts, and between two parts of an answer.
-LONGEST_WAIT = 600.0
+if TYPE_CHECKING:
+    from httpx2 import Client, Response, SyncByteStream
+
+#: Longest wait in seconds: that a Hub may ask for, until an answer starts, and between two parts of an answer.
+MAX_WAIT_SECONDS = 600.0
 CONNECT_SECONDS = 30.0
 #: Pages of one list. The Hub lists up to 1,000 entries a page.
-MOST_PAGES = 1_000
+MAX_PAGES = 1_000
 #: Bytes of one JSON answer, and of a compressed one, which can grow a thousandfold when it is unpacked.
-MOST_JSON = 64 * 2**20
-MOST_COMPRESSED = 8 * 2**20
+MAX_JSON_BYTES = 64 * 2**20
+MAX_COMPRESSED_BYTES = 8 * 2**20
 
-# Counts the pages of the list that each thread is reading.
-_lists = threading.local()
+# Of the list that each thread is reading: the number of its current page, and the address of the next one.
+_current_list = threading.local()
 
 
 def install() -> None:
@@ -33,11 +39,11 @@ def install() -> None:
     set_client_factory(_bounded_client)
 
 
-def requested_wait(headers: Any) -> tuple[float, str | None]:
+def requested_wait(headers: Mapping[str, str]) -> tuple[float, str | None]:
     """Reads how long an answer asks the client to wait.
 
     Args:
-        headers: The answer's headers, a mapping.
+        headers: The answer's headers; upper and lower case may differ from HTTP's.
 
     Returns:
         The seconds to wait, 0 if the answer does not say, and the name of the exhausted quota from the Hub's RateLimit
@@ -48,53 +54,55 @@ def requested_wait(headers: Any) -> tuple[float, str | None]:
     quota = parse_ratelimit_headers(headers)
     if quota is not None and quota.remaining == 0:
         return float(quota.reset_in_seconds), str(quota.resource_type)
-    # Plain dictionaries come here too, and they tell upper case from lower case.
+    # Callers may pass a plain dict, where a lookup would distinguish upper from lower case.
     value = next((headers[name] for name in headers if name.lower() == "retry-after"), None)
     return seconds_to_wait(value) or 0.0, None
 
 
-def _bounded_client() -> Any:
+def _bounded_client() -> Client:
+    from httpx2 import Timeout
     from huggingface_hub.utils._http import default_client_factory
 
-    client: Any = default_client_factory()
-    # The class of the timeout is the HTTP library's, which differs between versions of huggingface_hub.
-    client.timeout = type(client.timeout)(LONGEST_WAIT, connect=CONNECT_SECONDS)
+    client = default_client_factory()
+    client.timeout = Timeout(MAX_WAIT_SECONDS, connect=CONNECT_SECONDS)
     hooks = client.event_hooks
-    client.event_hooks = {**hooks, "response": [*hooks["response"], _check]}
+    client.event_hooks = {**hooks, "response": [*hooks["response"], _limit_response]}
     return client
 
 
-def _check(response: Any) -> None:
-    """Raises HfHubHTTPError for an answer beyond a limit. Every caller reports that error as one sentence."""
+def _limit_response(response: Response) -> None:
+    """Applies the limits to an answer: to its headers at once, to its content when that is read.
+
+    Raises HfHubHTTPError for an answer beyond a limit, because every caller reports that error as one sentence.
+    """
     from huggingface_hub.errors import HfHubHTTPError
 
     if response.status_code >= 400:
         seconds, _ = requested_wait(response.headers)
-        if seconds > LONGEST_WAIT:
+        if seconds > MAX_WAIT_SECONDS:
             raise HfHubHTTPError(
                 f"it answers {response.status_code} and asks for a wait of {seconds:.0f} s", response=response
             )
-        if (
-            "Retry-After" in response.headers
-        ):  # the client reads whole seconds only, and a clock may run ahead of a date
+        # huggingface_hub reads whole seconds only. At least 1, as our clock may be ahead of the date in the header.
+        if "Retry-After" in response.headers:
             response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     next_page = (response.links.get("next") or {}).get("url")
     # If this thread requests the page that its last answer named, it is still reading the same list.
-    page = _lists.page + 1 if str(response.request.url) == getattr(_lists, "next", None) else 1
-    _lists.next, _lists.page = next_page and str(response.request.url.join(next_page)), page
-    if next_page and page >= MOST_PAGES:
-        raise HfHubHTTPError(f"its list of {response.request.url.path} has over {MOST_PAGES} pages", response=response)
+    page = _current_list.page + 1 if str(response.request.url) == getattr(_current_list, "next", None) else 1
+    _current_list.next, _current_list.page = next_page and str(response.request.url.join(next_page)), page
+    if next_page and page >= MAX_PAGES:
+        raise HfHubHTTPError(f"its list of {response.request.url.path} has over {MAX_PAGES} pages", response=response)
     if "json" in response.headers.get("Content-Type", ""):
-        response.stream = _bounded(response)
-    response.json = functools.partial(_json, response, response.json)
+        response.stream = _limited_stream(response)
+    response.json = functools.partial(_parse_json, response, response.json)  # type: ignore[method-assign]
 
 
 @functools.cache
-def _not_json() -> type[Exception]:
-    """The exception for an answer that is not JSON. It counts as a connection error, because no Hub answered."""
+def _not_json_error() -> type[Exception]:
+    """The exception class for an answer that is not JSON. It is a connection error, because no Hub answered."""
     from httpx2 import DecodingError
 
-    # The client catches JSONDecodeError wherever it can do without the answer.
+    # It is a JSONDecodeError too: huggingface_hub catches that wherever it can do without the answer.
     class NotJSON(DecodingError, json.JSONDecodeError):
         def __init__(self, message: str) -> None:
             json.JSONDecodeError.__init__(self, message, "", 0)
@@ -106,38 +114,38 @@ def _not_json() -> type[Exception]:
     return NotJSON
 
 
-def _json(response: Any, read: Callable[..., Any], **options: Any) -> Any:
-    """The answer's JSON. Raises HTTPError if it is a proxy's or login page instead, or JSON nested too deep."""
+def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -> Any:
+    """Parses the answer's JSON. Raises HTTPError if it is a proxy's or login page instead, or nested too deep."""
     path = response.request.url.path
     try:
-        return read(**options)
+        return parse(**options)
     except RecursionError as error:
-        raise _not_json()(f"its answer to {path} is JSON that is nested too deep") from error
+        raise _not_json_error()(f"its answer to {path} is JSON that is nested too deep") from error
     except ValueError as error:
         kind = response.headers.get("Content-Type", "").partition(";")[0] or "nothing"
         description = f"claims to be {kind}" if "json" in kind else f"is {kind}"
-        raise _not_json()(
+        raise _not_json_error()(
             f"its answer to {path} {description} but is not JSON; it may come from a login page or a proxy"
         ) from error
 
 
-def _bounded(response: Any) -> Any:
-    """A stream of the answer's bytes that raises HfHubHTTPError once there are too many."""
+def _limited_stream(response: Response) -> SyncByteStream:
+    """The stream of the answer's bytes that raises HfHubHTTPError once there are too many."""
     from httpx2 import SyncByteStream
     from huggingface_hub.errors import HfHubHTTPError
 
-    class Bounded(SyncByteStream):
+    class LimitedStream(SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
             # These are the bytes on the wire. The client unpacks them later, so compressed ones have a lower limit.
-            left = MOST_COMPRESSED if response.headers.get("Content-Encoding") else MOST_JSON
+            remaining = MAX_COMPRESSED_BYTES if response.headers.get("Content-Encoding") else MAX_JSON_BYTES
             for part in stream:
-                left -= len(part)
-                if left < 0:
+                remaining -= len(part)
+                if remaining < 0:
                     raise HfHubHTTPError(f"its answer to {response.request.url.path} is too large", response=response)
                 yield part
 
         def close(self) -> None:
             stream.close()
 
-    stream = response.stream
-    return Bounded()
+    stream = cast("SyncByteStream", response.stream)  # the client is synchronous
+    return LimitedStream()

@@ -14,8 +14,8 @@ from .refusals import refusals_as
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile, RepoFolder
 
-#: Largest size of one card file, in bytes. Larger files are skipped: they are not part of a card.
-LARGEST = 2**22
+#: Larger files are skipped, because no card that rlhf-zoo publishes has such files.
+MAX_FILE_BYTES = 2**22
 
 
 def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
@@ -42,14 +42,14 @@ def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
             commit = api.model_info(repo, revision=revision).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
-        # The sizes come from the tree, so an oversized file is never requested. All calls name one commit: a push in
-        # between cannot mix two versions of the card.
+        # The sizes come from the tree, so an oversized file is never requested. All calls name one commit, so that a
+        # push in between cannot mix two versions of the card.
         entries = api.list_repo_tree(repo, recursive=True, revision=commit)
-        wanted = [entry.path for entry in entries if _is_card_file(entry)]
+        paths = [entry.path for entry in entries if _is_card_file(entry)]
         # An empty list of patterns would match every file.
-        return hub.snapshot(repo, revision=commit, allow_patterns=wanted or ["README.md"])
+        return hub.snapshot(repo, revision=commit, allow_patterns=paths or ["README.md"])
 
 
 def _is_card_file(entry: RepoFile | RepoFolder) -> bool:
-    named = entry.path == "README.md" or fnmatchcase(entry.path, "plots/*.png")
-    return named and getattr(entry, "size", LARGEST + 1) <= LARGEST
+    is_part_of_card = entry.path == "README.md" or fnmatchcase(entry.path, "plots/*.png")
+    return is_part_of_card and getattr(entry, "size", MAX_FILE_BYTES + 1) <= MAX_FILE_BYTES  # a folder has no size

@@ -1,9 +1,9 @@
 """Records which run may move a repository's `main`, its `best` and its step tags.
 
-The id of the run is in claim.json on `main`. The commit that writes it names its parent, so that if two runs claim a
-free repository at once, the Hub refuses one of them. Every later commit names its parent too, and is made only while
-the claim holds. If somebody edits the repository on the website in between, the commit is prepared again; if another
-run claimed it, the commit fails.
+The id of the run is in claim.json on `main`. The commit that writes it names its parent commit, so if two runs claim a
+free repository at once, the Hub refuses one of them. Every later commit names its parent too, after a check that the
+run still has the claim. If somebody edits the repository on the website in between, the commit is prepared again; if
+another run claimed the repository, the commit fails.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 CLAIM_FILE = "claim.json"
 RECIPE_FILE = "recipe.json"
-CONFLICTS = (409, 412)  # statuses for "another commit came first"
-TRIES = 20
+CONFLICT_STATUSES = (409, 412)  # another commit came first
+MAX_ATTEMPTS = 20  # of one commit
 
 
 def claim_repository(
     repo: str,
-    run: str,
+    run_id: str,
     *,
     published: Mapping[str, str],
     overwrite: bool,
@@ -45,32 +45,32 @@ def claim_repository(
 
     Args:
         repo: NAMESPACE/NAME.
-        run: Id of the run.
+        run_id: Id of the run.
         published: Tag -> commit of the checkpoints that this run sent there.
         overwrite: Whether to take the repository from another run. Deletes the tags that are not in `published`.
-        fresh: Whether the run started over. Deletes the tags that are not in `published`, too.
+        fresh: Whether the run started over. Also deletes the tags that are not in `published`.
         private: Visibility of a new repository.
         run_name: Name of the run, for the commit message.
         hub: The Hub to publish to.
 
     Raises:
-        ZooError: Another run holds the repository and `overwrite` is False.
+        ZooError: Another run claimed the repository and `overwrite` is False.
     """
     from huggingface_hub import CommitOperationAdd
 
     hub.api().create_repo(repo, exist_ok=True, private=private)
 
     def operations(head: str) -> list[Operation] | None:
-        holder = _holder(repo, head, hub)
-        if holder == run:
+        claimant = _claimant(repo, head, hub)
+        if claimant == run_id:
             return None
-        if not overwrite and (holder is not None or not _free(repo, head, published.values(), hub)):
-            raise _held(repo, holder, hub)
-        content = json.dumps({"run": run}).encode() + b"\n"
+        if not overwrite and (claimant is not None or not _is_free(repo, head, published.values(), hub)):
+            raise _claimed_by_another(repo, claimant, hub)
+        content = json.dumps({"run": run_id}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
-    commit_on_head(repo, operations, f"{run_name}: claimed for run {run[:8]}", hub=hub)
-    # Only after the claim: until then the tags may be another run's.
+    commit_on_head(repo, operations, f"{run_name}: claimed for run {run_id[:8]}", hub=hub)
+    # Only now, because without the claim the tags may be another run's.
     for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
         if published.get(tag) != commit:
             hub.api().delete_tag(repo, tag=tag)
@@ -86,21 +86,21 @@ def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
     return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo).tags}
 
 
-def check_claim(run: str, repo: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
-    """Checks that a run holds a repository.
+def check_claim(run_id: str, repo: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
+    """Checks that a run has the claim to a repository.
 
     Args:
-        run: Id of the run.
+        run_id: Id of the run.
         repo: NAMESPACE/NAME.
         commit: The commit to read the claim at; None for the head of `main`.
         hub: The Hub to ask.
 
     Raises:
-        ZooError: Another run holds the repository, or none does.
+        ZooError: Another run claimed the repository, or none did.
     """
-    holder = _holder(repo, commit, hub)
-    if holder != run:
-        raise _held(repo, holder, hub)
+    claimant = _claimant(repo, commit, hub)
+    if claimant != run_id:
+        raise _claimed_by_another(repo, claimant, hub)
 
 
 def commit_on_head(
@@ -112,11 +112,12 @@ def commit_on_head(
     repo_type: str = "model",
     hub: Hub = CLIENT,
 ) -> str | None:
-    """Commits onto the head of a branch, and starts over if another commit came first.
+    """Commits on top of a branch's head, and starts over if another commit came first.
 
     Args:
         repo: NAMESPACE/NAME.
-        operations: Makes the commit's operations from the head; None for nothing to do. Called once for each attempt.
+        operations: Takes the id of the head commit and returns the operations, or None if there is nothing to do.
+            Called once for each attempt.
         message: The commit message.
         revision: The branch; None for main.
         repo_type: model, dataset or space.
@@ -126,12 +127,12 @@ def commit_on_head(
         The commit, or None if `operations` returned None.
 
     Raises:
-        HfHubHTTPError: The Hub refused the commit, or other commits came first in all TRIES attempts.
+        HfHubHTTPError: The Hub refused the commit, or other commits came first in all MAX_ATTEMPTS attempts.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
     api = hub.api()
-    for attempt in range(1, TRIES + 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         head = str(api.repo_info(repo, revision=revision, repo_type=repo_type).sha)
         changes = operations(head)
         if changes is None:
@@ -141,14 +142,14 @@ def commit_on_head(
                 repo, changes, commit_message=message, revision=revision, repo_type=repo_type, parent_commit=head
             ).oid
         except HfHubHTTPError as error:
-            if status_of(error) not in CONFLICTS or attempt == TRIES:
+            if status_of(error) not in CONFLICT_STATUSES or attempt == MAX_ATTEMPTS:
                 raise
-        # A random pause, so that writers who were refused together do not meet again.
+        # A random pause, so that two writers that conflict once do not conflict again.
         time.sleep(random.uniform(0, min(0.1 * attempt, 1.0)))
     raise AssertionError("unreachable")
 
 
-def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
+def _claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
     """The run named in claim.json at a commit (None: the head); "" if it names none, None if there is no such file."""
     from huggingface_hub.errors import EntryNotFoundError
 
@@ -156,25 +157,25 @@ def _holder(repo: str, commit: str | None, hub: Hub) -> str | None:
         content = read_json(hub.file(repo, CLAIM_FILE, revision=commit))
     except EntryNotFoundError:
         return None
-    except ZooError:  # an unreadable claim still counts as another run's
+    except ZooError:  # an unreadable claim counts as another run's
         return ""
-    run = content.get("run") if isinstance(content, dict) else None
-    return run if isinstance(run, str) else ""
+    run_id = content.get("run") if isinstance(content, dict) else None
+    return run_id if isinstance(run_id, str) else ""
 
 
-def _free(repo: str, head: str, published: Iterable[str], hub: Hub) -> bool:
-    """Whether a repository without a claim may be claimed: no run filled it, or this run did."""
-    # Versions before claim.json published without a claim. Their repositories hold a recipe.
+def _is_free(repo: str, head: str, published: Iterable[str], hub: Hub) -> bool:
+    """Whether a repository without claim.json may be claimed: no run published there, or only this run did."""
+    # Versions before claim.json published without a claim. Their repositories have a recipe.json.
     api = hub.api()
     if not api.file_exists(repo, RECIPE_FILE, revision=head):
         return True
     return any(api.revision_exists(repo, commit) for commit in published)
 
 
-def _held(repo: str, holder: str | None, hub: Hub) -> ZooError:
-    finished = "best" in all_tags(repo, hub=hub)
-    which = f"run {holder[:8]}, which is another run" if holder else "another run"
+def _claimed_by_another(repo: str, claimant: str | None, hub: Hub) -> ZooError:
+    run = f"another run ({claimant[:8]})" if claimant else "another run"
+    is_finished = "best" in all_tags(repo, hub=hub)
     return ZooError(
-        f"{repo} on {hub.name} holds {which}{' and finished' if finished else ''}: continue in that run's own "
-        "--output_dir, publish under another --namespace, or pass --overwrite_repo to replace it."
+        f"{repo} on {hub.name} belongs to {run}{', which has finished' if is_finished else ''}: continue in that run's "
+        "own --output_dir, publish under another --namespace, or pass --overwrite_repo to replace it."
     )

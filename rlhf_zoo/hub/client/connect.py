@@ -1,7 +1,7 @@
-"""Chooses the Hub that a command publishes to, and the Hub that models and data come from.
+"""Chooses the Hub that a command publishes to, and the source: the Hub for models and data that the first lacks.
 
-Both are `Hub` objects, created once per command and passed on. After `connect`, the environment points libraries that
-read it (transformers, datasets) at the first of the two.
+Both are `Hub` objects, created once per command and passed on. `connect` also sets environment variables, so that
+libraries that read them (transformers, datasets) use the first of the two.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 REAL = "https://huggingface.co"
-# Turns off telemetry and update checks, for commands that talk to a Hub on this machine.
-QUIET = {
+# For commands that talk to a Hub on this machine: no telemetry, no update checks.
+NO_TELEMETRY = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_UPDATE_CHECK": "1",
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "GRADIO_ANALYTICS_ENABLED": "0",
 }
-#: Set to the address of the embedded Hub while a command runs one: messages call it by its name.
-EMBEDDED = "RLHF_ZOO_EMBEDDED_HUB"
+#: The variable with the address of the embedded Hub that a command runs. Messages then say "the embedded Hub".
+EMBEDDED_HUB_VARIABLE = "RLHF_ZOO_EMBEDDED_HUB"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Variables that hold a token or a cache of the user's own Hub. They are unset for any other Hub.
+# Variables with a token or a cache of the Hub that the user configured. They are unset for any other Hub.
 CLIENT_STATE = (
     "HF_TOKEN",
     "HF_TOKEN_PATH",
@@ -51,10 +51,10 @@ CLIENT_STATE = (
     "HF_MODULES_CACHE",
     "HF_EVALUATE_CACHE",
 )
-START_SECONDS = 30
-ANSWER_SECONDS = 5
-OUT_OF_ORDER = (500, 502, 503, 504)  # statuses of a Hub, or of a proxy in front of it, that is down
-SOURCE = "--source_hub"
+START_TIMEOUT = 30  # seconds until the embedded Hub must listen
+PROBE_TIMEOUT = 5  # seconds
+OUTAGE_STATUSES = (500, 502, 503, 504)  # of a Hub that is down, or of a proxy in front of it
+SOURCE_FLAG = "--source_hub"
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,15 @@ class Hub:
     Args:
         kind: 'local' (the embedded Hub), 'huggingface' or 'other'.
         endpoint: The address. None for huggingface_hub's own, and for an embedded Hub that is not started yet.
-        why: Why this Hub was chosen, for messages.
+        why: Why this Hub was chosen, such as the flag or variable that names it, for messages.
         token: The access token. None for huggingface_hub's own, False to send none.
-        token_from: The environment variable that holds the token.
+        token_from: The environment variable to set the token in, for messages.
         cache: Folder of cached files; None for huggingface_hub's own. Caches are keyed by repository, not by Hub, so
             no two Hubs may share one.
         data_cache: Folder of prepared data sets, under the same rule.
         offline: Whether to use only what is cached.
         source: The Hub to ask for models and data that this one does not have.
-        flag: The command-line flag that names another Hub instead.
+        flag: The command-line flag that chooses another Hub, for messages.
     """
 
     kind: str
@@ -104,8 +104,8 @@ class Hub:
     def name(self) -> str:
         """The Hub's name in messages."""
         # The address of an embedded Hub is of no use once the command has ended.
-        embedded = self.kind == "local" or os.environ.get(EMBEDDED) == self.address
-        return "the embedded Hub" if embedded else f"{'the source ' if self.flag == SOURCE else ''}{self.address}"
+        embedded = self.kind == "local" or os.environ.get(EMBEDDED_HUB_VARIABLE) == self.address
+        return "the embedded Hub" if embedded else f"{'the source ' if self.flag == SOURCE_FLAG else ''}{self.address}"
 
     @property
     def described(self) -> str:
@@ -113,7 +113,7 @@ class Hub:
         return f"{'the embedded Hub' if self.kind == 'local' else self.endpoint} ({self.why})"
 
     def api(self) -> HfApi:
-        """Returns huggingface_hub's `HfApi` for this Hub. Raises OfflineModeIsEnabled if the Hub is offline."""
+        """Returns huggingface_hub's `HfApi` for this Hub. Raises OfflineModeIsEnabled if `offline` is set."""
         from huggingface_hub import HfApi
         from huggingface_hub.errors import OfflineModeIsEnabled
 
@@ -135,7 +135,7 @@ class Hub:
         """
         from huggingface_hub import hf_hub_download
 
-        return Path(hf_hub_download(repo, name, revision=revision, repo_type=repo_type, **self._client))
+        return Path(hf_hub_download(repo, name, revision=revision, repo_type=repo_type, **self._client_options))
 
     def snapshot(
         self,
@@ -166,18 +166,17 @@ class Hub:
             repo_type=repo_type,
             allow_patterns=allow_patterns,
             ignore_patterns=ignore_patterns,
-            **self._client,
+            **self._client_options,
         )
         return Path(path)
 
     def outage(self) -> Exception | None:
         """Probes the Hub with one short request.
 
-        The client itself tries six times before it gives up on a commit, and waits forever on a connection that stays
-        open without an answer.
+        Without a probe, a dead Hub is noticed late: huggingface_hub tries a commit six times before it gives up.
 
         Returns:
-            Why the Hub does not answer; None if it does, or if it is offline by choice.
+            Why the Hub does not answer; None if it does, or if `offline` is set.
         """
         from huggingface_hub.errors import HfHubHTTPError, HTTPError
         from huggingface_hub.utils import get_session
@@ -185,28 +184,29 @@ class Hub:
         if self.offline:
             return None
         try:
-            answer = get_session().head(self.address, timeout=ANSWER_SECONDS)
+            answer = get_session().head(self.address, timeout=PROBE_TIMEOUT)
         except (HTTPError, OSError) as error:
             return error
         message = f"{answer.status_code} {answer.reason_phrase}"
-        return HfHubHTTPError(message, response=answer) if answer.status_code in OUT_OF_ORDER else None
+        return HfHubHTTPError(message, response=answer) if answer.status_code in OUTAGE_STATUSES else None
 
     @property
-    def _client(self) -> dict[str, Any]:
+    def _client_options(self) -> dict[str, Any]:
         offline = {"local_files_only": True} if self.offline else {}
         return {"endpoint": self.endpoint, "token": self.token, "cache_dir": self.cache, **offline}
 
 
 #: The Hub that huggingface_hub is configured for.
 CLIENT = Hub("other", None, "as huggingface_hub is set up")
-#: The Hub of the open `connect`.
+#: The Hub that `connect` yielded, while its context is open.
 _connected: Hub | None = None
 
 
 def connected() -> Hub:
     """Returns the Hub that this command is connected to; CLIENT if it is connected to none.
 
-    Only for objects that a recipe names and that load models: everything else has its Hub passed to it.
+    Only commands, and reward functions and judges that load a model, may call it: no Hub can be passed to those. All
+    other code gets its Hub as an argument.
     """
     return _connected or CLIENT
 
@@ -214,8 +214,7 @@ def connected() -> Hub:
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
     """Chooses the Hub of a command.
 
-    The flag decides; without it HF_ENDPOINT; without that the real Hub, if there are both a token and --push_to_hub;
-    otherwise the embedded Hub.
+    In this order: the flag; HF_ENDPOINT; huggingface.co, if there are both a token and --push_to_hub; the embedded Hub.
 
     Args:
         flag: Value of the flag: 'local' or an address. None if it was not given.
@@ -231,9 +230,9 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
     if flag is not None:
         if flag == "local":
             return Hub("local", None, f"{option} local", flag=option)
-        return replace(_at(flag, option), flag=option)
+        return replace(_hub_at(flag, option), flag=option)
     if endpoint := os.environ.get("HF_ENDPOINT"):
-        return _at(endpoint, "HF_ENDPOINT")
+        return _hub_at(endpoint, "HF_ENDPOINT")
     # A token by itself is not consent to publish: it may be there only for downloads.
     if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
         return Hub("huggingface", REAL, "a token and --push_to_hub")
@@ -243,7 +242,7 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
 def choose_source(flag: str | None, target: Hub) -> Hub | None:
     """Chooses the Hub that models and data come from if `target` does not have them.
 
-    The flag decides; without it HF_ENDPOINT; without that the real Hub.
+    In this order: the flag; HF_ENDPOINT; huggingface.co.
 
     Args:
         flag: Value of --source_hub: 'none', 'local' or an address. None if it was not given.
@@ -257,20 +256,21 @@ def choose_source(flag: str | None, target: Hub) -> Hub | None:
     """
     if flag == "none":
         return None
-    named = os.environ.get("HF_ENDPOINT")
+    endpoint = os.environ.get("HF_ENDPOINT")
     if flag is not None:
-        source = choose(flag, push_to_hub=False, option=SOURCE)
+        source = choose(flag, push_to_hub=False, option=SOURCE_FLAG)
     else:
         try:
-            source = _at(named or REAL, "HF_ENDPOINT" if named else "as huggingface_hub has it")
-        except (
-            ZooError
-        ):  # a bad HF_ENDPOINT does not matter if --hub names the target: the user did not ask for that source
+            source = _hub_at(endpoint or REAL, "HF_ENDPOINT" if endpoint else "as huggingface_hub has it")
+        except ZooError:
+            # HF_ENDPOINT is not an address, so --hub named the target, and the user did not ask for this source.
             return None
-    return None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else replace(source, flag=SOURCE)
+    return (
+        None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else replace(source, flag=SOURCE_FLAG)
+    )
 
 
-def _at(address: str, why: str) -> Hub:
+def _hub_at(address: str, why: str) -> Hub:
     try:
         parts = urlsplit(address)
         parts.port  # noqa: B018  (the property checks it)
@@ -282,7 +282,7 @@ def _at(address: str, why: str) -> Hub:
         raise ZooError(f"{why} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")
     if _is_served_here(endpoint):
-        # By its address it would be another Hub each time that it is served on another port.
+        # The embedded Hub may get another port each time, but run.json must name the same Hub.
         return Hub("local", None, f"{why} is where `rlhf-zoo hub serve` serves it")
     return Hub("huggingface" if endpoint == REAL else "other", endpoint, why)
 
@@ -294,9 +294,9 @@ def _is_served_here(endpoint: str) -> bool:
 
     folder = home() / "hub"
     try:
-        # Most commands name another Hub, so the server is asked only about its own address.
+        # Compare the address first: most commands name another Hub, and the check for a running server is slower.
         return read_json(folder / RECORD)["url"] == endpoint and running_server(folder) is not None
-    except (OSError, ValueError, KeyError, TypeError, ZooError):  # `hub status` says what is wrong with a damaged one
+    except (OSError, ValueError, KeyError, TypeError, ZooError):  # no record, or a damaged one: see `hub status`
         return False
 
 
@@ -311,9 +311,9 @@ def _client_home() -> Path:
 
 @contextlib.contextmanager
 def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
-    """Connects to a Hub and to its source, and points the environment at the Hub.
+    """Connects to a Hub and to its source, and sets the environment variables that name the Hub.
 
-    An embedded Hub runs for as long as the context is open.
+    The embedded Hub runs while the context is open.
 
     Args:
         choice: The Hub that `choose` returned.
@@ -327,34 +327,34 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     """
     global _connected
     with contextlib.ExitStack() as stack:
-        # The source comes first: it may use the user's own token and caches, which `_settle` below hides.
+        # The source comes first: it may use the user's own token and caches, which `_set_environment` below hides.
         source_hub = None if source is None else stack.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
+        # Without a token for the source, send none. With None, huggingface_hub would send the token of the target.
         source_hub = source_hub and replace(source_hub, token=source_hub.token or False)
         hub = stack.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
-        _settle(hub)
+        _set_environment(hub)
         bounds.install()
-        before, _connected = _connected, replace(hub, source=source_hub)
+        previous, _connected = _connected, replace(hub, source=source_hub)
         try:
             yield _connected
         finally:
-            _connected = before
+            _connected = previous
 
 
 @contextlib.contextmanager
 def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
     """Yields the Hub with its address, token and caches. Leaves the environment unchanged."""
-    # The user's own token belongs to the Hub that HF_ENDPOINT (or its absence) names, and is sent nowhere else.
+    # The user's own token belongs to the Hub in HF_ENDPOINT, or to huggingface.co without it. No other Hub may see it.
     environment = os.environ
     if choice.kind == "local":
-        with _embedded(home() / "hub") as (endpoint, token):
-            yield _in_own_folder(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
+        with _embedded_hub(home() / "hub") as (endpoint, token):
+            yield _with_caches(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
     elif choice.endpoint != (environment.get("HF_ENDPOINT") or REAL).rstrip("/"):
         host = urlsplit(str(choice.endpoint)).netloc.replace(":", "_")
-        # A Hub that a flag names gets only the token meant for it: `token_from`, not HF_TOKEN.
         token = environment.get(token_from, "")
-        yield _in_own_folder(replace(choice, token=token or False, token_from=token_from), home() / "hubs" / host)
+        yield _with_caches(replace(choice, token=token or False, token_from=token_from), home() / "hubs" / host)
     else:
-        # Read the variables as huggingface_hub does. Its own constants are as old as its import.
+        # Read the variables as huggingface_hub does. Its constants may be stale: it reads them once, at import.
         client_home = _client_home()
         token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
         if not token and (file := _token_file()).is_file():
@@ -371,30 +371,30 @@ def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
         )
 
 
-def _in_own_folder(hub: Hub, folder: Path) -> Hub:
+def _with_caches(hub: Hub, folder: Path) -> Hub:
     return replace(hub, cache=folder / "hub", data_cache=folder / "datasets")
 
 
-def _settle(hub: Hub) -> None:
-    """Points everything that reads the environment at the Hub: transformers, datasets, child processes."""
+def _set_environment(hub: Hub) -> None:
+    """Names the Hub in the environment, for transformers, datasets and child processes."""
     if hub.kind == "local" or (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
         assert hub.cache is not None
-        _own_client(hub.cache.parent, hub.token or None)
+        _isolate_client(hub.cache.parent, hub.token or None)
     if hub.kind == "local":
         # The embedded Hub is reached without a network, so offline mode must not block it.
         os.environ.update(HF_HUB_OFFLINE="0", HF_DATASETS_OFFLINE="0")
-        os.environ[EMBEDDED] = str(hub.endpoint)
+        os.environ[EMBEDDED_HUB_VARIABLE] = str(hub.endpoint)
     if hub.kind != "huggingface" and urlsplit(str(hub.endpoint)).hostname in LOOPBACK:
-        # On this machine: no proxy, and plain LFS instead of Xet, whose chunks save no traffic here.
+        # The Hub is on this machine: use no proxy, and plain LFS instead of Xet, which would save no traffic.
         unproxied = ",".join(filter(None, [os.environ.get("NO_PROXY"), *LOOPBACK]))
-        os.environ.update(QUIET, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
+        os.environ.update(NO_TELEMETRY, HF_HUB_DISABLE_XET="1", NO_PROXY=unproxied, no_proxy=unproxied)
     os.environ["HF_ENDPOINT"] = str(hub.endpoint)
-    point_clients()
+    reload_clients()
 
 
-def point_clients() -> None:
-    """Makes clients that are already imported read HF_ENDPOINT, HF_HOME and the like again."""
-    # They read the environment once, at import. A reload runs that code again, in the same module object.
+def reload_clients() -> None:
+    """Makes libraries that are already imported read HF_ENDPOINT, HF_HOME and the like again."""
+    # They read the environment once, at import. A reload runs that code again in the same module object.
     for name in ("huggingface_hub.constants", "datasets.config", "evaluate.config"):
         if name in sys.modules:
             importlib.reload(sys.modules[name])
@@ -404,10 +404,10 @@ def point_clients() -> None:
         hf_api.api.endpoint = constants.ENDPOINT
 
 
-def _own_client(directory: Path, token: str | bool | None) -> None:
-    """Gives the clients a cache and a token for this Hub only, because their cache is keyed by repository only."""
+def _isolate_client(directory: Path, token: str | bool | None) -> None:
+    """Gives the client libraries a cache and a token for this Hub only: their cache does not tell Hubs apart."""
     _make_private(directory)
-    # Experiment logs belong to no Hub: keep them where they were before HF_HOME moves.
+    # trackio logs below HF_HOME by default. Its logs belong to no Hub, so keep their folder when HF_HOME changes.
     os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))
     for name in CLIENT_STATE:
         os.environ.pop(name, None)
@@ -419,12 +419,13 @@ def _own_client(directory: Path, token: str | bool | None) -> None:
 def _make_private(folder: Path) -> None:
     from ..server.durable import make_private
 
-    with _writing(folder):
+    with _write_errors(folder):
         make_private(folder)
 
 
 @contextlib.contextmanager
-def _writing(folder: Path) -> Iterator[None]:
+def _write_errors(folder: Path) -> Iterator[None]:
+    """Turns an OSError into a ZooError with a remedy."""
     try:
         yield
     except OSError as error:
@@ -434,13 +435,14 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _embedded(root: Path) -> Iterator[tuple[str, str]]:
+def _embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
+    """Runs the embedded Hub. Yields (its address, a token that may write)."""
     from ..server.tokens import TokenFile, create_token
 
     _make_private(root)
     token_file = root / "client-token"
-    with _writing(root):
-        # The token of the last command is used again, unless the user revoked it.
+    with _write_errors(root):
+        # Reuse the last command's token, unless the user revoked it.
         if not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write":
             replace_file(token_file, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
@@ -454,12 +456,12 @@ def _embedded(root: Path) -> Iterator[tuple[str, str]]:
                 stdin=subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                # Ctrl-C signals the whole process group. The Hub must survive it until the last checkpoint is sent.
+                # Ctrl-C signals the whole process group. The Hub must survive it, to receive the last checkpoint.
                 start_new_session=True,
             )
-        # The server picks a free port and writes its address into `ready` once it listens.
         try:
-            deadline = time.monotonic() + START_SECONDS
+            # The server picks a free port and writes its address into `ready` once it listens.
+            deadline = time.monotonic() + START_TIMEOUT
             while not ready.is_file():
                 if process.poll() is not None or time.monotonic() > deadline:
                     lines = log.read_text(errors="replace").strip().splitlines()
