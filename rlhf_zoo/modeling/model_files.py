@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 
 from ..errors import ZooError
 from ..fileio import MAX_JSON, hub_id, parse_json
-from ..hub.client.downloads import CARD, find_download
+from ..hub.client.downloads import CARD_FILE, find_download
 from ..hub.client.run_signature import FLAG, is_own
 from .config_checks import check_adapter, check_config
 from .integrity import check_integrity
@@ -347,7 +347,7 @@ def is_foreign(folder: Path) -> bool:
         return False
     run = mark.parent / "run.json"
     # A card is a mark of a download, but the user's own run directory has one too.
-    return not (mark.name == CARD and run.is_file() and is_own(json_object(run)))
+    return not (mark.name == CARD_FILE and run.is_file() and is_own(json_object(run)))
 
 
 def model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fileio import BadYAML, load_yaml
-from ..hub.client.downloads import CARD, DOWNLOADED, MARK, PARTIAL, find_download
+from ..hub.client.downloads import CARD_FILE, DOWNLOADED, MARK, PARTIAL, find_download
 from ..hub.client.links import find_outward_link
 from ..plugins import RECIPES, did_you_mean, entry_points, registered
 from .registry import STAGES
@@ -260,7 +260,7 @@ def copy_recipe(name: str, target: Path) -> Path:
         # The copy would contain the linked file itself, which the recipe's stages may read and publish.
         raise ZooError(f"{source} was downloaded, and {link} in it is a link to outside of it: remove that first.")
     # The copy gets its own mark, so that removing that one file is enough.
-    marks = (MARK, PARTIAL, CARD, DOWNLOADED.parts[0])
+    marks = (MARK, PARTIAL, CARD_FILE, DOWNLOADED.parts[0])
     try:
         target.mkdir(parents=True)
         if downloaded:  # written first, because the copy may be interrupted

@@ -23,7 +23,7 @@ from zoo_process import COMMAND, environment, errors, wait_until, zoo
 from rlhf_zoo.cli import pull as command
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT, Hub
-from rlhf_zoo.hub.client.local_paths import PULLED, Folder
+from rlhf_zoo.hub.client.local_paths import PULL_MARK, Folder
 from rlhf_zoo.hub.client.publish import CHECKPOINT_PATTERNS
 from rlhf_zoo.hub.client.pull import fetch
 from rlhf_zoo.hub.server.handler import Handler
@@ -77,7 +77,7 @@ def digests(files: Mapping[str, bytes]) -> dict[str, str]:
 def tree(folder: Path) -> dict[str, str]:
     """Every file's sha256, through symbolic links; without what the Hub and a pull add."""
     files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
-    added = (".gitattributes", PULLED.as_posix())
+    added = (".gitattributes", PULL_MARK.as_posix())
     return digests({name: path.read_bytes() for name, path in files.items() if name not in added})
 
 

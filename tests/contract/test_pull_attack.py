@@ -13,7 +13,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import pull
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.hub.client.downloads import DOWNLOADED, PARTIAL, find_download
-from rlhf_zoo.hub.client.local_paths import PULLED, Folder
+from rlhf_zoo.hub.client.local_paths import PULL_MARK, Folder
 from rlhf_zoo.hub.client.pull import fetch
 from rlhf_zoo.hub.client.trees import fetch_dataset
 from rlhf_zoo.hub.server import files_api
@@ -238,7 +238,7 @@ def test_a_folder_of_the_clients_is_taken_up_by_one_of_its_files(lie: Any, tmp_p
     (out / "critic").mkdir()
     (out / "critic" / "config.json").write_text(FILES["critic/config.json"])
     assert fetch(REPO, out).refetched == ["config.json"]
-    assert (out / PULLED).read_text() == f"{REPO}\n"
+    assert (out / PULL_MARK).read_text() == f"{REPO}\n"
 
 
 @pytest.mark.parametrize(

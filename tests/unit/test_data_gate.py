@@ -331,7 +331,7 @@ BAD_TYPE = "---\ndataset_info:\n  features:\n  - name: prompt\n    _type: unknow
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("set.py", "", "has a script of its own name"),
+        ("set.py", "", "has a loading script"),
         ("README.md", BAD_TYPE, "cannot read its dataset_info"),
         ("dataset_infos.json", "7", "cannot read its dataset_info"),
     ],

@@ -205,8 +205,8 @@ _connected: Hub | None = None
 def connected() -> Hub:
     """Returns the Hub that this command is connected to; CLIENT if it is connected to none.
 
-    Only commands, and reward functions and judges that load a model, may call it: no Hub can be passed to those. All
-    other code gets its Hub as an argument.
+    Only for reward functions and judges that load a model, because a recipe names them and no Hub is passed to them.
+    All other code gets its Hub as an argument.
     """
     return _connected or CLIENT
 
@@ -265,9 +265,8 @@ def choose_source(flag: str | None, target: Hub) -> Hub | None:
         except ZooError:
             # HF_ENDPOINT is not an address, so --hub named the target, and the user did not ask for this source.
             return None
-    return (
-        None if (source.kind, source.endpoint) == (target.kind, target.endpoint) else replace(source, flag=SOURCE_FLAG)
-    )
+    is_target = (source.kind, source.endpoint) == (target.kind, target.endpoint)
+    return None if is_target else replace(source, flag=SOURCE_FLAG)
 
 
 def _hub_at(address: str, why: str) -> Hub:

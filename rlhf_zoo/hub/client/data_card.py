@@ -1,4 +1,4 @@
-"""Checks the card of a data set: it may list only files of its own data set, and set only plain options."""
+"""Checks the card of a data set: it may list only its own files, and may set only options that are safe to pass on."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,24 +7,24 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import BadYAML, load_yaml
 
+README = "README.md"
 #: The files that `datasets` reads patterns from.
-CARD = "README.md"
-CARDS = (CARD, ".huggingface.yaml")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # a drive letter too
+CARD_FILES = (README, ".huggingface.yaml")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # matches a drive letter too
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERN_KEYS = ("data_files", "data_dir")
-#: Keys of a configuration that are for human readers. An address there is only text.
+#: Keys of a configuration for human readers. `datasets` does not open an address there.
 _DESCRIPTIVE_KEYS = ("description", "citation", "homepage", "license")
-#: The keys of a configuration that may be set. Others make a loader slow (a regular expression as `sep` can take
-#: forever), or let it run or open something.
-_OPTIONS = (
+#: The keys of a configuration that may be set. Others can make a loader hang (a regular expression as `sep`), or let it
+#: run code or open other files.
+_ALLOWED_KEYS = (
     "config_name", "default", "version", "features", *_DESCRIPTIVE_KEYS, *_PATTERN_KEYS,
-    # of tables
+    # for tables
     "sep", "delimiter", "header", "names", "column_names", "index_col", "usecols", "columns", "true_values",
     "false_values", "skipinitialspace", "skiprows", "nrows", "na_values", "keep_default_na", "na_filter",
     "skip_blank_lines", "thousands", "decimal", "lineterminator", "quotechar", "quoting", "escapechar", "doublequote",
     "comment", "on_bad_lines",
-    # of JSON and text
+    # for JSON and text
     "encoding", "encoding_errors", "field", "on_mixed_types", "keep_linebreaks", "sample_by",
 )  # fmt: skip
 _SEPARATORS = ("sep", "delimiter")
@@ -34,7 +34,7 @@ def check_card(text: str, file: str, name: str) -> list[str]:
     """Checks the patterns by which a card lists its files, and the options that it sets for the loader.
 
     Args:
-        text: The card: README.md with its front matter, or a file that is YAML throughout.
+        text: The text of README.md with its front matter, or of another of `CARD_FILES`, which is YAML throughout.
         file: The card's file name.
         name: The data set, for messages.
 
@@ -42,17 +42,17 @@ def check_card(text: str, file: str, name: str) -> list[str]:
         The patterns. They can only name files of the data set.
 
     Raises:
-        ZooError: A pattern leads outside the data set, an option is not plain, or the card cannot be read.
+        ZooError: A pattern leads outside the data set, an option is not allowed, or the card cannot be read.
     """
     remedy = "load another data set, or a copy whose card names only its own files"
     try:
-        metadata = load_yaml(_front_matter(text) if file == CARD else text)
+        metadata = load_yaml(_front_matter(text) if file == README else text)
     except BadYAML as error:
         raise ZooError(
             f"The data set {name} was not loaded: its {file} is not plain YAML ({error}); {remedy}."
         ) from error
     patterns = []
-    for key, value in _pattern_values(metadata):
+    for key, value in _values_to_check(metadata):
         if key in _PATTERN_KEYS and (not isinstance(value, str) or leads_out(value)):
             raise ZooError(
                 f"The data set {name} was not loaded: {key} in its {file} is {value!r:.200}, which may lead outside "
@@ -75,22 +75,22 @@ def _check_options(metadata: Any, file: str, name: str) -> None:
     for configuration in configurations if isinstance(configurations, list) else []:
         for key, value in configuration.items() if isinstance(configuration, Mapping) else ():
             is_one_character = isinstance(value, str) and len(value) == 1
-            if key not in _OPTIONS or (key in _SEPARATORS and not is_one_character):
-                expected = "must be one character" if key in _SEPARATORS else "is not an option that is allowed here"
+            if key not in _ALLOWED_KEYS or (key in _SEPARATORS and not is_one_character):
+                problem = "must be one character" if key in _SEPARATORS else "is not an option that is allowed here"
                 raise ZooError(
                     f"The data set {name} was not loaded: {key!s:.100} of a configuration in its {file} is "
-                    f"{value!r:.200}, but it {expected}: load a copy without it, such as one converted to JSON lines."
+                    f"{value!r:.200}, but it {problem}: load a copy without it, such as one converted to JSON lines."
                 )
 
 
 def leads_out(pattern: str) -> bool:
-    """Whether a pattern can name anything outside the folder that it is read from.
+    """Whether a pattern can name anything outside of the data set's folder.
 
     Args:
         pattern: A pattern of `datasets`.
 
     Returns:
-        True for an address, a chain of addresses, an absolute path, a home folder, a drive, and a path with a `..`.
+        True for an address, a chain of addresses, an absolute path, a home folder, a drive, and a path with `..`.
     """
     return bool(
         "::" in pattern
@@ -103,27 +103,27 @@ def leads_out(pattern: str) -> bool:
 
 
 def _front_matter(text: str) -> str:
-    """The YAML in a README.md, found by the expression that `datasets` uses."""
+    """The YAML in a README.md, by the regular expression that `datasets` uses."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if match := REGEX_YAML_BLOCK.search(text):
         return str(match[2])
     stripped = text.lstrip("\ufeff \t\r\n")
-    # This version of the client sees no front matter here, but another version might.
+    # This version of `datasets` sees no front matter here, but another version might.
     if stripped.startswith("---") and any(key in stripped for key in _PATTERN_KEYS):
         raise BadYAML("its front matter has no end")
     return ""
 
 
-def _pattern_values(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
-    """(key, value) of every pattern at any depth, and of every other value of a configuration."""
+def _values_to_check(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
+    """(key, value) of every pattern at any depth, and of every value below `configs` but descriptions."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             if key in _PATTERN_KEYS or not (configuration and name in _DESCRIPTIVE_KEYS):
                 pattern_key = key if key in _PATTERN_KEYS else str(name)
-                yield from _pattern_values(value, pattern_key, configuration or name == "configs")
+                yield from _values_to_check(value, pattern_key, configuration or name == "configs")
     elif isinstance(node, list | tuple | set):
         for value in node:
-            yield from _pattern_values(value, key, configuration)
+            yield from _values_to_check(value, key, configuration)
     elif node is not None and (configuration or key in _PATTERN_KEYS):
         yield key, node

@@ -2,9 +2,9 @@
 
 The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path of this
 machine and any address, and some of its file systems expand templates that can read environment variables. Columns of
-images, audio or video contain paths and addresses too, which are opened when a row is read. So `open_checked` checks
-the card and yields an object, and all loading in this package goes through that object: it loads text formats only,
-from files inside the data set, and drops media columns.
+images, audio or video contain paths and addresses too, which are opened when a row is read. So all code of rlhf-zoo
+loads through the `CheckedData` that `open_checked` yields after a check of the card. It reads tables and text from files
+inside the data set only, and drops media columns.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 from ...errors import ZooError
 from ...fileio import hub_id
-from .data_card import CARDS, check_card, leads_out
+from .data_card import CARD_FILES, check_card, leads_out
 from .links import find_outward_link, is_inside
 from .local_splits import check_split
 
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_CARD_BYTES = 2**24
-#: File systems of fsspec that follow addresses inside a file, render templates, or contact other hosts.
+#: File systems of fsspec that follow addresses inside a file, expand templates, or contact other hosts.
 REFUSED_FILE_SYSTEMS = (
     "reference", "generic", "dask", "dbfs", "ftp", "git", "github", "gist", "jlab", "jupyter", "sftp", "smb", "ssh",
     "webhdfs",
 )  # fmt: skip
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-#: The loaders of `datasets` that only read a file's content. Others follow links in it, unpickle, or open paths.
+#: Loaders of `datasets` that only read a file's content. Others follow links in it, unpickle it, or open paths in it.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
-#: Columns of these types hold plain values. Reading a row of another type, such as an image, opens the path in it.
+#: Columns of these types hold plain values. For other types, such as images, reading a row opens the path in it.
 _PLAIN_TYPES = (
     "Value", "ClassLabel", "Json", "Translation", "TranslationVariableLanguages", "Array2D", "Array3D", "Array4D",
     "Array5D",
 )  # fmt: skip
 _LIST_TYPES = ("List", "LargeList", "Sequence")
-#: Modules of `datasets` that parse the descriptions in a card or in dataset_infos.json.
+#: Modules of `datasets` that parse the metadata in a card or in dataset_infos.json.
 _PARSERS = ("datasets.features", "datasets.splits", "datasets.info", "datasets.utils.metadata", "datasets.load")
 #: (address of the Hub, repository, commit) of cards that passed. A commit never changes, so one check is enough.
 _checked_cards: set[tuple[str, str, str]] = set()
@@ -68,12 +68,13 @@ class CheckedData:
     Args:
         location: A folder, a file of JSON lines, or the id of a repository.
         commit: The commit of a repository; None for a folder or file.
-        by_name: Whether it is a folder whose splits are found by the names of its files, since no card lists them.
+        splits_by_file_name: Whether it is a folder without a card that lists its files, so that `datasets` assigns
+            them to splits by their names.
     """
 
     location: str
     commit: str | None
-    by_name: bool = False
+    splits_by_file_name: bool = False
 
     def load(
         self,
@@ -102,11 +103,11 @@ class CheckedData:
         return drop_media(builder.as_dataset(split=split))
 
     def stream(self, configuration: str | None, split: str, **options: Unpack[LoaderOptions]) -> "IterableDataset":
-        """Streams the rows of a split as an IterableDataset. See `load` for the arguments and errors.
+        """Streams the rows of a split as an IterableDataset, without media columns. Raises ZooError as `load` does.
 
         Args:
             configuration: Name of the configuration; None for the only one.
-            split: Name of the split; None for all.
+            split: Name of the split.
             **options: See `LoaderOptions`.
         """
         return drop_media(self.builder(configuration, split, **options).as_streaming_dataset(split=split))
@@ -119,7 +120,7 @@ class CheckedData:
         """
         import datasets
 
-        with _readable(self.location):
+        with _load_errors(self.location):
             return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
 
     def splits(self, configuration: str | None, **options: Unpack[LoaderOptions]) -> list[str]:
@@ -133,7 +134,7 @@ class CheckedData:
 
         if splits := self.builder(configuration, **options).info.splits:
             return list(splits)
-        # The card does not list them, so `datasets` has to look at the files. The builder above has checked those.
+        # The card does not list them, so `datasets` must read the files, which `builder` has checked.
         arguments = self._load_arguments(configuration, "train")
         return list(datasets.get_dataset_split_names(config_name=arguments.pop("name", None), **arguments, **options))
 
@@ -145,7 +146,7 @@ class CheckedData:
         data_files: Mapping[str, Sequence[str]] | None = None,
         **options: Unpack[LoaderOptions],
     ) -> Any:
-        """Returns the DatasetBuilder of `datasets`, after a check of its files. See `load` for the arguments.
+        """Returns the DatasetBuilder of `datasets`, after a check of its files. Raises ZooError as `load` does.
 
         Args:
             configuration: Name of the configuration; None for the only one.
@@ -161,9 +162,9 @@ class CheckedData:
         arguments = self._load_arguments(configuration, split or "train")
         if data_files is not None:
             arguments["data_files"] = data_files
-        with _readable(self.location):
+        with _load_errors(self.location):
             builder = datasets.load_dataset_builder(**arguments, **options)
-        self._check(builder)
+        self._check_builder(builder)
         return builder
 
     @property
@@ -174,13 +175,13 @@ class CheckedData:
 
     def _load_arguments(self, configuration: str | None, split: str) -> dict[str, Any]:
         if Path(self.location).is_file():
-            # `datasets` takes file names as patterns, so [ and * in this one have to be escaped.
+            # `datasets` takes file names as patterns, so [ and * in a name must be escaped.
             return {"path": "json", "data_files": {split: glob.escape(self.location)}}
         return {"path": self._path, "name": configuration, "revision": self.commit}
 
-    def _check(self, builder: Any) -> None:
+    def _check_builder(self, builder: Any) -> None:
         """Raises ZooError for a loader that could open other files, and for files outside the data set."""
-        # The class itself is generated for each data set. Its base tells which loader it is.
+        # `datasets` generates a subclass of the loader for each data set.
         modules = {loader_class.__module__ for loader_class in type(builder).__mro__}
         if not modules & {f"datasets.packaged_modules.{name}.{name}" for name in FORMATS}:
             loader_class = type(builder).__mro__[1].__name__
@@ -190,7 +191,7 @@ class CheckedData:
                 "text."
             )
         path = Path(self.location)
-        # The card's patterns were checked before. Check the resolved files too; this check is authoritative.
+        # The check of the card's patterns gives early messages. This one, of the resolved files, is the one to rely on.
         for files in (builder.config.data_files or {}).values():
             for file in map(str, files):
                 if path.exists():
@@ -203,13 +204,13 @@ class CheckedData:
                         f"The data set {self.location} was not loaded: its file {file!r:.200} may be outside of it. "
                         "Load another data set, or a copy whose files have plain names."
                     )
-        if self.by_name:
+        if self.splits_by_file_name:
             for split, names in (builder.config.data_files or {}).items():
                 check_split(path, str(split), map(Path, names))
 
 
 def is_loader(name: str) -> bool:
-    """Whether `datasets` takes a name for one of its loaders, such as "csv".
+    """Whether `datasets` reads a name as that of one of its loaders, such as "csv".
 
     Args:
         name: The name of a data set, as a user wrote it.
@@ -265,8 +266,9 @@ def open_checked(
         token: Access token for the Hub in `datasets.config`.
 
     Yields:
-        The data set at the commit whose card passed. If the Hub does not answer, the data set at `revision`: while the
-        context is open, `datasets` then reads only data that it has already built and cached, which needs no card.
+        The data set at the commit whose card passed the check. If the Hub does not answer, the data set at `revision`:
+        while the context is open, `datasets` then reads only data that it has already built and cached, which needs no
+        card.
 
     Raises:
         ZooError: A pattern leads outside the data set, or the card cannot be read.
@@ -277,7 +279,7 @@ def open_checked(
     path = Path(location)
     if path.exists():
         patterns = check_local(path, location)
-        yield CheckedData(location, revision, by_name=path.is_dir() and not patterns)
+        yield CheckedData(location, revision, splits_by_file_name=path.is_dir() and not patterns)
         return
     if hub_id(location) is None or location.startswith("buckets/") or is_loader(location):
         raise ZooError(
@@ -291,11 +293,11 @@ def open_checked(
     except Exception as error:
         if not _is_unreachable(error):
             raise
-        # If the Hub answered again in the middle, `datasets` would load a card that nobody checked.
+        # Stay offline, because if the Hub answered again in between, `datasets` would load an unchecked card.
         datasets.config.HF_HUB_OFFLINE = True
         try:
             yield CheckedData(location, revision)
-        except ConnectionError:  # `datasets` has not prepared it; the first error says why the Hub was not asked
+        except ConnectionError:  # not in the cache; the first error says why the Hub did not answer
             raise error from None
         finally:
             datasets.config.HF_HUB_OFFLINE = False
@@ -316,16 +318,16 @@ def check_local(path: Path, name: str) -> list[str]:
     Raises:
         ZooError: A pattern or a link leads outside the folder, or the card cannot be read.
     """
-    # fsspec reads "::" as a chain of addresses, wherever it is in a path.
+    # fsspec reads "::" anywhere in a path as a chain of addresses.
     if "::" in name or "://" in name:
         raise ZooError(f"The data set {name!r:.200} was not loaded: its path contains '::' or '://'. Move it.")
     patterns: list[str] = []
     if not path.is_dir():
         return patterns
-    for file in CARDS:
+    for file in CARD_FILES:
         if (path / file).exists():
             patterns += check_card(_read_card(path / file, name), file, name)
-    # `datasets` skips hidden names unless a pattern names one. Hidden folders such as .venv are full of links.
+    # `datasets` skips hidden names unless a pattern names one, and hidden folders such as .venv are full of links.
     hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
     if (link := find_outward_link(path, hidden=hidden)) is not None:
         raise ZooError(
@@ -336,18 +338,19 @@ def check_local(path: Path, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _readable(location: str) -> Iterator[None]:
-    """Raises ZooError where `datasets` cannot read the description of a data set, or would need its script."""
+def _load_errors(location: str) -> Iterator[None]:
+    """Raises ZooError if `datasets` fails on the metadata of a data set, or because it has a loading script."""
     try:
         yield
     except RuntimeError as error:
         if "scripts are no longer supported" not in str(error):
             raise
         raise ZooError(
-            f"The data set {location} was not loaded: it has a script of its own name, which `datasets` no longer "
-            "runs: remove or rename the script if the data are in files, or load another data set."
+            f"The data set {location} was not loaded: it has a loading script, which `datasets` no longer runs: remove "
+            "the script if the data are in files, or load another data set."
         ) from error
     except (TypeError, KeyError, AttributeError, IndexError) as error:
+        # Only errors that a parser of metadata raised; all others are defects and must stay visible.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if not str(frame.f_globals.get("__name__")).startswith(_PARSERS):
             raise
@@ -366,23 +369,22 @@ def refuse_file_systems() -> None:
     from fsspec.implementations.zip import ZipFileSystem
     from fsspec.registry import register_implementation, registry
 
-    class Refused(AbstractFileSystem):  # type: ignore[misc]
+    class RefusedFileSystem(AbstractFileSystem):  # type: ignore[misc]
         protocol = REFUSED_FILE_SYSTEMS
 
         def __init__(self, *_: Any, **__: Any) -> None:
             raise ValueError(f"files cannot be read through {', '.join(REFUSED_FILE_SYSTEMS)}")
 
-    # Compared by name: each call creates new classes. `clobber` replaces file systems that are in use already.
+    # Compare names, because each call creates a new class. `clobber` replaces file systems that are already in use.
     for name in REFUSED_FILE_SYSTEMS:
-        if getattr(registry.get(name), "__qualname__", None) != Refused.__qualname__:
-            register_implementation(name, Refused, clobber=True)
+        if getattr(registry.get(name), "__qualname__", None) != RefusedFileSystem.__qualname__:
+            register_implementation(name, RefusedFileSystem, clobber=True)
 
     class CheckedZip(ZipFileSystem):  # type: ignore[misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
-            if (
-                name := next((name for name in self.zip.namelist() if "::" in name or "://" in name), None)
-            ) is not None:
+            name = next((name for name in self.zip.namelist() if "::" in name or "://" in name), None)
+            if name is not None:
                 raise ValueError(f"an archive contains a file {name!r:.200}, which fsspec would open as an address")
 
     if getattr(registry.get("zip"), "__qualname__", None) != CheckedZip.__qualname__:
@@ -392,7 +394,7 @@ def refuse_file_systems() -> None:
 def _check_repository(repo: str, revision: str | None, token: str | bool | None) -> str:
     """Checks the card of a repository, and returns the commit at which it was read.
 
-    The card comes through the same client and the same cache as when `datasets` reads it.
+    It reads the card through the same client and cache as `datasets`, which therefore gets the card that was checked.
     """
     import datasets
     from huggingface_hub import HfApi
@@ -404,10 +406,10 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
     card_key = (datasets.config.HF_ENDPOINT, repo, commit)
     if card_key in _checked_cards:
         return commit
-    for file in CARDS:
+    for file in CARD_FILES:
         try:
             path = api.hf_hub_download(repo, file, repo_type="dataset", revision=commit)
-        except LocalEntryNotFoundError:  # a subclass of the next: the Hub did not answer, which is not "no such file"
+        except LocalEntryNotFoundError:  # the Hub did not answer; a subclass of the next, which means "no such file"
             raise
         except EntryNotFoundError:
             continue
@@ -429,7 +431,7 @@ def _is_unreachable(error: Exception) -> bool:
 
 def _read_card(path: Path, name: str) -> str:
     """A card's text. Raises ZooError if the card is too large or not UTF-8."""
-    # Line ends stay as they are: REGEX_YAML_BLOCK must see the text that it will see in `datasets`.
+    # newline="" keeps the line ends, because the check must see the same text as `datasets`.
     try:
         if not path.is_file() or path.stat().st_size > MAX_CARD_BYTES:
             raise ZooError(

@@ -1,13 +1,13 @@
 """Recognizes folders that were downloaded. Their content is data and never runs as code.
 
-The program that downloads leaves the marks, and `find_download` looks for them in the folders above too, so no
-repository can hide that it was downloaded. A folder that arrived in another way (git, a zip) has no mark and counts as
-the user's own.
+The downloading program leaves marks in the folder or above it, so no repository can hide that it was downloaded. A
+folder that arrived in another way (git, a zip) has no mark and counts as the user's own.
 """
 
 import os
-import re
 from pathlib import Path
+
+from .links import CACHED_REPOSITORY
 
 #: The folder that huggingface_hub and `rlhf-zoo pull` leave in every output directory.
 DOWNLOADED = Path(".cache", "huggingface", "download")
@@ -16,12 +16,11 @@ MARK = ".downloaded"
 #: The folder in which `rlhf-zoo pull` keeps incomplete files.
 PARTIAL = ".rlhf-zoo-partial"
 #: A file in every published checkpoint.
-CARD = "rlhf_card.json"
-_CACHED = re.compile(r"(models|datasets|spaces)--.+")
+CARD_FILE = "rlhf_card.json"
 
 
 def find_download(folder: Path) -> Path | None:
-    """Finds the evidence that a folder was downloaded.
+    """Finds a mark that a folder was downloaded.
 
     Args:
         folder: A folder on this machine.
@@ -36,13 +35,13 @@ def find_download(folder: Path) -> Path | None:
         for parent in (candidate, *candidate.parents):
             marks = [parent / MARK]
             if parent == candidate or parent not in homes:
-                marks += [parent / name for name in (DOWNLOADED, PARTIAL, CARD)]
+                marks += [parent / name for name in (DOWNLOADED, PARTIAL, CARD_FILE)]
             else:
-                # A mark in the home folder must not taint everything below it. A download into the home folder repeats
-                # each folder that it wrote into below DOWNLOADED, so exactly those count.
+                # A mark in the home folder must not make everything below it a download. A pull into the home folder
+                # creates an empty copy of each of its subfolders below DOWNLOADED, so exactly those count.
                 marks.append(parent / DOWNLOADED / candidate.relative_to(parent))
             if (mark := next((mark for mark in marks if mark.exists()), None)) is not None:
                 return mark
-            if _CACHED.fullmatch(parent.name):
+            if CACHED_REPOSITORY.fullmatch(parent.name):
                 return parent
     return None

@@ -4,7 +4,8 @@ import os
 import re
 from pathlib import Path
 
-_CACHED = re.compile(r"(models|datasets|spaces)--.+")  # a repository in the client's cache
+#: Name of a repository's folder in the client's cache.
+CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
@@ -32,15 +33,12 @@ def is_inside(path: Path, folder: Path) -> bool:
     Args:
         path: Any path.
         folder: A folder. For one in the client's cache, the repository's blobs and snapshots count as inside.
-
-    Returns:
-        True for a path inside the folder.
     """
     root, target = folder.resolve(), Path(os.path.realpath(path))
     roots = [root]
     # A snapshot in the client's cache consists of links to ../../blobs.
     for parent in (root, *root.parents):
-        cached = parent.parent.parent
-        if parent.parent.name in ("snapshots", "on_bases") and _CACHED.fullmatch(cached.name):
-            roots += [cached / "blobs", cached / "snapshots"]
+        repository = parent.parent.parent
+        if parent.parent.name in ("snapshots", "on_bases") and CACHED_REPOSITORY.fullmatch(repository.name):
+            roots += [repository / "blobs", repository / "snapshots"]
     return any(target.is_relative_to(base) for base in roots)

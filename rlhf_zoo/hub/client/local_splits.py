@@ -1,7 +1,8 @@
-"""Which files of a local folder a split is made of, where no card lists them.
+"""Checks which files of a local folder make up a split, if no card lists them.
 
 `datasets` takes every file and folder whose name contains the split's name: `train-old/`, `train 2.jsonl` and
-`test-train.jsonl` all count as `train`, and a folder of that name goes before a file. A user means `train.jsonl`.
+`test-train.jsonl` all count as `train`, and a folder of that name takes precedence over a file. A user means
+`train.jsonl`.
 """
 
 import logging
@@ -13,15 +14,17 @@ from ...errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: The endings of data files that `datasets` reads, without that of a compression.
+#: The endings of data files that `datasets` reads, without the ending of a compressed file.
 _ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
-_NAMED = 4  # files in a message
+_MAX_LISTED = 4  # files in a message
 
 
 def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
-    """Checks that a split is made of the files that its name stands for, and names them if that is not clear.
+    """Checks that `datasets` reads the files that a split's name stands for, such as train.jsonl or its shards.
+
+    If there are none, logs a warning with the files that it reads, unless they are the shards of one file.
 
     Args:
         folder: The folder.
@@ -29,32 +32,31 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         files: The files that `datasets` would read.
 
     Raises:
-        ZooError: There is a file of the split's name, such as train.jsonl or its shards, and other files would be read
-            too, or in its place.
+        ZooError: There are files of the split's name, and others would be read too, or instead.
     """
     root = folder.resolve()
-    taken = {Path(file).resolve() for file in files}
+    read = {Path(file).resolve() for file in files}
     expected = {
         path.resolve()
         for place in (root, root / "data")
         for path in (place.iterdir() if place.is_dir() else ())
-        if path.is_file() and _kind(path)[0] == split
+        if path.is_file() and _split_and_ending(path)[0] == split
     }
-    kinds = {(path.parent, *_kind(path)) for path in expected}
-    if expected and (taken != expected or len(kinds) > 1):
-        extra, missing = taken - expected, expected - taken
-        replaced = f" instead of {_listed(missing, root)}" if missing else ""
+    sources = {(path.parent, *_split_and_ending(path)) for path in expected}
+    if expected and (read != expected or len(sources) > 1):
+        extra, missing = read - expected, expected - read
+        replaced = f" instead of {_format_paths(missing, root)}" if missing else ""
         raise ZooError(
             f"The split {split} of the data set {folder} is ambiguous: `datasets` would read "
-            f"{_listed(extra if missing and extra else taken, root)}{replaced}. Move what does not belong to it "
+            f"{_format_paths(extra if missing and extra else read, root)}{replaced}. Move what does not belong to it "
             f"out of {folder}, or list the files of each split under `configs` in a README.md there."
         )
-    if not expected and len({(path.parent, *_kind(path)) for path in taken}) > 1:
-        log.warning("The split %s of the data set %s is made of %s.", split, folder, _listed(taken, root))
+    if not expected and len({(path.parent, *_split_and_ending(path)) for path in read}) > 1:
+        log.warning("The split %s of the data set %s is made of %s.", split, folder, _format_paths(read, root))
 
 
-def _kind(path: Path) -> tuple[str, str]:
-    """Returns (name without the number of a shard, ending) of a data file; ("", "") for any other file."""
+def _split_and_ending(path: Path) -> tuple[str, str]:
+    """(name without a shard's number, ending) of a data file; ("", "") for any other file."""
     name, compression = path.name, ""
     if path.suffix in _COMPRESSED:
         name, compression = name.removesuffix(path.suffix), path.suffix
@@ -62,7 +64,7 @@ def _kind(path: Path) -> tuple[str, str]:
     return (_SHARD.sub("", name.removesuffix(ending)), ending + compression) if ending else ("", "")
 
 
-def _listed(files: Iterable[Path], root: Path) -> str:
+def _format_paths(files: Iterable[Path], root: Path) -> str:
     names = sorted(str(file.relative_to(root)) if file.is_relative_to(root) else str(file) for file in files)
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(names[:_NAMED]) + more
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + more

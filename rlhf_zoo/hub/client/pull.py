@@ -20,7 +20,7 @@ from typing import IO, Any
 
 from ...errors import ZooError
 from .connect import CLIENT, Hub
-from .local_paths import CHUNK, Cache, FileToFetch, Folder, sha256_of
+from .local_paths import CHUNK, Cache, FileToFetch, Folder, sha256_if_intact
 from .refusals import is_outage, reason, refusals_as, status_of
 from .step_tags import step_in, tag_name, tagged_steps
 from .trees import list_files
@@ -243,7 +243,7 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
             # A snapshot links to blobs/ETAG, so the name of the blob is the expected digest.
             etag = Path(os.readlink(path)).name if path.is_symlink() else ""
             file = FileToFetch(path.relative_to(folder).as_posix(), path.stat().st_size, etag)
-            digest = sha256_of(path, file)
+            digest = sha256_if_intact(path, file)
             if digest is None:
                 raise ZooError(
                     f"{file.path} of {repo}@{name} is damaged in the cache, and {hub.name} does not answer "
@@ -346,7 +346,7 @@ def _fetch_file(file: FileToFetch, place: Cache | Folder, progress: _Progress) -
     progress.check()
     target, partial = place.target(file), place.partial(file)
     replaced = os.path.lexists(target)
-    digest = sha256_of(target, file)
+    digest = sha256_if_intact(target, file)
     if digest is not None:
         progress.update(file.size)
         progress.file_done()
@@ -357,15 +357,15 @@ def _fetch_file(file: FileToFetch, place: Cache | Folder, progress: _Progress) -
     target.parent.mkdir(parents=True, exist_ok=True)
     url = hf_hub_url(place.repo, file.path, revision=place.commit, endpoint=place.hub.endpoint)
     with _open_locked(partial, progress.pause) as sink:
-        if (digest := sha256_of(target, file)) is not None:  # another process was faster
+        if (digest := sha256_if_intact(target, file)) is not None:  # another process was faster
             progress.update(file.size)
             partial.unlink()
-        elif (copy := place.copy(file)) is not None and sha256_of(copy, file) is not None:
+        elif (copy := place.find_copy(file)) is not None and sha256_if_intact(copy, file) is not None:
             shutil.copyfile(copy, partial)
         # Try twice, the second time from scratch: the first attempt may have resumed a damaged partial file.
         for _ in range(0 if digest else 2):
             _fill(sink, file, url, place.hub, progress)
-            if (digest := sha256_of(partial, file)) is not None:
+            if (digest := sha256_if_intact(partial, file)) is not None:
                 os.replace(partial, target)
                 break
             progress.update(-file.size)
