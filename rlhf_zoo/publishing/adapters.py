@@ -9,7 +9,7 @@ from ..errors import ZooError
 from ..fileio import read_json, write_json
 from ..hub.client.connect import Hub
 from ..hub.client.publish import MERGED_MODEL, checkpoint_files, content_id, expected_id
-from ..hub.client.refs import ADAPTERS, ask, came_from
+from ..hub.client.refs import ADAPTER_CONFIGS, ask, came_from
 from ..hub.client.refusals import refusals_as
 from ..modeling.integrity import WEIGHTS
 from ..runs.context import RunContext
@@ -47,7 +47,7 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
         )
     if here:
         check_plan(context, stage)
-    elif (base.path / ADAPTERS[0]).is_file():
+    elif (base.path / ADAPTER_CONFIGS[0]).is_file():
         raise _on_merged(stage, f"name {base.lineage['repo']}@{MERGED_MODEL}, if it has that branch")
 
 
@@ -178,8 +178,8 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
 def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | None:
     """Returns the folder of a parent that is the base of the stage's adapters; None if it is not."""
     for checkpoint in record.checkpoints() if parent.get("folder") else ():
-        if (checkpoint / ADAPTERS[0]).is_file():
-            base = Path(read_json(checkpoint / ADAPTERS[0]).get("base_model_name_or_path") or "")
+        if (checkpoint / ADAPTER_CONFIGS[0]).is_file():
+            base = Path(read_json(checkpoint / ADAPTER_CONFIGS[0]).get("base_model_name_or_path") or "")
             return base if base.resolve().name == parent["folder"] else None
     return None
 
@@ -230,7 +230,7 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
     whose base is not a parent of the run are skipped.
     """
     parents, written = document.get("parents") or {}, []
-    for name in ADAPTERS:
+    for name in ADAPTER_CONFIGS:
         if not (checkpoint / name).is_file():
             continue
         config = read_json(checkpoint / name)
@@ -241,7 +241,7 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
             config["base_model_name_or_path"], config["revision"] = location
             write_json(folder / name, config)
             written.append(name)
-        elif name == ADAPTERS[0] and context.publish:
+        elif name == ADAPTER_CONFIGS[0] and context.publish:
             folders = [parent.get("folder") for parent in parents.values() if not parent.get("repo")]
             if Path(base).resolve().name in folders:
                 raise ZooError(

@@ -3,8 +3,8 @@
 The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path of this
 machine and any address, and some of its file systems expand templates that can read environment variables. Columns of
 images, audio or video contain paths and addresses too, which are opened when a row is read. So all code of rlhf-zoo
-loads through the `CheckedData` that `open_checked` yields after a check of the card. It reads tables and text from files
-inside the data set only, and drops media columns.
+loads through the `CheckedData` that `open_checked` yields after a check of the card. It reads tables and text, drops
+media columns, and reads no file outside of the data set.
 """
 
 import contextlib

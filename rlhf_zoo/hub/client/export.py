@@ -1,11 +1,11 @@
 """Exports a repository of the embedded Hub to another Hub, with its history, branches and tags.
 
-The source is read from the folder of the embedded Hub, the target through the client that `connect` has set up. The
-target creates its own commits, so their ids and dates are new. Each names the original commit in its description:
+The source is read from the folder of the embedded Hub, and the target is another Hub. The target creates its own
+commits, so their ids and dates are new. Each names the original commit in its description:
 
     Exported-From: local/tiny-world-ppo@4f0c…  2026-11-21T08:00:00Z
 
-By these lines a second export finds what is already there. It refuses a target that holds any other commit.
+By these lines a second export recognizes the commits that it need not send. It refuses a target with any other commit.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from ..server.names import RepoId
 
 MAIN = "main"
-EXPORTED = re.compile(r"^Exported-From: \S+@([0-9a-f]{40})\b", re.MULTILINE)
-#: The files that a Hub puts into a new repository.
-MADE_BY_HUB = {"model": {".gitattributes"}, "dataset": {".gitattributes"}, "space": {".gitattributes", "README.md"}}
-BLOCK = 2**20
+TRAILER = re.compile(r"^Exported-From: \S+@([0-9a-f]{40})\b", re.MULTILINE)
+#: Type of a repository -> the files that a Hub puts into a new one.
+INITIAL_FILES = {"model": {".gitattributes"}, "dataset": {".gitattributes"}, "space": {".gitattributes", "README.md"}}
+CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
@@ -59,12 +59,12 @@ class Exported:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch, and what it adds to the branches before it.
+    """A branch, and the commits that it adds to the branches before it.
 
     Args:
         name: Its name.
-        fork: The commit of an earlier branch that it starts from; None if it shares nothing with them.
-        commits: Its own commits, oldest first.
+        fork: The commit of an earlier branch that it starts from; None if it shares no commit with them.
+        commits: The commits that no earlier branch has, oldest first.
     """
 
     name: str
@@ -74,7 +74,16 @@ class Branch:
 
 @dataclass(frozen=True)
 class Source:
-    """A repository of the embedded Hub, for reading. Others may write to it meanwhile: commits never change."""
+    """A repository of the embedded Hub, for reading. Others may write to it meanwhile, because commits never change.
+
+    Args:
+        repo: Its id and type.
+        private: Its visibility.
+        sdk: The SDK of a Space; None for other repositories.
+        path: Its folder.
+        git: Its git repository.
+        large: Its large files, which git knows as pointers only.
+    """
 
     repo: RepoId
     private: bool
@@ -84,7 +93,7 @@ class Source:
     large: LargeFiles
 
     def branches(self) -> list[Branch]:
-        """The branches: main first, then the others by name. Each history follows first parents."""
+        """The branches: main first, then the others by name. Histories follow first parents."""
         branches: list[Branch] = []
         visited: set[str] = set()
         heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
@@ -114,7 +123,7 @@ class Source:
         return {ref.name: (ref.commit, messages.get(ref.name) or None) for ref in self.git.refs("refs/tags/")}
 
     def files(self, commit: str) -> dict[str, str]:
-        """Path -> git's id of the blob, at a commit.
+        """Path -> git's blob id, at a commit.
 
         Args:
             commit: Commit id.
@@ -122,7 +131,7 @@ class Source:
         return {entry.path: entry.oid for entry in self.git.files(commit)}
 
     def size(self, blob: str) -> int:
-        """Bytes of the content: of the large file, if the blob is a pointer.
+        """Bytes of a file's content; of the large file, if the blob is a pointer.
 
         Args:
             blob: Git id of the blob.
@@ -130,7 +139,7 @@ class Source:
         return self.git.blob_info(blob).size
 
     def content(self, blob: str) -> str | bytes:
-        """The content as the client takes it: the path of a large file, the bytes of any other.
+        """A file's content as huggingface_hub takes it: the path of a large file, the bytes of any other.
 
         Args:
             blob: Git id of the blob.
@@ -155,8 +164,8 @@ class Source:
         path = self.large.path(large)
         digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
         with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                digest.update(block)
+            while chunk := file.read(CHUNK_BYTES):
+                digest.update(chunk)
         return digest.hexdigest()
 
     def message(self, commit: str) -> tuple[str, str]:
@@ -176,7 +185,6 @@ class Source:
         Args:
             commits: The commits to send.
         """
-        # Before anything is sent: half an export would be worse than none.
         for commit in commits:
             for path, blob in self.files(commit).items():
                 pointer = self.git.blob_info(blob).pointer
@@ -200,7 +208,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
         The repository.
 
     Raises:
-        ZooError: There is no such repository; or, while the context is open, something read there is damaged.
+        ZooError: There is no such repository; or, while the context is open, a file of it is damaged.
     """
     from ..server.faults import Damaged
     from ..server.large_files import LargeFiles
@@ -230,8 +238,8 @@ def export(
 ) -> Exported:
     """Copies the branches and tags of a repository to another Hub, with their history.
 
-    Sends what is missing there. Afterwards compares the files of every branch and tag with the hashes that the target
-    reports.
+    Sends only the commits that are missing there. Then compares the files of every branch and tag with the hashes that
+    the target reports.
 
     Args:
         source: The repository of the embedded Hub.
@@ -241,87 +249,88 @@ def export(
         hub: The target.
 
     Returns:
-        What is there now.
+        The branches, tags and commits of the target.
 
     Raises:
-        ZooError: The target holds anything else than an earlier export of this repository, refuses a request, or ended
-            up with other content.
+        ZooError: A file of the source is damaged, the target holds commits that are no export of this repository, it
+            refuses a request, or its files differ in the end.
     """
     return _Export(source, repo_id, report, hub).run(private)
 
 
 class _Export:
-    """One run of `export`, with the state of the target as far as it has been read."""
+    """One run of `export`, with what it knows about the target."""
 
     def __init__(self, source: Source, repo_id: str, report: Callable[[str], None], hub: Hub) -> None:
         self.source = source
         self.report = report
         self.api = hub.api()
-        self.here: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
+        self.target: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
         self.name = f"{repo_id} on {hub.name}"
-        self.commits: dict[str, str] = {}
+        self.commits: dict[str, str] = {}  # commit of the source -> commit of the target
         self.accepted: set[str] = set()  # commits of the target that we made, or that it made with the repository
-        self.position = self.sent = 0
+        self.position = self.sent = 0  # numbers of commits: reported so far, and sent so far
 
     def run(self, private: bool | None) -> Exported:
         branches, tags = self.source.branches(), self.source.tags()
+        # Check the files before anything is sent, because half an export would be worse than none.
         self.source.check([commit for branch in branches for commit in branch.commits])
         with refusals_as(f"{self.name} cannot be written", "check the name and the token's rights, and try again."):
             self._create(self.source.private if private is None else private)
-            heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.here).branches}
-        missing = {branch.name: self._missing(branch, heads.get(branch.name)) for branch in branches}
+            heads = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).branches}
+        missing = {branch.name: self._match_commits(branch, heads.get(branch.name)) for branch in branches}
         total = sum(map(len, missing.values()))
-        created = {}
+        new_heads = {}
         for branch in branches:
-            created[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
-        exported = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
-        self._tag(exported)
+            new_heads[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
+        reachable = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
+        self._tag(reachable)
         branch_heads = {branch.commits[-1] for branch in branches if branch.commits}
-        self._verify(branch_heads | {commit for commit, _ in exported.values()})
-        at = {name: self.commits[commit] for name, (commit, _) in exported.items()}
-        return Exported(self.commits, at, created, self.sent, sorted(tags.keys() - exported.keys()))
+        self._verify(branch_heads | {commit for commit, _ in reachable.values()})
+        new_tags = {name: self.commits[commit] for name, (commit, _) in reachable.items()}
+        return Exported(self.commits, new_tags, new_heads, self.sent, sorted(tags.keys() - reachable.keys()))
 
     def _create(self, private: bool) -> None:
         kind = self.source.repo.kind
         sdk: dict[str, Any] = {"space_sdk": self.source.sdk or "static"} if kind == "space" else {}
-        self.api.create_repo(**self.here, private=private, exist_ok=True, **sdk)
+        self.api.create_repo(**self.target, private=private, exist_ok=True, **sdk)
         # With exist_ok, an existing repository keeps its visibility. Private work must not end up in a public one.
-        if private and not self.api.repo_info(**self.here).private:
+        if private and not self.api.repo_info(**self.target).private:
             raise ZooError(f"{self.name} exists and is public: make it private first, or export with --public.")
 
-    def _missing(self, branch: Branch, head: str | None) -> list[str]:
-        """Maps the commits of a branch that the target already has, and returns the missing ones.
+    def _match_commits(self, branch: Branch, head: str | None) -> list[str]:
+        """Records in `commits` the commits of a branch that the target has, and returns the missing ones.
 
         Raises ZooError if the target has a commit that is not part of the export.
         """
         if head is None:
-            return self._changing(branch)
+            return self._sendable(branch)
         with self._resumable("to be read"):
-            history = self.api.list_repo_commits(**self.here, revision=head)
-        present = [(entry.commit_id, EXPORTED.findall(entry.message)) for entry in reversed(history)]
+            history = self.api.list_repo_commits(**self.target, revision=head)
+        present = [(entry.commit_id, TRAILER.findall(entry.message)) for entry in reversed(history)]
         present = [entry for entry in present if entry[0] not in self.accepted]
-        # A Hub makes the first commit of main itself. It is ours to build on if it holds only what a Hub puts there, or
-        # if commits of ours follow.
+        # A Hub makes the first commit of main itself. We build on it if it holds only what a Hub puts there, or if
+        # commits of ours follow.
         if branch.name == MAIN and present and not present[0][1]:
             first, _ = present.pop(0)
             listing = self._listing(first)
-            if not present and not listing.keys() <= MADE_BY_HUB[self.source.repo.kind]:
-                raise self._foreign(first)
+            if not present and not listing.keys() <= INITIAL_FILES[self.source.repo.kind]:
+                raise self._foreign_commit(first)
             self.accepted.add(first)
             if not any(self._changes(branch.commits[0], listing)):
                 self.commits[branch.commits[0]] = first
-        changing = self._changing(branch)
+        missing = self._sendable(branch)
         # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
         # the last one counts.
         for commit, origins in present:
-            if not changing or origins[-1:] != changing[:1]:
-                raise self._foreign(commit)
-            self.commits[changing.pop(0)] = commit
+            if not missing or origins[-1:] != missing[:1]:
+                raise self._foreign_commit(commit)
+            self.commits[missing.pop(0)] = commit
             self.accepted.add(commit)
-        return changing
+        return missing
 
-    def _changing(self, branch: Branch) -> list[str]:
-        """The unmapped commits that change a file. A Hub makes no empty commits, so the others cannot be sent."""
+    def _sendable(self, branch: Branch) -> list[str]:
+        """The commits that are not in `commits` and change a file. A Hub makes no empty commits."""
         tree = self.source.git.root_tree
         pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
         return [
@@ -330,7 +339,7 @@ class _Export:
             if commit not in self.commits and (parent is None or tree(parent) != tree(commit))
         ]
 
-    def _foreign(self, commit: str) -> ZooError:
+    def _foreign_commit(self, commit: str) -> ZooError:
         return ZooError(
             f"{self.name} holds the commit {commit[:8]}, which is not an export of {self.source.repo} as it is now: "
             "choose another --repo."
@@ -339,19 +348,20 @@ class _Export:
     def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
         """Sends the missing commits of a branch in order. Returns its head on the target."""
         if head is None:
-            # A branch that shares nothing with main starts at main's first commit; the next commit replaces its files.
+            # A branch that shares no commit with main starts at main's first commit. Its own first commit replaces all
+            # files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
             with self._resumable(f"the branch {branch.name}"):
-                self.api.create_branch(**self.here, branch=branch.name, revision=head, exist_ok=True)
-        before = branch.fork
+                self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)
+        previous = branch.fork
         for commit in branch.commits:
             if commit in missing:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
-                # A commit that changes no file is the target's commit before it.
-                assert before is not None
-                self.commits[commit] = self.commits[before]
-            before = commit
+                # It changes no file, so it stands for the target's commit before it.
+                assert previous is not None
+                self.commits[commit] = self.commits[previous]
+            previous = commit
         return head
 
     def _send(self, branch: str, commit: str, head: str, total: int) -> str:
@@ -367,13 +377,13 @@ class _Export:
         self.report(f"[{self.position}/{total}] {commit[:8]} {title}: {file_summary}")
         if not added and not deleted:
             return head
-        # Deletions first: a file may take the name of a folder that goes.
+        # Delete first, because a new file may have the name of a folder that is deleted.
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
         operations += [CommitOperationDelete(path_in_repo=path) for path in deleted]
         with self._resumable(f"the commit {commit[:8]}"):
             operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in added]
-            made = self.api.create_commit(
-                **self.here,
+            new_commit = self.api.create_commit(
+                **self.target,
                 operations=operations,
                 commit_message=title,
                 commit_description=description,
@@ -381,21 +391,21 @@ class _Export:
                 parent_commit=head,
             )
         self.sent += 1
-        return str(made.oid)
+        return str(new_commit.oid)
 
     def _tag(self, tags: Mapping[str, tuple[str, str | None]]) -> None:
         with self._resumable("its tags"):
-            present = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.here).tags}
+            present = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).tags}
             for name, (commit, message) in tags.items():
                 target = self.commits[commit]
                 if present.get(name) == target:
                     continue
-                if name in present:  # the protocol cannot move a tag
-                    self.api.delete_tag(**self.here, tag=name)
-                self.api.create_tag(**self.here, tag=name, revision=target, tag_message=message)
+                if name in present:  # the Hub's protocol cannot move a tag
+                    self.api.delete_tag(**self.target, tag=name)
+                self.api.create_tag(**self.target, tag=name, revision=target, tag_message=message)
 
     def _verify(self, commits: set[str]) -> None:
-        # The client drops files that the repository's .gitignore matches, without an error.
+        # huggingface_hub silently drops files that the repository's .gitignore matches.
         for commit in sorted(commits):
             added, deleted = self._changes(commit, self._listing(self.commits[commit]))
             if added or deleted:
@@ -406,11 +416,11 @@ class _Export:
                 )
 
     def _listing(self, commit: str) -> dict[str, RepoFile]:
-        """Path -> the target's entry for the file."""
+        """Path -> the target's listing of the file."""
         from huggingface_hub import RepoFile
 
         with self._resumable("to be read"):
-            entries = list(self.api.list_repo_tree(**self.here, revision=commit, recursive=True))
+            entries = list(self.api.list_repo_tree(**self.target, revision=commit, recursive=True))
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
     def _changes(self, commit: str, listing: Mapping[str, RepoFile]) -> tuple[list[str], list[str]]:

@@ -1,7 +1,7 @@
 """Installs rlhf-zoo as an extension of `hf`, and handles Ctrl-C while `hf rlhf-zoo ...` runs.
 
-`hf` looks for extensions only in ~/.local/share/hf/extensions/hf-NAME/manifest.json, whatever HF_HOME or XDG_DATA_HOME
-say (huggingface_hub 2.4, cli/extensions.py). It runs the executable named there as a child.
+`hf` looks for extensions only in ~/.local/share/hf/extensions/hf-NAME/manifest.json, and ignores HF_HOME and
+XDG_DATA_HOME (huggingface_hub 2.4, cli/extensions.py). It runs the executable in the manifest as a child process.
 """
 
 import contextlib
@@ -18,14 +18,14 @@ from ...fileio import now, write_bytes, write_json
 
 NAME = "hf-rlhf-zoo"
 MANIFEST = "manifest.json"
-CHECKED = ".latest_commit"
+COMMIT_CACHE = ".latest_commit"
 # `hf extensions update` installs from the GitHub repository of this name. No GitHub account has a colon in its name, so
 # nobody can create that repository.
 SOURCE = "pip:rlhf-zoo"
 DESCRIPTION = "The RLHF model zoo: train, publish and compare."
-# `hf` asks GitHub for the newest commit once a day, by the time stamp of CHECKED. We are updated by pip, so the stamp
-# lies far in the future: 2100-01-01, UTC.
-NEVER = 4_102_444_800
+# `hf` asks GitHub for the newest commit when COMMIT_CACHE is a day old. We are updated by pip, so its time stamp is far
+# in the future: 2100-01-01, UTC.
+FAR_FUTURE = 4_102_444_800
 
 
 def folder() -> Path:
@@ -35,7 +35,7 @@ def folder() -> Path:
 
 def executable() -> Path:
     """Returns the script `hf-rlhf-zoo` of the running environment. Raises ZooError if it has none."""
-    # pip installs into the user's scheme if the environment cannot be written.
+    # pip installs into the user's scheme if the environment is read-only.
     schemes = [sysconfig.get_default_scheme(), sysconfig.get_preferred_scheme("user")]
     folders = [Path(sysconfig.get_path("scripts", scheme)) for scheme in schemes]
     for script_folder in folders:
@@ -54,7 +54,7 @@ def install() -> str | None:
         ZooError: Another extension has the name, the folder cannot be written, or this environment has no such script.
     """
     script, target = executable(), folder()
-    previous = _ours(target)
+    previous = _own_manifest(target)
     # An empty folder was left by an interrupted installation.
     if previous is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
@@ -70,9 +70,9 @@ def install() -> str | None:
     }
     if previous is None or manifest != {key: value for key, value in previous.items() if key != "installed_at"}:
         write_json(target / MANIFEST, manifest | {"installed_at": now()})
-    if not _is_checked(target / CHECKED):
-        write_bytes(target / CHECKED, b"")
-        os.utime(target / CHECKED, (NEVER, NEVER))
+    if not _is_in_future(target / COMMIT_CACHE):
+        write_bytes(target / COMMIT_CACHE, b"")
+        os.utime(target / COMMIT_CACHE, (FAR_FUTURE, FAR_FUTURE))
     return previous["executable_path"] if previous else None
 
 
@@ -88,14 +88,14 @@ def uninstall() -> bool:
     target = folder()
     if not os.path.lexists(target):
         return False
-    if _ours(target) is None:
+    if _own_manifest(target) is None:
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
-    more = sorted(path.name for path in target.iterdir() if path.name not in (MANIFEST, CHECKED))
-    if more:
-        raise ZooError(f"{target} holds files that are not ours ({', '.join(more)}): move them away and try again.")
+    foreign = sorted(path.name for path in target.iterdir() if path.name not in (MANIFEST, COMMIT_CACHE))
+    if foreign:
+        raise ZooError(f"{target} holds files that are not ours ({', '.join(foreign)}): move them away and try again.")
     try:
-        # The manifest goes last: without it the folder would no longer count as ours if this is cut off.
-        for name in (CHECKED, MANIFEST):
+        # Remove the manifest last. If this is cut off, the folder then still counts as ours.
+        for name in (COMMIT_CACHE, MANIFEST):
             (target / name).unlink(missing_ok=True)
         target.rmdir()
     except OSError as error:
@@ -103,9 +103,9 @@ def uninstall() -> bool:
     return True
 
 
-def _ours(target: Path) -> dict[str, Any] | None:
+def _own_manifest(target: Path) -> dict[str, Any] | None:
     """The manifest in the folder, if `install` wrote it."""
-    if target.is_symlink():  # a developer's checkout: writing or removing would change the files that it leads to
+    if target.is_symlink():  # to a developer's checkout, whose files we must not change
         return None
     try:
         manifest = json.loads((target / MANIFEST).read_bytes())
@@ -114,9 +114,9 @@ def _ours(target: Path) -> dict[str, Any] | None:
     return manifest if isinstance(manifest, dict) and manifest.get("repo_id") == SOURCE else None
 
 
-def _is_checked(path: Path) -> bool:
+def _is_in_future(path: Path) -> bool:
     try:
-        return path.stat().st_mtime >= NEVER
+        return path.stat().st_mtime >= FAR_FUTURE
     except OSError:
         return False
 
@@ -125,17 +125,17 @@ def _is_checked(path: Path) -> bool:
 def foreground() -> Iterator[None]:
     """Lets Ctrl-C reach this process only, and not the `hf` that started it.
 
-    `hf` waits by subprocess.call. On Ctrl-C that kills the child after a quarter of a second, before a checkpoint is
-    saved, and exits with 1. So this process becomes a process group of its own in the terminal's foreground, as a shell
-    does with a job. Ctrl-Z is ignored meanwhile, because the shell knows only `hf` and could not continue us.
+    `hf` waits with subprocess.call, which on Ctrl-C kills the child after a quarter of a second, before a checkpoint is
+    saved. So this process becomes a process group of its own in the terminal's foreground, like a job of a shell.
+    Ctrl-Z is ignored meanwhile, because the shell knows only `hf` and could not continue this process.
 
-    Does nothing without a terminal, in a pipe, in the background, or if a shell has made such a group already.
+    Does nothing without a terminal, in a pipe, in the background, or if this process already has its own group.
     """
-    shared = os.getpgrp()
-    if shared == os.getpid() or not all(map(os.isatty, (0, 1, 2))) or os.tcgetpgrp(0) != shared:
+    group = os.getpgrp()
+    if group == os.getpid() or not all(map(os.isatty, (0, 1, 2))) or os.tcgetpgrp(0) != group:
         yield
         return
-    # The kernel sends SIGTTOU to a background group that calls tcsetpgrp, which would stop us. SIGTSTP is Ctrl-Z.
+    # The kernel stops a background group that calls tcsetpgrp by SIGTTOU. SIGTSTP is Ctrl-Z.
     for number in (signal.SIGTTOU, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)
@@ -144,4 +144,4 @@ def foreground() -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(OSError):  # the terminal has been closed
-            os.tcsetpgrp(0, shared)
+            os.tcsetpgrp(0, group)

@@ -51,7 +51,7 @@ class _Destination:
         raise NotImplementedError
 
     def partial(self, file: FileToFetch) -> Path:
-        """The path of an incomplete file. It is named by its digest, so another revision with this file can resume it."""
+        """The path of an incomplete file, named by its digest so that another revision with this file can resume it."""
         return self.folder / PARTIAL / file.etag
 
     def find_copy(self, file: FileToFetch) -> Path | None:
@@ -110,13 +110,13 @@ class Folder(_Destination):
             files: The files to write.
 
         Raises:
-            ZooError: The folder holds files that no pull of this repository wrote; a path to a file contains a symbolic
-                link; or a file would overwrite the marks of a download.
+            ZooError: The folder holds files that no pull of this repository wrote, a file would be written through a
+                symbolic link, or a file would overwrite the marks of a download.
         """
         if (reserved := next((entry.path for entry in files if _is_reserved(entry.path)), None)) is not None:
             raise ZooError(
-                f"{self.repo} contains {reserved}, which belongs to the client's folder {_CLIENT_FOLDER}: fetch it without "
-                "--output_dir."
+                f"{self.repo} contains {reserved}, which belongs to the client's folder {_CLIENT_FOLDER}: fetch it "
+                "without --output_dir."
             )
         marks = [self.folder / path for path in (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOADED, PULL_MARK)]
         # A link in the folder, left by an earlier download for example, would redirect writes to anywhere.
@@ -134,8 +134,8 @@ class Folder(_Destination):
             raise ZooError(
                 f"{self.folder} holds a pull of {pulled_repo!r:.120}, not of {self.repo}: choose another --output_dir."
             )
-        # `hf download` wrote here, or a pull that was cut off before it wrote PULL_MARK. One file with the right content
-        # is enough evidence that it was this repository.
+        # `hf download` wrote here, or a pull that was cut off before it wrote PULL_MARK. One file with the right
+        # content is enough evidence that it was this repository.
         if (self.folder / DOWNLOADED).is_dir():
             existing = [file for file in files if os.path.lexists(self.target(file))]
             matches = any(sha256_if_intact(self.target(file), file) for file in existing)
@@ -215,8 +215,8 @@ class Cache(_Destination):
     def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
         """Links the blobs into a snapshot, in the client's own layout.
 
-        The client could do this itself, but it would ask the Hub for every file again and write each file to the path in
-        that answer's ETag, even if that contains `../`.
+        The client could do this itself, but it would ask the Hub for every file again, and write each file to the path
+        in that answer's ETag, even if that contains `../`.
 
         Args:
             files: The files that were fetched.

@@ -25,7 +25,7 @@ NO_OVERRIDES: Mapping[str, Path | None] = {}
 MERGED_MODEL = "merged"  # the folder of a checkpoint with the merged model, and the branch it is published on
 # The files that others need to use a checkpoint.
 CHECKPOINT_PATTERNS = (
-    "*.py",  # the code of models that bring their own
+    "*.py",  # the code of models that transformers does not contain
     "*.safetensors",
     "*.safetensors.index.json",
     "config.json",
@@ -38,19 +38,16 @@ CHECKPOINT_PATTERNS = (
     "merges.txt",
     "ppo_state.json",
 )
-# The files that training resumes from. They are sent only on request. training_args.bin is a pickle and is never sent.
+# The files that training resumes from, sent only on request. training_args.bin is a pickle and is never sent.
 RESUME_PATTERNS = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
 
 
 def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
-    """Returns the namespace to publish under. Checks, before any training, that the Hub accepts the token for writing.
+    """Returns the namespace to publish under, after a check that the token may write. Called before any training.
 
     Args:
-        namespace: The namespace to publish under; None for the account of the token.
+        namespace: The namespace that the user named; None for the account of the token.
         hub: The Hub to publish to.
-
-    Returns:
-        The namespace to publish under.
 
     Raises:
         ZooError: The Hub cannot be reached, does not accept the token, or the token is read-only.
@@ -59,7 +56,7 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
 
     try:
         api = hub.api()
-        if api.token is False:  # `whoami` would raise an error about huggingface_hub's API, not about the user's setup
+        if api.token is False:  # `whoami` would complain about the argument `token`, which the user never passed
             raise LocalTokenNotFoundError
         account = api.whoami()
     except UnicodeEncodeError as error:
@@ -84,7 +81,7 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
             f"The Hub {hub.address} cannot be reached ({reason(error)}): check the address and the network, or "
             "use --hub local."
         ) from error
-    # A fine-grained token has its own role, which does not reveal its rights. Refuse only a token that cannot write.
+    # The role of a fine-grained token does not reveal its rights, so refuse only a token that certainly cannot write.
     role = ((account.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
         raise ZooError(f"The token for {hub.address} is read-only: publish with a token of the role write.")
@@ -94,7 +91,7 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
 def publish_folder(
     folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
 ) -> str:
-    """Sends a folder as one commit, as `publish_files` does.
+    """Sends a folder as one commit. Creates the repository if it does not exist.
 
     Args:
         folder: The folder; every file in it is sent.
@@ -156,12 +153,12 @@ def publish_checkpoint(
         message: The message of the commit and of the tag.
         step: Training step, which names the tag.
         include_resume_files: Whether to send the files that training resumes from.
-        overwrite: Whether to move a tag that points to other weights, as when a step was trained again.
+        overwrite: Whether to move the step's tag if it points to other weights, as after the step was trained again.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
     Returns:
-        {hub, repo, commit, tag, time}, as in published.json.
+        {hub, repo, commit, tag, time}, the content of published.json.
 
     Raises:
         ZooError: Another run claimed the repository, or the tag exists with other weights and `overwrite` is False.
@@ -171,15 +168,15 @@ def publish_checkpoint(
     tag_commit = _tagged_commit(repo_id, tag, hub)
     commit = _earlier_commit(repo_id, message, files, tag_commit=tag_commit, upload_started=marker.is_file(), hub=hub)
     if commit is None and tag_commit is not None and overwrite:
-        check_claim(
-            run_id, repo_id, hub=hub
-        )  # another run may have claimed the repository meanwhile: never delete its tag
+        # Another run may have claimed the repository meanwhile, and its tag must not be deleted.
+        check_claim(run_id, repo_id, hub=hub)
         hub.api().delete_tag(repo_id, tag=tag)
         tag_commit = None
     if commit is None and tag_commit is not None:
         raise ZooError(
-            f"The tag {tag} of {repo_id} on {hub.name} points to other weights than {checkpoint}, and a step's tag "
-            "is never moved: publish under another --namespace, or pass --overwrite_repo to replace the repository."
+            f"The tag {tag} of {repo_id} on {hub.name} points to other weights than those in {checkpoint}, and a "
+            "step's tag is never moved: publish under another --namespace, or pass --overwrite_repo to replace the "
+            "repository."
         )
     if commit is None:
         # If this process is killed, the marker tells the next attempt to look for the commit before it sends anything.
@@ -248,9 +245,9 @@ def publish_on_branch(
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = CLIENT,
 ) -> str:
-    """Publishes a model on a branch in one commit, and tags it if asked.
+    """Publishes a model on a branch in one commit, with a tag if one is named.
 
-    A model with its adapter merged goes to the branch `merged`. In a subfolder, transformers would not find it, because
+    A model with its adapter merged goes to the branch `merged`. transformers would not find it in a subfolder, because
     adapter_config.json at the root takes precedence.
 
     Args:
@@ -260,7 +257,7 @@ def publish_on_branch(
         extra_files: Folder of further files (card, metrics, recipe).
         message: The message of the commit and of the tag.
         branch: The branch, created if it does not exist.
-        tag: A tag for the commit; an existing one moves.
+        tag: A tag for the commit. If it exists, it is moved.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
@@ -349,7 +346,7 @@ def _earlier_commit(
     api = hub.api()
     candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
     for commit in [tag_commit] if tag_commit is not None else candidates:
-        # The Hub omits missing paths, so an incomplete commit yields a smaller set.
+        # The Hub omits missing paths, so an incomplete commit yields fewer entries.
         entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(compared), revision=commit))
         matching = {entry.path for entry in entries if content_id(compared[entry.path], entry) == expected_id(entry)}
         if commit in candidates and matching == set(compared):
@@ -358,7 +355,7 @@ def _earlier_commit(
 
 
 def expected_id(entry: RepoFile) -> str:
-    """The content id in a Hub's listing: the sha256 of a large file, git's blob id of any other.
+    """The id of a file's content in a Hub's listing: the sha256 of a large file, git's blob id of any other.
 
     Args:
         entry: The Hub's listing of a file.
@@ -367,14 +364,11 @@ def expected_id(entry: RepoFile) -> str:
 
 
 def content_id(path: Path, entry: RepoFile) -> str:
-    """The content id of a local file, in the form that `expected_id` returns for a Hub's entry.
+    """The id of a local file's content, to compare with `expected_id`.
 
     Args:
         path: The local file.
-        entry: The Hub's listing of the file. It decides between sha256 and blob id.
-
-    Returns:
-        Hexadecimal digits.
+        entry: The Hub's listing of the file, which decides between sha256 and blob id.
     """
     from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
@@ -402,7 +396,7 @@ def _tag(run_id: str, repo_id: str, tag: str, commit: str, message: str, hub: Hu
     hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
         check_claim(run_id, repo_id, hub=hub)
-    except ZooError:  # another run claimed the repository in between, and must not find this tag
+    except ZooError:  # another run claimed the repository in between, so this tag does not belong there
         hub.api().delete_tag(repo_id, tag=tag)
         raise
 

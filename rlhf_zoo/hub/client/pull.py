@@ -1,8 +1,8 @@
-"""Fetches a checkpoint by its tag, resumes where it stopped, and verifies each file against the Hub's digests.
+"""Fetches a checkpoint by its tag, resumes an interrupted fetch, and verifies each file against the Hub's digests.
 
-huggingface_hub 2.4 starts an interrupted file again (its temporary file has a new name each time) and checks sizes
-only. Here Range requests complete a partial file, and the file moves to its place once its digest is that of the tree
-at the commit: the sha256 of a large file, git's SHA-1 of any other, which is all that a Hub reports.
+huggingface_hub 2.4 starts an interrupted file again (its temporary file has a new name each time) and checks only its
+size. Here Range requests complete a partial file, and the file moves to its destination once it has the digest in the
+Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from .step_tags import step_in, tag_name, tagged_steps
 from .trees import list_files
 
 WORKERS = 4
-# Requests in a row without a single byte, after which a file fails. They are 1, 2, 4, … seconds apart.
+# Number of requests in a row that bring no byte, after which a file fails. They are 1, 2, 4, … seconds apart.
 MAX_EMPTY_ATTEMPTS = 4
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
@@ -55,11 +55,11 @@ class Pulled:
         revision: The branch, tag or commit that the user meant.
         commit: Its commit.
         path: The folder.
-        files: The files that were fetched.
+        files: Its files, whether they were fetched now or before.
         refetched: Files that existed with other content and were fetched again.
-        unrelated: Files in the output directory that do not belong to the revision. They were not touched.
+        unrelated: Files in the output directory that do not belong to the revision. They were left unchanged.
         excluded: Files of the revision that `ignore` left on the Hub.
-        unanswered: Why the Hub did not answer, if the copy in the cache was used; None if it answered.
+        unanswered: Why the Hub did not answer, if its copy in the cache was used; None if it answered.
     """
 
     repo: str
@@ -74,7 +74,7 @@ class Pulled:
 
     @property
     def bytes(self) -> int:
-        """Size of all files together."""
+        """Total size of the files."""
         return sum(file.size for file in self.files)
 
 
@@ -92,11 +92,11 @@ def find_revision(revision: str, names: Iterable[str]) -> str | None:
     """Finds the branch or tag that a user means.
 
     Args:
-        revision: A name, or a step: both step-40 and 40 stand for the tag step-000040.
-        names: The branches and tags of the repository. A branch or tag of this very name takes precedence over a step.
+        revision: A name, or a step: both step-40 and 40 stand for the tag step-000040. A name takes precedence.
+        names: The branches and tags of the repository.
 
     Returns:
-        The name, or None if there is none.
+        The branch or tag; None if there is none.
     """
     available = set(names)
     if revision in available:
@@ -109,17 +109,17 @@ def find_revision(revision: str, names: Iterable[str]) -> str | None:
 def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT, ignore: Sequence[str] = ()) -> Pulled:
     """Fetches a revision of a repository. Complete files are not fetched again.
 
-    If the Hub does not answer, a copy in the cache is verified against the names of its own blobs and used.
+    If the Hub does not answer, a copy in the cache is used, after a check against the digests in its file names.
 
     Args:
         repository: NAMESPACE/NAME[@REVISION]. REVISION is a branch, tag, commit or step (see `find_revision`); main if
             it is missing.
         output_dir: The folder to fetch into; None for the client's cache.
         hub: The Hub to fetch from.
-        ignore: Patterns of files that are not fetched.
+        ignore: Patterns of files to leave out.
 
     Returns:
-        The fetched revision.
+        The revision on this machine.
 
     Raises:
         ZooError: There is no such repository or revision; the Hub does not answer and the cache does not have it; or a
@@ -142,7 +142,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             all_files = list_files(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
-        # Replace the general sentence where the cause allows a better remedy.
+        # Where the cause allows a more specific remedy, replace the message.
         if isinstance(cause, RevisionNotFoundError):
             raise ZooError(f"{repo} has no revision {revision!r}{_suggest_revisions(hub, repo, revision)}") from cause
         if isinstance(cause, GatedRepoError):
@@ -153,7 +153,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is not a repository: write NAMESPACE/NAME[@TAG].") from cause
-        # A bad token never falls back to the cache: the user should learn of it.
+        # With a bad token, never fall back to the cache, because the user should learn of it.
         if status_of(cause) == 401:
             raise ZooError(
                 f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
@@ -185,14 +185,14 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
 
 
 def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
-    """(the branch, tag or commit that the user means, its commit). Passes on the client's errors."""
+    """(the branch, tag or commit that the user means, its commit). The client's errors pass through."""
     from ..server.faults import Fault
     from ..server.names import check_ref
 
     name = revision or "main"
     if not _COMMIT.fullmatch(name):
         try:
-            # The name becomes a file name in the cache, and may come from an untrusted card.
+            # The name may come from an untrusted card, and becomes a file name in the cache.
             check_ref(name, kind="revision")
         except Fault as fault:
             raise ZooError(f"{repo} has no revision {name!r:.80}: {fault}") from fault
@@ -204,14 +204,14 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
                 f"{repo} has both a branch and a tag named {name!r}: name the commit instead, or rename the branch."
             )
     commit = hub.api().model_info(repo, revision=name).sha
-    # The commit becomes a folder's name: a Hub that answers "../.." must not choose where files are written.
+    # The commit becomes a folder's name, and a Hub that answers "../.." must not choose where files are written.
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise ZooError(f"{hub.name} names {commit!r:.80} as the commit of {repo}@{name}: check {hub.flag}.")
     return name, commit
 
 
 def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
-    """The end of an error's sentence: the nearest step if the user named one, else the most similar tag, else all."""
+    """The end of an error message: the nearest step if the user named one, else the most similar tag, else all."""
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
@@ -222,7 +222,7 @@ def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     return did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
 
 
-# From the cache, without the Hub
+# Reading from the cache, without the Hub
 
 
 def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str], why: str) -> Pulled | None:
@@ -262,14 +262,14 @@ class _Stopped(Exception):
 
 
 class _Progress:
-    """A progress bar on stderr, if that is a terminal, and the switch that stops all threads that report to it."""
+    """A progress bar on stderr, if that is a terminal. Setting `stop` stops all threads that report to it."""
 
     def __init__(self, title: str, files: list[FileToFetch]) -> None:
         from huggingface_hub.utils import tqdm  # type: ignore[attr-defined]
 
         self.stop = threading.Event()
         self._lock = threading.Lock()
-        self._done, self._files = 0, len(files)
+        self._completed, self._total = 0, len(files)
         self._bar = tqdm(
             total=sum(file.size for file in files),
             desc=title,
@@ -281,7 +281,7 @@ class _Progress:
         )
 
     def check(self) -> None:
-        """Raises _Stopped if the threads are to stop. Every report calls this, so no thread runs on for long."""
+        """Raises _Stopped if `stop` is set. Every report calls this, so no thread continues for long."""
         if self.stop.is_set():
             raise _Stopped
 
@@ -297,16 +297,16 @@ class _Progress:
     def file_done(self) -> None:
         self.check()
         with self._lock:
-            self._done += 1
-            self._bar.set_postfix_str(f"{self._done}/{self._files} files")
+            self._completed += 1
+            self._bar.set_postfix_str(f"{self._completed}/{self._total} files")
 
     def close(self) -> None:
         self._bar.close()
 
 
-def _fetch_all(files: list[FileToFetch], place: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
-    """Fetches files on WORKERS threads. Returns the files in order, and the paths that had other content before."""
-    progress = _Progress(f"{place.repo}@{name}", files)
+def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
+    """Fetches files with WORKERS threads. Returns the files in order, and the paths that had other content before."""
+    progress = _Progress(f"{destination.repo}@{name}", files)
     pending: SimpleQueue[FileToFetch] = SimpleQueue()
     for file in files:
         pending.put(file)
@@ -317,14 +317,14 @@ def _fetch_all(files: list[FileToFetch], place: Cache | Folder, name: str) -> tu
         try:
             while True:
                 file = pending.get_nowait()
-                results[file.path] = _fetch_file(file, place, progress)
+                results[file.path] = _fetch_file(file, destination, progress)
         except (Empty, _Stopped):
             return
         except BaseException as error:
             failures.append(error)
             progress.stop.set()
 
-    # Daemon threads, so that Ctrl-C does not wait for a connection that hangs.
+    # Daemon threads, because otherwise Ctrl-C would wait for a connection that hangs.
     threads = [threading.Thread(target=work, daemon=True) for _ in range(WORKERS)]
     try:
         for thread in threads:
@@ -339,32 +339,32 @@ def _fetch_all(files: list[FileToFetch], place: Cache | Folder, name: str) -> tu
     return [results[file.path][0] for file in files], [file.path for file in files if results[file.path][1]]
 
 
-def _fetch_file(file: FileToFetch, place: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
-    """Fetches one file to its destination. Returns the file, and whether it replaced other content."""
+def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progress) -> tuple[PulledFile, bool]:
+    """Fetches one file, unless it is complete. Returns the file, and whether it replaced other content."""
     from huggingface_hub import constants, hf_hub_url
 
     progress.check()
-    target, partial = place.target(file), place.partial(file)
+    target, partial = destination.target(file), destination.partial(file)
     replaced = os.path.lexists(target)
     digest = sha256_if_intact(target, file)
     if digest is not None:
         progress.update(file.size)
         progress.file_done()
         return PulledFile(file.path, file.size, digest), False
-    # The Hub does not serve larger files in one plain HTTP answer, only by Xet.
+    # The Hub serves larger files by Xet only, not in one plain HTTP answer.
     if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE:
-        raise ZooError(f"{file.path} of {place.repo} has {file.size} bytes: fetch it with `hf download`.")
+        raise ZooError(f"{file.path} of {destination.repo} has {file.size} bytes: fetch it with `hf download`.")
     target.parent.mkdir(parents=True, exist_ok=True)
-    url = hf_hub_url(place.repo, file.path, revision=place.commit, endpoint=place.hub.endpoint)
+    url = hf_hub_url(destination.repo, file.path, revision=destination.commit, endpoint=destination.hub.endpoint)
     with _open_locked(partial, progress.pause) as sink:
         if (digest := sha256_if_intact(target, file)) is not None:  # another process was faster
             progress.update(file.size)
             partial.unlink()
-        elif (copy := place.find_copy(file)) is not None and sha256_if_intact(copy, file) is not None:
+        elif (copy := destination.find_copy(file)) is not None and sha256_if_intact(copy, file) is not None:
             shutil.copyfile(copy, partial)
         # Try twice, the second time from scratch: the first attempt may have resumed a damaged partial file.
         for _ in range(0 if digest else 2):
-            _fill(sink, file, url, place.hub, progress)
+            _fill(sink, file, url, destination.hub, progress)
             if (digest := sha256_if_intact(partial, file)) is not None:
                 os.replace(partial, target)
                 break
@@ -373,23 +373,25 @@ def _fetch_file(file: FileToFetch, place: Cache | Folder, progress: _Progress) -
         if digest is None:
             partial.unlink()
             raise ZooError(
-                f"{file.path} of {place.repo} at commit {place.commit} arrived twice with another digest than "
-                f"{place.hub.name} lists ({file.etag}); it was not kept. Try again later, or check {place.hub.flag}."
+                f"{file.path} of {destination.repo} at commit {destination.commit} arrived twice with another digest "
+                f"than {destination.hub.name} lists ({file.etag}); it was not kept. Try again later, or check "
+                f"{destination.hub.flag}."
             )
     progress.file_done()
     return PulledFile(file.path, file.size, digest), replaced
 
 
 def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
-    """Opens a file for appending, for one process at a time. `pause` is called while it waits, and may raise."""
+    """Opens a file for appending and locks it. While another process has the lock, calls `pause`, which may raise."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Another process removed the folder in between, or holds the lock.
+        # These mean that another process removed the folder in between, or has the lock.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             file = path.open("ab")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The previous holder may have moved the file to its place; we would then lock a file without a name.
+                # The previous owner of the lock may have moved the file to its target. Our lock would then protect
+                # nothing, so try again.
                 if _is_at(path, file):
                     return file
             except BaseException:
@@ -400,6 +402,7 @@ def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
 
 
 def _is_at(path: Path, file: IO[bytes]) -> bool:
+    """Whether an open file still has this path."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -407,10 +410,10 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
-    """Appends the missing bytes of the file to `sink`."""
+    """Appends the missing bytes of the file to `sink`, and requests again after a lost connection."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-    if os.fstat(sink.fileno()).st_size > file.size:  # cannot be a beginning of this file
+    if os.fstat(sink.fileno()).st_size > file.size:  # it cannot be the beginning of this file
         sink.truncate(0)
     size = os.fstat(sink.fileno()).st_size
     progress.update(size)
@@ -428,21 +431,21 @@ def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Pro
         size = os.fstat(sink.fileno()).st_size
         empty_attempts = 0 if size > previous_size else empty_attempts + 1
         if empty_attempts > MAX_EMPTY_ATTEMPTS:
-            return  # empty answers without an error: the caller finds that the digest is wrong
+            return  # empty answers without an error; the caller will see that the digest is wrong
 
 
 def _append(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
-    """Makes one request for the bytes after the end of `sink`. Stops at most one chunk past the end of the file."""
+    """Makes one request for the bytes that `sink` lacks. Reads at most one chunk past the file's size."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
     size = os.fstat(sink.fileno()).st_size
-    # If the server compressed the file, Range would count compressed bytes.
+    # Forbid compression, because Range would then count compressed bytes.
     headers = build_hf_headers(token=hub.token) | {"Accept-Encoding": "identity"}
     if size:
         headers["Range"] = f"bytes={size}-"
     options: dict[str, Any] = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-    # No retries by the client: it would treat an error in the middle of the answer as a failure to connect.
+    # No retries by huggingface_hub: it would take an error in the middle of the answer for a failure to connect.
     with http_stream_backoff("GET", url, retry_on_exceptions=(), **options) as response:
         hf_raise_for_status(response)
         if size and response.status_code != 206:  # the server ignored Range and sends the file from its start

@@ -14,12 +14,12 @@ from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 from .refusals import after_waiting
 
-#: Other formats of a model's weights, and files for other programs. None of them is loaded here.
+#: Other formats of a model's weights, and files for other programs. rlhf-zoo loads none of them.
 NOT_LOADED = (
     "*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx", "*.onnx_data", "*.gguf", "*.tflite",
     "*.ot", "consolidated*", "onnx/*", "openvino/*", "coreml/*", "original/*",
 )  # fmt: skip
-ADAPTERS = ("adapter_config.json", "critic/adapter_config.json")
+ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 T = TypeVar("T")
 
@@ -29,9 +29,9 @@ class Checkpoint:
     """A model on this machine.
 
     Args:
-        name: The name that a user or a card gave it.
+        name: The name that a user or a card gave it, with its revision.
         path: The folder.
-        repo, commit, hub: Where it was fetched from; None for a folder of the user's.
+        repo, commit, hub: Where it was fetched from; None for a local folder.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Checkpoint:
 
     @property
     def published_at(self) -> tuple[str | None, str | None, str | None]:
-        """(repository, commit, the branch or tag in its name); three times None for a folder."""
+        """(repository, commit, the branch or tag in its name); (None, None, None) for a local folder."""
         revision = split_revision(self.name)[1] if self.repo else None
         return self.repo, self.commit, None if revision is None or _COMMIT.fullmatch(revision) else revision
 
@@ -56,15 +56,15 @@ def resolve(
     own: bool = False,
     published: bool = False,
 ) -> Checkpoint:
-    """Resolves a model's name, and fetches the model into the cache if it is not a folder.
+    """Resolves a model's name. Fetches the model into the cache if it is not a local folder.
 
     Args:
         name: A folder, or NAMESPACE/NAME[@REVISION].
         hub: The Hub to ask first; its source is asked second.
         revision: A branch, tag or commit, if `name` does not contain it.
         ignore: Patterns of files that are not fetched; () fetches all, for callers that read the files as they are.
-        own: Whether to ask `hub` only, for models that a run of ours published.
-        published: Whether `name` comes from somebody else, such as a card. It then never means a local folder.
+        own: Whether to ask only `hub` and not its source, for models that the user's own run published there.
+        published: Whether `name` certainly means a repository, as on a card. It is then never read as a local folder.
 
     Returns:
         The model. An adapter whose base was fetched from the source names the folder of its base.
@@ -79,51 +79,51 @@ def resolve(
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
     first = replace(hub, source=None) if own else hub
-    at, pulled = ask(full_name, first, lambda target: fetch(full_name, hub=target, ignore=ignore))
-    # NOT_LOADED kept the pickle on the Hub. Without safetensors beside it, nothing that can be loaded was fetched.
+    origin, pulled = ask(full_name, first, lambda target: fetch(full_name, hub=target, ignore=ignore))
+    # NOT_LOADED leaves pickles on the Hub. If there are no safetensors either, nothing that can be loaded was fetched.
     pickled = next((path for path in pulled.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
         raise ZooError(
             f"{full_name} has {pickled}, a pickle, which can run code and is never loaded: use a revision with "
             "safetensors, or convert it."
         )
-    path = pulled.path if hub.source is None or not ignore else _on_bases(pulled.path, hub)
-    return Checkpoint(full_name, path, pulled.repo, pulled.commit, at)
+    path = pulled.path if hub.source is None or not ignore else _with_local_bases(pulled.path, hub)
+    return Checkpoint(full_name, path, pulled.repo, pulled.commit, origin)
 
 
-def _on_bases(folder: Path, hub: Hub) -> Path:
-    """`folder`, or a copy of links whose adapters name the folders of their bases.
+def _with_local_bases(folder: Path, hub: Hub) -> Path:
+    """Returns `folder`, or if a base comes from the source, a copy whose adapters name their bases by folder.
 
-    Libraries look for a base by its name, and only on the Hub that the environment names. A base from the source Hub
-    must therefore be named by its folder.
+    peft looks for a base by its name, and only on the Hub that the environment names, so it would not find a base on
+    the source. The copy consists of links.
     """
     changed = {}
-    for name in ADAPTERS:
+    for name in ADAPTER_CONFIGS:
         config = read_json(folder / name) if (folder / name).is_file() else {}
         base = hub_id(config.get("base_model_name_or_path")) if isinstance(config, dict) else None
         if base is None or Path(base).is_dir():
             continue
         full = f"{base}@{config['revision']}" if config.get("revision") else base
-        at, pulled = ask(full, hub, lambda target, full=full: fetch(full, hub=target, ignore=NOT_LOADED))  # type: ignore[misc]
-        if at is not hub:
+        origin, pulled = ask(full, hub, lambda target, full=full: fetch(full, hub=target, ignore=NOT_LOADED))  # type: ignore[misc]
+        if origin is not hub:
             changed[name] = {**config, "base_model_name_or_path": str(pulled.path), "revision": None}
     if not changed:
         return folder
-    # Inside the cache's folder of this repository, so that the copy still counts as downloaded.
+    # Make the copy inside the repository's folder in the cache, so that it still counts as downloaded.
     copy = folder.parents[1] / "on_bases" / folder.name
     for path in folder.rglob("*"):
-        at_copy = copy / path.relative_to(folder)
-        at_copy.parent.mkdir(parents=True, exist_ok=True)
+        link = copy / path.relative_to(folder)
+        link.parent.mkdir(parents=True, exist_ok=True)
         if path.is_file() and str(path.relative_to(folder)) not in changed:
             with contextlib.suppress(FileExistsError):  # from an earlier call, or another process
-                at_copy.symlink_to(path)
+                link.symlink_to(path)
     for name, config in changed.items():
         write_json(copy / name, config)
     return copy
 
 
 def came_from(origin: Hub, target: Hub) -> dict[str, str]:
-    """Returns the entry of a lineage for the Hub that a model came from; empty for the run's own Hub.
+    """Returns {"hub": label} for a lineage if a model came from another Hub than the run's own, else {}.
 
     Args:
         origin: The Hub that the model came from.
@@ -152,7 +152,7 @@ def ask(name: str, hub: Hub, request: Callable[[Hub], T]) -> tuple[Hub, T]:
         return hub, after_waiting(lambda: request(hub), hub=hub.name)
     except ZooError as error:
         cause = error.__cause__
-        # A gated repository does exist: a repository of the same name on the source would be a different model.
+        # A gated repository exists, and one of the same name on the source could be a different model.
         is_missing = isinstance(cause, RepositoryNotFoundError) and not isinstance(cause, GatedRepoError)
         if hub.source is None or not is_missing:
             raise

@@ -1,4 +1,4 @@
-"""Classifies the exceptions of a Hub that refuses or does not answer, and of a full disk, and words them for users."""
+"""Tells apart the exceptions of a Hub that refuses or does not answer and of a full disk, and words them for users."""
 
 import contextlib
 import errno
@@ -8,20 +8,20 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ...errors import ZooError
-from .bounds import LONGEST_WAIT, requested_wait
+from .bounds import MAX_WAIT_SECONDS, requested_wait
 
 log = logging.getLogger(__name__)
 
-WAITS = 3  # how often `after_waiting` waits before it gives up
-FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+MAX_WAITS = 3  # of `after_waiting`
+FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds
 T = TypeVar("T")
-_CLIENTS = ("huggingface_hub", "datasets", "fsspec")
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_CLIENT_LIBRARIES = ("huggingface_hub", "datasets", "fsspec")
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def client_errors() -> tuple[type[Exception], ...]:
-    """Returns every exception by which huggingface_hub reports a failed request."""
-    # `errors.HTTPError` is that of the HTTP library in use, so this holds whichever library the client is built on.
+    """Returns the exceptions by which huggingface_hub reports a failed request."""
+    # `errors.HTTPError` is that of the HTTP library which this version of huggingface_hub uses.
     from huggingface_hub import errors
 
     return (errors.HTTPError, errors.HFValidationError, OSError)
@@ -35,16 +35,16 @@ def is_misread(error: BaseException) -> bool:
     """
     if not isinstance(error, TypeError | KeyError | AttributeError | ValueError | IndexError):
         return False
-    # The innermost frame tells whose code failed: a TypeError of our own is a defect, and must not pass for the Hub's.
+    # The innermost frame tells whose code failed. A TypeError in our own code is a defect and must stay visible.
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     module = "" if trace is None else str(trace.tb_frame.f_globals.get("__name__"))
-    return module.partition(".")[0] in _CLIENTS
+    return module.partition(".")[0] in _CLIENT_LIBRARIES
 
 
 def is_disk_full(error: BaseException | None) -> bool:
-    """Whether an exception, or one that caused it, comes from a full disk or quota of this machine.
+    """Whether an exception, or one of its causes, means that the disk or a disk quota of this machine is full.
 
     Args:
         error: The exception.
@@ -52,8 +52,8 @@ def is_disk_full(error: BaseException | None) -> bool:
     visited: set[int] = set()
     while error is not None and id(error) not in visited:  # an exception can be its own cause
         visited.add(id(error))
-        # safetensors raises an exception of its own without errno; the code is in its text.
-        if getattr(error, "errno", None) in FULL or any(f"(os error {code})" in str(error) for code in FULL):
+        # safetensors raises an exception without errno and writes the code into its text.
+        if getattr(error, "errno", None) in DISK_FULL or any(f"(os error {code})" in str(error) for code in DISK_FULL):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -66,7 +66,7 @@ def reason(error: BaseException) -> str:
         error: The exception of the client.
 
     Returns:
-        The server's answer, or the first line of the exception, or its name; without a full stop at the end.
+        The server's answer, else the first line of the exception, else its name; without a full stop at the end.
     """
     if status_of(error) == 429 and any(rate_limit := _requested_wait(error)):
         seconds, quota = rate_limit
@@ -80,12 +80,12 @@ def reason(error: BaseException) -> str:
 
 
 def retry_after(error: BaseException) -> float:
-    """Returns the seconds that a server asks the client to wait, at most LONGEST_WAIT; 0 if it does not ask.
+    """Returns the seconds that a server asks the client to wait, at most MAX_WAIT_SECONDS; 0 if it does not ask.
 
     Args:
         error: The exception.
     """
-    return min(_requested_wait(error)[0], LONGEST_WAIT)
+    return min(_requested_wait(error)[0], MAX_WAIT_SECONDS)
 
 
 def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
@@ -95,25 +95,26 @@ def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
 
 
 def after_waiting(call: Callable[[], T], *, hub: str) -> T:
-    """Calls a function, and calls it again after the wait that a Hub with a rate limit asks for.
+    """Calls a function. If a Hub's rate limit refuses it, waits as long as the Hub asks, and calls it again.
 
     Args:
-        call: The function. It reports a refusal by a ZooError whose cause is the client's error.
+        call: The function. It reports a refusal by a ZooError whose `__cause__` is the client's error.
         hub: The Hub's name, for the log.
 
     Returns:
         What `call` returns.
 
     Raises:
-        ZooError: From `call`: after WAITS waits, if the Hub asks for more than LONGEST_WAIT, or for another reason.
+        ZooError: From `call`, after MAX_WAITS waits, if the Hub asks for more than MAX_WAIT_SECONDS, or if it refuses
+            for another reason.
     """
-    for _ in range(WAITS):
+    for _ in range(MAX_WAITS):
         try:
             return call()
         except ZooError as error:
             refusal = error.__cause__
             seconds, _ = _requested_wait(refusal)
-            if refusal is None or status_of(refusal) != 429 or not 0 < seconds <= LONGEST_WAIT:
+            if refusal is None or status_of(refusal) != 429 or not 0 < seconds <= MAX_WAIT_SECONDS:
                 raise
             log.warning("%s: %s. Waiting.", hub, reason(refusal))
             time.sleep(seconds)
@@ -121,17 +122,17 @@ def after_waiting(call: Callable[[], T], *, hub: str) -> T:
 
 
 def pause_after(error: BaseException, failures: int) -> float:
-    """Returns the seconds until the next try: they double with each failure, unless the server asks for more.
+    """Returns the seconds until the next try: twice as many after each failure, or more if the server asks for it.
 
     Args:
         error: The last failure.
         failures: Number of failures in a row.
     """
-    return max(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), LONGEST_PAUSE), retry_after(error))
+    return max(min(FIRST_PAUSE * 2 ** min(failures - 1, 10), MAX_PAUSE), retry_after(error))
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Returns the HTTP status of a refusal; None if no Hub answered.
+    """Returns the HTTP status in an exception; None if no Hub answered.
 
     Args:
         error: The exception.
@@ -158,12 +159,12 @@ def refusals_as(failure: str, remedy: str) -> Iterator[None]:
     """Turns the client's exceptions inside the context into ZooError "FAILURE (reason): REMEDY".
 
     Args:
-        failure: What failed; begins the sentence.
-        remedy: What the user can do; ends the sentence.
+        failure: What failed; begins the message.
+        remedy: What the user can do; ends the message.
 
     Raises:
         ZooError: The client raised an error, or failed on the Hub's answer.
-        OSError: The disk is full. The caller handles that.
+        OSError: The disk is full.
     """
     try:
         yield

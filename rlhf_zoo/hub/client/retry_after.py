@@ -1,4 +1,4 @@
-"""The Retry-After header of HTTP."""
+"""Reads the Retry-After header of HTTP."""
 
 import email.utils
 import re
@@ -6,13 +6,13 @@ import time
 
 
 def seconds_to_wait(value: str | None) -> float | None:
-    """Reads a Retry-After header.
+    """Returns how long a Retry-After header asks the client to wait.
 
     Args:
-        value: A number of seconds, possibly with a fraction, or a date. None if the answer has no such header.
+        value: The header: a number of seconds, possibly with a fraction, or a date. None if there is no such header.
 
     Returns:
-        Seconds from now, at least 0; None if the header holds neither.
+        Seconds from now, at least 0; None if the header has neither form.
     """
     if value is None:
         return None

@@ -1,9 +1,9 @@
 """Recognizes run directories that this user's rlhf-zoo wrote, by a signature in run.json.
 
-The settings of a run name Python objects, such as reward functions, and commands import them again. A downloaded folder
+The settings of a run name Python objects, such as reward functions, which later commands import. A downloaded folder
 can contain a run.json too, so the file alone proves nothing. `StageRecord.write` therefore signs run.json with a key in
-`home()`, outside of every run. The signature survives copying and renaming the directory, and no repository can forge
-it. A user can also vouch for a run with `--trust_run`.
+`home()`, outside of every run. The signature stays valid if the directory is copied or renamed, and no repository can
+forge it. A user can also trust a run with `--trust_run`.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ SIGNATURE = "signature"
 KEY_FILE = "run-key"
 _KEY_BYTES = 32
 
-# One switch for the whole command, as in `remote_code`: each command reads one run.
+# One switch for the whole command is enough, because each command reads one run.
 _TRUSTED = False
 
 
@@ -54,7 +54,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
     """
     unsigned = {name: value for name, value in document.items() if name != SIGNATURE}
     try:
-        return {**unsigned, SIGNATURE: _signature(unsigned, _made_key())}
+        return {**unsigned, SIGNATURE: _signature(unsigned, _read_or_create_key())}
     except (OSError, RuntimeError) as error:  # no home directory, or one that cannot be written
         log.warning(
             "Cannot store the key that signs runs (%s), so later commands will not trust this run: set RLHF_ZOO_HOME "
@@ -65,7 +65,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
 
 
 def is_own(document: Mapping[str, object]) -> bool:
-    """Whether this user's rlhf-zoo wrote a run.json that is unchanged since, or the user trusts it.
+    """Whether this user's rlhf-zoo wrote a run.json and nobody changed it since, or the user trusts it.
 
     Args:
         document: The content of run.json.
@@ -85,7 +85,7 @@ def is_own(document: Mapping[str, object]) -> bool:
 
 
 def _signature(document: Mapping[str, object], key: bytes) -> str:
-    # Canonical JSON: the order of keys and the spaces in the file do not change the signature.
+    # Canonical JSON, so that the order of keys and the spaces in the file do not change the signature.
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
 
@@ -97,14 +97,14 @@ def _read_key() -> bytes | None:
     return key if len(key) == _KEY_BYTES else None
 
 
-def _made_key() -> bytes:
+def _read_or_create_key() -> bytes:
     """The key, created on first use. If two processes create it at once, both use the first one. Raises OSError."""
     if (existing := _read_key()) is not None:
         return existing
     folder = home()
     folder.mkdir(parents=True, exist_ok=True)
     temporary = folder / f".{KEY_FILE}.{secrets.token_hex(8)}.tmp"
-    # The key is complete and on the disk before it gets its name, so no reader sees half of it.
+    # Write the key to the disk before it gets its name, so that no reader sees half of it.
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         with open(descriptor, "wb") as file:
@@ -114,7 +114,7 @@ def _made_key() -> bytes:
         try:
             os.link(temporary, folder / KEY_FILE)  # unlike replace, it fails if another process was faster
         except FileExistsError:
-            if _read_key() is None:  # a truncated file from a full disk
+            if _read_key() is None:  # the existing file is truncated, as after a full disk
                 os.replace(temporary, folder / KEY_FILE)
     finally:
         temporary.unlink(missing_ok=True)

@@ -1,15 +1,15 @@
-"""The form of a checkpoint's tag: step-000040. Everything that writes or reads such tags goes through this module."""
+"""Writes and reads the tags of checkpoints, such as step-000040. No other module knows their form."""
 
 import re
 from collections.abc import Iterable
 
-#: Twelve digits: more would be no step, and int() refuses very long numbers.
+#: At most twelve digits, because no run has more steps, and int() refuses very long numbers.
 _TAG = re.compile(r"step-([0-9]{6,12})")
 _STEP = re.compile(r"(?:step-)?([0-9]{1,12})")
 
 
 def tag_name(step: int) -> str:
-    """The tag of a step, such as step-000040. Padded, so that text order is step order.
+    """The tag of a step, such as step-000040. It is padded so that sorted tags are in the order of steps.
 
     Args:
         step: The training step.

@@ -12,9 +12,9 @@ from .connect import Hub
 from .downloads import PARTIAL
 from .local_paths import Cache, FileToFetch
 
-# Of one revision: files, and folders above a file. Checkpoints have some ten files and one folder.
+# Limits for one revision. Checkpoints have some ten files and one folder.
 MAX_FILES = 10_000
-MAX_DEPTH = 32
+MAX_DEPTH = 32  # folders above a file
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
@@ -29,7 +29,7 @@ def list_files(
         repo: The repository's id.
         commit: The commit, 40 hex digits.
         repo_type: model or dataset.
-        patterns: Patterns of the files to list; others are neither listed nor checked.
+        patterns: Patterns of the files to list and check.
 
     Raises:
         ZooError: The commit has too many files, or a name, size or digest that is unsafe to use on this machine.
@@ -67,7 +67,7 @@ def list_files(
 
 
 def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequence[str] = ("*",)) -> Path:
-    """Downloads a revision of a data set into the client's cache, after the checks that a model's files get.
+    """Downloads a revision of a data set into the client's cache, after the same checks as for a model's files.
 
     Args:
         hub: The Hub. If it is offline, only the cache is read.
@@ -76,15 +76,16 @@ def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequen
         patterns: Patterns of the files to download.
 
     Returns:
-        The folder in the cache. The client's errors pass.
+        The folder in the cache.
 
     Raises:
-        ZooError: The files are too many, too large for the disk, or have unsafe names; or the commit is not one.
+        ZooError: The files are too many, too large for the disk or have unsafe names, or the commit is invalid.
+        Exception: Errors of the Hub's client pass through.
     """
     if hub.offline:
         return hub.snapshot(repo, repo_type="dataset", revision=revision, allow_patterns=[*patterns])
     commit = hub.api().dataset_info(repo, revision=revision).sha
-    # The commit becomes a folder's name.
+    # The commit becomes a folder's name, so it must not be something like "../..".
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         raise ZooError(f"{hub.name} names {commit!r:.80} as the commit of the data set {repo}: check {hub.flag}.")
     files = list_files(hub, repo, commit, repo_type="dataset", patterns=patterns)
@@ -111,5 +112,5 @@ def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
 
 
 def _folded(path: str) -> str:
-    """The form in which names are compared that differ in case or in Unicode normalization alone."""
+    """Maps names that differ only in case or in Unicode normalization to the same text."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())

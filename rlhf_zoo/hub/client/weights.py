@@ -1,4 +1,4 @@
-"""Checks whether two commits hold the same model. The weights decide: a changed card alone makes a new commit."""
+"""Checks whether two commits hold the same model, by their weights: a new card makes a new commit, but no new model."""
 
 import logging
 from functools import cache
@@ -17,7 +17,7 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
     """Whether two published models have the same weights.
 
     Args:
-        a: (repository, commit) of a model; None for a model that was not published, which equals only None.
+        a: (repository, commit) of a model. None, for a model that was not published, equals only None.
         b: Likewise.
         hub: The Hub that has both.
 
@@ -36,7 +36,7 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
 
 @cache
 def _weights(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
-    """(name, content id) of each file with weights. Cached for good, because a commit never changes."""
+    """(name, content id) of each file with weights. Cached without expiry, because a commit never changes."""
     from huggingface_hub import RepoFile
 
     entries = hub.api().list_repo_tree(origin[0], revision=origin[1])
