@@ -48,9 +48,9 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
-    from ..publishing.catalog.family import draw
+    from ..publishing.catalog.family import node_lines
 
-    first, *lines = draw(node)
+    first, *lines = node_lines(node)
     label = Text(first, style="bold" if above is None else "")
     for line in lines:
         label.append(f"\n{line}", style="not bold dim")

@@ -62,10 +62,10 @@ def zoo(
     """
     check_namespace(namespace)
     with settle_hub(hub, push_to_hub=False) as connected:
-        from ..publishing.catalog.index import ordered, owner, published, select
+        from ..publishing.catalog.index import ordered, owner, published_models, select
 
         whose = namespace or ("local" if connected.kind == "local" else owner(connected))
-        every = published(whose, connected)
+        every = published_models(whose, connected)
         entries = ordered(select(every, stage=stage, recipe=recipe, base=base), sort, reverse=reverse)
         if readme is not None:
             named = namespace or (None if connected.kind == "local" else whose)
@@ -81,12 +81,12 @@ def zoo(
 
 
 def _write(readme: Path, entries: list[Entry], whose: str, chosen: dict[str, str | None], *, reverse: bool) -> None:
-    from ..publishing.catalog.index import benchmark, write_benchmark
+    from ..publishing.catalog.index import benchmark_table, write_benchmark
 
     command = ["rlhf-zoo", "zoo"]
     command += [word for name, value in chosen.items() if value is not None for word in (f"--{name}", value)]
     command += [*(["--reverse"] if reverse else []), "--readme", *([] if str(readme) == _README else [str(readme)])]
-    write_benchmark(readme, benchmark(entries, command=shlex.join(command), namespace=whose))
+    write_benchmark(readme, benchmark_table(entries, command=shlex.join(command), namespace=whose))
     click.echo(f"{len(entries)} rows in {readme}", err=True)
 
 

@@ -18,7 +18,7 @@ from ..modeling.prompt_keys import format_prompt_count
 from ..modeling.reserved_columns import columns_for_functions
 from ..publishing.adapters import check_plan, file_overrides
 from ..publishing.cards.card import make_card
-from ..publishing.sender import claim_repository
+from ..publishing.sender import claim_stage_repository
 from ..publishing.sent import published_tags, unpublished
 from ..runs.checks.conversations import check_conversations
 from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, start_of
@@ -158,7 +158,7 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
         for stage in context.recipe.stages:
             check_plan(context, stage)
         for stage in context.recipe.stages:
-            claim_repository(context, stage)
+            claim_stage_repository(context, stage)
 
 
 def run(context: RunContext, console: "Console", publisher: Publisher | None = None) -> Path | None:

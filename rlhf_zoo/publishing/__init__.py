@@ -1,4 +1,4 @@
-"""Turns a run directory into repositories on a Hub: cards, plots, outbox, sender, catalog.
+"""Turns a run directory into repositories on a Hub (cards, plots, outbox, sender), and lists them (catalog).
 
 It neither trains nor samples.
 """

@@ -1,4 +1,4 @@
-"""Publishes adapters with configurations that name a base model that others can download."""
+"""Makes published adapters name a base model that others can download, and checks early that there is one."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from ..runs.context import RunContext
 from ..runs.models import ParentCheckpoint
 from ..runs.record import StageRecord
 from ..runs.registry import STAGES
-from .rounding import rounded
+from .rounding import write_rounded
 
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile
@@ -25,7 +25,7 @@ CRITIC = "critic"
 
 
 def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentCheckpoint]) -> None:
-    """Checks, before the stage trains, that its adapters would be published together with their base.
+    """Checks, before the stage trains, that others will be able to download the base of its adapters.
 
     Args:
         context: The run.
@@ -39,27 +39,28 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
         check_plan(context, stage)
         return
     base = parents["sft"]
-    here = str(base.lineage.get("path")).startswith("checkpoint-") and context.record("sft").read().get("publish")
-    if not base.lineage.get("repo") and not here:
+    is_own_sft = str(base.lineage.get("path")).startswith("checkpoint-")
+    will_be_published = is_own_sft and context.record("sft").read().get("publish")
+    if not base.lineage.get("repo") and not will_be_published:
         raise ZooError(
             f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the SFT model, is on "
-            f"no Hub: publish that first (`rlhf-zoo push {context.directory}`), or remove use_peft."
+            f"no Hub: publish it first (`rlhf-zoo push {context.directory}`), or remove use_peft."
         )
-    if here:
+    if will_be_published:
         check_plan(context, stage)
     elif (base.path / ADAPTER_CONFIGS[0]).is_file():
-        raise _on_merged(stage, f"name {base.lineage['repo']}@{MERGED_MODEL}, if it has that branch")
+        raise _merged_base_missing(stage, f"name {base.lineage['repo']}@{MERGED_MODEL}, if it has that branch")
 
 
 def check_plan(context: RunContext, stage: str) -> None:
-    """Checks, before any stage trains, that a recipe's adapters would be published together with their base.
+    """Checks, before any stage trains, that others will be able to download the base of a stage's adapters.
 
     Args:
         context: The run.
         stage: Name of the stage.
 
     Raises:
-        ZooError: No Hub has the base, or will have it.
+        ZooError: The base is on no Hub, and this run will not publish it.
     """
     settings = context.settings(stage)
     if not settings.model.use_peft:
@@ -79,20 +80,20 @@ def check_plan(context: RunContext, stage: str) -> None:
             )
     elif "sft" in context.recipe.stages:
         sft = context.settings("sft")
-        own = stage == "reward" or settings.model.model_name_or_path in (None, "sft")
-        if own and sft.model.use_peft and not sft.release.push_merged:
-            raise _on_merged(stage, "set push_merged in sft.yaml")
+        uses_own_sft = stage == "reward" or settings.model.model_name_or_path in (None, "sft")
+        if uses_own_sft and sft.model.use_peft and not sft.release.push_merged:
+            raise _merged_base_missing(stage, "set push_merged in sft.yaml")
 
 
 def folder_under(context: RunContext, stage: str) -> str | None:
-    """Returns the local folder with the model that a stage's adapter is trained on.
+    """Returns the local folder with the base of a stage's adapter.
 
     Args:
         context: The run.
         stage: Name of the stage.
 
     Returns:
-        The folder as the recipe names it; None without one, or if `push --base` recorded its repository.
+        The folder, as the recipe names it. None if the base is no folder, or `push --base` recorded its repository.
     """
     model = context.settings(stage).model
     name = model.model_name_or_path
@@ -101,7 +102,7 @@ def folder_under(context: RunContext, stage: str) -> str | None:
 
 
 def _is_published(context: RunContext, folder: Path) -> bool:
-    """Whether `name_base` recorded, for a stage of this run, where this Hub has the model of a folder."""
+    """Whether `name_base` recorded, for a stage of this run, the repository on this Hub with the model of a folder."""
     for document in (context.record(stage).read() for stage in STAGES):
         if (document.get("publish") or {}).get("hub") != context.hub.label:
             continue
@@ -118,7 +119,7 @@ def reason_not_to_publish(context: RunContext) -> str | None:
         context: The run.
 
     Returns:
-        The reason; None if there is none.
+        The reason; None for a run that can be published.
     """
     for stage, keys in context.recipe.stages.items():
         if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):
@@ -137,7 +138,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
     Args:
         context: The run, on the Hub that it is sent to.
         stages: The stages that are sent.
-        name: NAMESPACE/NAME or NAMESPACE/NAME@REVISION of the model.
+        name: NAMESPACE/NAME[@REVISION] of the model.
 
     Raises:
         ZooError: No adapter has a local base, no Hub has such a model, or its weights differ from the folder's.
@@ -156,18 +157,19 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             if base is None or role not in ("base", "sft"):
                 continue
             hub, commit = ask(repo, context.hub, commit_on)
+            # The weights must be equal, because the adapter was trained on those in the folder.
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS}")}
             remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))
-            same_weights = {
+            equal = {
                 entry.path for entry in remote_files if content_id(weights[entry.path], entry) == expected_id(entry)
             }
-            if not weights or same_weights != set(weights):
+            if not weights or equal != set(weights):
                 raise ZooError(
                     f"{name} on {hub.name} has other weights than {base}, the base of the adapters in {record.path}: "
                     f"upload that folder (`hf upload {repo} {base}`), or name another model with --base."
                 )
             pinned = {**parent, "repo": repo, "commit": commit, **came_from(hub, context.hub)}
-            # Stages that train later are published to the same place.
+            # `publish` makes the stages that train later go to the same Hub and namespace.
             location = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
             record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or location)
             has_base = True
@@ -176,7 +178,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
 
 
 def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | None:
-    """Returns the folder of a parent that is the base of the stage's adapters; None if it is not."""
+    """Returns the folder of a parent, if it is the base of the stage's adapters."""
     for checkpoint in record.checkpoints() if parent.get("folder") else ():
         if (checkpoint / ADAPTER_CONFIGS[0]).is_file():
             base = Path(read_json(checkpoint / ADAPTER_CONFIGS[0]).get("base_model_name_or_path") or "")
@@ -184,7 +186,7 @@ def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | No
     return None
 
 
-def _on_merged(stage: str, remedy: str) -> ZooError:
+def _merged_base_missing(stage: str, remedy: str) -> ZooError:
     return ZooError(
         f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the SFT adapter merged "
         f"into its model, is on no Hub: {remedy}, or remove use_peft from {stage}.yaml."
@@ -192,9 +194,9 @@ def _on_merged(stage: str, remedy: str) -> ZooError:
 
 
 def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
-    """Returns the files that replace a checkpoint's own when it is published.
+    """Writes the files that replace a checkpoint's own when it is published.
 
-    Adapters name their base by repository, weights are rounded by push_dtype, and push_critic may leave the critic out.
+    Adapters name their base by repository, push_dtype rounds the weights, and push_critic may leave out the critic.
 
     Args:
         context: The run.
@@ -216,18 +218,18 @@ def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, f
         overrides = {name: None for name in files if name.startswith(f"{CRITIC}/")}
     if (dtype := settings.get("push_dtype")) is not None:
         remaining = {name: path for name, path in files.items() if name not in overrides}
-        overrides |= rounded(remaining, dtype, folder)
-    named = {
-        name: folder / name for name in _name_bases(context, document, checkpoint, folder) if name not in overrides
-    }
-    return {**overrides, **named}
+        overrides |= write_rounded(remaining, dtype, folder)
+    configs = _write_adapter_configs(context, document, checkpoint, folder)
+    return {**overrides, **{name: folder / name for name in configs if name not in overrides}}
 
 
-def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Path, folder: Path) -> list[str]:
-    """Writes a checkpoint's adapter configurations into `folder`, each naming its base by repository and commit.
+def _write_adapter_configs(
+    context: RunContext, document: Mapping[str, Any], checkpoint: Path, folder: Path
+) -> list[str]:
+    """Writes a checkpoint's adapter configurations into `folder`, each with its base's repository and commit.
 
-    On disk they name the folder that the base was loaded from. Returns the names of the written files; configurations
-    whose base is not a parent of the run are skipped.
+    Those of the checkpoint name the folder that the base was loaded from. Returns the names of the written files.
+    Configurations whose base is not a parent of the run are skipped.
     """
     parents, written = document.get("parents") or {}, []
     for name in ADAPTER_CONFIGS:
@@ -236,7 +238,7 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
         config = read_json(checkpoint / name)
         if not (base := config.get("base_model_name_or_path")):
             continue
-        locations = (_published(context, role, parent, Path(base)) for role, parent in parents.items())
+        locations = (_location_if_base(context, role, parent, Path(base)) for role, parent in parents.items())
         if location := next(filter(None, locations), None):
             config["base_model_name_or_path"], config["revision"] = location
             write_json(folder / name, config)
@@ -252,7 +254,7 @@ def _name_bases(context: RunContext, document: Mapping[str, Any], checkpoint: Pa
     return written
 
 
-def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:
+def _location_if_base(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:
     """Returns (repository, commit) of a parent, if it is the model at the path `base`."""
     repo, commit = parent.get("repo"), parent.get("commit")
     if not repo or not commit:
@@ -260,8 +262,8 @@ def _published(context: RunContext, role: str, parent: Mapping[str, Any], base: 
     record = context.record(role)
     checkpoint = record.path / str(parent.get("path"))
     if base.resolve() == (checkpoint / MERGED_MODEL).resolve():
-        merged = record.read().get("merged")
-        return (repo, merged) if merged else None
+        merged_commit = record.read().get("merged")
+        return (repo, merged_commit) if merged_commit else None
     # A pulled model is in the client's cache, in a folder named by its commit.
     is_match = commit in (base.name, base.parent.name) or base.resolve() == checkpoint.resolve()
     is_match |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named

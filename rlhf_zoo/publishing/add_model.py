@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
 README = "README.md"
-#: Files that are sent beside the model.
-_FURTHER = re.compile(rf"licen[cs]e|notice|{re.escape(SOURCE_FILE)}", re.IGNORECASE)
+#: Files that are sent with the model, by the beginning of their names.
+_ACCOMPANYING = re.compile(rf"licen[cs]e|notice|{re.escape(SOURCE_FILE)}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -44,14 +44,14 @@ class Added:
 def add_model(name: str, repo: str, *, license: str | None, source: str | None, hub: Hub) -> Added:
     """Puts a causal language model, a reward model or a sentence embedder on a Hub in one commit.
 
-    Weights, configuration, tokenizer, license, card and the settings of sentence-transformers are sent; of a GGUF file,
-    the unpacked model.
+    Sends weights, configuration, tokenizer, license, card and the settings of sentence-transformers. A GGUF file is
+    unpacked first.
 
     Args:
         name: A folder, or a GGUF file.
         repo: NAMESPACE/NAME.
         license: The license, as the Hub names licenses; None for that of the card or of the GGUF file.
-        source: Where the model comes from, for the card; None if the card says it.
+        source: Where the model comes from, to add to the card; None to add nothing.
         hub: The Hub.
 
     Raises:
@@ -60,10 +60,10 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
     """
     folder = Path(unpack_if_gguf(name))
     if not folder.is_dir():
-        raise ZooError(f"{name} is neither a folder nor a GGUF file: give the path of a model.")
+        raise ZooError(f"{name} is neither a folder nor a GGUF file: pass the path of a model.")
     checked = model_files(folder)
     if checked.adapter is not None:
-        raise ZooError(f"{name} is an adapter: merge it into its base first, and add that.")
+        raise ZooError(f"{name} is an adapter: merge it into its base, and add the merged model.")
     for kind, names in (("configuration", ("config.json",)), ("tokenizer", TOKENIZER_FILES)):
         if not any(checked.has(file) for file in names):
             raise ZooError(f"{name} has no {kind} ({' or '.join(names)}): save it in that folder too.")
@@ -71,53 +71,53 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         raise ZooError(f"{name} has no weights in safetensors: save the model in that folder.")
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-add-") as scratch:
         card = Path(scratch) / README
-        terms = _write_card(card, folder, title=repo.partition("/")[2], license=license, source=source)
-        further = {path.name: path for path in folder.iterdir() if _FURTHER.match(path.name)}
-        saved = [path for pattern in SENTENCE_FILES for path in folder.glob(pattern)]
-        model = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in saved}
-        files = {**model, **further, README: card}
+        card_license = _write_card(card, folder, title=repo.partition("/")[2], license=license, source=source)
+        accompanying = {path.name: path for path in folder.iterdir() if _ACCOMPANYING.match(path.name)}
+        sentence_files = [path for pattern in SENTENCE_FILES for path in folder.glob(pattern)]
+        model = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in sentence_files}
+        files = {**model, **accompanying, README: card}
         with refusals_as(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
-            commit = _same_commit(repo, files if license or source else model, model, hub)
-            new = commit is None
-            commit = commit or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
-    return Added(repo, commit, new, terms)
+            # Without a license or source to add, equal model files are enough: somebody may have edited the card there.
+            existing = _commit_with(repo, files if license or source else model, model, hub)
+            commit = existing or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
+    return Added(repo, commit, existing is None, card_license)
 
 
-def _same_commit(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
-    """Returns the commit of `main` if it has these files; None if they are to be sent.
+def _commit_with(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
+    """Returns the head of `main` if it has these files; None if they must be sent.
 
-    Raises ZooError if the repository holds another model.
+    Raises ZooError if the repository holds another model than the files named in `model`.
     """
     api = hub.api()
     if not api.repo_exists(repo) or not api.file_exists(repo, "config.json"):
         return None
     commit = str(api.model_info(repo).sha)
     entries = cast("list[RepoFile]", api.get_paths_info(repo, list(files), revision=commit))
-    same = {entry.path for entry in entries if content_id(files[entry.path], entry) == expected_id(entry)}
-    if not same.issuperset(model):
+    equal = {entry.path for entry in entries if content_id(files[entry.path], entry) == expected_id(entry)}
+    if not equal.issuperset(model):
         raise ZooError(f"{repo} on {hub.name} holds another model: choose another name.")
-    return commit if same == set(files) else None
+    return commit if equal == set(files) else None
 
 
 def _write_card(card: Path, folder: Path, *, title: str, license: str | None, source: str | None) -> str | None:
     """Writes the card of a model: that of its folder, or a short one. Returns the license that it names."""
     from huggingface_hub import ModelCard
 
-    file = gguf_source(folder)
+    gguf = gguf_source(folder)
     if (folder / README).is_file():
-        written = ModelCard.load(folder / README)
+        content = ModelCard.load(folder / README)
     else:
-        written = ModelCard(f"---\nlibrary_name: transformers\n---\n\n# {title}\n")
-        if file:
-            kind = file.get("quantization") or "quantization unknown"
-            written.text += (
-                f"\nUnpacked from the GGUF file `{file.get('file')}` ({kind}, sha256 `{file.get('sha256')}`) into "
-                "float32. Quantization rounded the weights, so they are not those of the original model.\n"
+        content = ModelCard(f"---\nlibrary_name: transformers\n---\n\n# {title}\n")
+        if gguf:
+            quantization = gguf.get("quantization") or "quantization unknown"
+            content.text += (
+                f"\nUnpacked from the GGUF file `{gguf.get('file')}` ({quantization}, sha256 `{gguf.get('sha256')}`) "
+                "into float32. Quantization rounded the weights, so they are not those of the original model.\n"
             )
-    terms = license or written.data.license or file.get("license")
-    if terms is not None:
-        written.data.license = terms
+    card_license = license or content.data.license or gguf.get("license")
+    if card_license is not None:
+        content.data.license = card_license
     if source is not None:
-        written.text += f"\nSource: {source}\n"
-    written.save(card)
-    return terms if isinstance(terms, str) else None
+        content.text += f"\nSource: {source}\n"
+    content.save(card)
+    return card_license if isinstance(card_license, str) else None

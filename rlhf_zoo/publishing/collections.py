@@ -13,19 +13,18 @@ if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
 SPACE_NOTE = "comparison of SFT with PPO"
-MAX_TITLE = 60
+TITLE_SUFFIX = ": SFT, RM, PPO"
+MAX_TITLE = 60  # characters; a Hub refuses more
 
 
 def title_of(recipe: str) -> str:
-    """Returns the title of a recipe's Collection. A Hub allows 60 characters.
+    """Returns the title of a recipe's Collection.
 
     Args:
         recipe: Name of the recipe.
-
-    Returns:
-        The title.
     """
-    return f"{recipe}: SFT, RM, PPO" if len(recipe) <= MAX_TITLE - 14 else recipe[:MAX_TITLE]
+    title = recipe + TITLE_SUFFIX
+    return title if len(title) <= MAX_TITLE else recipe[:MAX_TITLE]
 
 
 def collect(
@@ -37,7 +36,7 @@ def collect(
     private: bool = False,
     hub: Hub = CLIENT,
 ) -> str:
-    """Groups a recipe's repositories into its Collection, which is created if none has its title.
+    """Groups a recipe's repositories into its Collection. Creates it if the namespace has none with this title.
 
     Existing items stay and missing ones are added, so a second call changes nothing.
 
@@ -75,28 +74,25 @@ def collect(
 
 
 def _slug(api: HfApi, title: str, namespace: str, *, private: bool) -> str:
-    """Returns the slug of the Collection with this title; of several, the first."""
+    """Returns the slug of the first Collection with this title. Creates one if there is none."""
     for collection in api.list_collections(owner=namespace):
         if collection.title == title:
             return collection.slug
     description = "Made by rlhf-zoo: every model card names data, settings, reward and KL."
-    new_collection = api.create_collection(
+    return api.create_collection(
         title, namespace=namespace, description=description, private=private, exists_ok=True
-    )
-    return new_collection.slug
+    ).slug
 
 
 def _items(api: HfApi, slug: str) -> dict[tuple[str, str], str]:
-    """Returns (repository, type) -> the item's own id, in order.
-
-    It requests the Collection itself, because a listing of Collections has only the first four items of each.
-    """
+    """Returns (repository, type) -> the item's own id, in order."""
+    # Request the Collection itself, because a listing of Collections has only the first four items of each.
     items = sorted(api.get_collection(slug).items, key=lambda item: item.position)
     return {(item.item_id, item.item_type): item.item_object_id for item in items}
 
 
 def _arrange(api: HfApi, slug: str, wanted: list[tuple[str, str]]) -> None:
-    """Moves the wanted items to the front, unless they are already in order, possibly with others in between."""
+    """Moves the wanted items to the front in order, unless they are in order already. Others may be in between."""
     items = _items(api, slug)
     if [item for item in items if item in wanted] == wanted:
         return

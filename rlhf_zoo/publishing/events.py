@@ -1,7 +1,7 @@
 """Writes a run's metrics as TensorBoard events, for which the Hub shows its Metrics tab.
 
-They are converted from metrics.jsonl, not written during training, so a resumed run has one file without repeated
-steps, equal metrics give equal bytes, and no file name reveals the host.
+They are made from metrics.jsonl and not during training. So a resumed run has one file without repeated steps, equal
+metrics give equal bytes, and no file name reveals the host.
 """
 
 import datetime
@@ -11,7 +11,7 @@ from typing import Any
 
 from ..fileio import finite
 
-EVENTS_FILE = "runs/{stage}/events.out.tfevents.{began}.rlhf-zoo"
+EVENTS_FILE = "runs/{stage}/events.out.tfevents.{start}.rlhf-zoo"  # {start}: Unix time of the first row
 
 
 def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str) -> Path | None:
@@ -32,7 +32,7 @@ def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str)
     logged = list(rows)
     if not logged:
         return None
-    path = folder / EVENTS_FILE.format(stage=stage, began=int(_seconds(logged[0])))
+    path = folder / EVENTS_FILE.format(stage=stage, start=int(_seconds(logged[0])))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         writer = RecordWriter(file)

@@ -20,15 +20,16 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a successful upload after which a finished command stops waiting for the Hub.
 PATIENCE = 180.0
+#: The same after an interruption or an error, when the user wants the command to end.
 LAST_PATIENCE = 10.0
-LAST_SENDING = 30.0  # seconds that closing waits for the upload in progress
+CLOSE_TIMEOUT = 30.0  # seconds that closing waits for the upload in progress
 
 
 class Outbox:
     """Sends a run's uploads from its own thread. Leaving the context waits until everything is sent.
 
-    `notify` wakes the thread, and `drain` waits until nothing is left. After a failure it retries after a pause that
-    grows to 30 seconds, or that the Hub sets (Retry-After).
+    `notify` wakes the thread, and `drain` waits until nothing is left. The thread retries a failed upload after a pause
+    that grows to 30 seconds, or that the Hub sets (Retry-After).
 
     Args:
         sender: Provides the uploads.
@@ -42,11 +43,11 @@ class Outbox:
         self._changed = threading.Condition()
         self._woken = self._closing = False
         self._idle = True
-        self._sent = self._failures = 0
-        self._failing: str | None = None
-        self._sending: str | None = None
+        self._sent = self._failures = 0  # uploads sent; failures in a row
+        self._failure_reason: str | None = None  # of the last attempt; None if it succeeded
+        self._sending: str | None = None  # description of the upload in progress
         self._last_success = time.monotonic()
-        self._broken: BaseException | None = None
+        self._fatal_error: BaseException | None = None  # the error that ended the thread
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
 
     def __enter__(self) -> Outbox:
@@ -57,15 +58,15 @@ class Outbox:
         try:
             if kind is None:
                 self.drain()
-            elif self._broken is None:
-                # After an interruption or an error, send the saved files only while the Hub accepts them quickly.
+            elif self._fatal_error is None:
+                # After an interruption or an error, send the saved files only as long as the Hub accepts them quickly.
                 self.notify()
-                self._wait(patience=LAST_PATIENCE, slow_fails=True)
+                self._wait(patience=LAST_PATIENCE, slow_is_failure=True)
         finally:
             self.close()
 
     def notify(self) -> None:
-        """Announces new files on disk. Never raises: training must continue whatever the Hub does."""
+        """Announces new files on disk. Never raises, because training must continue whatever the Hub does."""
         with self._changed:
             self._woken, self._idle = True, False
             self._changed.notify_all()
@@ -82,7 +83,7 @@ class Outbox:
             remaining = self._sender.remaining()
             raise ZooError(
                 f"{len(remaining)} uploads of the run are not on {self._hub} yet, starting with {remaining[0]} "
-                f"({self._failing}): run `{self._resume_command}` when it answers."
+                f"({self._failure_reason}): run `{self._resume_command}` when it answers."
             )
 
     def close(self) -> None:
@@ -90,33 +91,31 @@ class Outbox:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout=LAST_SENDING)
+        self._thread.join(timeout=CLOSE_TIMEOUT)
 
-    def _wait(self, *, patience: float, slow_fails: bool = False) -> bool:
-        """Waits until nothing is left (True), or the Hub fails for `patience` seconds (False).
+    def _wait(self, *, patience: float, slow_is_failure: bool = False) -> bool:
+        """Waits until nothing is left (True), or until the Hub has failed for `patience` seconds (False).
 
-        With `slow_fails`, a slow upload counts as a failure too.
+        With `slow_is_failure`, an upload that takes longer counts as a failure too.
         """
         started = time.monotonic()
         with contextlib.ExitStack() as stack:
             bar: tqdm | None = None
             while True:
-                if self._broken is not None:
-                    raise self._broken
+                if self._fatal_error is not None:
+                    raise self._fatal_error
                 with self._changed:
                     if self._idle and not self._woken:
                         return True
                     self._changed.wait(0.1)
                     failing_for = time.monotonic() - max(self._last_success, started)
-                    if (self._failing is not None or slow_fails) and failing_for > patience:
+                    if (self._failure_reason is not None or slow_is_failure) and failing_for > patience:
                         return False
                     sent, sending = self._sent, self._sending
                 if bar is None and time.monotonic() - started > 1:
                     count = len(self._sender.remaining())
                     bar = stack.enter_context(
-                        tqdm(
-                            total=count + sent, initial=sent, desc="sending", unit="release", leave=False, disable=None
-                        )
+                        tqdm(total=count + sent, initial=sent, desc="sending", unit="upload", leave=False, disable=None)
                     )
                 elif bar is not None:
                     bar.set_description(f"sending {sending}" if sending else "sending", refresh=False)
@@ -133,7 +132,7 @@ class Outbox:
             else:
                 log.exception("Uploads stopped; training continues.")
             with self._changed:
-                self._broken = error
+                self._fatal_error = error
                 self._changed.notify_all()
 
     def _step(self) -> bool:
@@ -155,25 +154,25 @@ class Outbox:
         try:
             upload.send()
         except client_errors() as error:
-            self._failed(upload.description, error)
+            self._record_failure(upload.description, error)
             return True
         with self._changed:
             self._sent += 1
             self._sending = None
             self._last_success = time.monotonic()
-            if self._failing is not None:
+            if self._failure_reason is not None:
                 log.warning("%s answers again: %s was sent.", self._hub, upload.description)
-            self._failing, self._failures = None, 0
+            self._failure_reason, self._failures = None, 0
             self._changed.notify_all()
         return True
 
-    def _failed(self, description: str, error: Exception) -> None:
+    def _record_failure(self, description: str, error: Exception) -> None:
         cause = "this machine's disk is full" if is_disk_full(error) else reason(error)
         with self._changed:
-            if self._failing is None:
+            if self._failure_reason is None:
                 log.warning("%s was not sent to %s (%s); it will be sent later.", description, self._hub, cause)
-            self._failing = cause
+            self._failure_reason = cause
             self._failures += 1
             self._changed.notify_all()
-            # Closing ends the pause early; a new checkpoint does not.
+            # Closing ends the pause early, but a new checkpoint does not, because the Hub would fail again.
             self._changed.wait_for(lambda: self._closing, pause_after(error, self._failures))

@@ -1,4 +1,4 @@
-"""Parts of the figures in `plots`: the figure itself, lines with intervals, marks and arrows."""
+"""Parts of the figures in `plots`: empty figures, lines with intervals, marks and arrows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
 WIDTH = 7.2  # inches, at 120 dpi
-POINTS = 60  # a curve with more points shows no markers
+MAX_MARKERS = 60  # a curve with more points shows no markers
 
 
 def sqrt_kl(kl: float) -> float:
@@ -26,7 +26,7 @@ def sqrt_kl(kl: float) -> float:
 
 
 def error_bars(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Returns how far each point's interval extends below its value, and above.
+    """Returns how far each point's interval extends below its value, and how far above: matplotlib's `yerr`.
 
     Args:
         points: Estimates, each with `value` and `ci95`.
@@ -35,17 +35,17 @@ def error_bars(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
     return [lower, [max(point["ci95"][1] - point["value"], 0.0) for point in points]]
 
 
-def draw_estimates(axes: Axes, points: Sequence[Mapping[str, Any]], along: str, color: str, label: str) -> None:
+def draw_estimates(axes: Axes, points: Sequence[Mapping[str, Any]], x_key: str, color: str, label: str) -> None:
     """Draws estimates with their intervals, joined by a line.
 
     Args:
         axes: matplotlib's axes.
-        points: Estimates, each with `value`, `ci95` and a key `along`.
-        along: The key of the x coordinate.
+        points: Estimates, each with `value`, `ci95` and `x_key`.
+        x_key: The key of the x coordinate.
         color: The line's color.
         label: Its entry in the legend.
     """
-    x, y = [point[along] for point in points], [point["value"] for point in points]
+    x, y = [point[x_key] for point in points], [point["value"] for point in points]
     axes.errorbar(x, y, yerr=error_bars(points), color=color, marker="o", capsize=3, linewidth=1.3, label=label)
 
 
@@ -66,20 +66,20 @@ def draw_against_kl(axes: Axes, points: Sequence[Mapping[str, Any]], name: str, 
 def arrows(
     points: Sequence[tuple[float, float]], count: int = 5
 ) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
-    """Yields (from, to) of `count` stretches of a path, evenly along it, each long enough for an arrow to show.
+    """Yields (start, end) of about `count` arrows along a path. Arrows too short to see are left out.
 
     Args:
         points: The path.
-        count: The number of stretches at most.
+        count: The number of arrows.
     """
     spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
 
-    def apart(a: tuple[float, float], b: tuple[float, float]) -> float:
+    def distance(a: tuple[float, float], b: tuple[float, float]) -> float:
         return math.hypot(*((p - q) / span for p, q, span in zip(a, b, spans, strict=True)))
 
     stride = max(1, (len(points) - 1) // count)
     for start, end in pairwise([*points[::stride], points[-1]]):
-        if apart(start, end) > 0.06:
+        if distance(start, end) > 0.06:  # in units of the path's extent
             yield start, end
 
 
@@ -98,31 +98,31 @@ def set_log_scale(axes: Axes) -> None:
 
 
 def line_style(steps: Sequence[int], marker: str = "o", size: float = 3.5) -> dict[str, Any]:
-    """Returns the keywords of a line over steps, with markers unless it has too many points.
+    """Returns keywords of `Axes.plot` for a line over steps, with markers unless it has too many points.
 
     Args:
         steps: The x coordinates.
         marker: The marker of a point.
         size: The marker's size.
     """
-    return {"marker": marker if len(steps) <= POINTS else None, "markersize": size, "linewidth": 1.4}
+    return {"marker": marker if len(steps) <= MAX_MARKERS else None, "markersize": size, "linewidth": 1.4}
 
 
-def annotate(axes: Axes, text: str, place: tuple[float, float], shift: tuple[int, int], **style: Any) -> None:
+def annotate(axes: Axes, text: str, point: tuple[float, float], shift: tuple[int, int], **style: Any) -> None:
     """Writes text beside a point.
 
     Args:
         axes: matplotlib's axes.
         text: The text.
-        place: The point.
-        shift: The distance from the point, in units of 1/72 inch.
+        point: The point.
+        shift: The distance from the point, in typographic points (1/72 inch).
         style: Keywords of `Axes.annotate`.
     """
-    axes.annotate(text, place, xytext=shift, textcoords="offset points", **style)
+    axes.annotate(text, point, xytext=shift, textcoords="offset points", **style)
 
 
 def draw_ring(axes: Axes, x: float, y: float) -> None:
-    """Draws a ring around a point, which marks the published checkpoint.
+    """Draws a ring around a point.
 
     Args:
         axes: matplotlib's axes.
@@ -133,7 +133,7 @@ def draw_ring(axes: Axes, x: float, y: float) -> None:
 
 
 def mark_step(axes: Axes, step: int | None) -> None:
-    """Draws a vertical line at a step, and names it.
+    """Draws a vertical line at a step, with a label.
 
     Args:
         axes: matplotlib's axes over steps.
@@ -148,7 +148,7 @@ def mark_step(axes: Axes, step: int | None) -> None:
 
 def new_figure(
     height: float = 3.8,
-    lines: int = 1,
+    rows: int = 1,
     *,
     columns: int = 1,
     left: float = 0.9,
@@ -157,13 +157,13 @@ def new_figure(
     gap: float = 0.0,
     **options: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Makes a figure and its axes, row by row; margins and the gap between rows are in inches.
+    """Makes a figure and its axes, row by row. All lengths are in inches.
 
-    They are fixed because matplotlib's own layouts take as long again as the drawing.
+    Margins are fixed, because matplotlib's own layouts take as long as the drawing itself.
 
     Args:
         height: The figure's height.
-        lines: The number of rows.
+        rows: The number of rows.
         columns: The number of columns.
         left: The margin left of each column.
         right: The margin at the right.
@@ -174,15 +174,15 @@ def new_figure(
     import matplotlib
     from matplotlib.figure import Figure
 
-    # A matplotlibrc in the working directory, which may be a download, could make matplotlib run LaTeX for each text.
+    # The working directory may be a download, and a matplotlibrc in it could make matplotlib run LaTeX for each text.
     matplotlib.rc("text", usetex=False)
     bottom = 0.6
-    axes_height = (height - top - bottom - gap * (lines - 1)) / lines
+    axes_height = (height - top - bottom - gap * (rows - 1)) / rows
     axes_width = (WIDTH - right - columns * left) / columns
     figure = Figure(figsize=(WIDTH, height), dpi=120)
     figure.subplots_adjust(left / WIDTH, bottom / height, 1 - right / WIDTH, 1 - top / height)
     figure.subplots_adjust(hspace=gap / axes_height, wspace=left / axes_width)
-    grid = list(figure.subplots(lines, columns, squeeze=False, **options).flat)
+    grid = list(figure.subplots(rows, columns, squeeze=False, **options).flat)
     for axes in grid:
         axes.grid(alpha=0.25)
         axes.set_axisbelow(True)

@@ -1,7 +1,7 @@
 """Draws the figures of a card, from rows of metrics and from a reward model's report.
 
 matplotlib is imported when a figure is drawn, and never opens a window. Each `plot_` function writes one PNG as wide as
-a card, or nothing where the data do not suffice, and returns whether it drew.
+a card and returns True, or False if the data do not suffice for a figure.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)
 Panel = tuple[str, str, str]
-_LABEL = 36  # characters of a row's label; longer labels lose their beginning
-_ROOTS = "nats$^{1/2}$ per completion"
+_MAX_LABEL = 36  # characters of a row's label; longer labels lose their beginning
+_SQRT_KL_UNIT = "nats$^{1/2}$ per completion"
 
 
 def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list[float]]:
@@ -61,7 +61,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     Args:
         rows: Rows of metrics.jsonl.
         path: The PNG.
-        mark: The step of the card, to mark if the run continued after it.
+        mark: A step to mark: that of the card, if the run continued after it.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:
@@ -105,15 +105,15 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
     for start, end in arrows(list(zip(roots, rewards, strict=True))):
         style = {"arrowstyle": "-|>", "color": "black", "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
         axes.annotate("", xy=end, xytext=start, arrowprops=style, zorder=3)
-    for index, above in ((0, -17), (-1, 12)):
-        annotate(axes, f"update {steps[index]}", (roots[index], rewards[index]), (0, above), ha="center", fontsize=9)
+    for index, shift in ((0, -17), (-1, 12)):
+        annotate(axes, f"update {steps[index]}", (roots[index], rewards[index]), (0, shift), ha="center", fontsize=9)
     title = "Reward against √KL; arrows: the order of training"
     if mark in steps:
         draw_ring(axes, roots[steps.index(mark)], rewards[steps.index(mark)])
         title += f"; ring: step {mark}"
     axes.margins(x=0.06, y=0.12)
     axes.set_xlim(left=min(0.0, axes.get_xlim()[0]))
-    axes.set(xlabel=f"√KL to the reference, {_ROOTS}", ylabel="reward of the rollouts", title=title)
+    axes.set(xlabel=f"√KL to the reference, {_SQRT_KL_UNIT}", ylabel="reward of the rollouts", title=title)
     return _save(figure, path)
 
 
@@ -141,7 +141,7 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
         combined_axes.plot(*zip(*points, strict=True), **style)
     reward_axes.set(xlabel="PPO update", ylabel="reward")
     kl_axes.set(xlabel="PPO update", ylabel="KL to SFT, nats")
-    combined_axes.set(xlabel=f"√KL to SFT, {_ROOTS}", ylabel="reward")
+    combined_axes.set(xlabel=f"√KL to SFT, {_SQRT_KL_UNIT}", ylabel="reward")
     reward_axes.legend(frameon=False, fontsize=8.5)
     return _save(figure, path)
 
@@ -149,8 +149,8 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
 def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
     """Draws training reward and judge of each checkpoint against √KL on validation prompts, with 95% intervals.
 
-    Fitted curves span the measured range, and a ring marks the recommended checkpoint. Needs one checkpoint besides
-    SFT.
+    Gray curves are the fits over the measured range, and a ring marks the recommended checkpoint. Needs one checkpoint
+    besides SFT.
 
     Args:
         trajectory: `over_training` of evaluation.json.
@@ -170,6 +170,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool
         draw_against_kl(axes, rows, key, color=color, fmt="o", markersize=4.5, linewidth=1)
         values = [row[key]["value"] for row in rows]
         if fit:
+            # R(d) = R(0) + d (α − β ln d), with d = √KL: Gao et al. 2022 (arXiv:2210.10760), §3.
             curve = [max(roots) * k / 100 for k in range(1, 101)]
             alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
             axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=GRAY, linewidth=1)
@@ -178,17 +179,17 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool
             if step and step == trajectory.get("recommended"):
                 draw_ring(axes, x, y)
         axes.set_title(title, fontsize=10)
-    judge.set_xlabel(f"√KL to SFT, {_ROOTS}; numbers: steps; ring: recommended")
+    judge.set_xlabel(f"√KL to SFT, {_SQRT_KL_UNIT}; numbers: steps; ring: recommended")
     return _save(figure, path)
 
 
 def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
-    """Draws judge and reward against √KL: PPO as a star, its other β in line, and each baseline method.
+    """Draws judge and reward against √KL: PPO as a star on the line of its runs with other β, and each baseline method.
 
-    Bars are 95% intervals. A line is dashed where its method's KL is an upper bound.
+    Bars are 95% intervals. A line is dashed if its method's KL is an upper bound. Needs one baseline method.
 
     Args:
-        frontier: frontier.json of baselines. It needs a method.
+        frontier: frontier.json of baselines.
         path: The PNG.
     """
     if not frontier.get("methods"):
@@ -199,20 +200,20 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
             (BLUE, GREEN, GRAY, PURPLE, BROWN), "osD^v", frontier["methods"].items(), strict=False
         ):
             ordered = sorted(points, key=lambda point: point["kl"]["value"])
-            bound = any(point["kl"]["is_bound"] for point in ordered)
+            is_bound = any(point["kl"]["is_bound"] for point in ordered)
             title = method if len(ordered) > 1 else f"{method}, {ordered[0]['label']}"
-            label = f"{title}, at the upper bound of its KL" if bound else title
+            label = f"{title}, at the upper bound of its KL" if is_bound else title
             draw_against_kl(
-                axes, ordered, name, color=color, marker=marker, linestyle="--" if bound else "-", label=label
+                axes, ordered, name, color=color, marker=marker, linestyle="--" if is_bound else "-", label=label
             )
         draw_against_kl(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
-        line = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
-        draw_against_kl(axes, line, name, color=ORANGE, marker="o", markersize=3)
+        ppo_points = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
+        draw_against_kl(axes, ppo_points, name, color=ORANGE, marker="o", markersize=3)
         draw_against_kl(axes, [frontier["ppo"]], name, color=ORANGE, marker="*", markersize=13, label="PPO")
         axes.set_xlim(left=-0.05)
     panels[0].set_ylabel(f"judge: {frontier['judge']}")
     panels[0].legend(frameon=False, fontsize=8.5)
-    panels[1].set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to SFT, {_ROOTS}")
+    panels[1].set(ylabel="reward: what PPO maximizes", xlabel=f"√KL to SFT, {_SQRT_KL_UNIT}")
     figure.suptitle("What each method reaches, and how far from SFT", fontsize=11)
     return _save(figure, path)
 
@@ -221,7 +222,7 @@ def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
     """Draws a policy's win rate by each judge with its 95% interval, and the control.
 
     Args:
-        comparison: Figures of `stages.head_to_head`.
+        comparison: Result of `evaluation.head_to_head`.
         path: The PNG.
     """
     rows = [(f"by {name}", judge["win_rate"], BLUE) for name, judge in comparison["judges"].items()]
@@ -234,7 +235,7 @@ def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
         axes.plot(estimate["ci95"], [index, index], color=color, linewidth=2)
         axes.plot(estimate["value"], index, "o", color=color, markersize=6)
     axes.axvline(0.5, color="black", linewidth=1)
-    labels = [label if len(label) <= _LABEL else f"…{label[1 - _LABEL :]}" for label, _, _ in rows]
+    labels = [label if len(label) <= _MAX_LABEL else f"…{label[1 - _MAX_LABEL :]}" for label, _, _ in rows]
     axes.set_yticks(range(len(rows)), labels, fontsize=9, parse_math=False)
     axes.invert_yaxis()
     axes.set(xlim=(-0.02, 1.02), xlabel=f"win rate, 95% interval (n = {comparison['n']})")
@@ -244,16 +245,16 @@ def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
 def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
     """Draws the accuracy of each reward model and of the ensemble, and their disagreement by log-ratio.
 
-    The second panel needs an evaluation of PPO's completions. Its dashed line and band are the disagreement on SFT's
-    completions, the dotted one that of unrelated models. Bars are 95% intervals.
+    The second panel needs an evaluation of PPO's completions. Its dashed line and band show the disagreement on SFT's
+    completions, its dotted line that of unrelated models. Bars are 95% intervals.
 
     Args:
         overview: overview.json of an ensemble.
         path: The PNG.
     """
-    disagreement, parts = overview["disagreement"], overview["disagreement"]["by_kl"]
-    heights: dict[str, Any] = {"lines": 2, "height_ratios": (2, 3)} if parts else {}
-    figure, (accuracy_axes, *by_kl_axes) = new_figure(6.0 if parts else 3.8, top=0.15, gap=0.65, left=1.1, **heights)
+    disagreement, fifths = overview["disagreement"], overview["disagreement"]["by_kl"]
+    layout: dict[str, Any] = {"rows": 2, "height_ratios": (2, 3)} if fifths else {}
+    figure, (accuracy_axes, *by_kl_axes) = new_figure(6.0 if fifths else 3.8, top=0.15, gap=0.65, left=1.1, **layout)
     names = [*(f"seed {model['seed']}" for model in overview["models"]), "mean of all"]
     accuracies = [*(model["accuracy"] for model in overview["models"]), overview["ensemble"]["accuracy"]]
     for index, accuracy in enumerate(accuracies):
@@ -264,7 +265,7 @@ def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
     accuracy_axes.margins(y=0.2)
     accuracy_axes.set_xlabel(f"accuracy on {accuracies[0]['n']} held-out pairs")
     for axes in by_kl_axes:
-        draw_estimates(axes, parts, "kl", ORANGE, "PPO's completions, in fifths")
+        draw_estimates(axes, fifths, "kl", ORANGE, "PPO's completions, in fifths")
         axes.axhline(disagreement["sft"]["value"], color=BLUE, linestyle="--", linewidth=1.3, label="SFT's completions")
         axes.axhspan(*disagreement["sft"]["ci95"], color=BLUE, alpha=0.15, linewidth=0)
         axes.axhline(disagreement["unrelated"], color=GRAY, linestyle=":", label="unrelated models")
@@ -279,15 +280,15 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
 
     Args:
         rows: Rows of metrics.jsonl.
-        panels: (metric, title, unit) of each.
+        panels: (metric, title, unit) of each panel.
         path: The PNG.
         mark: As in `plot_reward_and_kl`.
     """
     drawn = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
     if not drawn:
         return False
-    lines = -(-len(drawn) // 2)
-    figure, grid = new_figure(2.3 * lines + 0.2, lines, columns=2, left=0.8, gap=0.55, sharex=True)
+    grid_rows = math.ceil(len(drawn) / 2)
+    figure, grid = new_figure(2.3 * grid_rows + 0.2, grid_rows, columns=2, left=0.8, gap=0.55, sharex=True)
     for axes, (title, unit, curve) in zip(grid, drawn, strict=False):
         axes.plot(*curve, color=BLUE, **line_style(curve[0], size=2.5))
         axes.set_title(title, fontsize=10)
@@ -304,7 +305,7 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
 def plot_curves(
     rows: Rows, labels: Mapping[str, str], path: Path, *, title: str, unit: str, mark: int | None = None
 ) -> bool:
-    """Draws metrics against the step on one scale. At least one metric needs two points.
+    """Draws metrics against the step on one scale. Leaves out metrics with fewer than two points.
 
     Args:
         rows: Rows of metrics.jsonl.
@@ -323,9 +324,9 @@ def plot_curves(
         axes.plot(*curve, color=color, label=label, **line_style(curve[0]))
     axes.set(xlabel="optimizer step", ylabel=unit, title=title)
     axes.legend(frameon=False)
-    values = [value for _, plotted in drawn.values() for value in plotted]
+    values = [value for _, curve_values in drawn.values() for value in curve_values]
     if min(values) > 0 and max(values) > 3 * min(values):
-        set_log_scale(axes)  # on a linear scale the high first steps would flatten the rest
+        set_log_scale(axes)  # on a linear scale, high values of the first steps would flatten the rest of the curve
     mark_step(axes, mark)
     return _save(figure, path)
 
@@ -371,18 +372,18 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
     calibration = at(report, "calibration")
     if not calibration or not calibration["bins"]:
         return False
-    parts = [{**part, "value": part["accuracy"]} for part in calibration["bins"]]
+    bins = [{**part, "value": part["accuracy"]} for part in calibration["bins"]]
     figure, (top, bottom) = new_figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
     top.plot([0.5, 1], [0.5, 1], color=GRAY, linestyle=":", label="calibrated")
-    draw_estimates(top, parts, "confidence", BLUE, "this model")
+    draw_estimates(top, bins, "confidence", BLUE, "this model")
     title = f"Calibration: accuracy by confidence, ECE {calibration['ece']:.3f}"
     top.set(ylabel="share in the right order", title=title)
     top.legend(frameon=False, loc="lower right")
-    for part in parts:
+    for part in bins:
         width = (part["high"] - part["low"]) * 0.94
         bottom.bar(part["low"], part["n"], width=width, align="edge", color=BLUE, alpha=0.6)
-    confidence = "confidence: σ(|margin|), the probability of the text that it scores higher"
-    bottom.set(ylabel="pairs", xlabel=confidence, xlim=(0.49, 1.01))
+    label = "confidence: σ(|margin|), the probability of the text that it scores higher"
+    bottom.set(ylabel="pairs", xlabel=label, xlim=(0.49, 1.01))
     return _save(figure, path)
 
 
@@ -396,17 +397,17 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
     length = at(report, "length")
     if not length or len(length["bins"]) < 2:
         return False
-    parts = length["bins"]
+    bins = length["bins"]
     figure, (axes,) = new_figure()
-    x = [(part["low"] + part["high"]) / 2 for part in parts]
-    half_widths = [(part["high"] - part["low"]) / 2 for part in parts]
-    lows, highs = [part["low_score"] for part in parts], [part["high_score"] for part in parts]
+    x = [(part["low"] + part["high"]) / 2 for part in bins]
+    half_widths = [(part["high"] - part["low"]) / 2 for part in bins]
+    lows, highs = [part["low_score"] for part in bins], [part["high_score"] for part in bins]
     axes.vlines(x, lows, highs, color=BLUE, alpha=0.35, linewidth=6, label="middle half of the texts")
     axes.errorbar(
-        x, [part["mean"] for part in parts], xerr=half_widths, color=BLUE, marker="o", linewidth=1, label="mean"
+        x, [part["mean"] for part in bins], xerr=half_widths, color=BLUE, marker="o", linewidth=1, label="mean"
     )
     rho = length.get("spearman")
-    title = f"Score against length, {sum(part['n'] for part in parts)} held-out texts"
+    title = f"Score against length, {sum(part['n'] for part in bins)} held-out texts"
     title += f"; Spearman's ρ {rho['value']:+.2f}" if rho else ""
     axes.set(xlabel="length of the completion, tokens", ylabel="raw score", title=title)
     axes.margins(y=0.15)
@@ -417,7 +418,7 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
 def _save(figure: Figure, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for axes in figure.axes:  # a fixed height saves matplotlib a pass over all ticks
+    for axes in figure.axes:  # a fixed y saves matplotlib a pass over all ticks
         axes.set_title(axes.get_title(), fontsize=axes.title.get_fontsize(), y=1.0)
     buffer = BytesIO()
     # Without matplotlib's version in the file, the same numbers give the same bytes.

@@ -1,24 +1,29 @@
-"""Rounds the weights of a checkpoint to a smaller type, for publishing."""
+"""Rounds the weights of a checkpoint to a smaller dtype, for publishing."""
+
+from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..fileio import read_json, write_json
+
+if TYPE_CHECKING:
+    import torch
 
 INDEX = ".safetensors.index.json"
 
 
-def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Path]:
-    """Writes rounded copies of the weight files, and updates the files that name their type.
+def write_rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Path]:
+    """Writes rounded copies of the weight files, and copies of the files that name their dtype.
 
     Args:
-        files: Path in the repository -> file.
+        files: Path in the repository -> local path.
         dtype: Name of the torch dtype to round to, such as "bfloat16".
         folder: Folder for the copies.
 
     Returns:
-        Path in the repository -> copy.
+        Path in the repository -> path of the copy.
     """
     import torch
 
@@ -29,10 +34,10 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
             target.parent.mkdir(parents=True, exist_ok=True)
             _round(path, target, getattr(torch, dtype))
         elif Path(name).name == "config.json":
-            write_json(target, _of_type({"dtype": dtype, **read_json(path)}, dtype))
+            write_json(target, _with_dtype({"dtype": dtype, **read_json(path)}, dtype))
         elif name.endswith(INDEX):
             index = read_json(path)
-            index["metadata"].pop("total_size", None)  # in bytes before rounding; nothing reads it
+            index["metadata"].pop("total_size", None)  # the bytes before rounding; optional
             write_json(target, index)
         else:
             continue
@@ -40,8 +45,8 @@ def rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Pa
     return copies
 
 
-def _round(path: Path, target: Path, dtype: Any) -> None:
-    """Rounds the floating-point tensors of a file to `dtype`; tensors that are not wider are unchanged."""
+def _round(path: Path, target: Path, dtype: torch.dtype) -> None:
+    """Rounds the floating-point tensors of a file that are wider than `dtype`, and copies the others."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -55,8 +60,10 @@ def _round(path: Path, target: Path, dtype: Any) -> None:
     save_file(converted, target, metadata)
 
 
-def _of_type(config: Any, dtype: str) -> Any:
-    """Returns a model's configuration, including nested ones, with another dtype."""
+def _with_dtype(config: Any, dtype: str) -> Any:
+    """Returns a model's configuration with another dtype, also in nested configurations."""
     if not isinstance(config, dict):
         return config
-    return {key: dtype if key in ("dtype", "torch_dtype") else _of_type(value, dtype) for key, value in config.items()}
+    return {
+        key: dtype if key in ("dtype", "torch_dtype") else _with_dtype(value, dtype) for key, value in config.items()
+    }

@@ -1,7 +1,7 @@
 """Decides what to upload next from a run directory, and uploads it.
 
 The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
-sent first. Then, stage by stage, each checkpoint is sent as a commit and a tag, ordered by step. Once a stage is
+sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a stage has
 finished, its chosen checkpoint becomes `main`, with the final card.
 """
 
@@ -47,16 +47,17 @@ from .sent import published_tags, unpublished
 
 log = logging.getLogger(__name__)
 
-REFUSED_STATUSES = (400, 401, 403, 404)
+# A Hub without Collections, or a token that may not write them.
+NO_COLLECTIONS_STATUSES = (400, 401, 403, 404)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload. After a failure `send` may be called again; it does not repeat completed steps.
+    """An upload.
 
     Attributes:
-        description: Its description, for messages.
-        send: Sends it.
+        description: What it sends, for messages.
+        send: Sends it. May be called again after a failure: it does not repeat what is done.
     """
 
     description: str
@@ -72,7 +73,7 @@ class Sender:
         resend_cards: Whether to send the final cards again.
 
     Raises:
-        ZooError: A run that this user did not write contains links to other folders.
+        ZooError: This user did not write the run, and it contains links to other folders.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class Sender:
         _check_links(context)
         self._context = context
         self._stages = stages
-        self._checked: set[str] = set()
+        self._checked: set[str] = set()  # stages, and "data", whose state on the Hub was checked
         self._cards_to_resend = set(STAGES) if resend_cards else set()
 
     def remaining(self) -> list[str]:
@@ -118,7 +119,7 @@ class Sender:
             yield Upload(f"the Collection of {context.recipe.name}", lambda: self._collect(stages))
 
     def _is_collection_due(self, stages: list[str]) -> bool:
-        """Whether the complete run is released and its Collection does not list these repositories yet."""
+        """Whether every stage of the run is released and run.json records no Collection of their repositories yet."""
         context = self._context
         covers_run = set(stages) >= set(context.recipe.stages)
         if not covers_run or not all(context.record(stage).read().get("released") for stage in stages):
@@ -130,13 +131,15 @@ class Sender:
         )
 
     def _collect(self, stages: list[str]) -> None:
-        """Groups the run's repositories. Only warns if the Hub or the token does not support Collections."""
+        """Groups the run's repositories. If the Hub or the token does not support Collections, only warns."""
         context = self._context
         repos = {context.repo(stage): stage for stage in stages}
         try:
             slug = collect(context.recipe.name, context.namespace, repos, private=context.private, hub=context.hub)
         except ZooError as error:
-            if status_of(error.__cause__) not in REFUSED_STATUSES and isinstance(error.__cause__, client_errors()):
+            if status_of(error.__cause__) not in NO_COLLECTIONS_STATUSES and isinstance(
+                error.__cause__, client_errors()
+            ):
                 raise error.__cause__ from None
             log.warning("%s", error)
             slug = None
@@ -155,10 +158,10 @@ class Sender:
 
     def _stage_uploads(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
-        document = record.read()  # before listing checkpoints: a stage that ends in between may leave one more
+        document = record.read()  # before listing checkpoints, because a stage that ends in between may leave one more
         pending = unpublished(record, repo, hub=hub)
-        is_missing = document.get("status") == "finished" and record.chosen_checkpoint() is None
-        if stage not in self._checked and (pending or is_missing or published_tags(record, repo, hub=hub)):
+        chosen_is_missing = document.get("status") == "finished" and record.chosen_checkpoint() is None
+        if stage not in self._checked and (pending or chosen_is_missing or published_tags(record, repo, hub=hub)):
             yield Upload(f"the state of {repo}", lambda: self._check_repository(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
@@ -172,16 +175,16 @@ class Sender:
         self._checked.add("data")
 
     def _check_repository(self, record: StageRecord, stage: str) -> None:
-        """Before a stage's first commit: claims the repository and checks that it has the acknowledged commits."""
-        # Restore a missing chosen checkpoint first, while run.json still names the repository that has it.
+        """Claims a stage's repository before the first commit, and checks which acknowledged commits it still has."""
+        # First restore a missing chosen checkpoint, while run.json still names the repository that has it.
         self._context.restore_chosen(stage)
         _claim(self._context, stage)
-        _forget_lost(record, self._context.repo(stage), self._context.hub)
+        _forget_lost_commits(record, self._context.repo(stage), self._context.hub)
         self._pin_lineage(record)
         self._checked.add(stage)
 
     def _pin_lineage(self, record: StageRecord) -> None:
-        """Adds the commits of parents and data that were sent after the stage began."""
+        """Adds to run.json the commits of parents and data that were sent after the stage began."""
         document = record.read()
         parents = {role: self._pin_parent(role, parent) for role, parent in (document.get("parents") or {}).items()}
         data = dict(document.get("dataset") or {})
@@ -215,7 +218,7 @@ class Sender:
     def _send(self, record: StageRecord, stage: str, checkpoint: Path) -> None:
         context, step = self._context, checkpoint_step(checkpoint)
         repo, hub = context.repo(stage), context.hub.label
-        # The card names the repository, so it is recorded before the first commit.
+        # Record the repository before the first commit, because the card names it.
         self._record_repository(record, repo, published_tags(record, repo, hub=hub))
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=step)
@@ -245,9 +248,9 @@ class Sender:
             raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
-        no_best = (record.read().get("chosen") or {}).get("none", False)
+        no_best = (record.read().get("chosen") or {}).get("none", False)  # the evaluation rejected every checkpoint
         tags_without_best = {name: commit for name, commit in tags.items() if name != "best" or not no_best}
-        # The card names the tag `best`, which will point at the commit that holds the card, so it is recorded first.
+        # Record the tag `best` first, because the card names it, and the tag will point to the commit with that card.
         self._record_repository(record, repo, tags_without_best if no_best else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=None)
@@ -273,18 +276,18 @@ class Sender:
 
     @staticmethod
     def _prune(record: StageRecord) -> None:
-        """Deletes checkpoints that were only kept for the upload, but none that the evaluation may read."""
+        """Deletes the checkpoints that were kept only for the upload, but none that the evaluation may read."""
         protected = checkpoints_to_keep(record)
         for path in record.checkpoints():
             if path not in protected:
                 record.remove_checkpoint(path)
 
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
-        """Sends the chosen checkpoint with its adapter merged, as the branch `merged`, with its own card."""
+        """Sends the chosen checkpoint with its adapter merged to the branch `merged`, with a card of its own."""
         make_card(record.path, out=folder, merged=True, trusted=_is_trusted(record))
         check_integrity(chosen / MERGED_MODEL)
         context = self._context
-        merged = publish_on_branch(
+        commit = publish_on_branch(
             chosen / MERGED_MODEL,
             context.repo(stage),
             run_id=context.run_id(stage),
@@ -294,7 +297,7 @@ class Sender:
             overrides=file_overrides(context, record, chosen / MERGED_MODEL, altered),
             hub=context.hub,
         )
-        record.write(merged=merged)
+        record.write(merged=commit)
 
     def _record_repository(self, record: StageRecord, repo: str, tags: Mapping[str, str]) -> None:
         record.write(hub=self._context.hub.label, repo=_repository_entry(repo, tags))
@@ -318,11 +321,12 @@ class Sender:
 def _check_links(context: RunContext) -> None:
     """Checks that a run that this user did not write contains no links to files elsewhere.
 
-    Cards, metrics and data are made from files next to the checkpoints, so all folders of the run are checked. The
-    user's own run may keep a stage on another disk.
+    Otherwise a downloaded run could make `push` publish any file of this machine. All folders of the run are checked,
+    because cards, metrics and data are made from files next to the checkpoints. The user's own run may contain links,
+    for example to a stage on another disk.
 
     Raises:
-        ZooError: There is such a link.
+        ZooError: There is such a link, or the run claims to be part of one that this user wrote.
     """
     records = [context.record(name) for name in ("data", *STAGES, "eval")]
     trusted = [record.is_own() for record in records if record.run_file.is_file()]
@@ -331,7 +335,7 @@ def _check_links(context: RunContext) -> None:
     if context.base is not None and any(trusted):
         raise ZooError(
             f"{context.directory} was not written by your rlhf-zoo but claims to be part of your run in "
-            f"{context.base}; neither was sent. Move it elsewhere, or add {FLAG} if you trust it."
+            f"{context.base}, so neither was sent. Move it elsewhere, or add {FLAG} if you trust it."
         )
     folders = [*(record.path for record in records), context.record("eval").path.parent / Path(FRONTIER).parent]
     for folder in folders:
@@ -340,8 +344,8 @@ def _check_links(context: RunContext) -> None:
             link = folder / inner
         if link is not None:
             raise ZooError(
-                f"{link} links to a file outside its folder, and this run was not written by your rlhf-zoo; it was not "
-                f"sent. Replace the link with the file, or add {FLAG} if you trust this run."
+                f"{link} links to a file outside its folder, and this run was not written by your rlhf-zoo, so it was "
+                f"not sent. Replace the link with the file, or add {FLAG} if you trust this run."
             )
     log.warning(
         "%s was not written by your rlhf-zoo, or was changed since: it is sent without figures. Add %s if you trust "
@@ -352,15 +356,15 @@ def _check_links(context: RunContext) -> None:
 
 
 def _is_trusted(record: StageRecord) -> bool:
-    """Whether the figures of a stage and of the evaluation beside it may be shown as measured here."""
+    """Whether this user wrote or trusts a stage and the evaluation of its run, so that their figures may be shown."""
     records = (record, StageRecord(record.path.parent / "eval"))
-    return all(present.is_own() for present in records if present.run_file.is_file())
+    return all(existing.is_own() for existing in records if existing.run_file.is_file())
 
 
 def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
     """Writes the files that accompany a checkpoint in its commit: card, plots, metrics, events and recipe.
 
-    For a run that this user neither wrote nor trusts, the card has no figures, and metrics and events are left out.
+    If this user neither wrote nor trusts the run, the card has no figures, and metrics and events are left out.
 
     Args:
         record: The stage's directory.
@@ -370,16 +374,16 @@ def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: in
     """
     trusted = _is_trusted(record)
     make_card(record.path, out=folder, step=step, trusted=trusted)
-    copied_record = StageRecord(folder)
+    copy = StageRecord(folder)
     if trusted and record.metrics_file.exists():
-        shutil.copy(record.metrics_file, copied_record.metrics_file)
+        shutil.copy(record.metrics_file, copy.metrics_file)
         if step is not None:
-            copied_record.truncate_metrics(step)
-        write_events(copied_record.metrics(), folder, stage=stage)
+            copy.truncate_metrics(step)
+        write_events(copy.metrics(), folder, stage=stage)
     write_json(folder / RECIPE_FILE, record.read()["resolved"])
 
 
-def claim_repository(context: RunContext, stage: str) -> None:
+def claim_stage_repository(context: RunContext, stage: str) -> None:
     """Claims the stage's repository for this run before training, so that no other run writes there.
 
     Args:
@@ -396,10 +400,10 @@ def claim_repository(context: RunContext, stage: str) -> None:
         _claim(context, stage)
         acknowledged = published_tags(record, repo, hub=context.hub.label)
         on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
-        strays = sorted({*tagged_steps(claims.all_tags(repo, hub=context.hub)).values()} - {*acknowledged, *on_disk})
-    if strays:
+        existing = tagged_steps(claims.all_tags(repo, hub=context.hub)).values()
+    if lost := sorted({*existing} - {*acknowledged, *on_disk}):
         raise ZooError(
-            f"{repo} on {context.hub.label} has the tag {strays[0]} for weights that {record.path} no longer holds, "
+            f"{repo} on {context.hub.label} has the tag {lost[0]} for weights that {record.path} no longer holds, "
             "and a step's tag is never moved: pass --restart or --overwrite_repo to replace the repository, or publish "
             "under another --namespace."
         )
@@ -407,7 +411,7 @@ def claim_repository(context: RunContext, stage: str) -> None:
 
 def _claim(context: RunContext, stage: str) -> None:
     record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
-    # If a step was retrained, its weights differ from those that the Hub acknowledged under its tag.
+    # A retrained step has other weights than its tag on the Hub, so that tag must not count as published.
     retrained = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
     claims.claim_repository(
         repo,
@@ -423,19 +427,16 @@ def _claim(context: RunContext, stage: str) -> None:
     )
 
 
-def keep_published_lineage(before: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a parent's lineage, with the recorded repository and commit if it is the same parent.
+def keep_published_lineage(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a parent's current lineage, with the recorded repository and commit if it is the same parent.
 
     Args:
-        before: The lineage in run.json.
+        recorded: The lineage in run.json.
         current: The parent's current lineage.
-
-    Returns:
-        The lineage.
     """
-    if before.get("fingerprint") != current.get("fingerprint") or not before.get("commit"):
+    if recorded.get("fingerprint") != current.get("fingerprint") or not recorded.get("commit"):
         return dict(current)
-    return {**current, **{key: before[key] for key in ("repo", "commit", "tag", "hub") if key in before}}
+    return {**current, **{key: recorded[key] for key in ("repo", "commit", "tag", "hub") if key in recorded}}
 
 
 def resume_command(context: RunContext) -> str:
@@ -443,15 +444,12 @@ def resume_command(context: RunContext) -> str:
 
     Args:
         context: The run.
-
-    Returns:
-        The command.
     """
     return f"rlhf-zoo push --resume {shlex.quote(str(context.directory))}"
 
 
-def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
-    """Marks as unsent the checkpoints that the Hub no longer has, or whose repository another run took."""
+def _forget_lost_commits(record: StageRecord, repo: str, hub: Hub) -> None:
+    """Marks checkpoints as not sent if their tags on the Hub are gone or moved, as after another run's claim."""
     sent, listed = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
     remaining = {tag: commit for tag, commit in sent.items() if listed.get(tag) == commit}
     if remaining == sent:
@@ -463,5 +461,5 @@ def _forget_lost(record: StageRecord, repo: str, hub: Hub) -> None:
 
 
 def _repository_entry(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the entry of run.json about the repository."""
+    """Returns the entry `repo` of run.json. Without `best`, the commit is that of the last tag."""
     return {"id": repo, "commit": tags.get("best") or next(reversed(list(tags.values())), None), "tags": dict(tags)}

@@ -1,4 +1,4 @@
-"""Lists the checkpoints of a stage that a Hub has acknowledged, by run.json and published.json."""
+"""Lists which checkpoints of a stage a Hub has acknowledged, by the run's own files run.json and published.json."""
 
 from pathlib import Path
 
@@ -8,25 +8,27 @@ from ..runs.record import StageRecord, checkpoint_step
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
-    """Returns the complete checkpoints that this Hub should have and has not acknowledged, oldest first.
+    """Returns the folders of checkpoints that are to be sent and that the Hub has not acknowledged, oldest first.
 
-    With push_steps, these are its multiples and, for a finished stage, the last and the chosen checkpoint.
+    All complete checkpoints are sent. With push_steps, only its multiples are sent and, after the stage has finished,
+    the last and the chosen checkpoint.
 
     Args:
         record: The stage's directory.
         repo_id: The repository.
         hub: Label of the Hub.
-
-    Returns:
-        Their folders.
     """
     document = record.read()
     push_steps = (document.get("resolved") or {}).get("push_steps") or 1
-    final_steps: set[Path | None] = set()
+    final_checkpoints: set[Path | None] = set()
     if document.get("status") == "finished":
-        final_steps = {record.last_checkpoint(), record.chosen_checkpoint()}
-    wanted = [path for path in record.checkpoints() if checkpoint_step(path) % push_steps == 0 or path in final_steps]
-    return [path for path in wanted if not _acknowledged(path, repo_id, hub)]
+        final_checkpoints = {record.last_checkpoint(), record.chosen_checkpoint()}
+    return [
+        path
+        for path in record.checkpoints()
+        if (checkpoint_step(path) % push_steps == 0 or path in final_checkpoints)
+        and not _acknowledged(path, repo_id, hub)
+    ]
 
 
 def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:

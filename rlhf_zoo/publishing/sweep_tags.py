@@ -1,4 +1,4 @@
-"""Publishes the cells of a sweep as tags of the recipe's PPO repository: chosen checkpoint and card of each."""
+"""Publishes each cell of a sweep as a tag of the recipe's PPO repository, with its chosen checkpoint and card."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ from .adapters import file_overrides
 from .cards.card import make_card
 from .sender import write_extra_files
 
-#: The branch with the commits of the cells; `main` is the recipe's own run.
+#: The branch with the commits of the cells. `main` belongs to the recipe's own run.
 BRANCH = "sweep"
 
 
@@ -21,7 +21,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
     """Sends the chosen PPO checkpoint of a finished cell, unless the tag exists already.
 
     Args:
-        context: The recipe's own run, which holds the repository.
+        context: The recipe's own run, which claimed the repository.
         cell: The run of the cell.
         tag: The tag.
 
@@ -29,11 +29,11 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
         The new commit; None if the tag existed.
 
     Raises:
-        ZooError: The Hub refuses, or the checkpoint does not exist.
+        ZooError: The Hub refuses, or the checkpoint is missing or damaged.
     """
     record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
     failure = f"Cannot send the tag {tag} to {repo} on {hub.described}"
-    with refusals_as(failure, "run the same command again; it trains nothing again."):
+    with refusals_as(failure, "run the same command again; it does not train again."):
         recorded = record.read().get("repo") or {}
         is_tagged = recorded.get("id") == repo and all_tags(repo, hub=hub).get(tag) == recorded["commit"]
         if is_tagged and record.read().get("hub") == hub.label:

@@ -141,7 +141,7 @@ def test_bounds(zoo: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     publish_later(zoo, "local/late-ppo", card(0.4))
     try:
         with monkeypatch.context() as bounded:
-            bounded.setattr(ablation, "MOST_CARDS", 1)
+            bounded.setattr(ablation, "MAX_CARDS", 1)
             found = find()
         assert names(found) == [OWN, "local/late-ppo"]
         assert found.problem == (
@@ -149,9 +149,9 @@ def test_bounds(zoo: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
         )
     finally:
         zoo.api().delete_repo("local/late-ppo")
-    monkeypatch.setattr(ablation, "MOST_RUNS", 3)
+    monkeypatch.setattr(ablation, "MAX_RUNS", 3)
     found = find()
-    assert len(found.runs) == 3 and "; only 2 of 4 are shown: name those that you want." in str(found.problem)
+    assert len(found.runs) == 3 and "; only 2 of 4 are shown: name the runs that you want." in str(found.problem)
 
 
 def test_named(zoo: ThreadHub) -> None:

@@ -16,7 +16,7 @@ from thread_hub import ThreadHub
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.publishing.cards import card
-from rlhf_zoo.publishing.sender import Sender, claim_repository
+from rlhf_zoo.publishing.sender import Sender, claim_stage_repository
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import Recipe
 from rlhf_zoo.runs.record import StageRecord, fingerprint
@@ -108,9 +108,9 @@ def between(act: Callable[[], Any]) -> None:
 
 def test_two_runs_with_equal_settings_do_not_mix() -> None:
     # Both find the repository free; the one that commits second is refused, before it trains.
-    between(lambda: claim_repository(run("a"), "ppo"))
-    refused(lambda: claim_repository(run("b"), "ppo"), REPO, "another run", "--namespace", "--overwrite_repo")
-    claim_repository(run("a"), "ppo")
+    between(lambda: claim_stage_repository(run("a"), "ppo"))
+    refused(lambda: claim_stage_repository(run("b"), "ppo"), REPO, "another run", "--namespace", "--overwrite_repo")
+    claim_stage_repository(run("a"), "ppo")
     assert titles()[0] == f"toy ppo: claimed for run {run('a').run_id('ppo')[:8]}"
     save("a", 5), save("b", 5)
     send("a")
@@ -120,8 +120,8 @@ def test_two_runs_with_equal_settings_do_not_mix() -> None:
     send("a")
     assert {*tags()} == {"best", "step-000005", "step-000010"} and tags()["step-000005"] == before["step-000005"]
     before, at = tags(), head()
-    refused(lambda: claim_repository(run("b"), "ppo"), ", which has finished")
-    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), ", which has finished")
+    refused(lambda: claim_stage_repository(run("b"), "ppo"), ", which has finished")
+    refused(lambda: claim_stage_repository(run("b", drop_old_tags=True), "ppo"), ", which has finished")
     refused(lambda: send("b", drop_old_tags=True), ", which has finished")
     assert (tags(), head()) == (before, at)
     # Only when it is told to does the second take the repository; the first then writes nothing more.
@@ -157,14 +157,14 @@ def test_a_commit_made_meanwhile_stops_a_run_only_where_it_is_another_runs() -> 
 
     # Another run takes the repository between our reading and our commit: refused, and not one file of ours is there.
     save("a", 20), save("b", 5)
-    between(lambda: claim_repository(run("b", overwrite=True), "ppo"))
+    between(lambda: claim_stage_repository(run("b", overwrite=True), "ppo"))
     refused(lambda: send("a"), "another run")
     assert not tags() and "claimed for run" in titles()[0]
     # Without the claim file, which somebody deleted, it is nobody's to take but the run's that filled it.
     send("b")
     api().delete_file("claim.json", REPO)
-    refused(lambda: claim_repository(run("c"), "ppo"), "belongs to another run")
-    claim_repository(run("b"), "ppo")
+    refused(lambda: claim_stage_repository(run("c"), "ppo"), "belongs to another run")
+    claim_stage_repository(run("b"), "ppo")
 
 
 def test_a_steps_tag_never_moves_unasked() -> None:
@@ -174,7 +174,7 @@ def test_a_steps_tag_never_moves_unasked() -> None:
 
     # The same run, trained again without a word to the Hub: found before it trains, and when it sends.
     shutil.rmtree("a/ppo")
-    refused(lambda: claim_repository(run("a"), "ppo"), "step-000005", "--restart")
+    refused(lambda: claim_stage_repository(run("a"), "ppo"), "step-000005", "--restart")
     save("a", 5, "other")
     refused(lambda: send("a"), "step-000005", "is never moved", "--overwrite_repo")
     assert tags() == before and weights("step-000005") != mine("a", 5)
@@ -220,7 +220,7 @@ def test_a_copy_is_a_run_of_its_own_and_what_the_hub_lost_is_sent_again() -> Non
     # A copy of the directory is another run; a renamed one is the same.
     shutil.copytree("a", "b")
     refused(lambda: send("b"), ", which has finished", "--overwrite_repo")
-    refused(lambda: claim_repository(run("b", drop_old_tags=True), "ppo"), ", which has finished")
+    refused(lambda: claim_stage_repository(run("b", drop_old_tags=True), "ppo"), ", which has finished")
     os.rename("a", "moved"), os.rename("moved", "a")
     send("a")
     assert (tags(), head()) == (before, at)
@@ -247,14 +247,14 @@ def test_a_copy_is_a_run_of_its_own_and_what_the_hub_lost_is_sent_again() -> Non
     with pytest.raises(OSError, match="the Hub is away"):
         send("a")
     HfApi.create_tag = original
-    claim_repository(run("b", overwrite=True), "ppo")
+    claim_stage_repository(run("b", overwrite=True), "ppo")
     refused(lambda: send("a"), "another run")
     # And one that was made in the same moment is taken away again.
-    claim_repository(run("a", overwrite=True), "ppo")
+    claim_stage_repository(run("a", overwrite=True), "ppo")
 
     def late(self, *args, **kwargs):
         HfApi.create_tag = original
-        claim_repository(run("b", overwrite=True), "ppo")
+        claim_stage_repository(run("b", overwrite=True), "ppo")
         return original(self, *args, **kwargs)
 
     HfApi.create_tag = late

@@ -117,12 +117,12 @@ def test_a_damaged_repository_spoils_no_list(
         assert said in reasons[f"local/{name}"], name
     assert str(thread_hub.folder("lost-tree")) in {one["folder"] for one in document["damaged"]}
     assert "damaged       model local/lost-settings: " in CliRunner().invoke(hub_command, status).stdout
-    entries = {entry.repo: entry for entry in index.published("local")}
+    entries = {entry.repo: entry for entry in index.published_models("local")}
     assert (entries["local/good"].recipe, entries["local/good"].note) == ("toy", None)
     for name, said in expected.items():
         assert said in (entries[f"local/{name}"].note or ""), name
     monkeypatch.delenv("HF_TOKEN")
-    assert "local/good" in {entry.repo for entry in index.published("local")}
+    assert "local/good" in {entry.repo for entry in index.published_models("local")}
 
 
 def test_a_request_for_the_damaged_one_says_so(

@@ -14,7 +14,7 @@ from zoo_process import free_port
 from rlhf_zoo.cli import lineage as command
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import CLIENT
-from rlhf_zoo.publishing.catalog.family import draw
+from rlhf_zoo.publishing.catalog.family import node_lines
 from rlhf_zoo.publishing.catalog.lineage import find_family
 from rlhf_zoo.runs.record import StageRecord, fingerprint
 
@@ -151,17 +151,17 @@ def run(tmp_path: Path) -> Path:
 
 def test_a_run_that_was_never_published_is_followed_on_the_disk(run):
     root = find_family(str(run))
-    assert draw(root)[0] == f"this model: {run / 'ppo'}"
-    assert draw(root)[1] == "stage ppo, recipe toy, step 3, reward 0.5, KL (nats) 2"
+    assert node_lines(root)[0] == f"this model: {run / 'ppo'}"
+    assert node_lines(root)[1] == "stage ppo, recipe toy, step 3, reward 0.5, KL (nats) 2"
     sft, data = root.parents
-    assert sft.reference.folder == run / "sft" and draw(sft)[1].startswith("stage sft, recipe toy, step 3")
-    assert data.reference.folder == run / "data" and draw(data) == [f"data set: {run / 'data'}"]
+    assert sft.reference.folder == run / "sft" and node_lines(sft)[1].startswith("stage sft, recipe toy, step 3")
+    assert data.reference.folder == run / "data" and node_lines(data) == [f"data set: {run / 'data'}"]
     assert root.to_json()["folder"] == str(run / "ppo") and sft.parents[0].reference.folder == run / "data"
 
 
 def test_a_stage_that_was_trained_again_is_another_model(run):
     StageRecord(run / "sft").write(fingerprint="another")
-    assert draw(find_family(str(run / "ppo")).parents[0]) == ["SFT policy: never published"]
+    assert node_lines(find_family(str(run / "ppo")).parents[0]) == ["SFT policy: never published"]
 
 
 def test_a_pulled_folder_cannot_point_at_others(run):
@@ -170,7 +170,7 @@ def test_a_pulled_folder_cannot_point_at_others(run):
     pulled.mkdir()
     parents = {"sft": {"repo": None, "commit": None, "folder": str(run / "sft"), "path": str(run / "sft")}}
     (pulled / "rlhf_card.json").write_text(json.dumps(card("ppo", 1, parents)))
-    assert [draw(one) for one in find_family(str(pulled)).parents] == [["SFT policy: never published"]]
+    assert [node_lines(one) for one in find_family(str(pulled)).parents] == [["SFT policy: never published"]]
 
 
 def test_a_folder_of_something_else(tmp_path):

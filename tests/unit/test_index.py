@@ -16,7 +16,7 @@ from rlhf_zoo.publishing.catalog.index import (
     SORTS,
     Entry,
     Figure,
-    benchmark,
+    benchmark_table,
     checkpoint_rows,
     entry,
     ordered,
@@ -110,7 +110,7 @@ def test_no_card_breaks_a_listing_or_speaks_to_the_terminal(card, rows):
     for by in (None, *SORTS):
         assert len(ordered([found, of()], by)) == 2
     json.dumps(asdict(found), allow_nan=False)
-    table = benchmark([found, of()], command="rlhf-zoo zoo", namespace="zoo")
+    table = benchmark_table([found, of()], command="rlhf-zoo zoo", namespace="zoo")
     assert with_table(with_table(None, table), table) == with_table(None, table)
     lines = [line for line in table.splitlines() if line.startswith("|")]
     assert len(lines) == 4 and {line.count("|") for line in lines} == {lines[0].count("|")}
@@ -160,7 +160,7 @@ def test_filters():
 # The table in Markdown
 
 
-TABLE = benchmark(ENTRIES, command="rlhf-zoo zoo", namespace="zoo")
+TABLE = benchmark_table(ENTRIES, command="rlhf-zoo zoo", namespace="zoo")
 
 
 def test_the_table_replaces_itself_and_leaves_the_rest():

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.publishing.catalog.card import Card
-from rlhf_zoo.publishing.catalog.family import DEPTH, Member, Node, Reference, clean, draw, family_tree
+from rlhf_zoo.publishing.catalog.family import MAX_GENERATIONS, Member, Node, Reference, clean, family_tree, node_lines
 
 A, B, C, D = (letter * 40 for letter in "abcd")
 
@@ -33,8 +33,8 @@ class World:
         commit, tags, card = self.repositories[reference.name]
         return Member(reference.commit or commit, tags, card, None, Card(card or {}).parents)
 
-    def tree(self, name: str = "x/ppo", **bounds: int) -> Node:
-        return family_tree(Reference("", "model", name), self.look, **bounds)
+    def tree(self, name: str = "x/ppo") -> Node:
+        return family_tree(Reference("", "model", name), self.look)
 
 
 @pytest.fixture
@@ -86,20 +86,22 @@ def test_a_shared_parent_is_drawn_once_and_asked_for_once(world):
 def test_another_commit_of_a_parent_is_another_model(world):
     world.repositories["x/reward"][2]["parents"]["sft"]["commit"] = A
     sft = world.tree().parents[1].parents[0]
-    assert world.asked.count("x/sft") == 2 and sft.omitted is None and draw(sft)[0].endswith("(aaaaaaaaaa)")
+    assert world.asked.count("x/sft") == 2 and sft.omitted is None and node_lines(sft)[0].endswith("(aaaaaaaaaa)")
 
 
 def test_what_a_node_says(world):
     root = world.tree()
-    assert draw(root) == [
+    assert node_lines(root) == [
         "this model: x/ppo @ best (aaaaaaaaaa)",
         "stage ppo, recipe toy, step 40, simulated, reward 1.25, KL (nats) 3.5, held-out reward 2, win rate 0.8",
     ]
     sft, reward, data = root.parents
-    assert draw(sft) == ["SFT policy: x/sft @ step-000009 (cccccccccc)", "stage sft, recipe toy, step 9, loss 1.5"]
-    assert draw(reward)[1] == "stage reward, recipe toy, step 6, validation accuracy 0.75"
-    assert draw(reward.parents[0]) == ["SFT policy: x/sft @ step-000009 (cccccccccc)", "drawn above"]
-    assert draw(data) == ["data set: x/data (dddddddddd)"]
+    assert node_lines(sft) == [
+        "SFT policy: x/sft @ step-000009 (cccccccccc)", "stage sft, recipe toy, step 9, loss 1.5"
+    ]  # fmt: skip
+    assert node_lines(reward)[1] == "stage reward, recipe toy, step 6, validation accuracy 0.75"
+    assert node_lines(reward.parents[0]) == ["SFT policy: x/sft @ step-000009 (cccccccccc)", "drawn above"]
+    assert node_lines(data) == ["data set: x/data (dddddddddd)"]
     found = root.to_json()
     assert (found["repo"], found["commit"], found["tags"], found["step"]) == ("x/ppo", A, ["best"], 40)
     assert found["figures"] == {"reward": 1.25, "KL (nats)": 3.5, "held-out reward": 2.0, "win rate": 0.8}
@@ -118,7 +120,7 @@ def test_what_ppo_was_put_on_is_called_what_it_is(parent, title):
     settings = {"model_name_or_path": "x/base"}
     world = World(ppo=(A, (), card("ppo", parents={"sft": at("x/base", B)}, settings=settings)), base=(B, (), parent))
     root = world.tree()
-    assert draw(root.parents[0])[0].startswith(f"{title}: x/base")
+    assert node_lines(root.parents[0])[0].startswith(f"{title}: x/base")
     assert root.to_json()["parents"][0]["title"] == title
 
 
@@ -126,7 +128,7 @@ def test_a_cycle_ends(world):
     world.repositories["x/sft"][2]["parents"]["base"] = at("x/ppo", A)
     found = world.tree().parents[0].parents[1]
     assert found.omitted is not None and found.omitted.startswith("a cycle")
-    assert draw(found)[1] == found.omitted
+    assert node_lines(found)[1] == found.omitted
     world.repositories["x/ppo"][2]["parents"] = {"sft": at("x/ppo", None)}  # one that names itself
     (found,) = world.tree().parents
     assert found.omitted is not None and found.omitted.startswith("a cycle")
@@ -140,7 +142,8 @@ def test_an_endless_chain_ends():
     node, generations = family_tree(Reference("", "model", "x/0"), look), 0
     while node.parents:
         (node,), generations = node.parents, generations + 1
-    assert generations == DEPTH and node.omitted is not None and f"more than {DEPTH} generations" in node.omitted
+    assert generations == MAX_GENERATIONS
+    assert node.omitted is not None and f"more than {MAX_GENERATIONS} generations" in node.omitted
 
 
 def test_a_tree_that_branches_for_ever_looks_at_so_many_repositories():
@@ -151,7 +154,7 @@ def test_a_tree_that_branches_for_ever_looks_at_so_many_repositories():
         parents = (Reference("sft", "model", f"{reference.name}0"), Reference("reward", "model", f"{reference.name}1"))
         return Member(A, (), None, None, parents)
 
-    root = family_tree(Reference("", "model", "x/"), look, most=20)
+    root = family_tree(Reference("", "model", "x/"), look, max_members=20)
     assert len(asked) == 20
     assert "not read: more than 20 repositories" in str(root.to_json())
 
@@ -175,9 +178,9 @@ def test_texts_of_a_card_are_data(world):
     )  # fmt: skip
     world.repositories["x/ppo"][2]["recipe"] = "to\x9b31my\u202e[bold red]" + "x" * 500
     root = world.tree()
-    for text in (*draw(root), str(root.to_json())):
+    for text in (*node_lines(root), str(root.to_json())):
         assert "\x1b" not in text and "\x9b" not in text and "\u202e" not in text and len(text) < 1000
-    assert "[bold red]" in draw(root)[1], "brackets are text here; what prints it must not read them as markup"
+    assert "[bold red]" in node_lines(root)[1], "brackets are text here; what prints it must not read them as markup"
     assert root.card.step is None and root.card.figures == {}
 
 

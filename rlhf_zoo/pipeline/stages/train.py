@@ -24,7 +24,7 @@ from ...modeling.remote_code import code_run
 from ...ppo.failures import UpdateFailed
 from ...ppo.waiting import WaitEnded
 from ...publishing.adapters import check_bases
-from ...publishing.sender import claim_repository, keep_published_lineage
+from ...publishing.sender import claim_stage_repository, keep_published_lineage
 from ...publishing.sent import unpublished
 from ...runs.checkpoint_choice import choose, delete_old_checkpoints, delete_old_optimizer_states, steps_to_protect
 from ...runs.code import check_code, stage_code
@@ -245,7 +245,7 @@ def _begin(
         record.clear()
         (context.directory / SUMMARY).unlink(missing_ok=True)
         if publisher is not None:
-            claim_repository(context, stage)  # without the tags of the earlier run
+            claim_stage_repository(context, stage)  # without the tags of the earlier run
     record.write(
         **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
@@ -305,7 +305,7 @@ def _plan(
             publisher.notify()
         return _Plan(finished=True)
     if publisher is not None and not context.preflight_passed:
-        claim_repository(context, stage)
+        claim_stage_repository(context, stage)
     if publisher is not None and settings.model.use_peft:
         check_bases(context, stage, parents)
     if not previous_run and not starts_over and any(record.path.glob("checkpoint-*")):

@@ -1,1 +1,1 @@
-"""What a namespace has published: index, lineage, families, ablations. All of it is read from cards."""
+"""Reads what a namespace has published from its cards: index, lineage, family trees, ablations."""

@@ -1,13 +1,15 @@
 """Finds the runs of an ablation on the Hub: PPO repositories with the same SFT policy and different β.
 
-Cards are not trusted: they only decide which runs are shown together. Needs no torch.
+Cards are not trusted, and only decide which runs are shown together. Needs no torch.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
@@ -17,11 +19,14 @@ from ...hub.client.weights import Origin, equal_weights
 from .card import Card, clean, fetch_card
 from .index import TAG, WORKERS, checkpoints
 
-#: Largest number of repositories in a namespace whose cards are read.
-MOST_CARDS = 32
-#: Largest number of runs, including the given one: the page shows as many checkpoints in one request.
-MOST_RUNS = 16
-_MOST_NOTES = 3
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
+#: Largest number of cards that are read in a namespace.
+MAX_CARDS = 32
+#: Largest number of runs, including the first: the page shows as many checkpoints in one request.
+MAX_RUNS = 16
+_MAX_NOTES = 3
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class Run:
     Attributes:
         listing: Its checkpoints, as `catalog.index.checkpoints` returns them.
         card: rlhf_card.json of `main`, {} without one.
-        private: Whether reading it needs a token.
+        private: Whether only a token can read it.
     """
 
     listing: Mapping[str, Any]
@@ -45,7 +50,7 @@ class Run:
 
     @property
     def beta(self) -> float | None:
-        """The coefficient of its KL penalty, the initial one if it adapts; None if the card has no settings."""
+        """The coefficient of its KL penalty, initial if adaptive; None if the card has no settings."""
         return Card(self.card).beta
 
     @property
@@ -59,8 +64,8 @@ class Ablation:
     """The runs of an ablation.
 
     Attributes:
-        runs: The given run, then the others.
-        problem: A sentence on why runs may be missing.
+        runs: The run that was asked about, then the others.
+        problem: Why runs may be missing, as a sentence; None if none are.
     """
 
     runs: tuple[Run, ...]
@@ -70,17 +75,16 @@ class Ablation:
 def find_runs(repo: str, card: Mapping[str, Any], *, names: Sequence[str] | None = None, hub: Hub = CLIENT) -> Ablation:
     """Finds the runs that can be compared with a PPO repository.
 
-    By default it searches the `MOST_CARDS` most recently changed models of the namespace for runs with the same SFT
-    policy and recipe and another β. Of several with the same β it takes the one with the given run's seed, else the
-    newest. Runs are sorted by descending β. If the Hub refuses, at least the given run is returned, with a `problem`.
+    Without `names` it searches the `MAX_CARDS` most recently changed models of the namespace for runs with the same SFT
+    policy and recipe and another β. Of several with the same β it takes the one with this run's seed, else the newest.
+    Runs are sorted by descending β. If the Hub refuses, it returns this run alone, with a `problem`.
 
-    Two SFT policies are the same if their weights are equal, such as `best` and the tag of its step.
+    SFT policies are the same if their weights are equal, as those of `best` and of its step's tag are.
 
     Args:
         repo: NAMESPACE/NAME; a revision after it is ignored.
         card: rlhf_card.json of the checkpoint that is shown.
-        names: Exactly these runs, in this order, whatever their β and recipe; None to find them. The given repository
-            is not repeated.
+        names: The other runs, in this order, whatever their β and recipe; None to search for them.
         hub: The Hub.
 
     Returns:
@@ -93,21 +97,22 @@ def find_runs(repo: str, card: Mapping[str, Any], *, names: Sequence[str] | None
 
     name, _ = split_revision(repo)
     with disable_progress_bars():
-        given_run, problem = _own(name, card, hub)
-        described = card if Card(card).origin else given_run.card
+        first_run, problem = _read_first(name, card, hub)
+        # The card of `main` replaces one that does not name its SFT model.
+        card = card if Card(card).origin else first_run.card
         if names is not None:
-            return Ablation((given_run, *_named(given_run, described, names, hub)), problem)
+            return Ablation((first_run, *_read_named(first_run, card, names, hub)), problem)
         if problem is not None:
-            return Ablation((given_run,), problem)
+            return Ablation((first_run,), problem)
         try:
-            discovered, notes = _discovered(given_run, described, hub)
+            other_runs, notes = _search(first_run, card, hub)
         except ZooError as error:
-            return Ablation((given_run,), str(error))
-    return Ablation((given_run, *discovered), f"Of the other runs of {name}, {'; '.join(notes)}." if notes else None)
+            return Ablation((first_run,), str(error))
+    return Ablation((first_run, *other_runs), f"Of the other runs of {name}, {'; '.join(notes)}." if notes else None)
 
 
-def _own(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
-    """Returns the given run, and why its checkpoints cannot be listed, if they cannot."""
+def _read_first(repo: str, card: Mapping[str, Any], hub: Hub) -> tuple[Run, str | None]:
+    """Returns (the run, None), or (the run without checkpoints, why they cannot be listed)."""
     try:
         run, _ = _read(repo, hub)
     except ZooError as error:
@@ -134,27 +139,27 @@ def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
 # Runs that the caller names
 
 
-def _named(own: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
+def _read_named(first_run: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
     repos = dict.fromkeys(split_revision(name)[0] for name in names)
-    repos.pop(own.repo, None)
+    repos.pop(first_run.repo, None)
     if not repos:
         return []
     origin = Card(card).origin
     if origin is None:
         raise ZooError(
-            f"The card of {own.repo} does not name its SFT model, so no run can be compared with it: publish its card "
-            "again."
+            f"The card of {first_run.repo} does not name its SFT model, so no run can be compared with it: publish its "
+            "card again."
         )
     with ThreadPoolExecutor(WORKERS) as pool:
-        read = list(pool.map(partial(_read, hub=hub), repos))
-    for run, note in read:
-        _check(run, note, own.repo, origin, hub)
-    return [run for run, _ in read]
+        runs = list(pool.map(partial(_read, hub=hub), repos))
+    for run, note in runs:
+        _check_comparable(run, note, first_run.repo, origin, hub)
+    return [run for run, _ in runs]
 
 
-def _check(run: Run, note: str | None, reference_repo: str, origin: Origin, hub: Hub) -> None:
+def _check_comparable(run: Run, note: str | None, reference_repo: str, origin: Origin, hub: Hub) -> None:
     if note is not None:
-        raise ZooError(f"{run.repo} cannot be compared with {reference_repo} ({note}): name another.")
+        raise ZooError(f"{run.repo} cannot be compared with {reference_repo} ({note}): name another run.")
     stage = run.card.get("stage", "ppo")
     if stage != "ppo":
         raise ZooError(
@@ -177,43 +182,44 @@ def _short(origin: Origin) -> str:
 # Runs that are searched for
 
 
-def _discovered(own: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:
-    """Returns (the runs, notes on skipped ones). Raises ZooError if the Hub does not list the namespace."""
-    namespace = own.repo.rpartition("/")[0]
-    origin, recipe, beta = Card(card).origin, card.get("recipe"), own.beta
+def _search(first_run: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:
+    """Returns (the other runs, notes on skipped ones). Raises ZooError if the Hub does not list the namespace."""
+    namespace = first_run.repo.rpartition("/")[0]
+    origin, recipe, beta = Card(card).origin, card.get("recipe"), first_run.beta
     if origin is None or not isinstance(recipe, str) or beta is None or not namespace:
         return [], ["none can be found, because its card lacks the SFT model, the recipe or the settings"]
-    with refusals_as(f"Cannot list the other runs of {own.repo} on {hub.name}", "try again, or check --hub."):
+    with refusals_as(f"Cannot list the other runs of {first_run.repo} on {hub.name}", "try again, or check --hub."):
         infos = hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "private", "tags"])
-        models = [model for model in infos if model.id != own.repo and _may_be_ppo(model)]
+        models = [model for model in infos if model.id != first_run.repo and _may_be_ppo(model)]
     models.sort(key=lambda model: model.last_modified.timestamp() if model.last_modified else 0.0, reverse=True)
     notes = []
-    if len(models) > MOST_CARDS:
-        notes.append(f"only the {MOST_CARDS} most recently changed of {len(models)} models were read")
+    if len(models) > MAX_CARDS:
+        notes.append(f"only the {MAX_CARDS} most recently changed of {len(models)} models were read")
     with ThreadPoolExecutor(WORKERS) as pool:
-        candidates = list(pool.map(lambda model: _as_run(model, origin, recipe, beta, hub), models[:MOST_CARDS]))
+        candidates = list(pool.map(lambda model: _as_run(model, origin, recipe, beta, hub), models[:MAX_CARDS]))
     skipped = [note for _, note in candidates if note is not None]
     if skipped:
-        remainder = f" and {len(skipped) - _MOST_NOTES} more" if len(skipped) > _MOST_NOTES else ""
-        notes.append(f"these are not shown: {', '.join(skipped[:_MOST_NOTES])}{remainder}")
-    runs = _best_per_beta([run for run, _ in candidates if run is not None], own.card.get("seed"))
-    if len(runs) >= MOST_RUNS:
-        notes.append(f"only {MOST_RUNS - 1} of {len(runs)} are shown: name those that you want")
-    return sorted(runs[: MOST_RUNS - 1], key=lambda run: (-(run.beta or 0.0), run.repo)), notes
+        remainder = f" and {len(skipped) - _MAX_NOTES} more" if len(skipped) > _MAX_NOTES else ""
+        notes.append(f"these are not shown: {', '.join(skipped[:_MAX_NOTES])}{remainder}")
+    runs = _best_per_beta([run for run, _ in candidates if run is not None], first_run.card.get("seed"))
+    if len(runs) >= MAX_RUNS:
+        notes.append(f"only {MAX_RUNS - 1} of {len(runs)} are shown: name the runs that you want")
+    return sorted(runs[: MAX_RUNS - 1], key=lambda run: (-(run.beta or 0.0), run.repo)), notes
 
 
-def _may_be_ppo(model: Any) -> bool:
+def _may_be_ppo(model: ModelInfo) -> bool:
+    """Whether the tags of a repository do not say that it is a model of another stage."""
     stages = {tag for tag in model.tags or () if tag.startswith("stage:")}
     return not stages or "stage:ppo" in stages
 
 
-def _as_run(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
-    """Returns (the run of a listed model, None), or (None, a note on why its card cannot be read)."""
-    card, note = fetch_card(model.id, model.sha, hub)
+def _as_run(model: ModelInfo, origin: Origin, recipe: str, beta: float, hub: Hub) -> tuple[Run | None, str | None]:
+    """Returns (a model's run, None), (None, why it cannot be read), or (None, None) if it is not of this ablation."""
+    card, note = fetch_card(model.id, model.sha or "main", hub)
     if note is not None:
         return None, f"{model.id} ({note})"
-    same_run = card.is_ppo and card.get("recipe") == recipe and equal_weights(card.origin, origin, hub=hub)
-    if not same_run or card.beta in (None, beta):
+    is_comparable = card.is_ppo and card.get("recipe") == recipe and equal_weights(card.origin, origin, hub=hub)
+    if not is_comparable or card.beta in (None, beta):
         return None, None
     try:
         return Run(checkpoints(model.id, hub), card, bool(model.private)), None
@@ -221,8 +227,8 @@ def _as_run(model: Any, origin: Origin, recipe: str, beta: float, hub: Hub) -> t
         return None, f"{model.id} ({str(error).rstrip('.')})"
 
 
-def _best_per_beta(runs: Iterable[Run], seed: Any) -> list[Run]:
-    """Keeps one run per β: the newest, unless only another one has checkpoints or the given seed.
+def _best_per_beta(runs: Iterable[Run], seed: object) -> list[Run]:
+    """Keeps one run per β: with checkpoints rather than without, then with this seed, then the newest.
 
     `runs` is sorted from newest to oldest.
     """

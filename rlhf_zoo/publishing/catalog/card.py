@@ -20,11 +20,11 @@ from ...runs.registry import PARENT_TITLES, STAGES, parent_title, starts_on_base
 from ...runs.settings.declared import default_of
 from ..cards.card import CARD_FILE
 
-#: Roles of the parents that a card may name -> title, in the order of the tree.
+#: Role of a parent that a card may name -> its title, in the order of the family tree.
 ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
-#: Largest rlhf_card.json that is read, in bytes. A run with a hundred checkpoints has about ten thousand.
-MAX_CARD = 2**22
-MAX_TEXT = 96
+#: Largest rlhf_card.json that is read. That of a run with a hundred checkpoints has about ten thousand bytes.
+MAX_CARD_BYTES = 2**22
+MAX_LINE = 96  # characters
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Figure:
         value: The number.
         ci95: Its 95% interval, if the card has one.
         n: Its sample size, if the card has one.
-        held_out: Whether it comes from the evaluation of the finished run; otherwise it is the last that training
+        held_out: Whether the evaluation of the finished run measured it. Otherwise it is the last value that training
             logged.
     """
 
@@ -68,16 +68,16 @@ class Reference:
     """A model or data set that a card names, by repository and commit or by a local folder.
 
     Attributes:
-        role: Its role among the parents.
+        role: Its role among the parents, a key of `ROLES`; "" for the root of a tree.
         kind: "model" or "dataset".
         repo: Its repository; None if the card names none.
-        commit: Its commit; None if the card names none.
-        folder: Its local folder.
+        commit: Its commit; None if the card names none. For the root of a tree, a branch or tag too.
+        folder: Its local folder; None for a repository.
         title: Its relation to the model that names it.
     """
 
     role: str
-    kind: str  # "model" or "dataset"
+    kind: str
     repo: str | None = None
     commit: str | None = None
     folder: Path | None = None
@@ -127,17 +127,17 @@ class Card(dict[str, Any]):
 
     @property
     def base(self) -> str | None:
-        """The base model."""
+        """Name of the base model."""
         return one_line(self.get("base_model"))
 
     @property
     def step(self) -> int | None:
-        """The step."""
+        """The checkpoint's step."""
         return integer(self.get("step"))
 
     @property
     def seed(self) -> int | None:
-        """The seed."""
+        """The run's seed."""
         return integer(self.get("seed"))
 
     @property
@@ -153,13 +153,13 @@ class Card(dict[str, Any]):
 
     @property
     def prompts(self) -> list[str]:
-        """Held-out prompts of its evaluation."""
+        """The held-out prompts of its evaluation."""
         prompts = self.get("prompts")
         return [prompt for prompt in prompts if isinstance(prompt, str)] if isinstance(prompts, list) else []
 
     @property
     def beta(self) -> float | None:
-        """The coefficient of its KL penalty, at the start where it adapts; None where the card has no settings."""
+        """The coefficient of its KL penalty, initial if adaptive; None if the card has no settings."""
         settings = self.get("settings")
         return number(settings.get("kl_coef", default_of("ppo", "kl_coef"))) if isinstance(settings, Mapping) else None
 
@@ -171,9 +171,9 @@ class Card(dict[str, Any]):
 
     @property
     def parents(self) -> tuple[Reference, ...]:
-        """The parents that it names, in the order of ROLES. Unknown roles and invalid names are skipped.
+        """The parents that it names, in the order of `ROLES`. Unknown roles are skipped.
 
-        A parent that was never published has no repository.
+        A parent that was never published, or has an invalid name, has no repository.
         """
         parents = []
         for role in ROLES:
@@ -200,61 +200,56 @@ class Card(dict[str, Any]):
 
     @property
     def figures(self) -> dict[str, float]:
-        """The measured figures of the model that a family tree shows."""
+        """Name -> measured number, for those that a family tree shows for this stage."""
         stage = STAGES.get(self.stage or "")
         step = self.get("step")
         checkpoint = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
+        # A stage names its figures by paths into the card, where "checkpoints" stands for the row of this step.
         document = {**self, "checkpoints": checkpoint}
         figures = {name: at(document, *path) for name, path in stage.figures.items()} if stage else {}
         return {name: value for name, value in figures.items() if finite(value)}
 
     def estimate(self, *path: str) -> Figure | None:
-        """Returns an estimate of its evaluation.
+        """Returns a figure of its evaluation; None if the evaluation does not have it.
 
         Args:
-            *path: The keys of its path.
-
-        Returns:
-            The figure; None without one.
+            *path: The keys that lead to it.
         """
         return Figure.read(at(self, "evaluation", *path))
 
 
-def clean(text: str, longest: int = 120) -> str:
-    """Returns a text in one line, without terminal control characters and direction marks.
+def clean(text: str, max_length: int = 120) -> str:
+    """Makes an untrusted text safe to print: replaces line ends, terminal control characters and direction marks.
 
     Args:
         text: The text.
-        longest: Largest length in characters.
-
-    Returns:
-        The cleaned text.
+        max_length: Largest length in characters; the rest is cut off.
     """
-    shown = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
-    return shown if len(shown) <= longest else shown[: longest - 1] + "…"
+    printable = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
+    return printable if len(printable) <= max_length else printable[: max_length - 1] + "…"
 
 
-def one_line(value: Any) -> str | None:
-    """Returns a text in one line that is safe to print.
+def one_line(value: object) -> str | None:
+    """Returns a value of a card as text that is safe to print, of at most `MAX_LINE` characters.
 
     Args:
-        value: The value.
+        value: The value, which is not trusted.
 
     Returns:
-        At most `MAX_TEXT` characters; None if the value is not text or empty.
+        The text; None if the value is not text, or empty.
     """
-    text = value[: MAX_TEXT + 1].strip() if isinstance(value, str) else ""
-    return clean(text, MAX_TEXT) or None
+    text = value[: MAX_LINE + 1].strip() if isinstance(value, str) else ""
+    return clean(text, MAX_LINE) or None
 
 
 def iso_date(value: Any) -> str | None:
-    """Returns a time in ISO 8601, in UTC and to the second.
+    """Converts a time in ISO 8601 to UTC, without fractions of a second.
 
     Args:
-        value: A time in ISO 8601.
+        value: A value of a card, which is not trusted.
 
     Returns:
-        The time; None if the value is not a time.
+        The time in ISO 8601; None if the value is not a time.
     """
     try:
         return datetime.fromisoformat(value).astimezone(UTC).isoformat(timespec="seconds")
@@ -263,7 +258,7 @@ def iso_date(value: Any) -> str | None:
 
 
 def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
-    """Downloads a card as `download_card` does, but returns a refusal of the Hub as text. A full disk raises OSError.
+    """Downloads a card as `download_card` does, but returns an error of the Hub as text. A full disk raises OSError.
 
     Args:
         repo: The repository.
@@ -302,8 +297,8 @@ def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str 
         entries = hub.api().get_paths_info(repo, [CARD_FILE], revision=commit)
         if not entries:
             return Card(), f"has no {CARD_FILE}"
-        if getattr(entries[0], "size", MAX_CARD + 1) > MAX_CARD:
-            return Card(), f"has an {CARD_FILE} that is not a file of at most {MAX_CARD} bytes"
+        if getattr(entries[0], "size", MAX_CARD_BYTES + 1) > MAX_CARD_BYTES:
+            return Card(), f"has an {CARD_FILE} that is not a file of at most {MAX_CARD_BYTES} bytes"
         path = hub.file(repo, CARD_FILE, revision=commit)
     with open(path, "rb") as source:
-        return Card.parse(source.read(MAX_CARD + 1))
+        return Card.parse(source.read(MAX_CARD_BYTES + 1))

@@ -1,7 +1,7 @@
 """Builds the family tree of a published model from cards: its ancestors and their figures.
 
-It does no I/O: the function `read` reads repositories (`publishing.catalog.lineage` has one for a Hub). Cards are not
-trusted, so their texts are cleaned.
+It does no I/O: the caller passes a function that reads a repository, as `publishing.catalog.lineage` does. Cards are
+not trusted, so their texts are cleaned.
 """
 
 from __future__ import annotations
@@ -13,21 +13,20 @@ from typing import Any
 from ...runs.registry import STAGES
 from .card import ROLES, Card, Reference, clean
 
-#: Largest number of generations: hostile cards could form an endless chain.
-DEPTH = 8
-#: Largest number of repositories in one tree.
-MOST = 64
+# Limits, because hostile cards could form an endless chain.
+MAX_GENERATIONS = 8
+MAX_MEMBERS = 64  # repositories and folders
 
 
 @dataclass(frozen=True)
 class Member:
-    """The content of a repository or folder.
+    """A repository or folder, as far as the tree shows it.
 
     Attributes:
         commit: Its commit.
         tags: The tags at that commit.
         card: Its card; None without one.
-        problem: Why it could not be read.
+        problem: Why it could not be read; None if it could.
         parents: The parents that its card names.
     """
 
@@ -44,9 +43,9 @@ class Node:
 
     Attributes:
         reference: The reference in its child's card.
-        member: Its content.
+        member: What the reference leads to.
         parents: Its parents.
-        omitted: Why its parents are not drawn here; None if they are.
+        omitted: Why its parents are not shown here; None if they are.
     """
 
     reference: Reference
@@ -66,20 +65,20 @@ class Node:
 
     @property
     def title(self) -> str:
-        """Its relation to the model that names it. A base model may itself come from a stage, by its own card."""
+        """Its relation to the model that names it; for a base model that a stage trained, the title of that stage."""
         title = self.reference.title
         return STAGES[self.stage].title if self.stage and title == ROLES["base"] else title
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the node and its ancestors as a document."""
-        at = self.reference
+        """Returns the node and its ancestors as JSON values."""
+        reference = self.reference
         return {
-            "role": at.role,
+            "role": reference.role,
             "title": self.title,
-            "kind": at.kind,
-            "repo": None if at.repo is None else clean(at.repo),
-            "folder": None if at.folder is None else str(at.folder),
-            "commit": self.member.commit or at.commit,
+            "kind": reference.kind,
+            "repo": None if reference.repo is None else clean(reference.repo),
+            "folder": None if reference.folder is None else str(reference.folder),
+            "commit": self.member.commit or reference.commit,
             "tags": [clean(tag) for tag in self.member.tags],
             "stage": self.stage,
             "recipe": self.card.recipe,
@@ -92,62 +91,59 @@ class Node:
         }
 
 
-def family_tree(root: Reference, read: Callable[[Reference], Member], *, depth: int = DEPTH, most: int = MOST) -> Node:
-    """Builds the family tree of a model. A member with two children is drawn in full the first time only.
-
-    `depth` and `most` limit the effect of hostile cards.
+def family_tree(root: Reference, read: Callable[[Reference], Member], *, max_members: int = MAX_MEMBERS) -> Node:
+    """Builds the family tree of a model. A member with two children is shown with its parents only once.
 
     Args:
         root: The model.
         read: Reads a repository or folder; called once for each.
-        depth: Largest number of generations.
-        most: Largest number of repositories and folders that are read.
+        max_members: Largest number of repositories and folders that are read.
 
     Returns:
         The root's node.
     """
-    members: dict[tuple[Any, ...], Member] = {}
-    drawn: set[tuple[Any, ...]] = set()
+    members: dict[tuple[str | None, ...], Member] = {}
+    shown: set[tuple[str | None, ...]] = set()
 
-    def grow(at: Reference, above: tuple[tuple[object, ...], ...]) -> Node:
-        if at.repo is None and at.folder is None:
-            return Node(at, Member(problem="never published"))
-        key = (at.kind, at.name, at.commit)
+    def node_of(reference: Reference, descendants: tuple[tuple[str | None, ...], ...]) -> Node:
+        if reference.repo is None and reference.folder is None:
+            return Node(reference, Member(problem="never published"))
+        key = (reference.kind, reference.name, reference.commit)
         if key not in members:
-            if len(members) >= most:
-                return Node(at, Member(), omitted=f"not read: more than {most} repositories")
-            members[key] = read(at)
+            if len(members) >= max_members:
+                return Node(reference, Member(), omitted=f"not read: more than {max_members} repositories")
+            members[key] = read(reference)
         member = members[key]
-        place = (at.kind, at.name, member.commit or at.commit)
-        if place in above:
-            return Node(at, member, omitted="a cycle: it is its own ancestor")
-        if place in drawn and member.parents:
-            return Node(at, member, omitted="drawn above")
-        drawn.add(place)
-        if member.parents and len(above) >= depth:
-            return Node(at, member, omitted=f"its parents are not drawn: more than {depth} generations")
-        return Node(at, member, tuple(grow(parent, (*above, place)) for parent in member.parents))
+        # References to a tag and to its commit lead to the same member, so compare by commit.
+        identity = (reference.kind, reference.name, member.commit or reference.commit)
+        if identity in descendants:
+            return Node(reference, member, omitted="a cycle: it is its own ancestor")
+        if identity in shown and member.parents:
+            return Node(reference, member, omitted="drawn above")
+        shown.add(identity)
+        if member.parents and len(descendants) >= MAX_GENERATIONS:
+            return Node(
+                reference, member, omitted=f"its parents are not drawn: more than {MAX_GENERATIONS} generations"
+            )
+        return Node(reference, member, tuple(node_of(parent, (*descendants, identity)) for parent in member.parents))
 
-    return grow(root, ())
+    return node_of(root, ())
 
 
-def draw(node: Node) -> list[str]:
-    """Formats a node as lines of plain text: its role and place, then the figures of its card.
+def node_lines(node: Node) -> list[str]:
+    """Returns lines of plain text about a node: its title, repository and version, then the figures of its card.
 
     Args:
         node: The node.
-
-    Returns:
-        The lines.
     """
-    at, member = node.reference, node.member
-    if not at.name:
+    reference, member = node.reference, node.member
+    if not reference.name:
         return [f"{node.title}: {member.problem}"]
-    commit = member.commit or at.commit
+    commit = member.commit or reference.commit
     tags = ", ".join(clean(tag) for tag in member.tags)
     version = f" @ {tags}" if tags else ""
-    version += f" ({clean(commit)[:10]})" if commit else " (no commit)" if at.folder is None else ""
-    lines = [f"{node.title}: {clean(at.name)}{version}"]
+    version += f" ({clean(commit)[:10]})" if commit else " (no commit)" if reference.folder is None else ""
+    lines = [f"{node.title}: {clean(reference.name)}{version}"]
     if member.problem:
         return [*lines, clean(member.problem)]
     if node.omitted:

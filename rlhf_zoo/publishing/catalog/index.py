@@ -1,7 +1,9 @@
 """Lists the models of a namespace and the checkpoints of a repository, from the Hub's listings and rlhf_card.json.
 
-Cards are not trusted, see `card.Card`; one that cannot be read becomes a note in the listing. Needs no torch.
+Cards are not trusted (see `card.Card`), and one that cannot be read becomes a note in the listing. Needs no torch.
 """
+
+from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...fileio import at, integer, number, write_text
@@ -22,6 +24,9 @@ from ..cards import markdown
 from ..cards.markdown import Raw
 from .card import Card, Figure, fetch_card, iso_date, one_line
 
+if TYPE_CHECKING:
+    from huggingface_hub import ModelInfo
+
 TAG = "rlhf-zoo"
 WORKERS = 8
 BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
@@ -32,9 +37,9 @@ shows those here, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo re
 
 The table shows their results: every row is a repository at a commit, with the figures of its `rlhf_card.json`.
 """
-_STAGE_ORDER = {stage: place for place, stage in enumerate(STAGES)}
-_NOT_METRICS = ("step", "tag", "commit")
-_MAX_METRICS = 8
+_STAGE_ORDER = {stage: index for index, stage in enumerate(STAGES)}
+_NOT_METRICS = ("step", "tag", "commit")  # keys of a checkpoint's row in a card
+_MAX_METRICS = 8  # of a checkpoint, because cards are not trusted
 
 
 @dataclass(frozen=True)
@@ -52,9 +57,9 @@ class Entry:
         simulated: Whether a program simulates the human preferences.
         reward: Its mean reward.
         kl: KL to SFT, in nats per completion.
-        win_rate: Win rate over SFT, by the judge.
+        win_rate: Win rate over SFT, by the recipe's judge.
         accuracy: Accuracy of a reward model on held-out pairs.
-        date: When the run finished, or else started, or else when the repository last changed; ISO 8601.
+        date: When the run finished, else started, else when the repository last changed; ISO 8601.
         note: Why the card could not be read.
     """
 
@@ -74,7 +79,7 @@ class Entry:
     note: str | None = None
 
 
-#: Sort orders: name -> (key, which is None for a missing figure; whether the greatest comes first).
+#: Name of a sort order -> (its key, which returns None for a missing figure; whether the greatest comes first).
 SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
     "reward": (lambda entry: entry.reward and entry.reward.value, True),
     "kl": (lambda entry: entry.kl and entry.kl.value, False),
@@ -104,11 +109,8 @@ def entry(
         commit: Its head commit.
         document: The card, which is not trusted.
         changed: When the repository last changed.
-        tags: The repository's tags on the Hub, used if the card names no stage.
+        tags: The repository's metadata tags on the Hub, such as stage:ppo, used if the card names no stage.
         note: Why there is no card.
-
-    Returns:
-        The entry.
     """
     card = Card(document)
     stage = card.stage or next((one_line(tag[6:]) for tag in tags if tag.startswith("stage:")), None)
@@ -128,23 +130,23 @@ def entry(
 
 
 def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
-    """Returns the figures of this stage. The card of every stage holds the full evaluation of the run."""
+    """Returns the figures of this stage: the card of every stage holds the evaluation of the whole run."""
     if stage == "reward":
         measured = at(card, "evaluation", "reward_model")
         is_measured = isinstance(measured, Mapping)
         return {"accuracy": Figure.read({**measured, "value": measured.get("accuracy")})} if is_measured else {}
     if stage not in ("sft", "ppo"):
         return {}
-    figures = {"reward": card.estimate(stage, "reward") or _trained(card.get("reward"))}
+    figures = {"reward": card.estimate(stage, "reward") or _training_figure(card.get("reward"))}
     if stage == "ppo":
-        figures["kl"] = card.estimate(stage, "kl") or _trained(card.get("kl"))
+        figures["kl"] = card.estimate(stage, "kl") or _training_figure(card.get("kl"))
         figures["win_rate"] = card.estimate("win_rate")
     return figures
 
 
-def _trained(value: object) -> Figure | None:
-    last = number(value)
-    return None if last is None else Figure(last, held_out=False)
+def _training_figure(value: object) -> Figure | None:
+    last_value = number(value)
+    return None if last_value is None else Figure(last_value, held_out=False)
 
 
 # Selecting and showing entries
@@ -153,16 +155,13 @@ def _trained(value: object) -> Figure | None:
 def select(
     entries: Iterable[Entry], *, stage: str | None = None, recipe: str | None = None, base: str | None = None
 ) -> list[Entry]:
-    """Returns the entries of a stage, of a recipe, or on a base model. None selects all.
+    """Returns the entries of a stage, of a recipe and on a base model. None selects all.
 
     Args:
         entries: The entries.
         stage: Name of the stage.
         recipe: Name of the recipe.
         base: The base model's id, or the last part of it.
-
-    Returns:
-        The selected entries.
     """
     return [
         entry
@@ -174,35 +173,34 @@ def select(
 
 
 def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = False) -> list[Entry]:
-    """Sorts entries. Those without the figure come last, in either order.
+    """Returns entries in order. Those without the figure come last, even if the order is reversed.
 
     Args:
         entries: The entries.
-        by: A key of `SORTS`; None sorts by recipe, stage and name.
+        by: A key of `SORTS`; None for recipe, stage and name.
         reverse: Whether to reverse the order.
-
-    Returns:
-        The sorted entries.
     """
-    plain = sorted(entries, key=lambda entry: (entry.recipe or "~", _STAGE_ORDER.get(entry.stage or "", 9), entry.repo))
+    in_default_order = sorted(
+        entries, key=lambda entry: (entry.recipe or "~", _STAGE_ORDER.get(entry.stage or "", 9), entry.repo)
+    )
     if by is None:
-        return plain[::-1] if reverse else plain
+        return in_default_order[::-1] if reverse else in_default_order
     key, greatest_first = SORTS[by]
-    with_figure = [entry for entry in plain if key(entry) is not None]
+    with_figure = [entry for entry in in_default_order if key(entry) is not None]
     with_figure.sort(key=key, reverse=greatest_first != reverse)
-    return [*with_figure, *(entry for entry in plain if key(entry) is None)]
+    return [*with_figure, *(entry for entry in in_default_order if key(entry) is None)]
 
 
-def benchmark(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
-    """Formats entries as a Markdown table between markers, with the command that makes it.
+def benchmark_table(entries: Sequence[Entry], *, command: str, namespace: str) -> str:
+    """Formats entries as a Markdown table between markers, with a legend.
 
     Args:
         entries: The entries.
-        command: The command.
+        command: The command that makes the table, for its caption.
         namespace: The namespace that was listed.
 
     Returns:
-        The table.
+        The text to insert into a README, markers included.
     """
     head = ("repository @ commit", "recipe", "stage", "base", "reward", "KL, nats", "win rate", "accuracy", "seed",
             "step", "data", "date")  # fmt: skip
@@ -244,7 +242,7 @@ def _markdown_figure(figure: Figure | None) -> str:
 
 
 def with_table(text: str | None, table: str) -> str:
-    """Inserts the table between the markers of a text, or at its end without markers.
+    """Replaces the table between the markers of a text; without markers, appends it.
 
     Args:
         text: The text; None for a new file, which gets an introduction.
@@ -268,14 +266,14 @@ def with_table(text: str | None, table: str) -> str:
 
 
 def write_benchmark(path: Path, table: str) -> None:
-    """Inserts the table into a file. Text outside the markers is kept.
+    """Writes the table into a file as `with_table` does. Text outside the markers is kept.
 
     Args:
         path: The file.
         table: The table with its markers.
 
     Raises:
-        ZooError: The file cannot be read or written, or its markers are not one pair.
+        ZooError: The file cannot be read or written, or it does not have exactly one pair of markers.
     """
     try:
         text = path.read_bytes().decode() if path.exists() else None
@@ -298,13 +296,10 @@ def write_benchmark(path: Path, table: str) -> None:
 
 
 def owner(hub: Hub = CLIENT) -> str:
-    """Returns the user that the token belongs to.
+    """Returns the name of the user that the token belongs to.
 
     Args:
         hub: The Hub.
-
-    Returns:
-        The user's name.
 
     Raises:
         ZooError: The Hub does not answer, or there is no token.
@@ -313,15 +308,12 @@ def owner(hub: Hub = CLIENT) -> str:
         return hub.api().whoami()["name"]
 
 
-def published(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
-    """Lists every model of a namespace with the tag `rlhf-zoo`, and those that the Hub reports as damaged.
+def published_models(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
+    """Returns the models of a namespace with the metadata tag rlhf-zoo, and all that the Hub reports as damaged.
 
     Args:
         namespace: The namespace.
         hub: The Hub.
-
-    Returns:
-        The entries.
 
     Raises:
         ZooError: The Hub does not list them.
@@ -334,13 +326,12 @@ def published(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
         entries = {entry.repo: entry for entry in pool.map(partial(_read, hub=hub), models)}
     for repo, note in damaged.items():
-        listed_entry = entries.get(repo) or Entry(repo, "")
-        entries[repo] = replace(listed_entry, note=f"damaged on the Hub: {note}")
+        entries[repo] = replace(entries.get(repo) or Entry(repo, ""), note=f"damaged on the Hub: {note}")
     return list(entries.values())
 
 
 def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
-    """Returns damaged model -> reason. Only the embedded Hub reports this, to users with a token."""
+    """Returns damaged model -> reason. Only the embedded Hub reports damage, and only to users with a token."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
@@ -351,19 +342,19 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
     )
     try:
         hf_raise_for_status(answer)
-        paths = answer.json()
-    except (HfHubHTTPError, ValueError):  # another kind of Hub without this address, or a user without a token
+        items = answer.json()
+    except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a user without a token
         return {}
     notes = {}
-    for item in paths if isinstance(paths, list) else []:
+    for item in items if isinstance(items, list) else []:
         repo, note = (one_line(at(item, key)) for key in ("id", "reason"))
         if at(item, "type") == "model" and repo is not None and note is not None:
             notes[repo] = note
     return notes
 
 
-def _read(model: Any, *, hub: Hub) -> Entry:
-    card, note = fetch_card(model.id, model.sha, hub)
+def _read(model: ModelInfo, *, hub: Hub) -> Entry:
+    card, note = fetch_card(model.id, model.sha or "main", hub)
     return entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
 
 
@@ -373,16 +364,16 @@ def _read(model: Any, *, hub: Hub) -> Entry:
 def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
-    Each row is a tag. `also` lists best and main if they are that step, by the card of their commit. Other tags, and
-    best and main if no card gives their step, have rows of their own at the end.
+    Each row is a tag. `also` names best and main, if the cards at their commits name the step of this tag. Other tags
+    come at the end, as do best and main if their cards name no step that has a tag.
 
     Args:
         repo: The repository.
         hub: The Hub.
 
     Returns:
-        {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, by step. `metrics`
-        are the card's: reward and kl for PPO, losses and accuracy for other stages.
+        {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, ordered by step.
+        `metrics` are those of the card: reward and kl for PPO, losses and accuracy for other stages.
 
     Raises:
         ZooError: The Hub does not list them.
@@ -400,47 +391,47 @@ def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
         except HFValidationError as error:
             raise ZooError(f"{repo!r} is not a repository: write NAMESPACE/NAME.") from error
     commits = {ref.name: ref.target_commit for ref in (*refs.branches, *refs.tags)}
-    named: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
+    pointers: dict[str, str] = {name: commits.pop(name) for name in ("best", "main") if name in commits}
     with disable_progress_bars():
-        cards = {name: fetch_card(repo, commit, hub) for name, commit in named.items()}
+        cards = {name: fetch_card(repo, commit, hub) for name, commit in pointers.items()}
     note = next((note for _, note in cards.values()), None)
-    rows = checkpoint_rows(commits, named, {name: card for name, (card, _) in cards.items()}, dates)
+    rows = checkpoint_rows(commits, pointers, {name: card for name, (card, _) in cards.items()}, dates)
     return {"repo": repo, "note": None if rows["stage"] else note, **rows}
 
 
 def checkpoint_rows(
     tags: Mapping[str, str],
-    named: Mapping[str, str],
+    pointers: Mapping[str, str],
     cards: Mapping[str, Mapping[str, object]],
     dates: Mapping[str, datetime],
 ) -> dict[str, Any]:
     """Creates the rows of `checkpoints`.
 
     Args:
-        tags: Tag -> commit.
-        named: Commits of best and main, by name.
-        cards: Cards of best and main, by name.
+        tags: Tag -> commit, without best.
+        pointers: best and main -> commit.
+        cards: best and main -> card.
         dates: Commit -> its date.
 
     Returns:
-        {stage, recipe, checkpoints}.
+        {stage, recipe, checkpoints}, as in `checkpoints`.
     """
-    named_cards = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
-    card = named_cards["main"] or named_cards["best"]
+    pointer_cards = {name: Card(cards.get(name) or {}) for name in ("main", "best")}
+    card = pointer_cards["main"] or pointer_cards["best"]
     rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
     steps = {tag: step for step, tag in tagged_steps(tags).items()}
     also: dict[int, list[str]] = {}
-    for name in named:
-        step = integer(at(named_cards[name], "chosen", "step")) if name == "best" else None
-        step = named_cards[name].step if step is None else step
+    for name in pointers:
+        step = integer(at(pointer_cards[name], "chosen", "step")) if name == "best" else None
+        step = pointer_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
-    # An exported repository has new commits, so those in its cards cannot be compared.
-    is_copied = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
+    # An exported repository has new commits, so those in its card match none of its tags.
+    is_exported = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
 
-    def row_of(name: str, step: int | None, commit: str, of_card: Mapping[str, Any]) -> dict[str, Any]:
+    def row(name: str, step: int | None, commit: str, card_row: Mapping[str, Any]) -> dict[str, Any]:
         date = dates.get(commit)
-        numbers = {one_line(key): number(value) for key, value in of_card.items() if key not in _NOT_METRICS}
+        numbers = {one_line(key): number(value) for key, value in card_row.items() if key not in _NOT_METRICS}
         metrics = {key: value for key, value in numbers.items() if key is not None and value is not None}
         return {
             "revision": one_line(name),
@@ -453,10 +444,10 @@ def checkpoint_rows(
 
     rows = []
     for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
-        row = rows_of_card.get(name, {})
-        if not is_copied and row.get("commit") not in (None, tags[name]):
-            row = {}  # the tag has moved since, so these figures are another checkpoint's
-        rows.append(row_of(name, steps.get(name), tags[name], row))
-    listed_names = {name for names in also.values() for name in names}
-    rows += [row_of(name, None, named[name], {}) for name in named if name not in listed_names]
+        card_row = rows_of_card.get(name, {})
+        if not is_exported and card_row.get("commit") not in (None, tags[name]):
+            card_row = {}  # the tag has moved since, so these metrics are another checkpoint's
+        rows.append(row(name, steps.get(name), tags[name], card_row))
+    listed = {name for names in also.values() for name in names}
+    rows += [row(name, None, pointers[name], {}) for name in pointers if name not in listed]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}

@@ -1,6 +1,5 @@
 """Finds the models and data that a checkpoint came from, as its rlhf_card.json names them."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,8 +24,7 @@ from ..cards.facts import StageFacts, estimate_at
 from .card import Card, Reference, clean, download_card
 from .family import Member, Node, family_tree
 
-_LISTED = 12
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+_MAX_LISTED = 12  # revisions in a message
 
 
 @dataclass(frozen=True)
@@ -34,8 +32,8 @@ class Lineage:
     """A PPO checkpoint with its SFT and reward models.
 
     Attributes:
-        ppo: The PPO checkpoint.
-        sft: The SFT model.
+        ppo: The PPO checkpoint; with `find_policy`, any policy.
+        sft: The SFT model; with `find_policy`, the model that the policy is compared with.
         reward: The reward model; None if PPO was trained without one.
         card: The checkpoint's rlhf_card.json, {} without one. It is not trusted.
         other_rewards: The other reward models of an ensemble.
@@ -49,12 +47,12 @@ class Lineage:
 
     @property
     def rewards(self) -> tuple[Checkpoint, ...]:
-        """Every reward model."""
+        """All reward models."""
         return () if self.reward is None else (self.reward, *self.other_rewards)
 
     @property
     def prompts(self) -> list[str]:
-        """Held-out prompts of its evaluation."""
+        """The held-out prompts of its evaluation."""
         return Card(self.card).prompts
 
     @property
@@ -69,7 +67,7 @@ class Lineage:
 
     @property
     def reward_loader(self) -> str | None:
-        """The code that loads its reward model, as its card names it. It is imported only for the user's own runs."""
+        """The code that loads its reward model, as its card names it. Import it only for the user's own runs."""
         loader = at(self.card, "settings", "reward_model_loader")
         return loader if isinstance(loader, str) else None
 
@@ -83,11 +81,7 @@ class Lineage:
 
         Args:
             key: The key.
-            default: The value for a model whose card has no settings. Where they leave the key out, it had PPO's
-                default.
-
-        Returns:
-            The number.
+            default: The value if the card has no settings. If they leave out the key, the run had PPO's default.
         """
         settings = self.card.get("settings")
         if not isinstance(settings, Mapping):
@@ -97,7 +91,7 @@ class Lineage:
 
     @property
     def reward_reading(self) -> dict[str, Any]:
-        """Keyword arguments of `load_reward` for its reward models."""
+        """How its reward models read a text: keyword arguments of `load_reward`."""
         return reading_of(at(self.card, "settings"))
 
     @property
@@ -105,22 +99,19 @@ class Lineage:
         """How training truncated completions, as fields of `Truncation`; {} if it did not."""
         keys = ("response_length_min", "truncate_text", "truncate_after")
         shortest, text, after = (at(self.card, "settings", key) for key in keys)
-        cuts = {
+        truncation = {
             "shortest": max(shortest, 1) if integer(shortest) else None,
             "text": text if isinstance(text, str) and text else None,
             "after": max(integer(after) or 0, 0),
         }
-        return cuts if cuts["shortest"] or cuts["text"] else {}
+        return truncation if truncation["shortest"] or truncation["text"] else {}
 
 
-def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
-    """Returns the location of PPO's prompts, see `Lineage.prompts_at`.
+def prompts_at(settings: object) -> tuple[str | None, str, str | None]:
+    """Returns (configuration, column, evaluation split) of PPO's prompts in its data set.
 
     Args:
         settings: The settings of a run or of a card, which are not trusted.
-
-    Returns:
-        (configuration, column, evaluation split).
     """
     settings = settings if isinstance(settings, Mapping) else {}
     configuration, split = settings.get("dataset_config", "prompts"), settings.get("dataset_test_split")
@@ -133,16 +124,13 @@ def prompts_at(settings: Any) -> tuple[str | None, str, str | None]:
 
 
 def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None, hub: Hub = CLIENT) -> Lineage:
-    """Downloads a PPO checkpoint and the models of its lineage at their commits.
+    """Downloads a PPO checkpoint and its SFT and reward models, at the commits that its card names.
 
     Args:
         ppo: NAMESPACE/NAME[@TAG] or a folder.
         sft: SFT model to use instead of the card's.
         reward: Reward model to use instead of the card's.
         hub: The Hub.
-
-    Returns:
-        The lineage.
 
     Raises:
         ZooError: A model cannot be fetched, the checkpoint is not a PPO model, or nothing names its SFT model.
@@ -159,57 +147,56 @@ def find_policy(
     only_ppo: bool = False,
     hub: Hub = CLIENT,
 ) -> Lineage:
-    """Downloads any policy and the models of its lineage.
+    """Downloads any policy, the model to compare it with, and its reward models.
 
     Args:
         policy: NAMESPACE/NAME[@TAG] or a folder.
         against: The model to compare it with; None for the card's SFT model.
         reward: Reward model to use instead of the card's.
-        without_reward: Whether to skip the reward models.
+        without_reward: Whether to leave out the reward models.
         only_ppo: Whether to refuse checkpoints of other stages.
         hub: The Hub.
-
-    Returns:
-        The lineage; its `sft` is the model that the policy is compared with.
 
     Raises:
         ZooError: A model cannot be fetched, or nothing names the model to compare with.
     """
-    source = resolve(unpack_if_gguf(str(policy)), hub)
-    card = _read_card(source)
+    checkpoint = resolve(unpack_if_gguf(str(policy)), hub)
+    card = _read_card(checkpoint)
     if only_ppo and not card.is_ppo:
         raise ZooError(
             f"{policy} is a checkpoint of the stage {clean(str(card['stage']))}, not of PPO: pass the PPO model that "
             "was trained from it."
         )
     flag = "--sft" if only_ppo else "--against"
-    base = resolve_model(against, hub) if against is not None else _parent(source, card, "sft", flag, hub)
+    base = resolve_model(against, hub) if against is not None else _parent(checkpoint, card, "sft", flag, hub)
     if base is None:
-        raise ZooError(f"{source.name} does not name the SFT model it started from: name it with {flag}.")
+        raise ZooError(f"{checkpoint.name} does not name the SFT model it started from: name it with {flag}.")
     if without_reward or reward is not None:
-        return Lineage(source, base, None if reward is None else resolve(reward, hub), card)
-    parents = (_parent(source, card, role, "--reward", hub) for role in REWARD_ROLES)
-    scorers = [parent for parent in parents if parent is not None]
-    return Lineage(source, base, scorers[0] if scorers else None, card, tuple(scorers[1:]))
+        return Lineage(checkpoint, base, None if reward is None else resolve(reward, hub), card)
+    parents = (_parent(checkpoint, card, role, "--reward", hub) for role in REWARD_ROLES)
+    rewards = [parent for parent in parents if parent is not None]
+    return Lineage(checkpoint, base, rewards[0] if rewards else None, card, tuple(rewards[1:]))
 
 
-def _read_card(source: Checkpoint) -> Card:
-    path = source.path / CARD_FILE
+def _read_card(checkpoint: Checkpoint) -> Card:
+    path = checkpoint.path / CARD_FILE
     if not path.is_file():
         return Card()
     card, problem = Card.parse(path.read_bytes())
     if problem is not None:
-        raise ZooError(f"{source.name} {problem}: publish its card again.")
+        raise ZooError(f"{checkpoint.name} {problem}: publish its card again.")
     return card
 
 
 def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Checkpoint | None:
+    """Fetches a parent that the card of `child` names; None if it names none. `flag` is for messages."""
     parent = at(card, "parents", role)
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
     title = parent_title(role, on_base=card.on_base)
     if repo is None:
+        # The reward models of a local ensemble are in its run directory.
         folder = member_beside(child.path, parent.get("folder")) if child.hub is None else None
         if folder is not None:
             return Checkpoint(str(folder), folder)
@@ -230,7 +217,7 @@ def find_family(name: str, hub: Hub = CLIENT) -> Node:
     """Builds the family tree of a model.
 
     Args:
-        name: NAMESPACE/NAME[@REVISION], or a folder: a run directory, a stage of one, or a downloaded one.
+        name: NAMESPACE/NAME[@REVISION], or a folder: a run directory, the directory of a stage, or a pulled model.
         hub: The Hub.
 
     Returns:
@@ -240,8 +227,8 @@ def find_family(name: str, hub: Hub = CLIENT) -> Node:
         ZooError: The model itself cannot be read.
     """
 
-    def read(at: Reference) -> Member:
-        return _read_folder(at.folder) if at.folder is not None else _read_repository(at, hub)
+    def read(reference: Reference) -> Member:
+        return _read_repository(reference, hub) if reference.folder is None else _read_folder(reference.folder)
 
     folder = Path(name)
     if folder.is_dir():
@@ -250,14 +237,14 @@ def find_family(name: str, hub: Hub = CLIENT) -> Node:
     if hub_id(repo) is None:
         raise ZooError(f"{name!r} is neither a repository nor a folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     root = Reference("", "model", repo, revision)
-    root_member = read(root)
+    root_member = read(root)  # read once, here: a problem of the root is an error, but one of a parent is shown
     if root_member.problem is not None:
         raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, --hub and the token.")
     return family_tree(root, lambda reference: root_member if reference is root else read(reference))
 
 
 def _card_folder(folder: Path) -> Path:
-    """Returns the folder if it holds a run or a card, else its last stage that holds one."""
+    """Returns the folder if it holds a run.json or a card, else the folder of its last stage that does."""
     for candidate in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
         if (candidate / "run.json").is_file() or (candidate / CARD_FILE).is_file():
             return candidate
@@ -281,7 +268,7 @@ def _read_folder(folder: Path) -> Member:
 
 
 def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
-    """Returns the local stage of the same run for a parent that was never published, if it still exists."""
+    """Replaces a parent that was never published by the stage's directory in the same run, if that is unchanged."""
     lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
     if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
@@ -289,42 +276,44 @@ def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Re
     return Reference(parent.role, parent.kind, folder=sibling.path, title=parent.title)
 
 
-def _read_repository(at: Reference, hub: Hub) -> Member:
+def _read_repository(reference: Reference, hub: Hub) -> Member:
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = hub.api()
-    repo, revisions = at.repo or "", []
+    repo, revisions = reference.repo or "", []
     try:
-        refs = api.list_repo_refs(repo, repo_type=at.kind)
+        refs = api.list_repo_refs(repo, repo_type=reference.kind)
         revisions = [ref.name for ref in (*refs.branches, *refs.tags)]
-        revision = None if at.commit is None else find_revision(at.commit, revisions) or at.commit
-        info = api.repo_info(repo, revision=revision, repo_type=at.kind)
+        revision = None if reference.commit is None else find_revision(reference.commit, revisions) or reference.commit
+        info = api.repo_info(repo, revision=revision, repo_type=reference.kind)
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
         card = problem = None
-        if at.kind == "model" and CARD_FILE in {file.rfilename for file in getattr(info, "siblings", None) or []}:
+        names = {file.rfilename for file in getattr(info, "siblings", None) or []}
+        if reference.kind == "model" and CARD_FILE in names:
             card, problem = download_card(repo, str(info.sha), hub)
+            # Cards of steps are made before the reward model's report exists; the card of `best` has it.
             best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
             if card.stage == "reward" and not card.get("reward_model") and best is not None:
                 card = _with_report(card, repo, best, hub)
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
-        member = None if hub.source is None else _read_repository(at, hub.source)
+        member = None if hub.source is None else _read_repository(reference, hub.source)
         if member is not None and member.problem is None:
             return member
         return Member(problem="does not exist, or this token may not read it")
     except RevisionNotFoundError:
-        listed_revisions = ", ".join(revisions[:_LISTED]) + (
-            f" and {len(revisions) - _LISTED} more" if len(revisions) > _LISTED else ""
+        listed_revisions = ", ".join(revisions[:_MAX_LISTED]) + (
+            f" and {len(revisions) - _MAX_LISTED} more" if len(revisions) > _MAX_LISTED else ""
         )
-        return Member(problem=f"has no revision {at.commit!r}; it has {listed_revisions}")
+        return Member(problem=f"has no revision {reference.commit!r}; it has {listed_revisions}")
     except client_errors() as error:
         return Member(problem=f"cannot be read on {hub.name} ({reason(error)})")
     return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
 
 
 def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
-    """Adds the measurements in the card of `best` to a reward model's card, if both describe the same checkpoint."""
-    final, _ = download_card(repo, best, hub)
-    same_checkpoint = final and all(final.get(key) == card.get(key) for key in ("fingerprint", "step"))
-    return Card({**card, "reward_model": final.get("reward_model")}) if same_checkpoint else card
+    """Adds the report in the card of `best` to a reward model's card, if both describe the same checkpoint."""
+    best_card, _ = download_card(repo, best, hub)
+    is_same = best_card and all(best_card.get(key) == card.get(key) for key in ("fingerprint", "step"))
+    return Card({**card, "reward_model": best_card.get("reward_model")}) if is_same else card
