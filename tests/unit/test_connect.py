@@ -134,7 +134,7 @@ with connect(choose(flag, push_to_hub=push)) as hub:
     import datasets.config, transformers.utils.hub
     who = HfApi().whoami()["name"] if hub.kind == "local" else None
     json.dump({
-        "kind": hub.kind, "endpoint": hub.endpoint, "token_from": hub.token_from, "who": who,
+        "kind": hub.kind, "endpoint": hub.endpoint, "token_variable": hub.token_variable, "who": who,
         "client": constants.ENDPOINT, "token": get_token(), "offline": constants.HF_HUB_OFFLINE,
         "datasets_offline": datasets.config.HF_HUB_OFFLINE, "xet": not constants.HF_HUB_DISABLE_XET,
         "places": [constants.HF_HOME, constants.HF_HUB_CACHE, constants.HF_TOKEN_PATH, constants.HF_XET_CACHE,
@@ -183,7 +183,7 @@ def test_the_embedded_hub_sees_nothing_of_the_real_one(tmp_path, python):
 def test_another_hub_gets_its_own_token_and_caches(tmp_path):
     seen = look(tmp_path, OTHER, RLHF_ZOO_HUB_TOKEN="other_token")
     assert is_sealed(tmp_path, seen)
-    assert (seen["token"], seen["token_from"]) == ("other_token", "RLHF_ZOO_HUB_TOKEN")
+    assert (seen["token"], seen["token_variable"]) == ("other_token", "RLHF_ZOO_HUB_TOKEN")
     assert all(place.startswith(str(tmp_path / "zoo" / "hubs" / "hub.example.com")) for place in seen["places"])
     # The token that stands beside HF_ENDPOINT is that Hub's, and not the real one's.
     seen = look(tmp_path, REAL, HF_ENDPOINT=OTHER)
@@ -193,7 +193,7 @@ def test_another_hub_gets_its_own_token_and_caches(tmp_path):
 @pytest.mark.parametrize(("flag", "push", "endpoint"), [(None, True, None), (None, False, OTHER)])
 def test_a_token_goes_to_the_hub_it_belongs_to(tmp_path, flag, push, endpoint):
     seen = look(tmp_path, flag, push, **({"HF_ENDPOINT": endpoint} if endpoint else {}))
-    assert (seen["client"], seen["token"], seen["token_from"]) == (endpoint or REAL, SECRET, "HF_TOKEN")
+    assert (seen["client"], seen["token"], seen["token_variable"]) == (endpoint or REAL, SECRET, "HF_TOKEN")
     assert seen["places"][0] == str(tmp_path / "real" / "hf_home")
 
 

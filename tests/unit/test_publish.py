@@ -433,7 +433,7 @@ def test_a_wrong_or_reading_token_ends_a_run_before_it_begins(thread_hub, tmp_pa
     ):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ZooError) as refused:
-            publish.resolve_namespace(None, hub=replace(CLIENT, token_from="RLHF_ZOO_HUB_TOKEN"))
+            publish.resolve_namespace(None, hub=replace(CLIENT, token_variable="RLHF_ZOO_HUB_TOKEN"))
         assert message in str(refused.value) and "hub_wrong" not in str(refused.value)
     options = ("--hub", url, "--push_to_hub", "--output_dir", "run")
     done = zoo("run", "tiny-world", *options, home=tmp_path / "home", cwd=tmp_path, RLHF_ZOO_HUB_TOKEN="hub_wrong")

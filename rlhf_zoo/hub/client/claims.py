@@ -86,12 +86,12 @@ def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
     return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo).tags}
 
 
-def check_claim(run_id: str, repo: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
+def check_claim(repo: str, run_id: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
     """Checks that a run has the claim to a repository.
 
     Args:
-        run_id: Id of the run.
         repo: NAMESPACE/NAME.
+        run_id: Id of the run.
         commit: The commit to read the claim at; None for the head of `main`.
         hub: The Hub to ask.
 

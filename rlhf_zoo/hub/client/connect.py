@@ -66,7 +66,7 @@ class Hub:
         endpoint: The address. None for huggingface_hub's own, and for an embedded Hub that is not started yet.
         why: Why this Hub was chosen, such as the flag or variable that names it, for messages.
         token: The access token. None for huggingface_hub's own, False to send none.
-        token_from: The environment variable to set the token in, for messages.
+        token_variable: The environment variable to set the token in, for messages.
         cache: Folder of cached files; None for huggingface_hub's own. Caches are keyed by repository, not by Hub, so
             no two Hubs may share one.
         data_cache: Folder of prepared data sets, under the same rule.
@@ -79,7 +79,7 @@ class Hub:
     endpoint: str | None
     why: str
     token: str | bool | None = field(default=None, repr=False)
-    token_from: str = "HF_TOKEN"
+    token_variable: str = "HF_TOKEN"
     cache: Path | None = None
     data_cache: Path | None = None
     offline: bool = False
@@ -341,7 +341,7 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
 
 
 @contextlib.contextmanager
-def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
+def _open(choice: Hub, token_variable: str) -> Iterator[Hub]:
     """Yields the Hub with its address, token and caches. Leaves the environment unchanged."""
     # The user's own token belongs to the Hub in HF_ENDPOINT, or to huggingface.co without it. No other Hub may see it.
     environment = os.environ
@@ -350,8 +350,8 @@ def _open(choice: Hub, token_from: str) -> Iterator[Hub]:
             yield _with_caches(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
     elif choice.endpoint != (environment.get("HF_ENDPOINT") or REAL).rstrip("/"):
         host = urlsplit(str(choice.endpoint)).netloc.replace(":", "_")
-        token = environment.get(token_from, "")
-        yield _with_caches(replace(choice, token=token or False, token_from=token_from), home() / "hubs" / host)
+        token = environment.get(token_variable, "")
+        yield _with_caches(replace(choice, token=token or False, token_variable=token_variable), home() / "hubs" / host)
     else:
         # Read the variables as huggingface_hub does. Its constants may be stale: it reads them once, at import.
         client_home = _client_home()

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ...errors import ZooError
 from ...fileio import BadYAML, load_yaml
@@ -51,26 +50,26 @@ def check_card(text: str, file: str, name: str) -> list[str]:
         raise ZooError(
             f"The data set {name} was not loaded: its {file} is not plain YAML ({error}); {remedy}."
         ) from error
-    patterns = []
+    patterns: list[str] = []
     for key, value in _values_to_check(metadata):
-        if key in _PATTERN_KEYS and (not isinstance(value, str) or leads_out(value)):
-            raise ZooError(
-                f"The data set {name} was not loaded: {key} in its {file} is {value!r:.200}, which may lead outside "
-                f"the data set; {remedy}."
-            )
-        # Other keys of a configuration become arguments of a loader, which may open them too.
-        if key not in _PATTERN_KEYS and isinstance(value, str) and "://" in value:
+        if key in _PATTERN_KEYS:
+            if not isinstance(value, str) or leads_out(value):
+                raise ZooError(
+                    f"The data set {name} was not loaded: {key} in its {file} is {value!r:.200}, which may lead "
+                    f"outside the data set; {remedy}."
+                )
+            patterns.append(value)
+        # Other keys of a configuration become arguments of a loader, which may open an address in them.
+        elif isinstance(value, str) and "://" in value:
             raise ZooError(
                 f"The data set {name} was not loaded: {key} of a configuration in its {file} is the address "
                 f"{value!r:.200}; {remedy}."
             )
-        if key in _PATTERN_KEYS:
-            patterns.append(value)
     _check_options(metadata, file, name)
     return patterns
 
 
-def _check_options(metadata: Any, file: str, name: str) -> None:
+def _check_options(metadata: object, file: str, name: str) -> None:
     configurations = metadata.get("configs") if isinstance(metadata, Mapping) else None
     for configuration in configurations if isinstance(configurations, list) else []:
         for key, value in configuration.items() if isinstance(configuration, Mapping) else ():
@@ -115,8 +114,8 @@ def _front_matter(text: str) -> str:
     return ""
 
 
-def _values_to_check(node: Any, key: str = "", configuration: bool = False) -> Iterator[tuple[str, Any]]:
-    """(key, value) of every pattern at any depth, and of every value below `configs` but descriptions."""
+def _values_to_check(node: object, key: str = "", configuration: bool = False) -> Iterator[tuple[str, object]]:
+    """(key, value) of every pattern at any depth, and of every other value below `configs`, except descriptions."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             if key in _PATTERN_KEYS or not (configuration and name in _DESCRIPTIVE_KEYS):

@@ -24,7 +24,7 @@ from .links import find_outward_link, is_inside
 from .local_splits import check_split
 
 if TYPE_CHECKING:
-    from datasets import IterableDataset
+    from datasets import DatasetBuilder, IterableDataset
 
 log = logging.getLogger(__name__)
 
@@ -145,8 +145,8 @@ class CheckedData:
         *,
         data_files: Mapping[str, Sequence[str]] | None = None,
         **options: Unpack[LoaderOptions],
-    ) -> Any:
-        """Returns the DatasetBuilder of `datasets`, after a check of its files. Raises ZooError as `load` does.
+    ) -> "DatasetBuilder":
+        """Returns the builder of `datasets`, after a check of its files. Raises ZooError as `load` does.
 
         Args:
             configuration: Name of the configuration; None for the only one.
@@ -179,7 +179,7 @@ class CheckedData:
             return {"path": "json", "data_files": {split: glob.escape(self.location)}}
         return {"path": self._path, "name": configuration, "revision": self.commit}
 
-    def _check_builder(self, builder: Any) -> None:
+    def _check_builder(self, builder: "DatasetBuilder") -> None:
         """Raises ZooError for a loader that could open other files, and for files outside the data set."""
         # `datasets` generates a subclass of the loader for each data set.
         modules = {loader_class.__module__ for loader_class in type(builder).__mro__}

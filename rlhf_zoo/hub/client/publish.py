@@ -54,6 +54,7 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
+    variable = hub.token_variable
     try:
         api = hub.api()
         if api.token is False:  # `whoami` would complain about the argument `token`, which the user never passed
@@ -61,19 +62,16 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
         account = api.whoami()
     except UnicodeEncodeError as error:
         raise ZooError(
-            f"{hub.token_from} contains characters that are not allowed in a token: set it to the token for "
-            f"{hub.address}."
+            f"{variable} contains characters that are not allowed in a token: set it to the token for {hub.address}."
         ) from error
     except LocalTokenNotFoundError as error:
-        remedy = (
-            "log in with `hf auth login`, or set HF_TOKEN" if hub.token_from == "HF_TOKEN" else f"set {hub.token_from}"
-        )
+        remedy = f"log in with `hf auth login`, or set {variable}" if variable == "HF_TOKEN" else f"set {variable}"
         raise ZooError(f"There is no token for {hub.address}: {remedy}.") from error
     except HfHubHTTPError as error:
         status = status_of(error)
         if status in (401, 403):
             raise ZooError(
-                f"{hub.address} does not accept the token: create one with the role write, and set {hub.token_from}."
+                f"{hub.address} does not accept the token: create one with the role write, and set {variable}."
             ) from error
         raise ZooError(f"{hub.address} answers with status {status}: try again later, or use --hub local.") from error
     except client_errors() as error:
@@ -169,7 +167,7 @@ def publish_checkpoint(
     commit = _earlier_commit(repo_id, message, files, tag_commit=tag_commit, upload_started=marker.is_file(), hub=hub)
     if commit is None and tag_commit is not None and overwrite:
         # Another run may have claimed the repository meanwhile, and its tag must not be deleted.
-        check_claim(run_id, repo_id, hub=hub)
+        check_claim(repo_id, run_id, hub=hub)
         hub.api().delete_tag(repo_id, tag=tag)
         tag_commit = None
     if commit is None and tag_commit is not None:
@@ -181,9 +179,9 @@ def publish_checkpoint(
     if commit is None:
         # If this process is killed, the marker tells the next attempt to look for the commit before it sends anything.
         write_text(marker, message + "\n")
-        commit = _replace_files(run_id, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
+        commit = _replace_files(repo_id, run_id, {**files, **_files(extra_files)}, message, hub=hub)
     if tag_commit is None:
-        _tag(run_id, repo_id, tag, commit, message, hub)
+        _tag(repo_id, run_id, tag, commit, message, hub)
     published = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
     write_json(checkpoint / PUBLISHED_FILE, published)
     marker.unlink(missing_ok=True)
@@ -222,14 +220,14 @@ def publish_release(
         ZooError: Another run claimed the repository.
     """
     files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
-    commit = _replace_files(run_id, repo_id, {**files, **_files(extra_files)}, message, hub=hub)
+    commit = _replace_files(repo_id, run_id, {**files, **_files(extra_files)}, message, hub=hub)
     previous_commit = _tagged_commit(repo_id, "best", hub)
     if previous_commit != (commit if tag_message else None):
-        check_claim(run_id, repo_id, hub=hub)
+        check_claim(repo_id, run_id, hub=hub)
         if previous_commit is not None:
             hub.api().delete_tag(repo_id, tag="best")
     if tag_message and previous_commit != commit:
-        _tag(run_id, repo_id, "best", commit, tag_message, hub)
+        _tag(repo_id, run_id, "best", commit, tag_message, hub)
     return commit
 
 
@@ -267,14 +265,14 @@ def publish_on_branch(
     Raises:
         ZooError: Another run claimed the repository.
     """
-    check_claim(run_id, repo_id, hub=hub)
+    check_claim(repo_id, run_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
     files = {**checkpoint_files(folder, overrides=overrides), **_files(extra_files)}
-    commit = _replace_files(run_id, repo_id, files, message, revision=branch, hub=hub)
+    commit = _replace_files(repo_id, run_id, files, message, revision=branch, hub=hub)
     if tag is not None:
         if _tagged_commit(repo_id, tag, hub) is not None:
             hub.api().delete_tag(repo_id, tag=tag)
-        _tag(run_id, repo_id, tag, commit, message, hub)
+        _tag(repo_id, run_id, tag, commit, message, hub)
     return commit
 
 
@@ -389,13 +387,13 @@ def _tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
     return next((ref.target_commit for ref in refs.tags if ref.name == tag), None)
 
 
-def _tag(run_id: str, repo_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
+def _tag(repo_id: str, run_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
     """Tags a commit, if the run has the claim to the repository. Raises ZooError if it does not."""
     # The Hub's protocol has no conditional tag, so the claim is checked before and after.
-    check_claim(run_id, repo_id, hub=hub)
+    check_claim(repo_id, run_id, hub=hub)
     hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
     try:
-        check_claim(run_id, repo_id, hub=hub)
+        check_claim(repo_id, run_id, hub=hub)
     except ZooError:  # another run claimed the repository in between, so this tag does not belong there
         hub.api().delete_tag(repo_id, tag=tag)
         raise
@@ -408,7 +406,7 @@ def _add_operations(files: Mapping[str, Path]) -> list[CommitOperationAdd]:
 
 
 def _replace_files(
-    run_id: str, repo_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
+    repo_id: str, run_id: str, files: Mapping[str, Path], message: str, *, revision: str | None = None, hub: Hub
 ) -> str:
     """Replaces our files on `revision` (None: main) with `files`, in one commit. Returns the commit.
 
@@ -419,7 +417,7 @@ def _replace_files(
 
     def operations(head: str) -> list[Operation]:
         # claim.json is on main. For a commit to main, read it at the parent commit, so both see the same state.
-        check_claim(run_id, repo_id, commit=None if revision else head, hub=hub)
+        check_claim(repo_id, run_id, commit=None if revision else head, hub=hub)
         existing = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in existing if _is_ours(name) and name not in files]
         return [*_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]

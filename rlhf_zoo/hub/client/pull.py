@@ -147,7 +147,8 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             raise ZooError(f"{repo} has no revision {revision!r}{_suggest_revisions(hub, repo, revision)}") from cause
         if isinstance(cause, GatedRepoError):
             raise ZooError(
-                f"{repo} on {hub.name} is gated: accept its terms at {hub.address}/{repo}, and set {hub.token_from}."
+                f"{repo} on {hub.name} is gated: accept its terms at {hub.address}/{repo}, and set "
+                f"{hub.token_variable}."
             ) from cause
         if isinstance(cause, RepositoryNotFoundError):
             raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from cause

@@ -45,7 +45,7 @@ class Figure:
     held_out: bool = True
 
     @classmethod
-    def read(cls, estimate: Any) -> Figure | None:
+    def read(cls, estimate: object) -> Figure | None:
         """Reads an estimate.
 
         Args:
@@ -292,13 +292,15 @@ def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str 
     """
     from huggingface_hub import try_to_load_from_cache
 
-    path: Any = try_to_load_from_cache(repo, CARD_FILE, cache_dir=hub.cache, revision=commit)
-    if not isinstance(path, str):
+    cached = try_to_load_from_cache(repo, CARD_FILE, cache_dir=hub.cache, revision=commit)
+    if isinstance(cached, str):
+        path = Path(cached)
+    else:
         entries = hub.api().get_paths_info(repo, [CARD_FILE], revision=commit)
         if not entries:
             return Card(), f"has no {CARD_FILE}"
         if getattr(entries[0], "size", MAX_CARD_BYTES + 1) > MAX_CARD_BYTES:
             return Card(), f"has an {CARD_FILE} that is not a file of at most {MAX_CARD_BYTES} bytes"
         path = hub.file(repo, CARD_FILE, revision=commit)
-    with open(path, "rb") as source:
+    with path.open("rb") as source:
         return Card.parse(source.read(MAX_CARD_BYTES + 1))
