@@ -418,12 +418,12 @@ def _isolate_client(directory: Path, token: str | bool | None) -> None:
 def _make_private(folder: Path) -> None:
     from ..server.durable import make_private
 
-    with _write_errors(folder):
+    with _translate_write_errors(folder):
         make_private(folder)
 
 
 @contextlib.contextmanager
-def _write_errors(folder: Path) -> Iterator[None]:
+def _translate_write_errors(folder: Path) -> Iterator[None]:
     """Turns an OSError into a ZooError with a remedy."""
     try:
         yield
@@ -440,7 +440,7 @@ def _embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
 
     _make_private(root)
     token_file = root / "client-token"
-    with _write_errors(root):
+    with _translate_write_errors(root):
         # Reuse the last command's token, unless the user revoked it.
         if not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write":
             replace_file(token_file, create_token(root, "write", name="--hub local").encode())

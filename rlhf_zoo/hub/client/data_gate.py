@@ -22,6 +22,7 @@ from ...fileio import hub_id
 from .data_card import CARD_FILES, check_card, leads_out
 from .links import find_outward_link, is_inside
 from .local_splits import check_split
+from .trees import COMMIT_ID
 
 if TYPE_CHECKING:
     from datasets import DatasetBuilder, IterableDataset
@@ -34,7 +35,6 @@ REFUSED_FILE_SYSTEMS = (
     "reference", "generic", "dask", "dbfs", "ftp", "git", "github", "gist", "jlab", "jupyter", "sftp", "smb", "ssh",
     "webhdfs",
 )  # fmt: skip
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 #: Loaders of `datasets` that only read a file's content. Others follow links in it, unpickle it, or open paths in it.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
 #: Columns of these types hold plain values. For other types, such as images, reading a row opens the path in it.
@@ -120,7 +120,7 @@ class CheckedData:
         """
         import datasets
 
-        with _load_errors(self.location):
+        with _translate_load_errors(self.location):
             return list(datasets.get_dataset_config_names(self._path, revision=self.commit, **options))
 
     def splits(self, configuration: str | None, **options: Unpack[LoaderOptions]) -> list[str]:
@@ -162,7 +162,7 @@ class CheckedData:
         arguments = self._load_arguments(configuration, split or "train")
         if data_files is not None:
             arguments["data_files"] = data_files
-        with _load_errors(self.location):
+        with _translate_load_errors(self.location):
             builder = datasets.load_dataset_builder(**arguments, **options)
         self._check_builder(builder)
         return builder
@@ -184,11 +184,10 @@ class CheckedData:
         # `datasets` generates a subclass of the loader for each data set.
         modules = {loader_class.__module__ for loader_class in type(builder).__mro__}
         if not modules & {f"datasets.packaged_modules.{name}.{name}" for name in FORMATS}:
-            loader_class = type(builder).__mro__[1].__name__
+            loader = type(builder).__mro__[1].__name__
             raise ZooError(
-                f"The data set {self.location} was not loaded: `datasets` would read it with the loader "
-                f"{loader_class}, which can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain "
-                "text."
+                f"The data set {self.location} was not loaded: `datasets` would read it with the loader {loader}, "
+                "which can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain text."
             )
         path = Path(self.location)
         # The check of the card's patterns gives early messages. This one, of the resolved files, is the one to rely on.
@@ -338,7 +337,7 @@ def check_local(path: Path, name: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _load_errors(location: str) -> Iterator[None]:
+def _translate_load_errors(location: str) -> Iterator[None]:
     """Raises ZooError if `datasets` fails on the metadata of a data set, or because it has a loading script."""
     try:
         yield
@@ -401,7 +400,7 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     api = HfApi(endpoint=datasets.config.HF_ENDPOINT, token=token)
-    is_commit = revision is not None and _COMMIT.fullmatch(revision)
+    is_commit = revision is not None and COMMIT_ID.fullmatch(revision)
     commit = str(revision if is_commit else api.dataset_info(repo, revision=revision).sha)
     card_key = (datasets.config.HF_ENDPOINT, repo, commit)
     if card_key in _checked_cards:

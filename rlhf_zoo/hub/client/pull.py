@@ -8,7 +8,6 @@ Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any othe
 import contextlib
 import fcntl
 import os
-import re
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -23,12 +22,11 @@ from .connect import CLIENT, Hub
 from .local_paths import CHUNK, Cache, FileToFetch, Folder, sha256_if_intact
 from .refusals import is_outage, reason, refusals_as, status_of
 from .step_tags import step_in, tag_name, tagged_steps
-from .trees import list_files
+from .trees import COMMIT_ID, list_files
 
 WORKERS = 4
 # Number of requests in a row that bring no byte, after which a file fails. They are 1, 2, 4, … seconds apart.
 MAX_EMPTY_ATTEMPTS = 4
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -191,7 +189,7 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
     from ..server.names import check_ref
 
     name = revision or "main"
-    if not _COMMIT.fullmatch(name):
+    if not COMMIT_ID.fullmatch(name):
         try:
             # The name may come from an untrusted card, and becomes a file name in the cache.
             check_ref(name, kind="revision")
@@ -206,7 +204,7 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
             )
     commit = hub.api().model_info(repo, revision=name).sha
     # The commit becomes a folder's name, and a Hub that answers "../.." must not choose where files are written.
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+    if not isinstance(commit, str) or not COMMIT_ID.fullmatch(commit):
         raise ZooError(f"{hub.name} names {commit!r:.80} as the commit of {repo}@{name}: check {hub.flag}.")
     return name, commit
 

@@ -1,7 +1,6 @@
 """Resolves the name of a model: a folder, else a repository of the target Hub, else one of its source."""
 
 import contextlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -13,6 +12,7 @@ from ...fileio import hub_id, read_json, write_json
 from .connect import CLIENT, Hub
 from .pull import fetch, split_revision
 from .refusals import after_waiting
+from .trees import COMMIT_ID
 
 #: Other formats of a model's weights, and files for other programs. rlhf-zoo loads none of them.
 NOT_LOADED = (
@@ -20,7 +20,6 @@ NOT_LOADED = (
     "*.ot", "consolidated*", "onnx/*", "openvino/*", "coreml/*", "original/*",
 )  # fmt: skip
 ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 T = TypeVar("T")
 
 
@@ -44,7 +43,7 @@ class Checkpoint:
     def published_at(self) -> tuple[str | None, str | None, str | None]:
         """(repository, commit, the branch or tag in its name); (None, None, None) for a local folder."""
         revision = split_revision(self.name)[1] if self.repo else None
-        return self.repo, self.commit, None if revision is None or _COMMIT.fullmatch(revision) else revision
+        return self.repo, self.commit, None if revision is None or COMMIT_ID.fullmatch(revision) else revision
 
 
 def resolve(

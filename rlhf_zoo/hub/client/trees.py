@@ -15,7 +15,7 @@ from .local_paths import Cache, FileToFetch
 # Limits for one revision. Checkpoints have some ten files and one folder.
 MAX_FILES = 10_000
 MAX_DEPTH = 32  # folders above a file
-_COMMIT = re.compile(r"[0-9a-f]{40}")
+COMMIT_ID = re.compile(r"[0-9a-f]{40}")
 _DIGEST = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
@@ -86,7 +86,7 @@ def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequen
         return hub.snapshot(repo, repo_type="dataset", revision=revision, allow_patterns=[*patterns])
     commit = hub.api().dataset_info(repo, revision=revision).sha
     # The commit becomes a folder's name, so it must not be something like "../..".
-    if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
+    if not isinstance(commit, str) or not COMMIT_ID.fullmatch(commit):
         raise ZooError(f"{hub.name} names {commit!r:.80} as the commit of the data set {repo}: check {hub.flag}.")
     files = list_files(hub, repo, commit, repo_type="dataset", patterns=patterns)
     Cache(repo, commit, hub, repo_type="dataset").check_free_space(files)
