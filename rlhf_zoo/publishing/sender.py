@@ -125,10 +125,8 @@ class Sender:
         if not covers_run or not all(context.record(stage).read().get("released") for stage in stages):
             return False
         recorded = context.record(stages[-1]).read().get("collection") or {}
-        return (recorded.get("hub"), recorded.get("repos")) != (
-            context.hub.label,
-            [context.repo(stage) for stage in stages],
-        )
+        repos = [context.repo(stage) for stage in stages]
+        return (recorded.get("hub"), recorded.get("repos")) != (context.hub.label, repos)
 
     def _collect(self, stages: list[str]) -> None:
         """Groups the run's repositories. If the Hub or the token does not support Collections, only warns."""
@@ -137,24 +135,21 @@ class Sender:
         try:
             slug = collect(context.recipe.name, context.namespace, repos, private=context.private, hub=context.hub)
         except ZooError as error:
-            if status_of(error.__cause__) not in NO_COLLECTIONS_STATUSES and isinstance(
-                error.__cause__, client_errors()
-            ):
-                raise error.__cause__ from None
+            cause = error.__cause__
+            # The outbox tries again after a client's error.
+            if isinstance(cause, client_errors()) and status_of(cause) not in NO_COLLECTIONS_STATUSES:
+                raise cause from None
             log.warning("%s", error)
             slug = None
         collection = {"hub": context.hub.label, "repos": list(repos), "slug": slug}
         context.record(stages[-1]).write(collection=collection)
 
     def _is_selected(self, record: StageRecord, stage: str) -> bool:
-        document = record.read()
-        if not document or self._stages is not None:
-            return bool(document) and stage in (self._stages or ())
+        document, context = record.read(), self._context
+        if self._stages is not None:
+            return bool(document) and stage in self._stages
         destination = document.get("publish") or {}
-        return (destination.get("hub"), destination.get("namespace")) == (
-            self._context.hub.label,
-            self._context.namespace,
-        )
+        return (destination.get("hub"), destination.get("namespace")) == (context.hub.label, context.namespace)
 
     def _stage_uploads(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
@@ -191,11 +186,8 @@ class Sender:
         recorded = self._context.record("data").read()
         is_same_data = recorded.get("repo") and recorded.get("fingerprint") == data.get("fingerprint")
         if is_same_data and not self._is_pinned(data, self._context.dataset_repo):
-            data |= {
-                "repo": recorded["repo"]["id"],
-                "commit": recorded["repo"]["commit"],
-                "hub": recorded["repo"]["hub"],
-            }
+            sent = recorded["repo"]
+            data |= {"repo": sent["id"], "commit": sent["commit"], "hub": sent["hub"]}
         record.write(parents=parents, dataset=data)
 
     def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
@@ -236,9 +228,8 @@ class Sender:
                 overwrite=context.overwrite,
                 overrides=file_overrides(context, record, checkpoint, Path(altered)),
             )
-        self._record_repository(
-            record, repo, {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]}
-        )
+        tags = {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]}
+        self._record_repository(record, repo, tags)
 
     def _release(self, record: StageRecord, stage: str, digest: str) -> None:
         context, repo = self._context, self._context.repo(stage)
@@ -249,9 +240,9 @@ class Sender:
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
         no_best = (record.read().get("chosen") or {}).get("none", False)  # the evaluation rejected every checkpoint
-        tags_without_best = {name: commit for name, commit in tags.items() if name != "best" or not no_best}
+        step_tags = {name: commit for name, commit in tags.items() if name != "best"}
         # Record the tag `best` first, because the card names it, and the tag will point to the commit with that card.
-        self._record_repository(record, repo, tags_without_best if no_best else {"best": tags[tag], **tags})
+        self._record_repository(record, repo, step_tags if no_best else {"best": tags[tag], **tags})
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=None)
             include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
@@ -269,7 +260,7 @@ class Sender:
             )
             if record.read()["resolved"].get("push_merged"):
                 self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED_MODEL)
-        self._record_repository(record, repo, tags_without_best if no_best else {**tags, "best": commit})
+        self._record_repository(record, repo, step_tags if no_best else {**tags, "best": commit})
         record.write(released=digest)
         self._cards_to_resend.discard(stage)
         self._prune(record)
@@ -308,14 +299,13 @@ class Sender:
         It covers the Hub, the repository, the end of the run, and the evaluation's files.
         """
         document, evaluation = record.read(), self._context.record("eval").path
+        repo = self._context.repo(document["stage"])
         run_end = {key: document.get(key) for key in ("finished", "chosen", "fingerprint", "reward_model")}
-        content = hashlib.sha256(
-            repr((sorted(run_end.items(), key=str), self._context.repo(document["stage"]))).encode()
-        )
-        content.update(self._context.hub.label.encode())
+        digest = hashlib.sha256(repr((sorted(run_end.items(), key=str), repo)).encode())
+        digest.update(self._context.hub.label.encode())
         for path in (evaluation / "evaluation.json", evaluation / "samples.jsonl", evaluation.parent / FRONTIER):
-            content.update(path.read_bytes() if path.is_file() else b"")
-        return content.hexdigest()
+            digest.update(path.read_bytes() if path.is_file() else b"")
+        return digest.hexdigest()
 
 
 def _check_links(context: RunContext) -> None:
