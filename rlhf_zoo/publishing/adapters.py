@@ -201,8 +201,8 @@ def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, f
     Args:
         context: The run.
         record: The stage's directory.
-        checkpoint: The checkpoint.
-        folder: Folder for the changed files.
+        checkpoint: Folder of the checkpoint.
+        folder: Folder to write the changed files into.
 
     Returns:
         Path in the repository -> the file in `folder` to send; None for a file that is not sent.

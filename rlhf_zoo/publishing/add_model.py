@@ -52,7 +52,7 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         repo: NAMESPACE/NAME.
         license: The license, as the Hub names licenses; None for that of the card or of the GGUF file.
         source: Where the model comes from, to add to the card; None to add nothing.
-        hub: The Hub.
+        hub: The Hub to publish to.
 
     Raises:
         ZooError: There is no such model, it is an adapter or damaged, the repository holds another model, or the Hub

@@ -46,7 +46,7 @@ def collect(
         repos: Id of each model -> its stage; models of unknown stages come last.
         space: Id of the comparison Space, if any.
         private: Whether a new Collection is private.
-        hub: The Hub.
+        hub: The Hub to write to.
 
     Returns:
         The Collection's slug.

@@ -69,8 +69,8 @@ def arrows(
     """Yields (start, end) of about `count` arrows along a path. Arrows too short to see are left out.
 
     Args:
-        points: The path.
-        count: The number of arrows.
+        points: The path, from its beginning.
+        count: Number of arrows, if none is left out.
     """
     spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
 
@@ -113,8 +113,8 @@ def annotate(axes: Axes, text: str, point: tuple[float, float], shift: tuple[int
 
     Args:
         axes: matplotlib's axes.
-        text: The text.
-        point: The point.
+        text: The text, such as a step.
+        point: Coordinates of the point that it belongs to.
         shift: The distance from the point, in typographic points (1/72 inch).
         style: Keywords of `Axes.annotate`.
     """

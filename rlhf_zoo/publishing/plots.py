@@ -49,7 +49,7 @@ def series(rows: Iterable[Mapping[str, Any]], key: str) -> tuple[list[int], list
 
     Args:
         rows: Rows of metrics.jsonl.
-        key: The metric.
+        key: Name of the metric.
     """
     points = [(row["step"], float(row[key])) for row in rows if finite(row.get(key))]
     return [step for step, _ in points], [value for _, value in points]
@@ -60,7 +60,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
 
     Args:
         rows: Rows of metrics.jsonl.
-        path: The PNG.
+        path: The PNG to write.
         mark: A step to mark: that of the card, if the run continued after it.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
@@ -87,7 +87,7 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
 
     Args:
         rows: Rows of metrics.jsonl.
-        path: The PNG.
+        path: The PNG to write.
         mark: As in `plot_reward_and_kl`.
     """
     points = [
@@ -122,7 +122,7 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
 
     Args:
         runs: Legend -> rows, in the order of the legend. One run needs two points of each metric.
-        path: The PNG.
+        path: The PNG to write.
     """
     from matplotlib import colormaps
 
@@ -154,7 +154,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool
 
     Args:
         trajectory: `over_training` of evaluation.json.
-        path: The PNG.
+        path: The PNG to write.
     """
     if not trajectory or not trajectory.get("checkpoints"):
         return False
@@ -190,7 +190,7 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
 
     Args:
         frontier: frontier.json of baselines.
-        path: The PNG.
+        path: The PNG to write.
     """
     if not frontier.get("methods"):
         return False
@@ -223,7 +223,7 @@ def plot_win_rates(comparison: Mapping[str, Any], path: Path) -> bool:
 
     Args:
         comparison: Result of `evaluation.head_to_head`.
-        path: The PNG.
+        path: The PNG to write.
     """
     rows = [(f"by {name}", judge["win_rate"], BLUE) for name, judge in comparison["judges"].items()]
     votes = comparison.get("votes") or {}
@@ -250,7 +250,7 @@ def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
 
     Args:
         overview: overview.json of an ensemble.
-        path: The PNG.
+        path: The PNG to write.
     """
     disagreement, fifths = overview["disagreement"], overview["disagreement"]["by_kl"]
     layout: dict[str, Any] = {"rows": 2, "height_ratios": (2, 3)} if fifths else {}
@@ -281,7 +281,7 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
     Args:
         rows: Rows of metrics.jsonl.
         panels: (metric, title, unit) of each panel.
-        path: The PNG.
+        path: The PNG to write.
         mark: As in `plot_reward_and_kl`.
     """
     drawn = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
@@ -310,7 +310,7 @@ def plot_curves(
     Args:
         rows: Rows of metrics.jsonl.
         labels: Metric -> legend.
-        path: The PNG.
+        path: The PNG to write.
         title: Title of the figure.
         unit: Label of the y axis.
         mark: As in `plot_reward_and_kl`.
@@ -336,7 +336,7 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
 
     Args:
         report: A report of `evaluation.calibration`.
-        path: The PNG.
+        path: The PNG to write.
     """
     histogram = at(report, "margin", "histogram")
     if not histogram or not sum(histogram["counts"]):
@@ -367,7 +367,7 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
 
     Args:
         report: As in `plot_margins`.
-        path: The PNG.
+        path: The PNG to write.
     """
     calibration = at(report, "calibration")
     if not calibration or not calibration["bins"]:
@@ -392,7 +392,7 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
 
     Args:
         report: As in `plot_margins`.
-        path: The PNG.
+        path: The PNG to write.
     """
     length = at(report, "length")
     if not length or len(length["bins"]) < 2:

@@ -15,8 +15,8 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
 
     Args:
         record: The stage's directory.
-        repo_id: The repository.
-        hub: Label of the Hub.
+        repo_id: NAMESPACE/NAME.
+        hub: Label of the Hub, see `Hub.label`.
     """
     document = record.read()
     push_steps = (document.get("resolved") or {}).get("push_steps") or 1
@@ -36,8 +36,8 @@ def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, 
 
     Args:
         record: The stage's directory.
-        repo_id: The repository.
-        hub: Label of the Hub.
+        repo_id: NAMESPACE/NAME.
+        hub: Label of the Hub, see `Hub.label`.
 
     Returns:
         Tag -> commit, with `best` last.

@@ -23,7 +23,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
     Args:
         context: The recipe's own run, which claimed the repository.
         cell: The run of the cell.
-        tag: The tag.
+        tag: The cell's name, which becomes the tag.
 
     Returns:
         The new commit; None if the tag existed.

@@ -308,8 +308,8 @@ def check_local(path: Path, name: str) -> list[str]:
     """Checks a file, or the card and the links of a folder.
 
     Args:
-        path: The file or folder.
-        name: The user's name for it, for messages.
+        path: The file or folder to check.
+        name: The path as the user wrote it, for messages.
 
     Returns:
         The patterns by which cards list files.

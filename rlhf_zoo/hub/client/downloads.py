@@ -23,7 +23,7 @@ def find_download(folder: Path) -> Path | None:
     """Finds a mark that a folder was downloaded.
 
     Args:
-        folder: A folder on this machine.
+        folder: Any folder on this machine.
 
     Returns:
         A mark in the folder or above it, a folder of the client's cache, or a published card; None if the folder is

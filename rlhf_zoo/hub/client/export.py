@@ -62,7 +62,7 @@ class Branch:
     """A branch, and the commits that it adds to the branches before it.
 
     Args:
-        name: Its name.
+        name: Name of the branch.
         fork: The commit of an earlier branch that it starts from; None if it shares no commit with them.
         commits: The commits that no earlier branch has, oldest first.
     """
@@ -78,9 +78,9 @@ class Source:
 
     Args:
         repo: Its id and type.
-        private: Its visibility.
+        private: Whether only a token can read it.
         sdk: The SDK of a Space; None for other repositories.
-        path: Its folder.
+        path: Its folder on this machine.
         git: Its git repository.
         large: Its large files, which git knows as pointers only.
     """
@@ -244,9 +244,9 @@ def export(
     Args:
         source: The repository of the embedded Hub.
         repo_id: NAMESPACE/NAME on the target.
-        private: Visibility of the target; None for that of the source.
+        private: Whether the target is private; None for as private as the source.
         report: Called with one line per commit, before the commit is sent.
-        hub: The target.
+        hub: The Hub to export to.
 
     Returns:
         The branches, tags and commits of the target.

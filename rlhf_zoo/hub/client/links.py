@@ -12,7 +12,7 @@ def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
     """Finds a link in a folder that leads outside of it.
 
     Args:
-        folder: The folder.
+        folder: The folder to search, with its subfolders.
         hidden: Whether to include names that begin with . or __. `datasets` skips them unless a pattern names them.
 
     Returns:

@@ -27,8 +27,8 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
     If there are none, logs a warning with the files that it reads, unless they are the shards of one file.
 
     Args:
-        folder: The folder.
-        split: Name of the split.
+        folder: The folder of the data set.
+        split: Name of the split, such as train.
         files: The files that `datasets` would read.
 
     Raises:

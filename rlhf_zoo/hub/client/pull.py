@@ -52,7 +52,7 @@ class Pulled:
         repo: NAMESPACE/NAME.
         revision: The branch, tag or commit that the user meant.
         commit: Its commit.
-        path: The folder.
+        path: Its folder on this machine.
         files: Its files, whether they were fetched now or before.
         refetched: Files that existed with other content and were fetched again.
         unrelated: Files in the output directory that do not belong to the revision. They were left unchanged.

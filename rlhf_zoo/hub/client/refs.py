@@ -29,7 +29,7 @@ class Checkpoint:
 
     Args:
         name: The name that a user or a card gave it, with its revision.
-        path: The folder.
+        path: Its folder.
         repo, commit, hub: Where it was fetched from; None for a local folder.
     """
 

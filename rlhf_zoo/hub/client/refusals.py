@@ -31,7 +31,7 @@ def is_misread(error: BaseException) -> bool:
     """Whether a client library failed on an answer whose JSON has another shape than a Hub's.
 
     Args:
-        error: The exception.
+        error: The exception, with its traceback.
     """
     if not isinstance(error, TypeError | KeyError | AttributeError | ValueError | IndexError):
         return False
@@ -47,7 +47,7 @@ def is_disk_full(error: BaseException | None) -> bool:
     """Whether an exception, or one of its causes, means that the disk or a disk quota of this machine is full.
 
     Args:
-        error: The exception.
+        error: The exception; None counts as no.
     """
     visited: set[int] = set()
     while error is not None and id(error) not in visited:  # an exception can be its own cause
@@ -63,7 +63,7 @@ def reason(error: BaseException) -> str:
     """Returns in a few words why a request failed.
 
     Args:
-        error: The exception of the client.
+        error: The client's exception.
 
     Returns:
         The server's answer, else the first line of the exception, else its name; without a full stop at the end.
@@ -83,7 +83,7 @@ def retry_after(error: BaseException) -> float:
     """Returns the seconds that a server asks the client to wait, at most MAX_WAIT_SECONDS; 0 if it does not ask.
 
     Args:
-        error: The exception.
+        error: The client's exception.
     """
     return min(_requested_wait(error)[0], MAX_WAIT_SECONDS)
 
@@ -135,7 +135,7 @@ def status_of(error: BaseException | None) -> int | None:
     """Returns the HTTP status in an exception; None if no Hub answered.
 
     Args:
-        error: The exception.
+        error: The client's exception.
     """
     return getattr(getattr(error, "response", None), "status_code", None)
 
@@ -144,7 +144,7 @@ def is_outage(error: BaseException) -> bool:
     """Whether a Hub did not answer, as opposed to refusing.
 
     Args:
-        error: The exception.
+        error: The client's exception.
     """
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 

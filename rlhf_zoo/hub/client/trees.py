@@ -25,9 +25,9 @@ def list_files(
     """Returns the files of a commit.
 
     Args:
-        hub: The Hub.
-        repo: The repository's id.
-        commit: The commit, 40 hex digits.
+        hub: The Hub to ask.
+        repo: NAMESPACE/NAME.
+        commit: The commit id, 40 hex digits.
         repo_type: model or dataset.
         patterns: Patterns of the files to list and check.
 

@@ -85,7 +85,7 @@ def find_runs(repo: str, card: Mapping[str, Any], *, names: Sequence[str] | None
         repo: NAMESPACE/NAME; a revision after it is ignored.
         card: rlhf_card.json of the checkpoint that is shown.
         names: The other runs, in this order, whatever their β and recipe; None to search for them.
-        hub: The Hub.
+        hub: The Hub to search.
 
     Returns:
         The runs.

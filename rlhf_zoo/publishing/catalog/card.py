@@ -97,7 +97,7 @@ class Card(dict[str, Any]):
         """Parses a card.
 
         Args:
-            content: Its bytes.
+            content: The bytes of rlhf_card.json.
 
         Returns:
             (the card, None), or ({}, the problem).
@@ -222,7 +222,7 @@ def clean(text: str, max_length: int = 120) -> str:
     """Makes an untrusted text safe to print: replaces line ends, terminal control characters and direction marks.
 
     Args:
-        text: The text.
+        text: Any text, such as one from a card.
         max_length: Largest length in characters; the rest is cut off.
     """
     printable = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
@@ -261,9 +261,9 @@ def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | N
     """Downloads a card as `download_card` does, but returns an error of the Hub as text. A full disk raises OSError.
 
     Args:
-        repo: The repository.
-        commit: The commit.
-        hub: The Hub.
+        repo: NAMESPACE/NAME of a model.
+        commit: The commit to read the card at.
+        hub: The Hub to ask.
 
     Returns:
         (the card, None), or ({}, why there is none).
@@ -280,9 +280,9 @@ def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str 
     """Downloads rlhf_card.json at a commit.
 
     Args:
-        repo: The repository.
-        commit: The commit.
-        hub: The Hub.
+        repo: NAMESPACE/NAME of a model.
+        commit: The commit to read the card at.
+        hub: The Hub to ask.
 
     Returns:
         (the card, None), or ({}, why there is none).

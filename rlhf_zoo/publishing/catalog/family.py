@@ -42,7 +42,7 @@ class Node:
     """A member at its place in the tree.
 
     Attributes:
-        reference: The reference in its child's card.
+        reference: How its child's card names it.
         member: What the reference leads to.
         parents: Its parents.
         omitted: Why its parents are not shown here; None if they are.
@@ -95,7 +95,7 @@ def family_tree(root: Reference, read: Callable[[Reference], Member], *, max_mem
     """Builds the family tree of a model. A member with two children is shown with its parents only once.
 
     Args:
-        root: The model.
+        root: The model whose ancestors to find.
         read: Reads a repository or folder; called once for each.
         max_members: Largest number of repositories and folders that are read.
 
@@ -134,7 +134,7 @@ def node_lines(node: Node) -> list[str]:
     """Returns lines of plain text about a node: its title, repository and version, then the figures of its card.
 
     Args:
-        node: The node.
+        node: A node of the tree.
     """
     reference, member = node.reference, node.member
     if not reference.name:

@@ -47,15 +47,15 @@ class Entry:
     """A repository at the head of its main branch, as its card describes it; None for values that the card lacks.
 
     Attributes:
-        repo: The repository.
-        commit: Its head commit.
+        repo: NAMESPACE/NAME.
+        commit: Head commit of main.
         stage: The stage that trained it.
-        recipe: Its recipe.
-        base: The base model.
-        step: The step.
-        seed: The seed.
+        recipe: Name of its recipe.
+        base: Name of the base model.
+        step: The checkpoint's step.
+        seed: The run's seed.
         simulated: Whether a program simulates the human preferences.
-        reward: Its mean reward.
+        reward: Mean reward of its completions.
         kl: KL to SFT, in nats per completion.
         win_rate: Win rate over SFT, by the recipe's judge.
         accuracy: Accuracy of a reward model on held-out pairs.
@@ -105,8 +105,8 @@ def entry(
     """Creates an entry from a card.
 
     Args:
-        repo: The repository.
-        commit: Its head commit.
+        repo: NAMESPACE/NAME.
+        commit: Head commit of main.
         document: The card, which is not trusted.
         changed: When the repository last changed.
         tags: The repository's metadata tags on the Hub, such as stage:ppo, used if the card names no stage.
@@ -158,10 +158,10 @@ def select(
     """Returns the entries of a stage, of a recipe and on a base model. None selects all.
 
     Args:
-        entries: The entries.
-        stage: Name of the stage.
-        recipe: Name of the recipe.
-        base: The base model's id, or the last part of it.
+        entries: The entries to select from.
+        stage: Name of a stage.
+        recipe: Name of a recipe.
+        base: A base model's id, or the last part of it.
     """
     return [
         entry
@@ -176,7 +176,7 @@ def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = 
     """Returns entries in order. Those without the figure come last, even if the order is reversed.
 
     Args:
-        entries: The entries.
+        entries: The entries to sort.
         by: A key of `SORTS`; None for recipe, stage and name.
         reverse: Whether to reverse the order.
     """
@@ -195,7 +195,7 @@ def benchmark_table(entries: Sequence[Entry], *, command: str, namespace: str) -
     """Formats entries as a Markdown table between markers, with a legend.
 
     Args:
-        entries: The entries.
+        entries: The rows, in order.
         command: The command that makes the table, for its caption.
         namespace: The namespace that was listed.
 
@@ -246,7 +246,7 @@ def with_table(text: str | None, table: str) -> str:
 
     Args:
         text: The text; None for a new file, which gets an introduction.
-        table: The table with its markers.
+        table: The text that `benchmark_table` returned.
 
     Returns:
         The new text.
@@ -269,8 +269,8 @@ def write_benchmark(path: Path, table: str) -> None:
     """Writes the table into a file as `with_table` does. Text outside the markers is kept.
 
     Args:
-        path: The file.
-        table: The table with its markers.
+        path: The file, created if it does not exist.
+        table: The text that `benchmark_table` returned.
 
     Raises:
         ZooError: The file cannot be read or written, or it does not have exactly one pair of markers.
@@ -299,7 +299,7 @@ def owner(hub: Hub = CLIENT) -> str:
     """Returns the name of the user that the token belongs to.
 
     Args:
-        hub: The Hub.
+        hub: The Hub to ask.
 
     Raises:
         ZooError: The Hub does not answer, or there is no token.
@@ -312,8 +312,8 @@ def published_models(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
     """Returns the models of a namespace with the metadata tag rlhf-zoo, and all that the Hub reports as damaged.
 
     Args:
-        namespace: The namespace.
-        hub: The Hub.
+        namespace: A user or an organization.
+        hub: The Hub to ask.
 
     Raises:
         ZooError: The Hub does not list them.
@@ -368,8 +368,8 @@ def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
     come at the end, as do best and main if their cards name no step that has a tag.
 
     Args:
-        repo: The repository.
-        hub: The Hub.
+        repo: NAMESPACE/NAME of a model.
+        hub: The Hub to ask.
 
     Returns:
         {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, ordered by step.

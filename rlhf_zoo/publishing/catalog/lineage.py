@@ -80,7 +80,7 @@ class Lineage:
         """Returns a number from the training settings.
 
         Args:
-            key: The key.
+            key: A key of PPO's settings, such as temperature.
             default: The value if the card has no settings. If they leave out the key, the run had PPO's default.
         """
         settings = self.card.get("settings")
@@ -130,7 +130,7 @@ def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None,
         ppo: NAMESPACE/NAME[@TAG] or a folder.
         sft: SFT model to use instead of the card's.
         reward: Reward model to use instead of the card's.
-        hub: The Hub.
+        hub: The Hub to fetch from.
 
     Raises:
         ZooError: A model cannot be fetched, the checkpoint is not a PPO model, or nothing names its SFT model.
@@ -155,7 +155,7 @@ def find_policy(
         reward: Reward model to use instead of the card's.
         without_reward: Whether to leave out the reward models.
         only_ppo: Whether to refuse checkpoints of other stages.
-        hub: The Hub.
+        hub: The Hub to fetch from.
 
     Raises:
         ZooError: A model cannot be fetched, or nothing names the model to compare with.
@@ -218,7 +218,7 @@ def find_family(name: str, hub: Hub = CLIENT) -> Node:
 
     Args:
         name: NAMESPACE/NAME[@REVISION], or a folder: a run directory, the directory of a stage, or a pulled model.
-        hub: The Hub.
+        hub: The Hub to fetch from.
 
     Returns:
         The root's node. Parents that cannot be read are marked in the tree.
