@@ -365,7 +365,7 @@ def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
     Each row is a tag. `also` names best and main, if the cards at their commits name the step of this tag. Other tags
-    come at the end, as do best and main if their cards name no step that has a tag.
+    and branches come at the end, as do best and main if their cards name no step that has a tag.
 
     Args:
         repo: NAMESPACE/NAME of a model.
@@ -408,7 +408,7 @@ def checkpoint_rows(
     """Creates the rows of `checkpoints`.
 
     Args:
-        tags: Tag -> commit, without best.
+        tags: Tag or branch -> commit, without best and main.
         pointers: best and main -> commit.
         cards: best and main -> card.
         dates: Commit -> its date.
@@ -429,7 +429,7 @@ def checkpoint_rows(
     # An exported repository has new commits, so those in its card match none of its tags.
     is_exported = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
 
-    def row(name: str, step: int | None, commit: str, card_row: Mapping[str, Any]) -> dict[str, Any]:
+    def make_row(name: str, step: int | None, commit: str, card_row: Mapping[str, Any]) -> dict[str, Any]:
         date = dates.get(commit)
         numbers = {one_line(key): number(value) for key, value in card_row.items() if key not in _NOT_METRICS}
         metrics = {key: value for key, value in numbers.items() if key is not None and value is not None}
@@ -447,7 +447,7 @@ def checkpoint_rows(
         card_row = rows_of_card.get(name, {})
         if not is_exported and card_row.get("commit") not in (None, tags[name]):
             card_row = {}  # the tag has moved since, so these metrics are another checkpoint's
-        rows.append(row(name, steps.get(name), tags[name], card_row))
+        rows.append(make_row(name, steps.get(name), tags[name], card_row))
     listed = {name for names in also.values() for name in names}
-    rows += [row(name, None, pointers[name], {}) for name in pointers if name not in listed]
+    rows += [make_row(name, None, pointers[name], {}) for name in pointers if name not in listed]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}
