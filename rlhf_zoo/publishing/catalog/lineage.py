@@ -113,9 +113,9 @@ def prompts_at(settings: object) -> tuple[str | None, str, str | None]:
     Args:
         settings: The settings of a run or of a card, which are not trusted.
     """
-    settings = settings if isinstance(settings, Mapping) else {}
-    configuration, split = settings.get("dataset_config", "prompts"), settings.get("dataset_test_split")
-    column = at(settings, "columns", "prompt")
+    keys: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
+    configuration, split = keys.get("dataset_config", "prompts"), keys.get("dataset_test_split")
+    column = at(keys, "columns", "prompt")
     return (
         configuration if isinstance(configuration, str) else None,
         column if isinstance(column, str) else "prompt",
