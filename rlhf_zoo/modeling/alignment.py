@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerBase
 
-#: The character that tokenizers decode incomplete characters to: one for up to three bytes, or one for each byte.
-INCOMPLETE = "\ufffd"
-MOST_INCOMPLETE = 3
-#: Number of prompt tokens that are decoded together with pieces of a completion.
-PROMPT_TOKENS_KEPT = 16
-#: Texts to encode a completion after, if one token holds both its beginning and the end of its prompt.
+# Tokenizers decode the first bytes of an incomplete character to one of these, or to one for each byte.
+_INCOMPLETE = "\ufffd"
+_MAX_INCOMPLETE = 3  # the longest UTF-8 character has four bytes
+#: Number of prompt tokens that `Pieces` decodes before a completion. A few give its first token the right context.
+_PROMPT_TOKENS_KEPT = 16
+# Texts to encode a completion after, if one token holds both its beginning and the end of its prompt.
 _ANCHORS = ("", "\n", ".", "a")
 
 
@@ -31,13 +32,13 @@ def decode_after(
         tokenizer: The tokenizer of both.
         prompt: Token ids of the prompt.
         ids: Token ids of the completion.
-        keep: Special tokens to decode as text.
+        keep: Ids of special tokens to decode as text.
 
     Returns:
         The text of all tokens without the prompt's text. If the prompt's last token begins a character, that character
         belongs to the completion.
     """
-    prompt_text, text = (_decode(tokenizer, some, keep) for some in (prompt, [*prompt, *ids]))
+    prompt_text, text = (_decode(tokenizer, tokens, keep) for tokens in (prompt, [*prompt, *ids]))
     if text.startswith(prompt_text):
         return text[len(prompt_text) :]
     # The prompt's end decodes differently if a character spans prompt and completion, or if the decoder strips spaces.
@@ -56,7 +57,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collec
     if not keep:
         return str(tokenizer.decode(list(ids), skip_special_tokens=True))
     skipped = special_ids(tokenizer) - set(keep)
-    return str(tokenizer.decode([index for index in ids if index not in skipped], skip_special_tokens=False))
+    return str(tokenizer.decode([token for token in ids if token not in skipped], skip_special_tokens=False))
 
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
@@ -65,28 +66,30 @@ def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     Args:
         tokenizer: Any tokenizer.
     """
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
-    return {*tokenizer.all_special_ids, *(index for index, token in added.items() if token.special)}
+    # A tokenizer may mark more tokens as special than those that it names EOS, PAD and so on.
+    added: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
 
 
 def encode_after(
-    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], both: Sequence[int], completion: str
+    tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], joined: Sequence[int], completion: str
 ) -> list[int]:
     """Returns the tokens of a completion that follows its prompt.
 
     Args:
         tokenizer: The tokenizer of both.
         prompt: Token ids of the prompt.
-        both: Token ids of prompt and completion, encoded as one text.
+        joined: Token ids of prompt and completion, encoded as one text.
         completion: The completion's text.
 
     Returns:
-        The tokens of `both` after the prompt. If a token spans the end of the prompt and the completion, the completion
-        is encoded by itself, so that `decode_after` returns its text.
+        The tokens of `joined` after the prompt. If one token holds the prompt's end and the completion's beginning, the
+        completion is encoded by itself, so that `decode_after` returns its text.
     """
-    if list(both[: len(prompt)]) == list(prompt):
-        return list(both[len(prompt) :])
-    # SentencePiece adds a space at the start of a text, but not after an anchor.
+    if list(joined[: len(prompt)]) == list(prompt):
+        return list(joined[len(prompt) :])
+    # SentencePiece adds a space at the start of a text, but not after an anchor. Several anchors are tried, because a
+    # tokenizer may merge one with the completion into a single token.
     candidates = []
     for anchor in _ANCHORS:
         texts = anchor, anchor + completion
@@ -103,17 +106,17 @@ class TokenText:
         self._tokenizer = tokenizer
         self._ids = list(ids)
         self._prompt = list(prompt)
-        self.text = self.first(len(self._ids))
+        self.text = self.prefix_text(len(self._ids))
 
-    def first(self, count: int) -> str:
-        """Returns the text of the first tokens.
+    def prefix_text(self, count: int) -> str:
+        """Decodes the first tokens.
 
         Args:
             count: The number of tokens.
         """
         return decode_after(self._tokenizer, self._prompt, self._ids[:count])
 
-    def completing(self, end: int) -> int:
+    def completing_token(self, end: int) -> int:
         """Finds the token that completes the first characters of the text.
 
         A character that spans several tokens is complete with the last of them.
@@ -125,26 +128,31 @@ class TokenText:
             The token's position, from 0.
         """
         target = self.text[:end]
-        return bisect_left(range(len(self._ids)), True, key=lambda last: self.first(last + 1).startswith(target))
+        # Once a prefix has the character, every longer one has it too, so bisection finds the first.
+        return bisect_left(range(len(self._ids)), True, key=lambda last: self.prefix_text(last + 1).startswith(target))
 
 
 class Pieces:
     """Decodes a completion token by token. The pieces, joined, are its text.
 
     A token alone does not determine its text: SentencePiece drops the space before it, and a byte is not a character.
-    So each token is decoded after the previous ones, and the first tokens after the prompt's. A character that spans
-    several tokens appears with the last of them.
+    So each token is decoded together with the tokens before it, those of the prompt included. A character that spans
+    several tokens belongs to the piece of the last of them.
+
+    Attributes:
+        ids: The tokens so far.
+        all: The piece of each token, special tokens included.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._prompt = tokenizer, list(prompt)
         self._special = set(tokenizer.all_special_ids)
-        # The next token is decoded together with the tokens from _start on. The first _shown characters of their text
-        # were returned already. The tokens whose text was returned last begin at _read.
-        self._all = self._prompt[-PROMPT_TOKENS_KEPT:]
-        self._start, self._read = 0, len(self._all)
-        self._shown = len(self._decode(0)) if self._all else 0
-        self._kept: list[str] = []
+        # Each token is decoded with those of the last piece, which begin at _start, so the time per token does not grow
+        # with the text. The first _emitted characters of the decoded text are in pieces already.
+        self._tokens = self._prompt[-_PROMPT_TOKENS_KEPT:]
+        self._start, self._next_start = 0, len(self._tokens)
+        self._emitted = len(self._decode(0)) if self._tokens else 0
+        self._visible: list[str] = []
         self.ids: list[int] = []
         self.all: list[str] = []
 
@@ -155,17 +163,17 @@ class Pieces:
             token: The token's id.
         """
         self.ids.append(token)
-        self._all.append(token)
+        self._tokens.append(token)
         decoded = self._decode(self._start)
-        incomplete = min(len(decoded) - len(decoded.rstrip(INCOMPLETE)), MOST_INCOMPLETE)
-        piece = decoded[self._shown : len(decoded) - incomplete]
+        incomplete = min(len(decoded) - len(decoded.rstrip(_INCOMPLETE)), _MAX_INCOMPLETE)
+        piece = decoded[self._emitted : len(decoded) - incomplete]
         self.all.append(piece)
-        self._kept.append("" if token in self._special else piece)
+        self._visible.append("" if token in self._special else piece)
         if incomplete:
-            self._shown = max(self._shown, len(decoded) - incomplete)
+            self._emitted = max(self._emitted, len(decoded) - incomplete)
         else:
-            self._start, self._read = self._read, len(self._all)
-            self._shown = len(self._decode(self._start))
+            self._start, self._next_start = self._next_start, len(self._tokens)
+            self._emitted = len(self._decode(self._start))
 
     def finish(self) -> str:
         """Finalizes the text. Bytes that form no character are added to the last token's piece.
@@ -174,13 +182,13 @@ class Pieces:
             The complete text after the prompt, without special tokens.
         """
         if self.ids:
-            self.all[-1] += self._decode(self._start)[self._shown :]
+            self.all[-1] += self._decode(self._start)[self._emitted :]
         return decode_after(self._tokenizer, self._prompt, self.ids)
 
     @property
     def text(self) -> str:
         """The complete characters so far, without special tokens."""
-        return "".join(self._kept)
+        return "".join(self._visible)
 
     def _decode(self, start: int) -> str:
-        return str(self._tokenizer.decode(self._all[start:]))
+        return str(self._tokenizer.decode(self._tokens[start:]))

@@ -1,4 +1,4 @@
-"""Batches of a rollout's rows for a forward pass, sorted by length so that little padding is computed."""
+"""Splits a rollout's rows into batches for a forward pass, by length so that there is little padding."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -24,11 +24,13 @@ def split_batches(
     Args:
         samples: B prompts with completions.
         rows: (R,) row numbers; None for all.
-        size: The most rows of a batch.
-        tokens: The most tokens of a batch, padding included; None for no bound. A longer row is a batch by itself.
+        size: The maximum number of rows in a batch.
+        tokens: The maximum number of tokens in a batch, padding included; None for no limit. A longer row gets its own
+            batch.
         minimize_padding: Whether to choose the split with the least padding among those with the fewest batches.
             Otherwise batches are filled one after the other, starting with the shortest row.
-        packed: Whether rows are packed without padding. Then the split has the fewest batches, of about equal tokens.
+        packed: Whether rows are packed without padding. Then there are as few batches as possible, of about equal
+            numbers of tokens.
 
     Returns:
         The row numbers of each batch, int64.
@@ -45,8 +47,8 @@ def split_batches(
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
     for row in order:  # lengths increase, so this row determines the padded width of its batch
-        full = not batches or len(batches[-1]) == size
-        if full or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
+        must_start = not batches or len(batches[-1]) == size
+        if must_start or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
             batches.append([])
         batches[-1].append(row)
     return [rows[batch] for batch in batches]
@@ -57,7 +59,8 @@ def _least_padding_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> 
 
     Returns the boundaries, 0 and the number of rows included.
     """
-    # Dynamic programming. Entry n, for the first n rows: batches, padded tokens, and the start of the last batch.
+    # Dynamic programming. best[n] is the best split of the first n rows: (batches, padded tokens, start of the last
+    # batch). Tuples compare in this order, so fewer batches always beat less padding.
     best = [(0, 0, 0)]
     for end, longest in enumerate(lengths, start=1):
         begins = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
@@ -75,12 +78,13 @@ def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[in
     """
 
     def bounds(limit: int) -> list[int]:
-        starts, filled = [0], 0
+        """Fills batches of at most `limit` tokens one after the other."""
+        starts, batch_tokens = [0], 0
         for row, length in enumerate(lengths):
-            if row > starts[-1] and (filled + length > limit or row - starts[-1] == size):
+            if row > starts[-1] and (batch_tokens + length > limit or row - starts[-1] == size):
                 starts.append(row)
-                filled = 0
-            filled += length
+                batch_tokens = 0
+            batch_tokens += length
         return [*starts, len(lengths)]
 
     # A smaller limit never needs fewer batches, so bisection finds the smallest limit that still needs the fewest.

@@ -1,8 +1,8 @@
-"""Conversations: one rendering of prompts and completions for every stage, judge and page.
+"""Conversations: every stage, judge and page renders prompts and completions in the same way, with these functions.
 
-`tokenize_*` returns token ids. `decode_completions` turns them back into text. `wrap_*` puts a text into the form of
-the prompts. `append_completion` joins prompt and completion. `plain_text` and `display_text` write a conversation
-without any template's tokens.
+`tokenize_*` returns token ids. `decode_completions` turns them back into text. `wrap_*` gives a text the form that
+the prompts have. `append_completion` joins prompt and completion. `plain_text` and `display_text` write a conversation
+without tokens of a template.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ from .text_ids import tokenize_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_THINK, _THOUGHT_ENDS = "<think>", "</think>"
-# If the length limit cut a thought, it has no closing tag, and no answer follows it.
+_OPEN_THINK, _CLOSE_THINK = "<think>", "</think>"
+# A thought that the length limit cut off has no closing tag, and no answer after it.
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 
 
 def tokenize_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenizes a whole conversation as the tokenizer's template renders it.
+    """Tokenizes a complete conversation with the tokenizer's chat template.
 
     Args:
-        messages: The conversation.
+        messages: The conversation, answers included.
         tokenizer: The tokenizer with the chat template.
 
     Returns:
-        Token ids, without a generation prompt.
+        Token ids, without a generation prompt at the end.
 
     Raises:
         ZooError: The tokenizer has no chat template, or the template refuses the conversation.
@@ -64,7 +64,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[
 
     Raises:
         ZooError: The prompt is neither a text nor a conversation, the tokenizer has no chat template for a
-            conversation, or the template refuses it; or as for `check_prefix`.
+            conversation, or the template refuses it; or a reason of `check_prefix`.
     """
     if isinstance(prompt, str):
         return tokenize_text(prompt, tokenizer)
@@ -100,18 +100,18 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
         tokenizer: The policy's.
 
     Raises:
-        ZooError: The answer that the prompt begins ends inside a thought, and the recipe has strip_thoughts.
+        ZooError: The recipe has strip_thoughts, and the beginning of the answer in the prompt ends inside a thought.
     """
     if strips_thoughts(tokenizer) and opens_thought(answer_prefix(prompt)):
         raise ZooError(
-            f"A prompt begins its answer with an open {_THINK} ({answer_prefix(prompt)[:40]!r}), which strip_thoughts "
-            f"cannot remove: end that thought with {_THOUGHT_ENDS}, let the chat template open it, or set "
-            "strip_thoughts: false."
+            f"A prompt begins its answer with an open {_OPEN_THINK} ({answer_prefix(prompt)[:40]!r}), which "
+            f"strip_thoughts cannot remove: end that thought with {_CLOSE_THINK}, let the chat template open it, or "
+            "set strip_thoughts: false."
         )
 
 
 def answer_prefix(prompt: Prompt) -> str:
-    """Returns the beginning of the answer that a prompt already holds.
+    """Returns the part of the answer that is in the prompt.
 
     Args:
         prompt: A text or a conversation.
@@ -125,9 +125,9 @@ def answer_prefix(prompt: Prompt) -> str:
 def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
     """Tokenizes a prompt with its completion, for a reward model.
 
-    A reward model trained with this package reads a conversation as PPO samples it: the rendered prompt, the completion
-    and the end of turn. Any other reads the whole conversation as its template renders it, or `plain_text` if it has no
-    template.
+    A reward model that this package trained reads a conversation as PPO samples it: the rendered prompt, the completion
+    and the end of turn. Any other reads the complete conversation as its template renders it, or `plain_text` if it has
+    no template.
 
     Args:
         text: A text, or a conversation with its answer.
@@ -145,6 +145,7 @@ def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended:
     if isinstance(text, str):
         ids, end = tokenize_text(text, tokenizer), tokenizer.eos_token_id
     elif Chat.of(tokenizer) is None:
+        # An answer that was cut off stays open, because its end of turn would tell the model that it is complete.
         return render_ids(text, tokenizer) if ended else render_ids(text, tokenizer, continue_final_message=True)
     else:
         prompt, completion = text[:-1], _content(text[-1])
@@ -158,7 +159,7 @@ def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended:
 
 
 def wrap_completion(prompt: Prompt, completion: str) -> Any:
-    """Puts a completion's text into the form of its prompt, as TRL passes it to reward functions.
+    """Gives a completion the form of its prompt, as TRL passes it to reward functions.
 
     Args:
         prompt: A text or a conversation.
@@ -171,14 +172,14 @@ def wrap_completion(prompt: Prompt, completion: str) -> Any:
 
 
 def wrap_answer(prompt: Prompt, completion: str) -> Any:
-    """Puts the answer to a prompt into the prompt's form, as data sets hold it.
+    """Gives the complete answer the form of its prompt, as data sets have it.
 
     Args:
         prompt: A text or a conversation, whose last turn may begin the answer.
         completion: The text of the completion.
 
     Returns:
-        The text if the prompt is a text. If it is a conversation, a list of one assistant message with the whole
+        The text if the prompt is a text. If it is a conversation, a list of one assistant message with the
         answer, including the part in the prompt.
     """
     return wrap_completion(prompt, answer_prefix(prompt) + completion)
@@ -193,8 +194,8 @@ def append_completion(prompt: Prompt, completion: Any) -> Any:
 
     Returns:
         A text for a text prompt, otherwise a conversation. If the prompt begins the answer, the same turn continues it.
-        Messages come from a data set and may repeat the beginning of the answer, which is not added twice. A text was
-        written by a policy, so it is appended as it is.
+        Messages come from a data set and may repeat that beginning, which is then not added twice. A text comes from a
+        policy and is appended as it is.
     """
     if isinstance(prompt, str):
         return prompt + completion
@@ -208,14 +209,14 @@ def append_completion(prompt: Prompt, completion: Any) -> Any:
 
 
 def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
-    """Moves the answer that a prompt begins into the completion, because TRL would close that turn.
+    """Moves the beginning of the answer from the prompt into the completion, because TRL would close that turn.
 
     Args:
         prompt: A text or a conversation.
         completion: A text, or messages.
 
     Returns:
-        The prompt without its assistant turn, and the whole answer; both unchanged if the prompt begins no answer.
+        The prompt without its assistant turn, and the complete answer; both unchanged if the prompt begins no answer.
     """
     if not has_answer_prefix(prompt):
         return prompt, completion
@@ -223,7 +224,7 @@ def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
 
 
 def plain_text(text: Any) -> str:
-    """Writes a prompt, or a prompt with its answer, as plain text without any template's tokens.
+    """Writes a prompt, or a prompt with its answer, as plain text without tokens of a template.
 
     Judges, probes and reward models without a chat template read this. System turns are left out. A single
     user turn is written without its role; several turns are labeled `User:` and `Assistant:`.
@@ -248,7 +249,7 @@ def plain_text(text: Any) -> str:
 
 
 def display_text(prompt: Prompt) -> str:
-    """Writes a prompt for people: `plain_text` without the blank line at the end.
+    """Writes a prompt for readers: `plain_text` without the blank line at the end.
 
     Args:
         prompt: A text, which is returned unchanged, or a conversation.
@@ -260,7 +261,7 @@ def display_text(prompt: Prompt) -> str:
 
 
 def wrap_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Puts a prompt that a user typed into the form of the prompts that the policy was trained on.
+    """Gives a prompt that a user typed the form of the prompts that the policy was trained on.
 
     Args:
         text: A text; anything else is returned unchanged.
@@ -275,11 +276,11 @@ def wrap_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def completion_text(completion: Any, prompt: Prompt = "") -> str:
-    """Reads the text of a completion.
+    """Returns the text of a completion.
 
     Args:
         completion: A text, or messages, of which only the last is read.
-        prompt: Its prompt. If that begins the answer, messages may repeat the beginning, which is left out.
+        prompt: Its prompt. If it begins the answer and the messages repeat that beginning, the beginning is left out.
 
     Returns:
         The text that the completion adds to its prompt.
@@ -289,23 +290,23 @@ def completion_text(completion: Any, prompt: Prompt = "") -> str:
     return _content(completion[-1]).removeprefix(answer_prefix(prompt)) if completion else ""
 
 
-def remove_thoughts(text: str, *, begun: bool = False) -> str:
+def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
     """Removes a completion's thoughts. The last one may be incomplete.
 
     Args:
         text: The completion.
-        begun: Whether the prompt ends inside a thought, as it does with the templates of reasoning models. A
+        starts_inside: Whether the prompt ends inside a thought, as it does with the templates of reasoning models. A
             completion that closes a thought without opening one is treated the same.
 
     Returns:
         The text outside <think>…</think>.
     """
-    text = _THINK + text if begun else text
+    text = _OPEN_THINK + text if starts_inside else text
     while True:
         text = _THOUGHT.sub("", text)
-        if _THOUGHT_ENDS not in text:
+        if _CLOSE_THINK not in text:
             return text
-        text = _THINK + text  # a closing tag without an opening one: everything before it is thought too
+        text = _OPEN_THINK + text  # a closing tag without an opening one: everything before it is thought too
 
 
 def opens_thought(text: str) -> bool:
@@ -314,11 +315,11 @@ def opens_thought(text: str) -> bool:
     Args:
         text: Any text.
     """
-    return text.rfind(_THINK) > text.rfind(_THOUGHT_ENDS)
+    return text.rfind(_OPEN_THINK) > text.rfind(_CLOSE_THINK)
 
 
 def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether rewards and judges read completions without thoughts, as set in the recipe of this tokenizer's model.
+    """Whether rewards and judges read completions without thoughts, as the model's recipe set it in its tokenizer.
 
     Args:
         tokenizer: The policy's or the reward model's.
@@ -346,14 +347,14 @@ def decode_completions(
         template puts before an answer, and without thoughts if the recipe strips them.
     """
     strips = strips_thoughts(tokenizer)
-    # Decoding drops special tokens. If <think> is one, it is kept here, so that thoughts can be found.
-    tags = special_ids(tokenizer) & _ids_of((_THINK, _THOUGHT_ENDS), tokenizer) if strips else frozenset[int]()
+    # Decoding drops special tokens. If <think> is one, it must stay, or thoughts could not be found.
+    think_ids = special_ids(tokenizer) & _ids_of((_OPEN_THINK, _CLOSE_THINK), tokenizer) if strips else frozenset[int]()
     texts = []
     for prompt, prompt_ids, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
-        text = decode_after(tokenizer, prompt_ids, ids, keep=tags)
+        text = decode_after(tokenizer, prompt_ids, ids, keep=think_ids)
         text = strip_template_space(text, prompt, tokenizer)
         if strips:
-            text = remove_thoughts(text, begun=_begins_in_thought(prompt, prompt_ids, tokenizer))
+            text = remove_thoughts(text, starts_inside=_begins_in_thought(prompt, prompt_ids, tokenizer))
         texts.append(text)
     return texts
 
@@ -372,9 +373,9 @@ def strip_template_space(text: str, prompt: Prompt, tokenizer: PreTrainedTokeniz
 
 
 def _begins_in_thought(prompt: Prompt, ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a completion begins inside a thought that its template or a text prompt has opened."""
+    """Whether a completion begins inside a thought that the chat template or a text prompt has opened."""
     if isinstance(prompt, str):
-        return str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_THINK)
+        return str(tokenizer.decode(list(ids), skip_special_tokens=False)).rstrip().endswith(_OPEN_THINK)
     return not has_answer_prefix(prompt) and opens_thought(generation_prompt(tokenizer))
 
 
@@ -392,7 +393,7 @@ def tokenize_completion(prompt: Prompt, completion: str, tokenizer: PreTrainedTo
         tokenizer: The policy's.
 
     Returns:
-        The completion's token ids alone, without an end token.
+        The completion's token ids, without those of the prompt and without an end token.
 
     Raises:
         ZooError: As for `tokenize_prompt`.
@@ -413,6 +414,7 @@ def _tokenize_both(prompt: Prompt, completion: str, tokenizer: PreTrainedTokeniz
 
 
 def _content(message: Mapping[str, Any]) -> str:
+    """Returns a message's text. In a list of parts, such as texts and images, only texts count."""
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""

@@ -1,7 +1,7 @@
-"""The chat template of a tokenizer: the settings that it carries, and safe rendering.
+"""The chat template of a tokenizer: our settings at its head, and rendering within limits of time and memory.
 
-A recipe's chat settings are written at the head of the tokenizer's chat template when a stage trains on conversations.
-They are saved and published with the model, so anyone who applies the template renders conversations the same way.
+A stage that trains on conversations writes the recipe's chat settings at the head of the tokenizer's chat template.
+They are saved and published with the model, so whoever applies the template renders conversations in the same way.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Conversation = Sequence[Mapping[str, Any]]
 Prompt = str | Conversation
 
 _HEAD = re.compile(r"\{#- rlhf-zoo (\{.*?\}) #\}.*?\{#- end #\}", re.DOTALL)
-_PROBE = "zxq"
+_PROBE = "zxq"  # a text that no template contains
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-#: Names that Jinja, or transformers when it applies a template, gives a meaning.
+#: Names with a meaning in Jinja, or in a template that transformers applies.
 _RESERVED = frozenset(
     (*DEFAULT_NAMESPACE, *kwlist, *(word.lower() for word in kwlist))
 ) | {
@@ -44,8 +44,8 @@ _RESERVED = frozenset(
     "messages", "tools", "documents", "conversation", "add_generation_prompt", "continue_final_message",
     "raise_exception", "strftime_now",
 }  # fmt: skip
-_PROBES = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
-#: Limits of one rendering, in seconds and bytes: a template is a program that comes with a downloaded model.
+_PROBE_TURNS = [{"role": "user", "content": _PROBE}, {"role": "assistant", "content": _PROBE}]
+#: Limits of one rendering, in seconds and bytes, because a template is a program that comes with a downloaded model.
 RENDER_SECONDS, RENDER_MEMORY = 10.0, 2 * 2**30
 
 
@@ -55,7 +55,7 @@ class Chat:
 
     Attributes:
         system_prompt: Added to conversations that have no system turn; None adds none.
-        chat_template_kwargs: Variables of the template, for those that its caller does not pass.
+        chat_template_kwargs: Values for variables of the template that its caller does not pass.
         strip_thoughts: Whether to leave <think>…</think> out of what rewards and judges read.
     """
 
@@ -79,16 +79,16 @@ class Chat:
             tokenizer: The tokenizer of any model.
 
         Returns:
-            The settings; None where rlhf-zoo did not train this model on conversations.
+            The settings; None if rlhf-zoo did not train this model on conversations.
         """
         head = _HEAD.match(_template(tokenizer) or "")
         return cls(**json.loads(head[1])) if head else None
 
     def write(self, tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
-        """Writes these settings at the head of the tokenizer's template, and replaces earlier ones there.
+        """Writes these settings at the head of the tokenizer's template, in place of earlier ones.
 
         Args:
-            tokenizer: Its chat template is changed.
+            tokenizer: The tokenizer, whose chat template is changed.
 
         Returns:
             The same tokenizer.
@@ -105,6 +105,7 @@ class Chat:
         # A "#}" in a system prompt would end the comment that holds the settings.
         settings = json.dumps(asdict(self), sort_keys=True).replace("#", "\\u0023")
         head = f"{{#- rlhf-zoo {settings} #}}"
+        # `is not defined` lets a caller of apply_chat_template override each setting.
         for name, value in self.chat_template_kwargs.items():
             head += f"{{%- if {name} is not defined %}}{{%- set {name} = {_literal(value)} %}}{{%- endif %}}"
         if self.system_prompt is not None:
@@ -112,15 +113,16 @@ class Chat:
             head += f"{{%- if messages and messages[0].role != 'system' %}}{{%- set messages = {turn} + messages %}}"
             head += "{%- endif %}"
         tokenizer.chat_template = head + "{#- end #}" + _HEAD.sub("", template, count=1)
+        # Fail here instead of at the first prompt, if the template does not accept these settings.
         render_ids([{"role": "user", "content": _PROBE}], tokenizer, add_generation_prompt=True)
         return tokenizer
 
     def for_prompts(self, tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt]) -> PreTrainedTokenizerBase:
-        """Writes these settings into the tokenizer's template where the prompts are conversations.
+        """Writes these settings into the tokenizer's template if the prompts are conversations.
 
         Args:
-            tokenizer: Its chat template is changed.
-            prompts: Texts or conversations, of which the first decides.
+            tokenizer: The tokenizer, whose chat template may be changed.
+            prompts: Texts or conversations. The first one decides.
 
         Returns:
             The same tokenizer.
@@ -164,7 +166,7 @@ def render_ids(
 
     Args:
         messages: The conversation.
-        tokenizer: With a chat template.
+        tokenizer: A tokenizer with a chat template.
         **options: See `PromptOptions`.
 
     Raises:
@@ -178,7 +180,7 @@ def render_text(messages: Conversation, tokenizer: PreTrainedTokenizerBase, **op
 
     Args:
         messages: The conversation.
-        tokenizer: With a chat template.
+        tokenizer: A tokenizer with a chat template.
         **options: See `PromptOptions`.
 
     Raises:
@@ -189,14 +191,12 @@ def render_text(messages: Conversation, tokenizer: PreTrainedTokenizerBase, **op
 
 @lru_cache(maxsize=16)
 def _computes_powers(template: str) -> bool:
-    """Whether a template holds a power such as 9 ** 9 ** 9, one step of Python that may never end.
-
-    Keyword arguments have a bracket or a comma before their `**`, and a power an operand.
-    """
+    """Whether a template computes a power. One such as 9 ** 9 ** 9 may take forever, and no limit can interrupt it."""
     try:
         tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
     except TemplateError:  # rendering gives the reason
         return False
+    # Before the `**` of keyword arguments is a bracket or a comma; before that of a power is an operand.
     return any(token == ("operator", "**") and before[1] not in ("(", ",") for before, token in pairwise(tokens))
 
 
@@ -228,14 +228,14 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """Finds the special token with which the template closes an answer.
 
     Args:
-        tokenizer: With or without a chat template.
+        tokenizer: A tokenizer with or without a chat template.
 
     Returns:
-        Its id; that of the tokenizer's EOS where the template closes no answer.
+        The token's id; that of EOS if the template closes no answer.
     """
     try:
-        text = render_text(_PROBES, tokenizer)
-    except ZooError:  # the template takes other conversations than the probe
+        text = render_text(_PROBE_TURNS, tokenizer)
+    except ZooError:  # the template does not accept the probe conversation
         return tokenizer.eos_token_id
     end = _first_special(text.rpartition(_PROBE)[2], tokenizer)
     return tokenizer.eos_token_id if end is None else end
@@ -243,22 +243,22 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def _first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
     special = special_ids(tokenizer) - {tokenizer.unk_token_id}  # UNK may stand for ordinary text
-    return next((index for index in tokenizer(text, add_special_tokens=False)["input_ids"] if index in special), None)
+    return next((token for token in tokenizer(text, add_special_tokens=False)["input_ids"] if token in special), None)
 
 
 def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: bool) -> None:
     """Checks that SFT on conversations teaches the model where an answer ends.
 
     Args:
-        tokenizer: With the chat template that SFT learns from.
-        assistant_only: Whether the loss counts only tokens in the template's {% generation %} blocks.
+        tokenizer: The tokenizer, with the chat template that SFT trains on.
+        assistant_only: Whether only tokens in the template's {% generation %} blocks count in the loss.
 
     Raises:
-        ZooError: No special token follows an answer, or the loss leaves it out.
+        ZooError: No special token follows an answer, or it does not count in the loss.
     """
     try:
-        text = render_text(_PROBES, tokenizer)
-    except ZooError:  # the template takes other conversations than the probe
+        text = render_text(_PROBE_TURNS, tokenizer)
+    except ZooError:  # the template does not accept the probe conversation
         return
     _, probe, after = text.rpartition(_PROBE)
     if not probe:
@@ -272,12 +272,12 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     if not assistant_only:
         return
     encoded = _apply_template(
-        _PROBES, tokenizer, {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
+        _PROBE_TURNS, tokenizer, {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
     )
     ids, learned = encoded["input_ids"], encoded["assistant_masks"]
     start = len(ids) - len(tokenizer(after, add_special_tokens=False)["input_ids"])
     special = special_ids(tokenizer)
-    end = next((place for place in range(start, len(ids)) if ids[place] in special), None)
+    end = next((position for position in range(start, len(ids)) if ids[position] in special), None)
     if 1 in learned and end is not None and not learned[end]:
         raise ZooError(
             f"assistant_only_loss learns only the chat template's {{% generation %}} blocks, and the token that ends "
@@ -285,7 +285,8 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         )
 
 
-# Rendering probes costs more than a look-up, and each completion needs the result. A template may be changed meanwhile.
+# {tokenizer: (template, generation prompt, space)}. Cached because each completion needs it, and with the template,
+# because a tokenizer may get another one.
 _TURN_STARTS: WeakKeyDictionary[Any, tuple[Any, str, str]] = WeakKeyDictionary()
 
 
@@ -293,19 +294,19 @@ def template_space(tokenizer: PreTrainedTokenizerBase) -> str:
     """Finds the white space that the template puts between its generation prompt and an answer.
 
     Args:
-        tokenizer: With a chat template.
+        tokenizer: A tokenizer with a chat template.
 
     Returns:
-        The white space; "" where there is none.
+        The white space, or "".
     """
     return _turn_start(tokenizer)[1]
 
 
 def generation_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Finds the text that the template adds where an answer is asked for.
+    """Finds the text that the template adds after a conversation to start an answer.
 
     Args:
-        tokenizer: With a chat template.
+        tokenizer: A tokenizer with a chat template.
 
     Returns:
         Its text, such as the assistant's role and, in templates of reasoning models, "<think>".
@@ -314,13 +315,13 @@ def generation_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _turn_start(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str]:
-    """The generation prompt, and the white space between it and an answer."""
+    """Returns the generation prompt, and the white space between it and an answer."""
     template = tokenizer.chat_template
     cached = _TURN_STARTS.get(tokenizer)
     if cached is None or cached[0] != template:
         turns = [{"role": "user", "content": _PROBE}]
         start = space = ""
-        with suppress(ZooError):  # the template takes other conversations than the probe
+        with suppress(ZooError):  # the template does not accept the probe conversation
             prompt = render_text(turns, tokenizer, add_generation_prompt=True)
             start = prompt.rpartition(_PROBE)[2]
             answered = render_text([*turns, {"role": "assistant", "content": _PROBE}], tokenizer)

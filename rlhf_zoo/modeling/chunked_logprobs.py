@@ -1,8 +1,8 @@
 """Log-probabilities and entropies from a linear head without all logits (N, V) in memory at once.
 
-The logits of a few tokens are computed in float32, used and freed, and the backward pass computes them again. If a loss
-is passed, the forward pass also computes the gradients while it has the logits. The loss of a token must then depend on
-that token alone. Results equal those of the plain path up to rounding.
+The logits of a chunk of tokens are computed in float32, used and freed, and the backward pass computes them again. If a
+loss is passed, the forward pass also computes its gradients while it has the logits. The loss of a token must then
+depend on that token alone. Results equal those of the plain path (`logprobs.py`) up to rounding.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +16,8 @@ from torch.nn import functional
 
 from .sampling.sampler import Vocabulary
 
-#: The number of logits in a chunk. On a CPU a chunk fits its caches; on other devices it keeps the device busy.
-CHUNK, CHUNK_ELSEWHERE = 2**22, 2**26
+#: The number of logits in a chunk: on a CPU as many as fit into its caches, on an accelerator enough to keep it busy.
+CHUNK_ON_CPU, CHUNK_ON_ACCELERATOR = 2**22, 2**26
 
 
 class LogitTransform(NamedTuple):
@@ -25,7 +25,7 @@ class LogitTransform(NamedTuple):
 
     Attributes:
         scale: The factor.
-        softcap: The bound of the logits; None for none.
+        softcap: The bound on |logit|; None for no bound.
     """
 
     scale: float = 1.0
@@ -38,7 +38,7 @@ IDENTITY = LogitTransform()
 TokenLoss = Callable[[Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
-# Weak, so that a probe of a model does not keep its weights in memory.
+# What `_detect_transform` returned for each model. Weak, so that the cache does not keep a model in memory.
 _TRANSFORMS: WeakKeyDictionary[nn.Module, LogitTransform | None] = WeakKeyDictionary()
 
 
@@ -59,15 +59,15 @@ def logit_transform(model: Any) -> LogitTransform | None:
     if head._forward_hooks or head.weight.shape != (head.out_features, head.in_features):
         return None
     if model not in _TRANSFORMS:
-        _TRANSFORMS[model] = _probe(model, head)
+        _TRANSFORMS[model] = _detect_transform(model, head)
     return _TRANSFORMS[model]
 
 
 @torch.no_grad()
-def _probe(model: Any, head: Any) -> LogitTransform | None:
+def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     """Replaces the head's output by fixed numbers and compares the model's logits with them.
 
-    The configuration is not enough, because each family has its own key for a scale, and some apply it elsewhere.
+    The configuration cannot tell, because each family has its own key for a scale, and some apply it elsewhere.
     """
     device = head.weight.device
     indices = torch.arange(head.out_features, device=device)
@@ -85,6 +85,7 @@ def _probe(model: Any, head: Any) -> LogitTransform | None:
     if logits.shape[-1:] != numbers.shape:
         return None
     logits = logits.reshape(-1, len(numbers))[-1].float()
+    # With a softcap no ratio of logits is the scale, so that form takes its bound from the configuration.
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     for transform in (LogitTransform(float(logits[0] / numbers[0])), LogitTransform(1.0, softcap)):
         if torch.allclose(_capped(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
@@ -92,11 +93,11 @@ def _probe(model: Any, head: Any) -> LogitTransform | None:
     return None
 
 
-def _capped(z: Tensor, after: LogitTransform, temperature: float) -> Tensor:
+def _capped(z: Tensor, transform: LogitTransform, temperature: float) -> Tensor:
     """Turns a head's output (..., V) into logits at the temperature, in place."""
-    if after.softcap is None:
-        return z if after.scale == temperature else z.mul_(after.scale / temperature)
-    return z.mul_(after.scale / after.softcap).tanh_().mul_(after.softcap / temperature)
+    if transform.softcap is None:
+        return z if transform.scale == temperature else z.mul_(transform.scale / temperature)
+    return z.mul_(transform.scale / transform.softcap).tanh_().mul_(transform.softcap / temperature)
 
 
 def chunked_logprobs(
@@ -104,31 +105,31 @@ def chunked_logprobs(
     head: nn.Linear,
     tokens: Tensor,
     *,
-    after: LogitTransform = IDENTITY,
+    transform: LogitTransform = IDENTITY,
     temperature: float = 1.0,
     vocabulary: Vocabulary | None = None,
     loss: TokenLoss | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Mapping[str, Tensor] | None]:
-    """Computes log π of N tokens and the entropy of their distributions, a few rows of logits at a time.
+    """Computes log π of N tokens and the entropy of their distributions, one chunk of logits at a time.
 
     Args:
         states: (N, H) hidden states, the head's input.
         head: The output embeddings.
         tokens: (N,) int64 token ids.
-        after: How the model transforms the head's output.
+        transform: How the model transforms the head's output.
         temperature: Logits are divided by it.
         vocabulary: The tokens that can be sampled; None for every entry of the logits.
-        loss: A loss of both; its gradients are computed in this pass.
+        loss: A loss of log π and entropy, whose gradients this pass computes; None for no loss.
 
     Returns:
-        log π and entropy, (N,) float32 in nats; then the loss and its terms, None without a loss. If there is a loss,
-        only the loss has gradients. Otherwise log π and entropy have them.
+        log π and entropy, (N,) float32 in nats; the loss and its terms, both None if no loss was passed. Gradients flow
+        through the loss alone if there is one, otherwise through log π and entropy.
     """
     device_type = states.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else head.weight.dtype
     holes = torch.tensor(vocabulary.holes, device=states.device) if vocabulary and vocabulary.holes else None
     size = head.out_features if vocabulary is None else vocabulary.size
-    inputs = states, head.weight, head.bias, tokens, (after, temperature, size, holes, dtype)
+    inputs = states, head.weight, head.bias, tokens, (transform, temperature, size, holes, dtype)
     # `dtype` already has autocast's type for the products. Autocast itself would also lower the float32 sums.
     with torch.autocast(device_type, enabled=False):
         if loss is None:
@@ -143,17 +144,18 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # if the entropy is only logged, its gradient stays None and costs nothing
-        *tensors, ctx.how = inputs
+        *tensors, ctx.settings = inputs
         ctx.save_for_backward(*tensors)
         return _run_chunks(inputs)
 
     @staticmethod
-    def backward(ctx: Any, by_logprob: Tensor | None, by_entropy: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
         tokens = ctx.saved_tensors[3]
-        by_logprob = torch.zeros(tokens.shape, device=tokens.device) if by_logprob is None else by_logprob
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros(tokens.shape, device=tokens.device)
         sums = _GradientSums(ctx.saved_tensors, ctx.needs_input_grad)
-        _run_chunks((*ctx.saved_tensors, ctx.how), sums, lambda *_: (by_logprob, by_entropy))
-        return *sums.for_inputs(), None, None
+        _run_chunks((*ctx.saved_tensors, ctx.settings), sums, lambda *_: (grad_logprobs, grad_entropies))
+        return *sums.for_inputs(), None, None  # tokens and settings have no gradient
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -171,8 +173,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 outputs = tuple(x.clone().requires_grad_() for x in outputs)
                 # A small graph of (N,) tensors: the logits are not in it, and their derivatives are written out in
                 # `_run_chunks`.
-                by = torch.autograd.grad(loss(*outputs)[0], outputs, allow_unused=True)
-            return (torch.zeros_like(outputs[0]) if by[0] is None else by[0]), by[1]
+                grad_logprobs, grad_entropies = torch.autograd.grad(loss(*outputs)[0], outputs, allow_unused=True)
+            return (torch.zeros_like(outputs[0]) if grad_logprobs is None else grad_logprobs), grad_entropies
 
         sums = _GradientSums(inputs, ctx.needs_input_grad)
         logprobs, entropies = _run_chunks(inputs, sums, derivatives)
@@ -188,7 +190,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 class _GradientSums:
-    """Gradients for states, weight and bias, summed in float32 over chunks; None for inputs that need none."""
+    """Gradients of states, weight and bias, summed over chunks in float32; None for inputs that need no gradient."""
 
     def __init__(self, inputs: Sequence[Any], needed: Sequence[bool]) -> None:
         self._types = [None if x is None else x.dtype for x in inputs[:3]]
@@ -197,11 +199,18 @@ class _GradientSums:
             for x, need in zip(inputs[:3], needed, strict=False)
         )
 
-    def add(self, here: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
-        """Adds a chunk of n tokens: states (n, H), weight (V, H) and the gradient of the head's output, (n, V)."""
+    def add(self, chunk: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
+        """Adds the gradients of a chunk of n tokens.
+
+        Args:
+            chunk: The chunk's tokens among all N.
+            states: (n, H).
+            weight: (V, H).
+            grad: (n, V), the gradient of the head's output.
+        """
         size = len(weight)
         if self.states is not None:
-            self.states[here] = (grad @ weight).float()
+            self.states[chunk] = (grad @ weight).float()
         if self.weight is not None and grad.dtype == torch.float32:
             self.weight[:size].addmm_(grad.t(), states)
         # A product in half precision cannot be added to float32 in one call.
@@ -219,16 +228,16 @@ class _GradientSums:
 
 
 def rows_at_once(states: Tensor, size: int) -> int:
-    """Returns how many rows of logits are held at once.
+    """Returns the number of tokens in a chunk.
 
-    At least H rows, so that a chunk is as large as the weight's gradient. Each chunk adds to the whole gradient, and
-    smaller chunks would spend most of their time on that.
+    It is at least H, so that a chunk has as many numbers as the weight's gradient (V, H). Each chunk adds to all of
+    that gradient, and smaller chunks would spend most of their time on the additions.
 
     Args:
         states: (N, H) hidden states.
-        size: V, the vocabulary.
+        size: V, the size of the vocabulary.
     """
-    return max(states.shape[1], (CHUNK if states.device.type == "cpu" else CHUNK_ELSEWHERE) // size)
+    return max(states.shape[1], (CHUNK_ON_CPU if states.device.type == "cpu" else CHUNK_ON_ACCELERATOR) // size)
 
 
 def _run_chunks(
@@ -236,17 +245,17 @@ def _run_chunks(
     sums: _GradientSums | None = None,
     derivatives: Callable[[Tensor, Tensor], tuple[Tensor, Tensor | None]] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Computes log π and entropy, (N,), chunk by chunk of (n, V) logits, and adds gradients to `sums` if there are any.
+    """Computes log π and entropy, (N,), from chunks of logits (n, V). Adds gradients to `sums` if it is passed.
 
     With respect to the logits z, ∂log p_a/∂z = 1[a] − p and ∂H/∂z = −p·(log p + H).
 
     Args:
-        inputs: States, weight, bias, tokens and the settings, as `chunked_logprobs` makes them.
-        sums: Where gradients are added.
-        derivatives: Called with log π and entropy, in which only the tokens so far are computed. Returns the loss's
-            derivatives with respect to both, (N,); None for the entropy if the loss does not depend on it.
+        inputs: States, weight, bias, tokens and settings, as `chunked_logprobs` packs them.
+        sums: The sums of gradients; None to compute none.
+        derivatives: Called with log π and entropy, which are 0 for tokens of later chunks. Returns the loss's
+            derivatives with respect to both, (N,); None for the entropy's if the loss does not depend on it.
     """
-    states, weight, bias, tokens, (after, temperature, size, holes, dtype) = inputs
+    states, weight, bias, tokens, (transform, temperature, size, holes, dtype) = inputs
     weight = weight[:size].to(dtype)
     # Finite, because the entropy multiplies it by a probability of 0, and 0·∞ is NaN.
     bias = None if bias is None else bias[:size].to(dtype).clamp(min=-1e30)
@@ -255,12 +264,12 @@ def _run_chunks(
     for start in range(0, len(states), count):
         chunk = slice(start, start + count)
         chunk_states, chunk_tokens = states[chunk].to(dtype), tokens[chunk].unsqueeze(-1)
-        z = _capped(functional.linear(chunk_states, weight, bias).float(), after, temperature)
+        z = _capped(functional.linear(chunk_states, weight, bias).float(), transform, temperature)
         if holes is not None:
             z.index_fill_(-1, holes, torch.finfo(torch.float32).min / 2)
         tanh_slope = None  # d tanh(x)/dx = 1 − tanh²(x), of the capped logits
-        if sums is not None and after.softcap is not None:
-            tanh_slope = 1 - (z * (temperature / after.softcap)).square_()
+        if sums is not None and transform.softcap is not None:
+            tanh_slope = 1 - (z * (temperature / transform.softcap)).square_()
         # Σ exp(z − max z) by torch.sum, whose rounding does not grow with the vocabulary as softmax's own sum does.
         z.sub_(z.amax(-1, keepdim=True))
         logprobs[chunk] = z.gather(-1, chunk_tokens).squeeze(-1)
@@ -273,18 +282,20 @@ def _run_chunks(
         if sums is None or derivatives is None:
             del z, p  # otherwise two chunks would be in memory while the next one is computed
             continue
-        gain = after.scale / temperature
-        by_logprob, by_entropy = derivatives(logprobs, entropies)
-        by_logprob = gain * by_logprob[chunk]
-        by_p = -by_logprob
-        if by_entropy is not None:
-            by_entropy = gain * by_entropy[chunk]
-            by_p = by_p - by_entropy * (entropies[chunk] - normalizer)
+        # d logit / d (head's output), but for the slope of tanh, which differs between logits and follows at the end.
+        gain = transform.scale / temperature
+        grad_logprobs, grad_entropies = derivatives(logprobs, entropies)
+        grad_logprobs = gain * grad_logprobs[chunk]
+        # ∂L/∂z = g·1[a] + p·(−g − h·(log p + H)), with g = ∂L/∂log p_a and h = ∂L/∂H.
+        p_factor = -grad_logprobs
+        if grad_entropies is not None:
+            grad_entropies = gain * grad_entropies[chunk]
+            p_factor = p_factor - grad_entropies * (entropies[chunk] - normalizer)
         # In place from here on, because one more (n, V) tensor would double the memory of a chunk.
-        grad = p.mul_((by_p / total).unsqueeze(-1))
-        if by_entropy is not None:
-            grad.addcmul_(z, (-by_entropy / total).unsqueeze(-1))
-        grad.scatter_add_(-1, chunk_tokens, by_logprob.unsqueeze(-1))
+        grad = p.mul_((p_factor / total).unsqueeze(-1))
+        if grad_entropies is not None:
+            grad.addcmul_(z, (-grad_entropies / total).unsqueeze(-1))
+        grad.scatter_add_(-1, chunk_tokens, grad_logprobs.unsqueeze(-1))
         if tanh_slope is not None:
             grad.mul_(tanh_slope)
             if holes is not None:

@@ -1,7 +1,7 @@
 """Limits on the JSON files of a downloaded model, checked before a library acts on them.
 
-transformers and peft pass these files to constructors as keywords. Some keywords name files that are then read, models
-that are then loaded, or sizes that are then built.
+transformers and peft pass the keys of these files to constructors. A key may name a file to read, a model to load, or a
+size to build.
 """
 
 import os
@@ -11,10 +11,10 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: The most layers, experts or blocks of a model. Each is a Python object: ten million take hours and all memory.
+#: The maximum number of layers, experts or blocks. Each is a Python object: ten million take hours and all memory.
 MAX_PARTS = 10_000
 MAX_LABELS = 100_000
-#: The most of anything else that is counted, such as tokens of a vocabulary.
+#: The maximum of any other number, such as the size of the vocabulary.
 MAX_COUNT = 10_000_000
 _PARTS = re.compile(
     r"(^|_)(n_layer|layers?|depths?|blocks|groups?|group_num|stages|levels|codebooks|quantizers"
@@ -22,8 +22,9 @@ _PARTS = re.compile(
 )
 _LABELS = ("num_labels", "n_labels", "id2label", "label2id")
 _COUNTS = re.compile(r"^(num|n)_|_size$")
-# Keys of a training run, and of sizes in bytes or parameters, count no parts of the model.
+# Keys of a training run, and sizes in bytes or parameters, which count no parts of the model.
 _NOT_COUNTS = re.compile(r"param|token|step|sample|example|byte|position")
+# Lists of token ids, which are no sizes.
 _IDS = re.compile(r"(ids?|tokens?)$")
 
 #: The adapters that can be loaded. Other types can load a second model, or a tokenizer, by themselves.
@@ -35,10 +36,12 @@ _ADAPTER_KEYS = {
     "rank_pattern", "revision", "target_modules", "target_parameters", "task_type", "trainable_token_indices",
 }  # fmt: skip
 
-#: Keys of tokenizer_config.json under which exports of former years note paths of the machine that wrote them. They are
-#: ignored: transformers finds these files beside tokenizer_config.json.
+#: Keys of tokenizer_config.json under which old exports store paths of the machine that wrote them. They are ignored,
+#: because transformers finds these files next to tokenizer_config.json.
 _OLD_PATH_KEYS = ("merges_file", "special_tokens_map_file", "spm_file", "tokenizer_file", "vocab_file")
+# transformers overwrites these two.
 _OVERWRITTEN = ("name_or_path", "_name_or_path")
+# Keys whose texts may look like paths, but are never opened.
 _TEXTS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
 _TOKEN_KEY = re.compile(r"_tokens?$")
 _FILE_KEY = re.compile(r"(_|^)(file|path|dir)$")
@@ -56,8 +59,8 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
         file: What errors call the file.
 
     Raises:
-        ZooError: It asks for more parts than any machine builds, or for a kernel of a repository, which transformers
-            would fetch and run.
+        ZooError: It has more parts than any machine can build, or names a kernel in a repository, which transformers
+            would download and run.
     """
     _check_sizes(config, file)
     if (kernel := next(_kernels_in(config), None)) is not None:
@@ -68,10 +71,10 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
 
 def _check_sizes(config: Mapping[str, Any], file: str) -> None:
     for name, value in config.items():
-        count, most = _largest(str(name), value)
-        if count > most:
+        count, limit = _largest(str(name), value)
+        if count > limit:
             raise ZooError(
-                f"{file} has {name} = {count:,}, but at most {most:,} are allowed: use the config.json that was saved "
+                f"{file} has {name} = {count:,}, but at most {limit:,} are allowed: use the config.json that was saved "
                 "with these weights."
             )
         for part in value if isinstance(value, list) else [value]:
@@ -87,7 +90,7 @@ def _largest(name: str, value: Any) -> tuple[int | float, int]:
         return max(_numbers(value), default=0), MAX_PARTS
     if isinstance(value, list) and not _IDS.search(name):
         nested = [number for item in value if isinstance(item, list) for number in _numbers(item)]
-        if max(nested, default=0) > MAX_PARTS:  # such as [[["global"], 12]], which repeats a pattern 12 times
+        if max(nested, default=0) > MAX_PARTS:  # such as [[["global"], 12]], 12 repetitions of a pattern
             return max(nested), MAX_PARTS
         return max(_numbers(value), default=0), MAX_COUNT
     if _COUNTS.search(name) and not _NOT_COUNTS.search(name):
@@ -108,7 +111,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _kernels_in(config: Any) -> Iterator[str]:
-    """Yields the implementations that a configuration, or one within it, takes from a repository."""
+    """Yields the kernels that a configuration, or one nested in it, takes from a repository."""
     for key, value in config.items() if isinstance(config, Mapping) else ():
         if str(key).endswith("_implementation"):
             names = value.values() if isinstance(value, Mapping) else [value]
@@ -125,8 +128,8 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
         file: What errors call the file.
 
     Raises:
-        ZooError: It is of a type that is not loaded here, or a key other than base_model_name_or_path could name a
-            model, a module or a file.
+        ZooError: Its type is not supported, or a key other than base_model_name_or_path could name a model, a module or
+            a file.
     """
     if config.get("peft_type") not in ADAPTER_TYPES:
         raise ZooError(
@@ -136,9 +139,10 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
     for key, value in config.items():
         if key == "auto_mapping":
             allowed = not value or _is_plain_mapping(value)
-        elif key == "megatron_core":  # which is imported only with a megatron_config
+        elif key == "megatron_core":  # peft imports this module only if there is a megatron_config
             allowed = value in (None, "", "megatron.core")
         else:
+            # Numbers and booleans name nothing. Any other key with content is refused, also one that a later peft adds.
             allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
         if not allowed:
             raise ZooError(
@@ -163,7 +167,7 @@ def check_tokenizer(
 ) -> dict[str, None]:
     """Checks the settings of a tokenizer before transformers passes them to a class that could open any file.
 
-    What such a class reads becomes its vocabulary, which is published with the next model.
+    What such a class reads becomes its vocabulary, which would be published with the next model.
 
     Args:
         tokenizer_config: The content of tokenizer_config.json.
@@ -172,10 +176,10 @@ def check_tokenizer(
         name: What errors call the model.
 
     Returns:
-        Keywords for `AutoTokenizer.from_pretrained` that switch off the paths noted by old exports.
+        Keywords for `AutoTokenizer.from_pretrained` that override the paths of old exports with None.
 
     Raises:
-        ZooError: A setting names a file, or could.
+        ZooError: A setting names a file, or may make the class open one.
     """
     where = f"tokenizer_config.json of {name}"
     classes = (tokenizer_config.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type"))

@@ -21,7 +21,7 @@ from .models import HEADS, base_of_adapter, load_causal, load_classifier, merge_
 from .sampling.sampler import Samples
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from peft import PeftConfig, PeftModel
 
 CRITIC_DIR = "critic"
 
@@ -43,19 +43,20 @@ def _token_classifier(config_class: Any, remote_class: Any = None) -> Any:
 
     Args:
         config_class: The class of the model's configuration.
-        remote_class: The trunk's class, if it is defined in the model's remote code. The critic's checkpoints have the
-            usual layout: the trunk loads as AutoModel, and the head is `score.*`.
+        remote_class: The trunk's class if it is defined in the model's remote code, otherwise None. Checkpoints of the
+            critic have the usual layout in either case: the trunk loads as AutoModel, and the head is `score.*`.
     """
     if config_class in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
         return MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[config_class]
     if remote_class is not None:
-        MODEL_MAPPING.register(config_class, remote_class, exist_ok=True)  # the generic class looks up its trunk there
+        MODEL_MAPPING.register(config_class, remote_class, exist_ok=True)  # where the generic class looks up its trunk
     if config_class not in MODEL_MAPPING:
         raise ZooError(
             f"transformers has no trunk for {config_class.model_type}, which the critic needs: pass a value_model."
         )
     # Many families have no token classifier, so build one from the generic class.
     trunk: Any = MODEL_MAPPING[config_class]
+    # The family's own base class knows its initialization and its layers that must not be split.
     family = next(base for base in trunk.__mro__ if PreTrainedModel in base.__bases__)
     family = PreTrainedModel if family is trunk else family
     name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
@@ -103,15 +104,15 @@ def critic_from(
             unchanged. Adapters are merged into their base.
         center: Whether scores are centered; otherwise μ = 0.
         scale: Whether scores are scaled; otherwise σ = 1.
-        weight: w, the weight of the score in the reward.
-        share: Whether the trunk shares the weights of `source`, for a critic that is not trained.
-        revision: Of a Hub id.
+        weight: w, the weight of the reward model's score in the reward.
+        share: Whether the trunk shares the weights of `source`. Only for a critic that is not trained.
+        revision: The revision of a Hub id.
 
     Returns:
         The critic, in float32.
 
     Raises:
-        ZooError: The model has an encoder, which would see later tokens; it has several outputs, or layers between
+        ZooError: The model has an encoder, which would see later tokens; it has several outputs or layers between
             trunk and head; or it cannot be loaded.
 
     Source: "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031), detail 22.
@@ -150,7 +151,7 @@ def critic_from(
             head.weight.copy_(weight * _linear_head(source).weight / std)
             if head.bias is not None:
                 head.bias.fill_(-weight * mean / std)
-    # The weights now contain the statistics. A loader of reward models would apply them a second time.
+    # The head's weights now contain the statistics. A loader of reward models would apply them a second time.
     config.rlhf_zoo = None
     return critic
 
@@ -186,7 +187,7 @@ def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_m
     problem = _weight_before_head(source) if is_reward_model else None
     try:
         critic.base_model.load_state_dict(source.base_model.state_dict())
-    except RuntimeError as error:
+    except RuntimeError as error:  # names or shapes differ
         problem = first_line(error)
     if problem is not None:
         raise ZooError(
@@ -194,6 +195,7 @@ def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_m
             f"({problem}), so a critic could not start at its scores: pass a value_model."
         )
     if share:
+        # load_state_dict has copied the values. Only the parameters themselves make both trunks one in memory.
         for name, parameter in source.base_model.named_parameters():
             module, _, leaf = name.rpartition(".")
             setattr(critic.base_model.get_submodule(module), leaf, parameter)
@@ -205,12 +207,12 @@ def _weight_before_head(source: PreTrainedModel) -> str | None:
     return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in expected), None)
 
 
-def with_adapter(model: PreTrainedModel, peft_config: Any) -> PeftModel:
+def with_adapter(model: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
     """Adds a new adapter to the critic, configured like the policy's. The critic's head is trained in full.
 
     Args:
         model: The critic.
-        peft_config: The policy's adapter configuration, a PeftConfig; it is not changed.
+        peft_config: The policy's adapter configuration, which is not changed.
 
     Returns:
         A PeftModel.
@@ -221,11 +223,12 @@ def with_adapter(model: PreTrainedModel, peft_config: Any) -> PeftModel:
     from peft import get_peft_model
 
     head = next(name for name in HEADS if hasattr(model, name))
-    config = copy.deepcopy(peft_config)
+    config: Any = copy.deepcopy(peft_config)
     config.task_type = "TOKEN_CLS"
     # A loaded adapter's configuration may have inference_mode=True, which would freeze the critic's adapter.
     config.inference_mode = False
     config.base_model_name_or_path = None  # peft fills in the critic's name
+    # The policy's LM head, which its adapter may train in full, does not exist in the critic.
     config.modules_to_save = sorted({*(config.modules_to_save or ()), head} - {"lm_head", "embed_out"})
     # The head is trained in full, so it must not get a low-rank adapter too.
     if getattr(config, "exclude_modules", head) is None:

@@ -1,4 +1,4 @@
-"""Devices of models outside a trainer, and how many rows fit at a time."""
+"""Moves models between devices, and halves batches that do not fit into memory."""
 
 import logging
 import os
@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: What a failed allocation raises. On a CPU and on MPS that is RuntimeError, which `is_out_of_memory` examines.
+#: What a failed allocation may raise. On a CPU and on MPS it is a RuntimeError, whose message tells.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 _PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -21,17 +21,17 @@ Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 def best_device(*, use_cpu: bool = False) -> torch.device:
-    """Returns the accelerator that this process trains on or would train on; the CPU if there is none.
+    """Returns the accelerator on which this process trains or would train; the CPU if there is none.
 
     Args:
-        use_cpu: Whether to use the CPU, as the key of the same name in a stage says. ACCELERATE_USE_CPU in the
-            environment does the same.
+        use_cpu: Whether to use the CPU in any case, as the stage's key of this name. The environment variable
+            ACCELERATE_USE_CPU does the same.
     """
     from accelerate import PartialState
 
     if use_cpu or os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes"):
         return torch.device("cpu")
-    if PartialState._shared_state:  # each of several processes has its own
+    if PartialState._shared_state:  # with several processes, each has its own device
         return PartialState().device
     if torch.cuda.is_available():  # on ZeroGPU this is true before a device is attached
         return torch.device("cuda")
@@ -56,18 +56,18 @@ def on_device(model: Model, *, use_cpu: bool = False) -> Model:
 
 
 def move(model: Model, device: torch.device) -> Model:
-    """Moves a model to a device. A quantized one stays on the accelerator where it was loaded.
+    """Moves a model to a device. A quantized model stays on the accelerator on which it was loaded.
 
     Args:
         model: The model.
-        device: The device.
+        device: The destination.
     """
     return model if getattr(model, "is_quantized", False) else model.to(device)
 
 
 @contextmanager
 def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
-    """Moves models to a device while this context is open. Afterwards each is back where it was.
+    """Moves models to a device while this context is open, then back to where they were.
 
     Args:
         device: The device.
@@ -79,44 +79,44 @@ def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
             model.to(device)
         yield
     finally:
-        for model, home in to_move:
-            model.to(home)
+        for model, original_device in to_move:
+            model.to(original_device)
 
 
 class MicroBatches:
-    """Processes rows in batches of `size`, and halves the size when a batch does not fit into memory."""
+    """Calls a function on batches of `size` rows, and halves `size` when a batch does not fit into memory."""
 
     def __init__(self, size: int) -> None:
         self.size = size
 
     def run(self, step: Callable[[Sequence[int]], T], rows: Sequence[int]) -> Iterator[T]:
-        """Runs a step over all rows, batch by batch.
+        """Calls `step` on all rows, batch by batch.
 
-        Halved batches give the same results except for rounding: the summation order of kernels depends on the size.
+        Halved batches give the same results up to rounding, because the order of sums in a kernel depends on the size.
 
         Args:
-            step: Called with some of the rows, in their order.
-            rows: The rows.
+            step: Called with the rows of a batch.
+            rows: Row indices.
 
         Yields:
-            What each call returns.
+            The result of each call.
 
         Raises:
             ZooError: A single row does not fit.
         """
         start = 0
         while start < len(rows):
-            some = rows[start : start + self.size]
-            result = try_with_oom_fallback(step, some)
+            batch = rows[start : start + self.size]
+            result = try_with_oom_fallback(step, batch)
             if result is not None:
                 yield result[0]
-                start += len(some)
+                start += len(batch)
                 continue
-            if len(some) == 1:
+            if len(batch) == 1:
                 raise too_large()
             # The following batches keep this size, because a size that did not fit once will not fit again.
-            self.size = len(some) // 2
-            log.warning("%d rows do not fit into memory: continuing with %d at a time.", len(some), self.size)
+            self.size = len(batch) // 2
+            log.warning("%d rows do not fit into memory: continuing with %d at a time.", len(batch), self.size)
 
 
 def too_large() -> ZooError:
@@ -128,57 +128,55 @@ def too_large() -> ZooError:
 
 
 def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] | None:
-    """Calls a step, and recovers if the memory is too small.
+    """Calls a function, and frees its memory if it runs out of memory.
 
     Args:
-        step: The step.
+        step: The function.
         *arguments: Its arguments.
 
     Returns:
-        A tuple of the step's result; None if the memory was too small. What the failed call used is then free again.
+        (result,), or None if the memory was too small. The memory of the failed call is then free again.
     """
     try:
         return (step(*arguments),)
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
-    # Outside the except block, because its error still refers to the tensors of the failed call.
+    # Not in the except block, because there the error still refers to the tensors of the failed call.
     free_cache()
     return None
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error came from an allocation, on any device.
+    """Whether an error is a failed allocation, on any device.
 
     Args:
-        error: The error.
+        error: Any error.
     """
     message = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(phrase in message for phrase in _PHRASES)
 
 
 def free_cache() -> None:
-    """Returns the memory that the accelerator's allocator keeps in reserve."""
+    """Collects garbage, and gives the memory that the accelerator's allocator holds in reserve back to the device."""
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)
 
 
-def out_of_memory(error: Exception, *, fix: str) -> ZooError | None:
-    """Converts an error that came from an allocation.
-
-    The error drops the frames that it came through, which hold the tensors that filled the memory.
+def as_memory_error(error: Exception, *, fix: str) -> ZooError | None:
+    """Converts a failed allocation into a ZooError, and frees the memory that the failed call used.
 
     Args:
         error: Any error.
-        fix: The end of the message, which says what to do.
+        fix: The end of the message: what the user should do.
 
     Returns:
-        The error to raise; None for any other error.
+        The error to raise; None if `error` is not a failed allocation.
     """
     if not is_out_of_memory(error):
         return None
-    # Frames refer to the tensors that filled the memory.
+    # The frames of the traceback refer to the tensors that filled the memory.
     error.__traceback__ = None
     free_cache()
     return ZooError(f"The memory of this machine is full: {fix}")

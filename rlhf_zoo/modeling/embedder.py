@@ -1,4 +1,4 @@
-"""Sentence embedders: encoders whose hidden states, averaged over a text's tokens, say what the text is about."""
+"""Sentence embedders: encoders whose hidden states, averaged over a text's tokens, represent its content."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .loading import FLOAT32, load_model, load_tokenizer
 from .model_files import json_object
 from .models import context_length
 
-#: Files that sentence-transformers saves beside a model: patterns of paths in its folder.
+#: The files that sentence-transformers saves next to a model, as glob patterns in its folder.
 SENTENCE_FILES = (
     "modules.json",
     "sentence_bert_config.json",
@@ -25,25 +25,26 @@ SENTENCE_FILES = (
     "[0-9]_*/*.json",
     "[0-9]_*/*.safetensors",
 )
-_READ = ("Transformer", "Pooling", "Normalize")
+_SUPPORTED_MODULES = ("Transformer", "Pooling", "Normalize")
 
 
 class Embedder:
     """A sentence embedder that averages the last hidden states over all tokens, as all-MiniLM-L6-v2 does.
 
     Args:
-        folder: Its folder.
-        name: What errors call it.
-        batch_size: The most texts in a forward pass.
+        folder: The model's folder.
+        name: What errors call the model.
+        batch_size: The maximum number of texts in a forward pass.
 
     Raises:
-        ZooError: It cannot be loaded, or is no encoder that averages over tokens.
+        ZooError: The model cannot be loaded, or is not an encoder that averages over tokens.
     """
 
     def __init__(self, folder: Path, *, name: str, batch_size: int = 64) -> None:
         subject = f"The embedder {name}"
         _check_modules(folder, subject)
-        # A pooler that is not saved is not read either; its random weights must not change the draws of a training.
+        # A pooler that is not saved is not used either, but drawing its weights would advance the random
+        # generator of a training.
         with torch.random.fork_rng(devices=[]):
             model = load_model(AutoModel, folder, subject=subject, how=FLOAT32, may_miss=("pooler",))
         self.tokenizer: Any = load_tokenizer(folder, name=subject)
@@ -55,18 +56,20 @@ class Embedder:
         self._batches = MicroBatches(batch_size)
 
     def embed(self, texts: Sequence[str]) -> Tensor:
-        """Embeds texts. A longer text than the model reads loses its end.
+        """Embeds texts. The end of a text that is longer than `max_length` tokens is cut off.
 
         Args:
             texts: (N,) texts.
 
         Returns:
-            (N, width) vectors of length 1, float32 on the CPU.
+            (N, H) vectors of length 1, float32 on the CPU.
         """
         # Texts of similar length share a batch, so that little padding is computed.
-        order = sorted(range(len(texts)), key=lambda place: len(texts[place]))
-        vectors = torch.cat(list(self._batches.run(lambda places: self._embed([texts[p] for p in places]), order)))
-        return vectors[torch.tensor(order).argsort()]
+        order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+        vectors = torch.cat(
+            list(self._batches.run(lambda batch: self._embed([texts[index] for index in batch]), order))
+        )
+        return vectors[torch.tensor(order).argsort()]  # back in the order of the texts
 
     @torch.inference_mode()
     def _embed(self, texts: Sequence[str]) -> Tensor:
@@ -85,7 +88,7 @@ class Embedder:
 
 
 def _max_length(folder: Path, model: Any, tokenizer: Any) -> int:
-    """The most tokens of a text: what sentence-transformers saved, or the smaller bound of model and tokenizer."""
+    """Returns the maximum number of tokens of a text: the smallest limit that a saved file, model or tokenizer sets."""
     saved = folder / "sentence_bert_config.json"
     bounds = [tokenizer.model_max_length, context_length(model)]
     if saved.is_file():
@@ -94,19 +97,20 @@ def _max_length(folder: Path, model: Any, tokenizer: Any) -> int:
 
 
 def _check_modules(folder: Path, subject: str) -> None:
-    """Raises ZooError if a folder's files say that it is another kind of model, or pools in another way."""
+    """Raises ZooError if a folder has another kind of model, or one that pools in another way."""
     config = folder / "config.json"
     architectures = (json_object(config).get("architectures") if config.is_file() else None) or []
     if not (folder / "modules.json").is_file():
-        with_head = next((str(name) for name in architectures if "For" in str(name)), None)
-        if with_head is not None:
-            raise _not_an_embedder(f"{subject} is a {with_head}")
+        # A class such as BertForMaskedLM was trained for another task than embedding.
+        other_class = next((str(name) for name in architectures if "For" in str(name)), None)
+        if other_class is not None:
+            raise _not_an_embedder(f"{subject} is a {other_class}")
         return
     for path in sorted(folder.glob("[0-9]_*/config.json")):
         kind = path.parent.name.partition("_")[2]
         pooling = json_object(path)
-        if kind not in _READ:
-            raise _not_an_embedder(f"{subject} has the module {kind}, which is not read here")
+        if kind not in _SUPPORTED_MODULES:
+            raise _not_an_embedder(f"{subject} has the module {kind}, which is not supported")
         if (
             kind == "Pooling"
             and pooling.get("pooling_mode_mean_tokens", pooling.get("pooling_mode") == "mean") is not True
@@ -114,8 +118,8 @@ def _check_modules(folder: Path, subject: str) -> None:
             raise _not_an_embedder(f"{subject} does not pool by the mean of its tokens")
 
 
-def _not_an_embedder(fault: str) -> ZooError:
+def _not_an_embedder(problem: str) -> ZooError:
     return ZooError(
-        f"{fault}: choose an encoder whose embedding is the mean over tokens, such as "
+        f"{problem}: choose an encoder whose embedding is the mean over tokens, such as "
         "sentence-transformers/all-MiniLM-L6-v2."
     )

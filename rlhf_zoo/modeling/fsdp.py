@@ -1,7 +1,7 @@
-"""FSDP2: each process holds a shard of each weight and of its optimizer state, and gathers a layer when it is needed.
+"""FSDP2: each process holds a shard of each weight and of its optimizer state, and gathers a layer before using it.
 
 Policy, critic, reference and reward model are sharded separately, layer by layer, because each is called by itself.
-What is saved is the same as what one process saves.
+Checkpoints are the same as those of a single process.
 """
 
 import ctypes
@@ -15,63 +15,64 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-#: glibc's number of this mallopt option, and the block size from which on mmap is used.
-M_MMAP_THRESHOLD, MAPPED = -3, 2**20
+#: The number of this option of glibc's mallopt, and the size in bytes from which on blocks come from mmap.
+M_MMAP_THRESHOLD, MMAP_BYTES = -3, 2**20
 
 
 def shard(model: nn.Module) -> None:
     """Shards a model's layers, then its remaining weights, in place.
 
     Args:
-        model: The model. All processes must hold the same weights before.
+        model: The model. All processes must hold the same weights.
     """
-    kinds = set(getattr(model, "_no_split_modules", None) or ())
-    for layer in [module for module in model.modules() if type(module).__name__ in kinds]:
+    layer_classes = set(getattr(model, "_no_split_modules", None) or ())
+    for layer in [module for module in model.modules() if type(module).__name__ in layer_classes]:
         fully_shard(layer)
-    # Last, because it takes what no layer took: embeddings, the final norm and the head.
+    # Last, because this shards what no layer contains: embeddings, the final norm and the head.
     fully_shard(model)
 
 
 def return_memory() -> None:
-    """Makes glibc return blocks of MAPPED bytes or more to the system when they are freed.
+    """Makes glibc return blocks of MMAP_BYTES bytes or more to the system when they are freed.
 
-    By default it keeps what a CPU gathered and freed, layer by layer, in its heap: one of two processes that trained a
-    model of 135M weights grew to 7.5 GiB, as much as without shards. On other systems this changes nothing.
+    By default glibc keeps freed blocks in its heap. On a CPU that includes every gathered layer: one of two processes
+    that trained a model of 135M weights grew to 7.5 GiB, as much as without shards. Without glibc this does nothing.
     """
     libc = ctypes.CDLL(None)
     mallopt, trim = (getattr(libc, name, None) for name in ("mallopt", "malloc_trim"))
     if mallopt is not None and trim is not None:
-        mallopt(M_MMAP_THRESHOLD, MAPPED)
-        trim(0)  # returns what was freed before
+        mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
+        trim(0)  # returns blocks that were freed earlier
 
 
 @contextmanager
 def unsharded(*models: Any) -> Iterator[None]:
     """Keeps all weights of models gathered while this context is open.
 
-    A loop of sampling needs this: it ends earlier in some processes, and gathering needs all of them.
+    Sampling needs this: its loop ends earlier in some processes, but gathering a layer needs all of them.
 
     Args:
         *models: The models; None is skipped.
     """
-    parts = [each for model in models if model is not None for each in model.modules() if isinstance(each, FSDPModule)]
-    for part in parts:
+    every_module = (module for model in models if model is not None for module in model.modules())
+    sharded = [module for module in every_module if isinstance(module, FSDPModule)]
+    for module in sharded:
         # Otherwise the first forward pass would shard the weights again.
-        part.set_reshard_after_forward(False, recurse=False)
-        part.unshard()
+        module.set_reshard_after_forward(False, recurse=False)
+        module.unshard()
     try:
         yield
     finally:
-        for part in parts:
-            part.reshard()
-            part.set_reshard_after_forward(True, recurse=False)
+        for module in sharded:
+            module.reshard()
+            module.set_reshard_after_forward(True, recurse=False)
 
 
 def gather_tensor(tensor: Any) -> Tensor:
-    """Gathers all of a tensor.
+    """Gathers a tensor that may be sharded.
 
     Args:
-        tensor: A tensor, or this process's shard of one.
+        tensor: A tensor, or this process's shard of one. All processes take part.
     """
     return tensor.full_tensor() if isinstance(tensor, DTensor) else torch.as_tensor(tensor)
 
@@ -83,14 +84,14 @@ def gather_weights(model: nn.Module) -> dict[str, Any] | None:
         model: The model. All processes take part.
 
     Returns:
-        The weights, in the first process, on the CPU; None for a model that is not sharded.
+        {name: weight} on the CPU in the main process, {} in the others; None for a model that is not sharded.
     """
     if not isinstance(model, FSDPModule):
         return None
     weights = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
     # Tied weights are gathered separately, and would be saved twice.
     tied = getattr(model, "all_tied_weights_keys", {})
-    return weights | {name: weights[of] for name, of in tied.items() if of in weights}
+    return weights | {name: weights[source] for name, source in tied.items() if source in weights}
 
 
 def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
@@ -107,30 +108,30 @@ def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
 
 
 def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
-    """Gathers the state of an optimizer, as one process has it, on the CPU.
+    """Gathers the state of an optimizer on the CPU, in the form that a single process has.
 
     Args:
         optimizer: An optimizer that may be sharded. All processes take part.
-        keep: Whether this process wants it; the others hold one tensor at a time.
+        keep: Whether this process returns it. The others hold only one gathered tensor at a time.
 
     Returns:
         The state, or None where `keep` is False.
     """
     sharded = optimizer.state_dict()
     state: dict[Any, dict[str, Any]] = {}
-    for place, of in sharded["state"].items():
-        for name, value in of.items():
+    for index, parameter_state in sharded["state"].items():
+        for name, value in parameter_state.items():
             gathered = gather_tensor(value) if isinstance(value, Tensor) else value
             if keep:
-                state.setdefault(place, {})[name] = gathered.cpu() if isinstance(gathered, Tensor) else gathered
+                state.setdefault(index, {})[name] = gathered.cpu() if isinstance(gathered, Tensor) else gathered
     return {**sharded, "state": state} if keep else None
 
 
 def shard_optimizer(optimizer: Any) -> None:
-    """Shards an optimizer's state that was loaded as one process has it, in the way that its weights are sharded.
+    """Shards an optimizer's state in the same way as its weights.
 
     Args:
-        optimizer: The optimizer.
+        optimizer: The optimizer, with the state of a single process loaded.
     """
     for weight, state in optimizer.state.items():
         for name, value in state.items():

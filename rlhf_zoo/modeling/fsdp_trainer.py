@@ -1,4 +1,4 @@
-"""Trainers whose models are sharded (FSDP2). What they save is the same as what one process saves."""
+"""Trainers whose models are sharded (FSDP2). Their checkpoints are the same as those of a single process."""
 
 import functools
 from collections.abc import Sequence
@@ -16,32 +16,35 @@ from .models import is_peft
 
 
 class ShardTrainer(Trainer):
-    """A Trainer that saves and loads shards after `shard` was called."""
+    """A Trainer that saves and loads the optimizer of sharded models, once `shard` was called."""
 
     _is_sharded = False
 
     def shard(self, *models: nn.Module, frozen: Sequence[nn.Module] = ()) -> None:
-        """Shards models in place, before the optimizer is made.
+        """Shards models in place. Call it before the optimizer is created.
 
         Args:
-            *models: The models that are trained.
-            frozen: Those that are not.
+            *models: The models in training.
+            frozen: Further models, which are not trained.
 
         Raises:
             ZooError: A trained model has adapters, or a model is quantized.
         """
-        every = (*models, *frozen)
+        all_models = (*models, *frozen)
         for unsupported, fix in (
             (any(map(is_peft, models)), "adapters: remove use_peft"),
-            (any(getattr(model, "is_quantized", False) for model in every), "quantized models: load them unquantized"),
+            (
+                any(getattr(model, "is_quantized", False) for model in all_models),
+                "quantized models: load them unquantized",
+            ),
         ):
             if unsupported:
                 raise ZooError(f"fsdp2 does not support {fix}, or remove fsdp2.")
-        for model in every:
+        for model in all_models:
             shard(model)
         if next(models[0].parameters()).device.type == "cpu":
             return_memory()
-        # For training accelerate would wrap a model in DDP, which does not support shards.
+        # For training, accelerate would wrap the model in DDP, which does not support shards.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._is_sharded = True
 
@@ -49,6 +52,7 @@ class ShardTrainer(Trainer):
         super()._save_optimizer_and_scheduler(output_dir)
         if not self._is_sharded:
             return
+        # Overwrite the file that Trainer has written, which holds only this process's shards.
         state = gather_optimizer(self.optimizer, keep=self.args.should_save)
         if state is not None:
             torch.save(state, Path(output_dir) / OPTIMIZER_NAME)
@@ -60,7 +64,7 @@ class ShardTrainer(Trainer):
 
 
 class SingleModelShards(ShardTrainer):
-    """Mixin for a TRL trainer: shards its model once it has the weights that training goes on from."""
+    """Mixin for a TRL trainer: shards the model once its weights are loaded, when the optimizer is created."""
 
     model: Any
 
@@ -77,7 +81,7 @@ def with_sharding(trainer_class: Any) -> Any:
     """Makes a TRL trainer shard its model.
 
     Args:
-        trainer_class: The trainer's class.
+        trainer_class: A subclass of Trainer.
 
     Returns:
         A subclass of the same name.

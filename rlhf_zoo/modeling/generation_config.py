@@ -1,4 +1,4 @@
-"""Generation configs that contradict themselves: transformers loads such a config, and then refuses to save it."""
+"""Repairs contradictory generation configs, which transformers loads but refuses to save."""
 
 import copy
 import logging
@@ -10,22 +10,22 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: Fields that say in which mode the others count.
-MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
+# Fields that decide which other fields apply. They are restored first, so that of two fields in conflict they stay.
+_MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
 
 
 def make_savable(model: PreTrainedModel, *, name: str) -> None:
     """Repairs the model's generation config if it could not be saved, and logs one line about it.
 
-    A config with `temperature` or `top_p` and without `do_sample` is meant for sampling, so `do_sample` is set. For any
-    other contradiction the fields that conflict with the rest are left out.
+    A config with `temperature` or `top_p` but without `do_sample` is meant for sampling, so `do_sample` is set. In any
+    other case, the fields that conflict with the others get their defaults.
 
     Args:
         model: The model, which need not have a generation config.
-        name: What the line calls it.
+        name: What the log calls the model.
 
     Raises:
-        ZooError: It cannot be saved whatever is left out.
+        ZooError: The config cannot be saved even with all of its fields at their defaults.
     """
     config = getattr(model, "generation_config", None)
     if config is None or (reason := _refusal(config)) is None:
@@ -36,30 +36,31 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
         model.generation_config = sampled
         _warn_once(name, reason, "do_sample is set to true")
         return
-    standard = vars(GenerationConfig())
-    changed = {key: value for key, value in vars(config).items() if key in standard and value != standard[key]}
-    kept = copy.deepcopy(config)
+    defaults = vars(GenerationConfig())
+    changed = {key: value for key, value in vars(config).items() if key in defaults and value != defaults[key]}
+    repaired = copy.deepcopy(config)
     for key in changed:
-        setattr(kept, key, standard[key])
+        setattr(repaired, key, defaults[key])
     left_out = []
-    for key in sorted(changed, key=lambda key: key not in MODES):
-        setattr(kept, key, changed[key])
-        if _refusal(kept) is not None:
-            setattr(kept, key, standard[key])
+    for key in sorted(changed, key=lambda key: key not in _MODES):
+        setattr(repaired, key, changed[key])
+        if _refusal(repaired) is not None:
+            setattr(repaired, key, defaults[key])
             left_out.append(key)
-    if _refusal(kept) is not None:
+    if _refusal(repaired) is not None:
         raise ZooError(
             f"{name} has a generation_config.json that cannot be saved ({reason}): correct it, or delete it."
         )
-    model.generation_config = kept
+    model.generation_config = repaired
     _warn_once(name, reason, f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} left out")
 
 
 def _refusal(config: GenerationConfig) -> str | None:
-    """Why transformers would not save a config, in a few words; None where it would."""
+    """Returns why transformers would not save a config, in a few words; None if it would."""
     try:
         config.validate(strict=True)
     except (ValueError, TypeError) as error:
+        # The first line is a heading if there are several.
         lines = [line.strip(" -`") for line in str(error).splitlines() if line.strip()]
         return lines[1 if len(lines) > 1 else 0].replace("`", "").split(". ")[0].rstrip(".")
     return None

@@ -1,4 +1,4 @@
-"""GGUF files: their weights are unpacked once into a folder of plain safetensors, which every command loads."""
+"""GGUF files: unpacks their weights once into a folder with plain safetensors, which every command can load."""
 
 import hashlib
 import logging
@@ -14,19 +14,19 @@ from ..errors import ZooError
 from ..fileio import home, read_json, write_json
 
 log = logging.getLogger(__name__)
-#: Names the GGUF file that a folder was unpacked from: {file, sha256, quantization, license}.
+#: The file in which a folder names the GGUF file that it was unpacked from: {file, sha256, quantization, license}.
 SOURCE_FILE = "gguf.json"
-_NAMED = ("general.file_type", "general.license")
+_METADATA_KEYS = ("general.file_type", "general.license")
 
 
 def find_gguf(name: str | Path) -> Path | None:
-    """Returns the GGUF file that a model's name stands for; None if it stands for something else.
+    """Returns the GGUF file that a model's name refers to; None if it refers to another kind of model.
 
     Args:
-        name: A file, a folder, or a repository of a Hub. A folder stands for a GGUF file if it has nothing else.
+        name: A file, a folder, or a repository of a Hub. A folder refers to its GGUF file if it has no config.json.
 
     Raises:
-        ZooError: The file is missing, or a folder has several GGUF files and nothing else.
+        ZooError: The file is missing, or a folder has several GGUF files and no config.json.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -46,10 +46,10 @@ def check_no_gguf(name: str | Path, *, key: str) -> None:
 
     Args:
         name: A folder, a file, or a repository of a Hub.
-        key: The key or flag that names it, such as --reward.
+        key: The key or flag that names the model, such as --reward.
 
     Raises:
-        ZooError: It is one.
+        ZooError: The model is a GGUF file.
     """
     if (file := find_gguf(name)) is not None:
         raise ZooError(
@@ -59,9 +59,9 @@ def check_no_gguf(name: str | Path, *, key: str) -> None:
 
 
 def unpack_if_gguf(name: str) -> str:
-    """Returns the name of a model to load: for a GGUF file, the folder with its unpacked weights.
+    """Returns the name under which a model can be loaded: for a GGUF file, a folder with its unpacked weights.
 
-    The folder is in $RLHF_ZOO_HOME/gguf and has the file's name. The first call for a file writes it.
+    The folder is below $RLHF_ZOO_HOME/gguf. The first call for a file writes it.
 
     Args:
         name: A GGUF file, a folder, or a repository of a Hub.
@@ -84,6 +84,7 @@ def unpack_if_gguf(name: str) -> str:
             raise ZooError(f"{folder.parent} cannot be written ({error.strerror}): set RLHF_ZOO_HOME.") from error
         try:
             unpack(file, scratch, sha256=digest)
+            # In one step, so that no process loads a folder that is only partly written.
             os.rename(scratch, folder)
         except OSError as error:
             if not folder.is_dir():  # otherwise another process unpacked it at the same time
@@ -98,8 +99,8 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
 
     Args:
         file: The GGUF file.
-        folder: Where to write. It exists.
-        sha256: The file's digest.
+        folder: An existing folder to write to.
+        sha256: The SHA-256 of the file, in hex.
 
     Raises:
         ZooError: The file is damaged, or its architecture is not supported.
@@ -121,7 +122,7 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
 
 
 def gguf_source(folder: Path) -> dict[str, Any]:
-    """Returns which GGUF file a folder was unpacked from.
+    """Reads which GGUF file a folder was unpacked from.
 
     Args:
         folder: A model's folder.
@@ -136,36 +137,36 @@ def gguf_source(folder: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _digest(file: Path, size: int, modified: int) -> str:
-    """The sha256 of a file. Size and time of modification are arguments so that a changed file is read again."""
+    """Returns the SHA-256 of a file. Size and time are arguments so that the cache does not serve a changed file."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _metadata(file: Path) -> dict[str, str | None]:
-    """Returns the quantization and the license that a GGUF file names."""
+    """Reads quantization and license from the metadata of a GGUF file."""
     import gguf
 
     try:
         fields = gguf.GGUFReader(file).fields
     except (IndexError, OverflowError, AssertionError) as error:  # a truncated file
         raise ValueError("it is truncated or damaged") from error
-    file_type, terms = (fields[name].contents() if name in fields else None for name in _NAMED)
+    file_type, license_id = (fields[name].contents() if name in fields else None for name in _METADATA_KEYS)
     types = {member.value: member.name.removeprefix("MOSTLY_") for member in gguf.LlamaFileType}
     quantization = types.get(file_type) if isinstance(file_type, int) else None
-    return {"quantization": quantization, "license": terms if isinstance(terms, str) else None}
+    return {"quantization": quantization, "license": license_id if isinstance(license_id, str) else None}
 
 
 def with_plain_weights(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes `from_pretrained` unpack the weights of a GGUF file, because packed ones cannot be saved.
+    """Makes `from_pretrained` unpack the weights of a GGUF file, because packed weights cannot be saved.
 
     Args:
-        kwargs: Keywords of `from_pretrained`.
+        kwargs: Keyword arguments for `from_pretrained`.
 
     Returns:
-        The keywords, with a quantization_config that unpacks if they have `gguf_file`.
+        The arguments; if `gguf_file` is one of them, with a quantization_config that unpacks.
 
     Raises:
-        ZooError: The keywords have a quantization_config too.
+        ZooError: `gguf_file` and `quantization_config` are both set.
     """
     file = kwargs.get("gguf_file")
     if file is None:
@@ -181,10 +182,10 @@ def check_plain_weights(model: Any) -> None:
     """Checks that a model loaded from a GGUF file is unpacked, so that it trains and saves like any other.
 
     Args:
-        model: The model. If transformers still takes its unpacked weights for quantized ones, that mark is removed.
+        model: The model. If its weights are unpacked but transformers marks them as quantized, the mark is removed.
 
     Raises:
-        ZooError: Its weights are packed.
+        ZooError: The weights are packed.
     """
     quantizer = getattr(model, "hf_quantizer", None)
     if quantizer is None or quantizer.quantization_config.quant_method != "gguf":

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint is what was saved. COMPLETE lists the size and the SHA-256 of each of its files.
+"""Checks that a checkpoint has not changed since it was saved. COMPLETE lists size and SHA-256 of each file.
 
 Files added to the folder later (the record of its publication, a merged model) are not part of the checkpoint.
 """
@@ -15,22 +15,22 @@ from typing import Any
 from ..errors import ZooError
 
 COMPLETE = "COMPLETE"
-#: Files that only resuming needs. A model loads without them, and people delete them to save space.
-TRAINING = (".pt", ".pth", ".bin")
+# Suffixes of files that only resuming needs. A model loads without them, and users delete them to save space.
+_RESUME_ONLY = (".pt", ".pth", ".bin")
 #: The suffix of weight files.
-WEIGHTS = ".safetensors"
+WEIGHTS_SUFFIX = ".safetensors"
 _TRAINER_STATE = "trainer_state.json"
-_READERS = 4
+_THREADS = 4
 #: What reading a damaged JSON document may raise.
-_DAMAGED = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-_Stamp = tuple[int, int, int, int]
-#: Digests of this process. A file is hashed again only when its inode, size or a time has changed.
+_DAMAGED_JSON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+_Stamp = tuple[int, int, int, int]  # inode, size, time of the last change to content and to metadata, in ns
+# Digests by path. A file is hashed again only when its inode, size or a time has changed.
 _DIGESTS: dict[Path, tuple[_Stamp, str]] = {}
 _DIGESTS_LOCK = threading.Lock()
 
 
 def seal(folder: Path) -> dict[str, dict[str, Any]]:
-    """Flushes every file of a folder to the disk and hashes it.
+    """Flushes every file of a folder to the disk and returns the digests that COMPLETE will list.
 
     Args:
         folder: The folder.
@@ -39,54 +39,54 @@ def seal(folder: Path) -> dict[str, dict[str, Any]]:
         {path in the folder: {size, sha256}}.
     """
     names = sorted(_names(folder))
-    with ThreadPoolExecutor(_READERS) as pool:
-        entries = list(pool.map(lambda name: _sealed(folder / name), names))
+    with ThreadPoolExecutor(_THREADS) as pool:
+        entries = list(pool.map(lambda name: _flush_and_hash(folder / name), names))
     return dict(zip(names, entries, strict=True))
 
 
 def check_integrity(folder: Path | str, *, training: bool = False) -> None:
-    """Checks that a complete checkpoint is what was saved. Folders without COMPLETE pass.
+    """Checks that the files of a complete checkpoint are as they were saved. A folder without COMPLETE passes.
 
     Args:
         folder: The checkpoint.
         training: Whether to also check files that only resuming needs.
 
     Raises:
-        ZooError: The message names the file that differs, and the newest intact checkpoint next to this one.
+        ZooError: A file differs. The message names it and the newest intact checkpoint next to this one.
     """
     folder = Path(folder)
     if not (folder / COMPLETE).is_file():
         return
-    problem = damage(folder, training=training)
+    problem = find_damage(folder, training=training)
     if problem is None:
         return
     siblings = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
     newest = sorted(siblings, key=lambda path: (len(path.name), path.name), reverse=True)
-    last = next((path for path in newest if damage(path, training=training) is None), None)
-    hint = f"; {last} is intact" if last is not None else ""
+    intact = next((path for path in newest if find_damage(path, training=training) is None), None)
+    hint = f"; {intact} is intact" if intact is not None else ""
     raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{hint}.")
 
 
-def damage(folder: Path, *, training: bool = False) -> str | None:
-    """Finds what is wrong with a complete checkpoint.
+def find_damage(folder: Path, *, training: bool = False) -> str | None:
+    """Finds the first damaged file of a complete checkpoint.
 
     Args:
         folder: The checkpoint.
         training: Whether to also check files that only resuming needs.
 
     Returns:
-        The start of a sentence about the first wrong file; None if all files are intact.
+        The beginning of an error message, which names the file; None if all files are intact.
     """
     try:
         files = _recorded(folder)
-    except (*_DAMAGED, OSError):
+    except (*_DAMAGED_JSON, OSError):
         return f"{folder / COMPLETE} is damaged"
     for name, recorded in files.items():
-        if training or not (name.endswith(TRAINING) or name == _TRAINER_STATE):
+        if training or not (name.endswith(_RESUME_ONLY) or name == _TRAINER_STATE):
             path = folder / name
             try:
-                problem = _altered(path, *recorded)
-            except (OSError, ValueError) as error:  # ValueError: no file can have such a name
+                problem = _difference(path, *recorded)
+            except (OSError, ValueError) as error:  # ValueError: COMPLETE names a file that cannot exist
                 problem = f"{path!s:.200} cannot be read ({getattr(error, 'strerror', None) or error})"
             if problem is not None:
                 return problem
@@ -94,27 +94,27 @@ def damage(folder: Path, *, training: bool = False) -> str | None:
 
 
 def weights_digest(folder: Path | str) -> str | None:
-    """Hashes a model's weights, to recognize them wherever they are stored or published.
+    """Hashes a model's weights, so that copies of it can be recognized wherever they are stored or published.
 
-    Files that say where a model came from, such as adapter_config.json with its base, do not count, because they differ
-    between copies of a model. A critic, which has its own folder, does not count either.
+    Other files do not count, because they may differ between copies, as adapter_config.json does, which names the path
+    of the base. A critic, which has its own folder, does not count either.
 
     Args:
-        folder: A checkpoint, complete or as pulled from a Hub.
+        folder: A checkpoint, with COMPLETE or, as pulled from a Hub, without.
 
     Returns:
-        The SHA-256 in hex of the names and contents of its weight files; None if it has none.
+        The SHA-256 in hex of the names and contents of the weight files; None if there are none.
 
     Raises:
         ZooError: COMPLETE is damaged.
     """
     folder = Path(folder)
-    names = sorted(path.name for path in folder.glob(f"*{WEIGHTS}"))
+    names = sorted(path.name for path in folder.glob(f"*{WEIGHTS_SUFFIX}"))
     if not names:
         return None
     try:
         recorded = _recorded(folder) if (folder / COMPLETE).is_file() else {}
-    except (*_DAMAGED, OSError) as error:
+    except (*_DAMAGED_JSON, OSError) as error:
         raise ZooError(
             f"{folder / COMPLETE} is damaged: restore it, or train the stage again with --restart."
         ) from error
@@ -129,10 +129,11 @@ def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
     return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
 
 
-def _altered(path: Path, size: int, sha256: str) -> str | None:
-    present = path.stat().st_size
-    if present != size:
-        return f"{path} has {present} bytes, and {size} were saved"
+def _difference(path: Path, size: int, sha256: str) -> str | None:
+    # The size first: a file that was cut off is the usual damage, and hashing gigabytes takes long.
+    current_size = path.stat().st_size
+    if current_size != size:
+        return f"{path} has {current_size} bytes, but {size} were saved"
     return None if _digest(path) == sha256 else f"{path} has another sha256 than when it was saved"
 
 
@@ -144,14 +145,14 @@ def _names(folder: Path) -> Iterator[str]:
                 yield path
 
 
-def _sealed(path: Path) -> dict[str, Any]:
+def _flush_and_hash(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return {"size": path.stat().st_size, "sha256": _digest(path)}
 
 
 def _digest(path: Path) -> str:
-    """Returns the SHA-256 in hex of a file as it is now."""
+    """Returns the SHA-256 of a file in hex, from the cache if the file has not changed."""
     absolute = path.absolute()
     with open(absolute, "rb") as file:
         stat = os.fstat(file.fileno())

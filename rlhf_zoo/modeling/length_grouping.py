@@ -1,7 +1,7 @@
-"""`train_sampling_strategy: group_by_length`: rows of similar length share a batch, which has little padding.
+"""`train_sampling_strategy: group_by_length`: puts rows of similar length into a batch, which then has little padding.
 
-Transformers' own sampler draws from the global random state, so a run that resumes within an epoch reads other rows.
-Nor can it read the rows of a reward model.
+Transformers' own sampler draws from the global random state, so a run that resumes within an epoch would read other
+rows. It also does not support the pairs of a reward model.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,19 +11,20 @@ import torch
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-#: Number of batches from one sorted pool of rows. More give less padding, but batches that vary less between epochs.
-POOL = 50
-#: Columns with a row's tokens, here and in trl. The longer side of a pair counts, because both are padded to it.
-IDS = ("input_ids", "chosen_ids", "rejected_ids")
+# Number of batches that are cut from one sorted pool of rows. A larger pool gives less padding, but the same rows share
+# a batch in more epochs.
+_POOL_BATCHES = 50
+# Columns with a row's tokens, here and in TRL. Both sides of a pair are padded to the longer one, so that one counts.
+_TOKEN_COLUMNS = ("input_ids", "chosen_ids", "rejected_ids")
 
 
 class ByLength(Sampler[int]):
     """Yields every row once, with rows of similar length in each batch. The order depends only on (seed, epoch).
 
     Args:
-        lengths: Tokens of each row.
-        batch_size: Rows that one optimizer step reads, over all processes.
-        seed: Of the order.
+        lengths: The number of tokens of each row.
+        batch_size: The number of rows that one optimizer step reads, over all processes.
+        seed: The seed of the order.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, *, seed: int) -> None:
@@ -31,10 +32,10 @@ class ByLength(Sampler[int]):
         self._epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch; accelerate calls this at the start of each.
+        """Sets the epoch. accelerate calls this when an epoch starts.
 
         Args:
-            epoch: From 0.
+            epoch: The epoch, from 0.
         """
         self._epoch = epoch
 
@@ -44,34 +45,36 @@ class ByLength(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
         rows = torch.randperm(len(self._lengths), generator=generator).tolist()
-        last = len(rows) - len(rows) % self._batch_size  # an incomplete batch comes last
+        full = len(rows) - len(rows) % self._batch_size  # the rest is an incomplete batch, which comes last
         batches = []
-        for start in range(0, last, POOL * self._batch_size):
-            pool = sorted(rows[start : min(start + POOL * self._batch_size, last)], key=self._lengths.__getitem__)
+        for start in range(0, full, _POOL_BATCHES * self._batch_size):
+            pool = sorted(
+                rows[start : min(start + _POOL_BATCHES * self._batch_size, full)], key=self._lengths.__getitem__
+            )
             batches += [pool[offset : offset + self._batch_size] for offset in range(0, len(pool), self._batch_size)]
         for index in torch.randperm(len(batches), generator=generator).tolist():
             yield from batches[index]
-        yield from rows[last:]
+        yield from rows[full:]
 
 
 class GroupsByLength(Trainer):
-    """Mixin for a trainer: implements `group_by_length` with a sampler whose order a resumed run repeats."""
+    """Mixin for a trainer: implements `group_by_length` with `ByLength`, whose order a resumed run repeats."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
         if self.args.train_sampling_strategy != "group_by_length" or rows is None:
             return super()._get_train_sampler(train_dataset)
-        token_columns = [rows[name] for name in IDS if name in rows.column_names]
+        token_columns = [rows[name] for name in _TOKEN_COLUMNS if name in rows.column_names]
         lengths = [max(map(len, row)) for row in zip(*token_columns, strict=True)]
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
         return ByLength(lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed)
 
 
 def with_length_grouping(trainer_class: Any) -> Any:
-    """Makes a trainer class implement `group_by_length` with our sampler.
+    """Makes a trainer class implement `group_by_length` with `ByLength`.
 
     Args:
-        trainer_class: The class.
+        trainer_class: A subclass of Trainer.
 
     Returns:
         A subclass of the same name.

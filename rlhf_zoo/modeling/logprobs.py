@@ -175,7 +175,7 @@ def response_logprobs(
         head_states.flatten(0, 1).index_select(0, indices),
         head,
         samples.completion_ids.flatten()[indices],
-        after=transform,
+        transform=transform,
         temperature=temperature,
         vocabulary=samples.vocabulary,
         loss=None if loss is None else lambda *flat: loss(*map(padded, flat)),
@@ -249,5 +249,5 @@ def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Ten
     if transform is None:
         return selected_logprobs(logits[:, :-1].float(), ids[:, 1:]).masked_fill(~mask, 0)
     # The last token predicts nothing, and padding needs no logits.
-    logprobs = chunked_logprobs(head_inputs[-1][:, :-1][mask], head, ids[:, 1:][mask], after=transform)[0]
+    logprobs = chunked_logprobs(head_inputs[-1][:, :-1][mask], head, ids[:, 1:][mask], transform=transform)[0]
     return torch.zeros(mask.shape, device=mask.device).masked_scatter(mask, logprobs)

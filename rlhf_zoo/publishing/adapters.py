@@ -11,7 +11,7 @@ from ..hub.client.connect import Hub
 from ..hub.client.publish import MERGED_MODEL, checkpoint_files, content_id, expected_id
 from ..hub.client.refs import ADAPTER_CONFIGS, ask, came_from
 from ..hub.client.refusals import refusals_as
-from ..modeling.integrity import WEIGHTS
+from ..modeling.integrity import WEIGHTS_SUFFIX
 from ..runs.context import RunContext
 from ..runs.models import ParentCheckpoint
 from ..runs.record import StageRecord
@@ -158,7 +158,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
                 continue
             hub, commit = ask(repo, context.hub, commit_on)
             # The weights must be equal, because the adapter was trained on those in the folder.
-            weights = {path.name: path for path in base.glob(f"*{WEIGHTS}")}
+            weights = {path.name: path for path in base.glob(f"*{WEIGHTS_SUFFIX}")}
             remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))
             equal = {
                 entry.path for entry in remote_files if content_id(weights[entry.path], entry) == expected_id(entry)

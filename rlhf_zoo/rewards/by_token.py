@@ -66,7 +66,7 @@ def rewards_by_token(
     if offset < 0:
         raise PartsMismatch("spans of a text that is not what its tokens decode to")
     for _, end, reward in spans:
-        token_rewards[token_text.completing(offset + end)] += reward
+        token_rewards[token_text.completing_token(offset + end)] += reward
     return token_rewards
 
 

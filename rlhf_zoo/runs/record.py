@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ZooError
 from ..fileio import canonical_json, jsonable, now, read_json, sync_folder, write_json
 from ..hub.client.run_signature import FLAG, SIGNATURE, is_own, signed
-from ..modeling.integrity import COMPLETE, damage, seal
+from ..modeling.integrity import COMPLETE, find_damage, seal
 from .metrics_file import append_row, read_rows, truncate_rows
 from .registry import STAGES
 from .run_shape import SCHEMA, checked_run
@@ -325,7 +325,7 @@ class StageRecord:
         """
         problems = []
         for path in reversed(self.checkpoints()):
-            problem = damage(path, training=True)
+            problem = find_damage(path, training=True)
             if problem is None:
                 break
             aside = path.with_name(f"{DAMAGED}{path.name}")

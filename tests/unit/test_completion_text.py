@@ -141,7 +141,7 @@ def test_characters_and_tokens_that_both_sides_share() -> None:
     spaced = metaspace()
     behind = tokenize_completion("how is", "it", spaced)
     assert decode_after(spaced, tokenize_prompt("how is", spaced), behind) == "it"
-    assert TokenText(spaced, ids_of(spaced, "▁it", "▁is"), tokenize_prompt("how", spaced)).completing(3) == 0
+    assert TokenText(spaced, ids_of(spaced, "▁it", "▁is"), tokenize_prompt("how", spaced)).completing_token(3) == 0
 
 
 # Thoughts

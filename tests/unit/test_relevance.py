@@ -135,7 +135,7 @@ def test_other_models_are_refused(embedder: Path, tmp_path: Path) -> None:
     for name, settings, fault in (
         ("1_Pooling", {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "does not pool by the mean"),
         ("1_Pooling", {"pooling_mode": "cls"}, "does not pool by the mean"),
-        ("2_Dense", {"in_features": 16}, "has the module Dense, which is not read here"),
+        ("2_Dense", {"in_features": 16}, "has the module Dense, which is not supported"),
     ):
         folder = tmp_path / f"{name}-{len(settings)}"
         (folder / name).mkdir(parents=True)

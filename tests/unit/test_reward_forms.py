@@ -78,7 +78,7 @@ def test_characters_and_their_tokens() -> None:
     found = TokenText(tokenizer, ids)
     assert (found.text, len(ids)) == ("né né.", 9)
     # n, é's two bytes, space, n, é's two bytes, the dot.
-    assert [found.completing(end) for end in range(1, 7)] == [0, 2, 3, 4, 6, 7]
+    assert [found.completing_token(end) for end in range(1, 7)] == [0, 2, 3, 4, 6, 7]
 
 
 def test_lists_are_aligned_with_the_tokens_and_weighted() -> None:

@@ -17,7 +17,7 @@ from ...errors import ZooError
 from ...modeling.alignment import Pieces
 from ...modeling.chat import append_completion, decode_completions, strip_template_space, tokenize_prompt, wrap_prompt
 from ...modeling.chat_template import Prompt
-from ...modeling.devices import MEMORY_ERRORS, best_device, move, out_of_memory
+from ...modeling.devices import MEMORY_ERRORS, as_memory_error, best_device, move
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import context_length as context_length_of
 from ...modeling.models import disable_dropout, load_causal
@@ -317,7 +317,7 @@ class Comparison:
                 yield completions
         except MEMORY_ERRORS as error:
             sampler = None  # frees the KV caches before the error is reported
-            if (memory_error := out_of_memory(error, fix=OUT_OF_MEMORY_HINT)) is None:
+            if (memory_error := as_memory_error(error, fix=OUT_OF_MEMORY_HINT)) is None:
                 raise
             raise memory_error from error
 

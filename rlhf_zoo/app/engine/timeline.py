@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from ...errors import ZooError
 from ...fileio import integer, number
-from ...modeling.devices import MEMORY_ERRORS, move, out_of_memory
+from ...modeling.devices import MEMORY_ERRORS, as_memory_error, move
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.value_head import ValueHead
@@ -348,6 +348,6 @@ class Timeline:
                     move(model, self._comparison.device)
             return policy, critic
         except MEMORY_ERRORS as error:
-            if (memory_error := out_of_memory(error, fix="show fewer checkpoints at a time.")) is None:
+            if (memory_error := as_memory_error(error, fix="show fewer checkpoints at a time.")) is None:
                 raise
             raise memory_error from error

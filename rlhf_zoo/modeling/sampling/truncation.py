@@ -1,4 +1,4 @@
-"""Cuts completions after sampling: at a text that occurs after a position, or at a length drawn for each."""
+"""Cuts completions after sampling: at the first occurrence of a text, or at a random length."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,19 +13,19 @@ from .sampler import Samples
 
 
 def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
-    """m'_t = m_t·1[t < n]: keeps the first n tokens of each completion.
+    """Keeps the first n tokens of each completion: m'_t = m_t·1[t < n].
 
-    Every token draws its own random number, so the tokens that are left are the same as in an uncut rollout.
+    Each token position has its own random number, so the remaining tokens are the same as without a cut.
 
     Args:
         samples: B completions.
         lengths: (B,) n, at least 1.
-        at_text: (B,) bool, whether a completion ends with its nth token, at a text instead of an end token. Other
-            completions have ended only if nothing was cut off.
+        at_text: (B,) bool, whether a completion ends at a text, which is complete with its nth token. Any other
+            completion counts as ended only if it had ended before and n cuts nothing off.
     """
     ended = (samples.ended & (lengths >= samples.mask.sum(1))) | at_text
-    places = torch.arange(samples.mask.shape[1], device=samples.mask.device)
-    mask = samples.mask & (places < lengths.unsqueeze(1))
+    positions = torch.arange(samples.mask.shape[1], device=samples.mask.device)
+    mask = samples.mask & (positions < lengths.unsqueeze(1))
     # Sums over rows need no mask because of these zeros.
     logprobs = samples.logprobs.masked_fill(~mask, 0)
     shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
@@ -35,17 +35,18 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
 def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
     """Draws n_i uniformly from shortest, …, longest. TRL's old LengthSampler did so too, but excluded its upper bound.
 
-    The numbers come from a separate stream, so they depend only on the seed and the row, and change no token.
+    The numbers come from streams of their own: they depend only on the seed and the row's key, and change no token.
 
     Args:
         seed: The run's seed.
         keys: B keys of the rows' random streams, as for `sample`.
-        shortest: The least length.
-        longest: The greatest length.
+        shortest: The least length, in tokens.
+        longest: The greatest length, in tokens.
 
     Returns:
         (B,) int64.
     """
+    # The longer key selects another stream than the one that draws the row's tokens.
     uniform = uniforms(seed, [(*key, 0) for key in keys], 1).squeeze(1)
     return shortest + (uniform * (longest - shortest + 1)).long()
 
@@ -53,17 +54,17 @@ def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, l
 def find_text_end(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], *, text: str, after: int, prompt: Sequence[int] = ()
 ) -> int | None:
-    """Finds where a given text ends a completion.
+    """Finds the first occurrence of a text that ends a completion.
 
     Args:
         tokenizer: The policy's.
         ids: Token ids of the completion.
         text: The text.
-        after: The text counts only after this many tokens.
+        after: The text does not count within this many first tokens.
         prompt: Token ids of the prompt.
 
     Returns:
-        The number of tokens up to and including its first occurrence; None if it does not occur.
+        The number of tokens up to and including the occurrence; None if there is none.
 
     Source: truncate_token and truncate_after of lm-human-preferences (`lm_tasks.py`, arXiv:1909.08593), for a text
     instead of one token.
@@ -71,8 +72,8 @@ def find_text_end(
     if len(ids) <= after:
         return None
     token_text = TokenText(tokenizer, ids, prompt)
-    start = token_text.text.find(text, len(token_text.first(after)))
-    return None if start < 0 else token_text.completing(start + len(text)) + 1
+    start = token_text.text.find(text, len(token_text.prefix_text(after)))
+    return None if start < 0 else token_text.completing_token(start + len(text)) + 1
 
 
 @dataclass(frozen=True)
@@ -81,9 +82,9 @@ class Truncation:
 
     Attributes:
         longest: The most tokens of a completion.
-        shortest: Each completion may have a length drawn from here to `longest`; None draws none.
+        shortest: Each completion is cut at a length drawn from here to `longest`; None draws no lengths.
         text: A text that ends a completion; None for none.
-        after: The text counts only after this many tokens.
+        after: The text does not count within this many first tokens.
     """
 
     longest: int
@@ -97,10 +98,10 @@ class Truncation:
     def __call__(
         self, samples: Samples, tokenizer: PreTrainedTokenizerBase, *, seed: int, keys: Sequence[tuple[int, ...]]
     ) -> Samples:
-        """Cuts samples.
+        """Cuts completions at the text or at a drawn length, whichever comes first.
 
         Args:
-            samples: The samples.
+            samples: B completions.
             tokenizer: The policy's.
             seed: The seed that they were sampled with.
             keys: The keys that they were sampled with.
@@ -108,6 +109,7 @@ class Truncation:
         if not self:
             return samples
         lengths = samples.mask.sum(1)
+        # Lengths come first: a text beyond the drawn length was cut off, so it does not end the completion.
         if self.shortest is not None:
             drawn_limits = draw_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
             lengths = torch.minimum(lengths, drawn_limits.to(lengths))

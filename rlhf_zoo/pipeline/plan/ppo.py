@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
-from ...modeling.chunked_logprobs import CHUNK, CHUNK_ELSEWHERE
+from ...modeling.chunked_logprobs import CHUNK_ON_ACCELERATOR, CHUNK_ON_CPU
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
 from ...modeling.sampling.kv_cache import ROOM
 from ...ppo.config import default_batch_tokens, holds_reference
@@ -274,7 +274,7 @@ class _PPO:
         # A sharded or adapted head, and a KL over the full vocabulary, need all logits at once.
         if self.shards > 1 or full_kl or _adapts_head(self.keys):
             return memory.full_logits(tokens=tokens, counts=counts) * (2 if full_kl else 1)
-        chunk = CHUNK if self.device.cpu else CHUNK_ELSEWHERE
+        chunk = CHUNK_ON_CPU if self.device.cpu else CHUNK_ON_ACCELERATOR
         return memory.chunk_logits(
             tokens=tokens, counts=counts, chunk=chunk, half=self.in_bfloat16, head_trains=head_trains
         )
