@@ -107,9 +107,9 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from .model_files import loading
+    from .model_files import translate_load_errors
 
-    with loading(f"The GGUF file {file}", " (transformers lists the architectures that it can read)"):
+    with translate_load_errors(f"The GGUF file {file}", " (transformers lists the architectures that it can read)"):
         facts = _metadata(file)
         options = {"gguf_file": file.name, "dtype": "float32"}
         model = AutoModelForCausalLM.from_pretrained(file.parent, **with_plain_weights(options))

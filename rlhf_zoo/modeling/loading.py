@@ -1,4 +1,4 @@
-"""Loads models, configurations and tokenizers from safetensors and JSON, and checks that nothing is missing."""
+"""Loads models, configurations and tokenizers from safetensors and JSON, and checks that they are complete."""
 
 import re
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 from ..errors import ZooError
 from .config_checks import check_tokenizer
 from .gguf import with_plain_weights
-from .model_files import HubOptions, ModelFiles, first_line, loading, model_files, name_of
-from .remote_code import is_trusted, refusal, use_code
+from .model_files import HubOptions, ModelFiles, first_line, model_files, name_of, translate_load_errors
+from .remote_code import is_trusted, record_code, untrusted_message
 
 _LAYER = re.compile(r"\.(layers|h|blocks?)\.\d+\.")
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
@@ -24,8 +24,8 @@ class Loading:
     """How weights are loaded.
 
     Attributes:
-        dtype: The type of the weights in memory, by its torch name; "auto" for the type that they were saved in.
-        attention: The attention implementation; None for transformers' choice.
+        dtype: The torch name of the weights' type in memory; "auto" for the type in which they were saved.
+        attention: transformers' name of the attention implementation; None for its default.
         quantization: A quantization config of transformers; None for no quantization.
     """
 
@@ -56,16 +56,16 @@ def load_tokenizer(
         **hub: See `HubOptions`.
 
     Raises:
-        ZooError: There is no tokenizer, or it cannot be loaded. From config.json alone, transformers would make an
-            empty one.
+        ZooError: There is no tokenizer, or it cannot be loaded.
     """
     name = name or str(source)
     missing = f"{name} has no tokenizer that can be loaded"
+    # From config.json alone, transformers would make an empty tokenizer.
     if Path(source).is_dir() and not any((Path(source) / file).is_file() for file in TOKENIZER_FILES):
         raise ZooError(f"{missing}: save the tokenizer with the model.")
     files = ModelFiles(source, **hub)
     files.check_config()  # AutoTokenizer reads config.json for the tokenizer's class
-    unused = check_tokenizer(
+    path_overrides = check_tokenizer(
         files.settings("tokenizer_config.json"),
         files.settings("special_tokens_map.json"),
         files.settings("config.json"),
@@ -74,13 +74,14 @@ def load_tokenizer(
     if files.directory is None:
         hub = {**hub, "revision": files.hub["revision"]}  # the commit whose files were checked
     if is_trusted():
-        use_code(files.find, name, name=name_of(source))
+        record_code(files.find, name, name=name_of(source))
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **unused, **hub)
-    except Exception as error:  # the Rust library tokenizers raises plain Exception
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **path_overrides, **hub)
+    except Exception as error:  # the library tokenizers, written in Rust, raises plain Exception
         if "trust_remote_code" in str(error):
-            raise ZooError(refusal(f"The tokenizer of {name}")) from error
+            raise ZooError(untrusted_message(f"The tokenizer of {name}")) from error
         raise ZooError(f"{missing} ({first_line(error)}): save the tokenizer with the model.") from error
+    # Such a tokenizer loads, but fails at the first unknown word.
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if type(model).__name__ == "WordPiece" and model.token_to_id(model.unk_token) is None:
         raise ZooError(
@@ -101,30 +102,30 @@ def load_with_missing(
     overrides: Mapping[str, Any] = MappingProxyType({}),
     **hub: Unpack[HubOptions],
 ) -> tuple[Any, set[str]]:
-    """Loads a model from safetensors, and returns which weights its checkpoint lacks.
+    """Loads a model from safetensors, and returns it with the names of the weights that its checkpoint lacks.
 
     Args:
         auto_class: A class of transformers with `from_pretrained`.
         source: A folder or a Hub id.
         subject: What errors call the model, such as "The model NAME".
-        kind: What follows "cannot be loaded" in errors, as for `loading`.
+        kind: What follows "cannot be loaded" in errors, as for `translate_load_errors`.
         how: Precision, attention and quantization.
-        may_miss: Modules that the checkpoint need not have, such as a head that is still to be trained.
-        overrides: Further keywords of `from_pretrained`, such as `config`.
+        may_miss: Modules that the checkpoint may lack, such as a head that is still to be trained.
+        overrides: Further arguments for `from_pretrained`, such as `config`.
         **hub: See `HubOptions`.
 
     Returns:
         The model, and the names of the weights that the checkpoint lacks, all of them in `may_miss`.
 
     Raises:
-        ZooError: It cannot be loaded, its weights do not fit its configuration, or it is a run's checkpoint and differs
-            from what was saved.
+        ZooError: It cannot be loaded, its weights do not fit its configuration, or its files do not match the digests
+            that the run recorded.
     """
     files = model_files(source, **hub)
     if files.adapter is not None:
         raise ZooError(f"{subject} is an adapter: merge it into its base first, or choose the base.")
-    with loading(subject, kind):
-        use_code(files.find, subject, name=name_of(source))
+    with translate_load_errors(subject, kind):
+        record_code(files.find, subject, name=name_of(source))
         loaded = auto_class.from_pretrained(
             source,
             use_safetensors=True,
@@ -156,19 +157,19 @@ def load_model(
     )[0]
 
 
-def _check_fit(report: Mapping[str, Any], subject: str, may_lack: tuple[str, ...]) -> None:
-    """Raises ZooError if weights do not have the configuration's sizes, or if they are missing and would be random.
+def _check_fit(report: Mapping[str, Any], subject: str, may_miss: tuple[str, ...]) -> None:
+    """Raises ZooError if weights are missing, which would leave them random, or do not have the configuration's sizes.
 
     Args:
         report: The loading info of `from_pretrained`.
         subject: What the error calls the model.
-        may_lack: Modules that the checkpoint need not have.
+        may_miss: Modules that the checkpoint may lack.
     """
     fix = "use the config.json that was saved with these weights"
     for name, saved_shape, config_shape in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
         sizes = (" x ".join(map(str, size)) for size in (saved_shape, config_shape))
         raise ZooError("{} has a weight {} of {}, and its config.json says {}: {}.".format(subject, name, *sizes, fix))
-    missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_lack)
+    missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_miss)
     if missing:
         count = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         raise ZooError(f"{subject} lacks weights that its config.json names ({count}): {fix}, or copy all files again.")
@@ -194,14 +195,14 @@ def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) 
     """
     files = ModelFiles(source, **hub)
     files.check_config()
-    with loading(subject):
+    with translate_load_errors(subject):
         if is_trusted():
-            use_code(files.find, subject, name=name_of(source))
+            record_code(files.find, subject, name=name_of(source))
         return AutoConfig.from_pretrained(source, trust_remote_code=is_trusted(), **_pin_options(files, hub))
 
 
 def _pin_options(files: ModelFiles, hub: HubOptions) -> HubOptions:
-    """Adds the commit whose remote code was recorded, if code may run, because a later push may change the code."""
+    """Pins the commit whose remote code was recorded, if code may run: a push in between could change the code."""
     if not is_trusted() or files.directory is not None:
         return hub
     return {**hub, "revision": files.hub["revision"]}

@@ -1,7 +1,8 @@
 """Log-probabilities of sampled tokens under a model, from a forward pass over prompts and completions.
 
-The plain path keeps the logits (B, T, V) in float32 for the backward pass: `response_logits`, then the formulas. If
-`chunked_logprobs.logit_transform` knows the model, logits are computed in chunks, with the same results up to rounding.
+On the plain path the logits (B, T, V) stay in memory in float32 for the backward pass. If
+`chunked_logprobs.logit_transform` recognizes the model's head, logits are computed in chunks instead. Results are the
+same up to rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,10 +26,10 @@ class PolicyOutput(NamedTuple):
     Attributes:
         logprobs: (B, T) log π in nats, 0 outside the mask. If a loss was passed, only the loss has a gradient.
         entropy: (B, T) in nats, 0 outside the mask. It has no gradient if a loss was passed.
-        states: (B, T, H), the input of the model's head; None if it was neither requested nor needed.
+        states: (B, T, H), the input of the model's head. None if it was not requested, except on the chunked path.
         logits: (B, T, V) float32; None if not requested.
         loss: A scalar; None if no loss was passed.
-        loss_terms: The terms that the loss logs, by name, without gradients; None if no loss was passed.
+        loss_terms: The terms that the loss logs, {name: scalar}, without gradients; None if no loss was passed.
     """
 
     logprobs: Tensor
@@ -40,7 +41,7 @@ class PolicyOutput(NamedTuple):
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """Runs a model, with its head only at the position before each response token.
+    """Runs a model, and its head only on the position before each response token.
 
     Args:
         model: A policy or a critic.
@@ -54,18 +55,17 @@ def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
 
 
 def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Returns the model's outputs, and a function from values at the pass's positions to (B, T, ·).
+    """Runs the model. Returns its outputs, and a function that picks the position before each response token.
 
-    The function selects the position before each response token. It also accepts tensors that a hook recorded in the
-    same pass.
+    The function maps the pass's outputs, or a tensor that a hook recorded in the same pass, to (B, T, ·).
     """
     ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     attention = torch.cat([samples.prompt_mask, samples.mask], dim=1)
-    # Packed rows have no padding, so every computed token counts.
+    # Packed rows have no padding, so no time is spent on it.
     if supports_packing(model):
         return _packed_outputs(model, ids, attention, samples.mask)
-    # Prompts are padded on the left and completions on the right. Move all padding to the left, so that rows are only
-    # as wide as the longest one, and the model's head runs on the last positions of all rows.
+    # Prompts are padded on the left and completions on the right. Moving all padding to the left makes rows only as
+    # wide as the longest one, and puts all responses into the last columns, the only ones on which the head runs.
     length, width = samples.mask.shape[1], int(attention.sum(1).max())
     columns = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
     attention = attention.gather(1, columns.clamp(min=0)) & (columns >= 0)
@@ -82,8 +82,8 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
 def _packed_outputs(
     model: PreTrainedModel, ids: Tensor, attention: Tensor, mask: Tensor
 ) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Does the same as `_outputs`, with all rows packed into one."""
-    # The position that predicts each response token: its index in the packed row, minus one.
+    """Computes the same as `_outputs`, with all rows packed into one."""
+    # The position that predicts a response token: its index in the packed row, minus one.
     positions = (attention.flatten().cumsum(0) - 1).view_as(attention)[:, -mask.shape[1] :][mask] - 1
     selects_logits = accepts_argument(model, "logits_to_keep")
     inputs = packed_inputs(ids, attention, positions_of(attention))
@@ -118,7 +118,7 @@ def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: fl
         temperature: Logits are divided by it.
 
     Returns:
-        (B, T, V) float32, for the tokens that could be sampled.
+        (B, T, V) float32, with V the size of the vocabulary that could be sampled.
     """
     return scale_logits(response_outputs(model, samples), temperature, samples.vocabulary)
 
@@ -128,27 +128,28 @@ def response_logprobs(
     samples: Samples,
     *,
     temperature: float = 1.0,
-    states: bool = False,
-    logits: bool = False,
+    return_states: bool = False,
+    return_logits: bool = False,
     entropy_requires_grad: bool = False,
     loss: TokenLoss | None = None,
 ) -> PolicyOutput:
     """Computes log π and entropy of the response tokens, and a loss of both.
 
-    Logits are computed in chunks if none are requested and the model's head is plain (`logit_transform`).
+    Logits are computed in chunks if they are not requested and `logit_transform` recognizes the model's head.
 
     Args:
         model: The policy.
         samples: B prompts with completions.
         temperature: Logits are divided by it.
-        states: Whether to return the input of the model's head.
-        logits: Whether to return the logits.
+        return_states: Whether to return the input of the model's head.
+        return_logits: Whether to return the logits.
         entropy_requires_grad: Whether the entropy has a gradient.
-        loss: Called with log π and entropy, (B, T) in nats. The loss of a token may depend only on that token.
+        loss: A loss of log π and entropy, (B, T) in nats; None for no loss. The loss of a token may depend only on that
+            token.
     """
-    transform, mask = None if logits else logit_transform(model), samples.mask
-    head: Any = model.get_output_embeddings() if states or transform else None
-    # In the chunked path the head is skipped, because only its input is needed.
+    transform, mask = None if return_logits else logit_transform(model), samples.mask
+    head: Any = model.get_output_embeddings() if return_states or transform else None
+    # The chunked path needs only the head's input, so the head itself is skipped.
     with record_inputs(head, skip_head=transform is not None) as head_inputs:
         outputs, before_responses = _outputs(model, samples)
     head_states = before_responses(head_inputs[-1]) if head_inputs else None
@@ -157,18 +158,20 @@ def response_logprobs(
         logprobs = selected_logprobs(scaled_logits, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_requires_grad):
             entropies = entropy(scaled_logits)
-        # Mask padding, which also has log-probabilities: the gradient of one that is −∞ is NaN.
+        # Mask padding here, before any loss: a log-probability of −∞ there would have the gradient NaN.
         logprobs, entropies = (x.masked_fill(~mask, 0) for x in (logprobs, entropies))
-        returned_logits = scaled_logits if logits else None
+        returned_logits = scaled_logits if return_logits else None
         if loss is None:
             return PolicyOutput(logprobs, entropies, head_states, returned_logits)
         loss_value, with_gradients = loss(logprobs, entropies)
         detached = {name: term.detach() for name, term in with_gradients.items()}
         return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, detached)
 
-    indices = mask.flatten().nonzero().squeeze(1)  # computed only once, because the CPU waits for the GPU here
+    # Only once, because the CPU waits for the GPU here.
+    indices = mask.flatten().nonzero().squeeze(1)
 
     def padded(flat: Tensor) -> Tensor:
+        """Puts (N,) values of response tokens into (B, T), with 0 outside the mask."""
         return torch.zeros(mask.numel(), device=mask.device).index_copy(0, indices, flat).view(mask.shape)
 
     logprobs, entropies, total, terms = chunked_logprobs(
@@ -207,7 +210,7 @@ def token_logprobs(
     *,
     temperature: float = 1.0,
     batch_size: int = 64,
-    tokens: int | None = None,
+    max_tokens: int | None = None,
 ) -> Tensor:
     """Computes log π of each response token, without gradients.
 
@@ -215,14 +218,14 @@ def token_logprobs(
         model: The policy, or a reference.
         samples: B prompts with completions.
         temperature: Logits are divided by it.
-        batch_size: The most rows of a pass.
-        tokens: The most tokens of a pass, padding included; None for no bound.
+        batch_size: The maximum number of rows in a pass.
+        max_tokens: The maximum number of tokens in a pass, padding included; None for no limit.
 
     Returns:
         (B, T) in nats, 0 outside the mask.
     """
     out = torch.zeros_like(samples.logprobs)
-    for indices in split_batches(samples, size=batch_size, tokens=tokens, packed=supports_packing(model)):
+    for indices in split_batches(samples, size=batch_size, tokens=max_tokens, packed=supports_packing(model)):
         logprobs = response_logprobs(model, samples.select(indices), temperature=temperature).logprobs
         # A batch is only as wide as its longest completion.
         out[indices, : logprobs.shape[1]] = logprobs.to(out)
@@ -230,7 +233,7 @@ def token_logprobs(
 
 
 def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Tensor:
-    """Computes log π of each next token of texts, at temperature 1.
+    """Computes log π of each token of texts except the first, at temperature 1.
 
     Args:
         model: A causal language model.
@@ -238,7 +241,7 @@ def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Ten
         attention: (B, L) bool, False for padding.
 
     Returns:
-        (B, L−1) in nats, 0 for padding.
+        (B, L−1) in nats, 0 at padding.
     """
     transform, mask = logit_transform(model), attention[:, 1:]
     head: Any = model.get_output_embeddings() if transform else None

@@ -25,28 +25,21 @@ from ..hub.client.downloads import CARD_FILE, find_download
 from ..hub.client.run_signature import FLAG, is_own
 from .config_checks import check_adapter, check_config
 from .integrity import check_integrity
-from .remote_code import refusal
+from .remote_code import untrusted_message
 
 WEIGHTS_FILE = "model.safetensors"
-
-
 ADAPTER_CONFIG = "adapter_config.json"
-
-
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-
-
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
-
-#: What libraries raise for malformed files of a model, or for a library that is missing.
+#: What libraries raise for a model's malformed files, or for a missing library.
 MALFORMED = (
     OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError, StrictDataclassError,
 )  # fmt: skip
 
 
 def first_line(error: Exception) -> str:
-    """Shortens an error's message so that it fits into a sentence.
+    """Returns the first line of an error's message, without its full stop, to be quoted in a sentence.
 
     Args:
         error: Any error.
@@ -59,8 +52,8 @@ def first_line(error: Exception) -> str:
 
 
 @contextmanager
-def loading(subject: str, kind: str = "") -> Iterator[None]:
-    """Turns errors of libraries that load a model into ZooError.
+def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
+    """Converts what libraries raise when they load a model into a ZooError.
 
     Args:
         subject: What the error calls the model, such as "The model NAME".
@@ -75,7 +68,7 @@ def loading(subject: str, kind: str = "") -> Iterator[None]:
         raise ZooError(f"{subject} is truncated or damaged ({first_line(error)}): copy it again.") from error
     except MALFORMED as error:
         if "trust_remote_code" in str(error):
-            raise ZooError(refusal(subject)) from error
+            raise ZooError(untrusted_message(subject)) from error
         # transformers has no error class for this case, so its message is matched.
         if "use_safetensors" in str(error):
             raise ZooError(
@@ -86,16 +79,17 @@ def loading(subject: str, kind: str = "") -> Iterator[None]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """Reads a model's JSON file.
+    """Reads a JSON file that holds an object.
 
     Args:
         path: The file.
 
     Raises:
-        ZooError: It does not hold a JSON object.
+        ZooError: It holds something else, or is not valid JSON.
     """
     try:
         with path.open("rb") as file:
+            # One byte more than allowed, so that parse_json notices a longer file without all of it in memory.
             content = parse_json(file.read(MAX_JSON + 1))
     except ValueError as error:
         raise ZooError(f"{path} is not valid JSON ({first_line(error)}): copy it again.") from error
@@ -105,13 +99,13 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def name_of(source: str | Path) -> str:
-    """Returns a model's name for people.
+    """Returns a model's name for logs and errors.
 
     Args:
         source: A folder or a Hub id.
 
     Returns:
-        The repository, for a folder in the client's cache; otherwise the source itself.
+        The repository's id, for a folder in the Hub client's cache; otherwise `source` itself.
     """
     snapshots = Path(source).parent
     cached = snapshots.name in ("snapshots", "on_bases") and snapshots.parent.name.startswith("models--")
@@ -147,7 +141,7 @@ class ModelFiles:
         self.hub: dict[str, Any] = {name: value for name, value in hub.items() if value not in (None, "")}
         self.directory = Path(source) / (hub.get("subfolder") or "") if Path(source).is_dir() else None
         if self.directory is None:
-            # Pin one commit for all files: a run may push between the download of the trunk and that of the head.
+            # Pin one commit for all files, because a run may push between two downloads.
             pin = {name: value for name, value in self.hub.items() if name not in ("subfolder", "force_download")}
             try:
                 self.hub["revision"] = resolve_revision(self.source, **pin)
@@ -158,22 +152,22 @@ class ModelFiles:
                 ) from error
 
     def find(self, name: str) -> Path | None:
-        """Returns a file's path, and downloads it if necessary; None if the checkpoint has no such file.
+        """Returns the path of a file, which is downloaded if necessary; None if the checkpoint has no such file.
 
         Args:
-            name: Its path in the checkpoint.
+            name: The file's path in the checkpoint.
         """
         if self.directory is not None:
             path = self.directory / name
             return path if path.is_file() else None
-        cached = self._ask_hub(name)
-        return None if cached is None else Path(cached)
+        downloaded = self._ask_hub(name)
+        return None if downloaded is None else Path(downloaded)
 
     def has(self, name: str) -> bool:
         """Whether the checkpoint has a file. Downloads nothing.
 
         Args:
-            name: Its path in the checkpoint.
+            name: The file's path in the checkpoint.
         """
         if self.directory is not None:
             return (self.directory / name).is_file()
@@ -198,7 +192,7 @@ class ModelFiles:
         """The content of adapter_config.json; None without one.
 
         Raises:
-            ZooError: The adapter is not supported, or names a base that it may not name.
+            ZooError: The adapter is not supported, or it was downloaded and names a path on this machine as its base.
         """
         path = self.find(ADAPTER_CONFIG)
         if path is None:
@@ -211,12 +205,12 @@ class ModelFiles:
     def _check_base(self, base: Any) -> None:
         """Raises ZooError if a downloaded adapter names a path on this machine as its base.
 
-        The published model contains the merged base, so a stranger's adapter could publish a private model.
+        A run publishes the base merged with its adapter, so a stranger's adapter could make it publish a private model.
         """
         if not base or (self.directory is not None and not is_foreign(self.directory)):
             return
         if self.directory is not None and self.directory.parent.name == "on_bases" and name_of(str(base)) != base:
-            return  # the client's cache: `hub.client.refs` wrote the folder that the base was fetched into
+            return  # `hub.client.refs` downloaded the base into the client's cache, and wrote its path into this copy
         if hub_id(base) is None or os.path.lexists(base):
             raise ZooError(
                 f"The adapter in {self.source} names the base {base!r:.200}, a path of this machine, and a download "
@@ -227,10 +221,10 @@ class ModelFiles:
         """Reads one of the checkpoint's JSON files.
 
         Args:
-            name: Its path in the checkpoint.
+            name: The file's path in the checkpoint.
 
         Returns:
-            Its object; {} if there is no such file.
+            The file's object; {} if there is no such file.
 
         Raises:
             ZooError: It does not hold a JSON object.
@@ -240,7 +234,7 @@ class ModelFiles:
 
     @cached_property
     def weights(self) -> tuple[Path, Mapping[str, str] | None] | None:
-        """The weights file, or a sharded checkpoint's index with the file of each tensor; None without safetensors.
+        """The weights: (file, None), or (index, {tensor: file}) for shards; None if there are no safetensors.
 
         A single file has priority over shards, as in transformers.
         """
@@ -256,10 +250,10 @@ class ModelFiles:
         return None
 
     def check_shards(self) -> None:
-        """Checks that no index names weights outside its folder, which transformers would load.
+        """Checks that no index of shards names a file outside of its folder, which transformers would load.
 
         Raises:
-            ZooError: One does.
+            ZooError: An index does.
         """
         if self.directory is not None:
             indices = sorted(self.directory.glob("*.safetensors.index*.json"))
@@ -274,8 +268,8 @@ class ModelFiles:
         """Checks config.json before a configuration is built from it.
 
         Raises:
-            ZooError: It asks for more parts than any machine builds, or names a kernel of a repository, which
-                transformers would fetch and run.
+            ZooError: It has more parts than any machine can build, or names a kernel in a repository, which
+                transformers would download and run.
         """
         path = self.find("config.json")
         if path is None:
@@ -283,31 +277,31 @@ class ModelFiles:
         check_config(json_object(path), f"config.json of {self.source}")
 
     def check_weights(self) -> None:
-        """Checks the weights of a folder. Missing weights pass.
+        """Checks that the weights in a folder are intact safetensors. A folder without weights passes.
 
         Raises:
-            ZooError: They are pickled or truncated.
+            ZooError: Weights are pickled or truncated.
         """
         assert self.directory is not None
         if self.find(ADAPTER_CONFIG) is not None:
-            kind, there = "adapter_model", self.has(ADAPTER_WEIGHTS)
+            kind, has_safetensors = "adapter_model", self.has(ADAPTER_WEIGHTS)
         else:
-            kind, there = "model", self.weights is not None
-        if not there:
+            kind, has_safetensors = "model", self.weights is not None
+        if not has_safetensors:
             self.refuse_pickle(kind)
         for path in sorted(self.directory.glob("*.safetensors")):
-            # Opening is enough: the header has the length that the file must have.
-            with loading(f"{self.source}/{path.name}"), safe_open(path, framework="pt"):
+            # Opening is enough to notice a truncated file, because the header has the length that the file must have.
+            with translate_load_errors(f"{self.source}/{path.name}"), safe_open(path, framework="pt"):
                 pass
 
     def refuse_pickle(self, kind: str) -> None:
-        """Checks that weights do not exist as a pickle only.
+        """Raises an error if there are pickled weights. Call it if there are no safetensors.
 
         Args:
             kind: "model" or "adapter_model".
 
         Raises:
-            ZooError: They do; the error has a command that converts them.
+            ZooError: There are. The message has a command that converts them.
         """
         stem = "pytorch_model" if kind == "model" else kind
         for name in (f"{stem}.bin", f"{stem}.bin.index.json"):
@@ -319,7 +313,7 @@ class ModelFiles:
 
 
 def _conversion(stem: str, kind: str) -> str:
-    """A command that writes pickled weights as safetensors. It clones, because tied weights share memory."""
+    """Returns a command that writes pickled weights as safetensors. It clones, because tied weights share memory."""
     return (
         "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
         f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
@@ -337,7 +331,7 @@ def _check_shards(index: Path, files: Iterable[Any]) -> None:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a model was downloaded, or belongs to a run that this user's rlhf-zoo did not write.
+    """Whether a model comes from elsewhere: from a download, or from a run that another user's rlhf-zoo wrote.
 
     Args:
         folder: The model's folder.
@@ -346,7 +340,7 @@ def is_foreign(folder: Path) -> bool:
     if mark is None:
         return False
     run = mark.parent / "run.json"
-    # A card is a mark of a download, but the user's own run directory has one too.
+    # A card marks a download, but the user's own run directories have one too.
     return not (mark.name == CARD_FILE and run.is_file() and is_own(json_object(run)))
 
 
@@ -358,8 +352,8 @@ def model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:
         **hub: See `HubOptions`.
 
     Raises:
-        ZooError: Weights are pickled or damaged, the configuration names a kernel of a repository, or a run's
-            checkpoint is not what was saved.
+        ZooError: Weights are pickled or damaged, the configuration names a kernel in a repository, or the files do not
+            match the digests that the run recorded.
     """
     if Path(source).is_dir():
         check_integrity(source)

@@ -25,10 +25,11 @@ from .model_files import (
     ModelFiles,
     first_line,
     json_object,
-    loading,
     model_files,
+    translate_load_errors,
 )
 
+#: The names of a classifier's head in transformers.
 HEADS = ("score", "classifier")
 CLASSIFIER_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification")
 
@@ -128,11 +129,12 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
         raise ZooError(f"{files.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy all files again.")
     embeddings: Any = base.get_input_embeddings()
     embedding_path = next(path for path, module in base.named_modules() if module is embeddings)
-    with loading(f"The adapter {files.source}"):
+    with translate_load_errors(f"The adapter {files.source}"):
         with safe_open(weights, framework="pt") as tensors:
             key = f"base_model.model.{embedding_path}.weight"
             rows = tensors.get_slice(key).get_shape()[0] if key in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
         if rows != len(embeddings.weight):
+            # All rows are overwritten by the adapter's, so their initial values do not matter.
             base.resize_token_embeddings(rows, mean_resizing=False)
         model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
     # The merged weights are not the base's, so a later adapter must not name the base's path as its base.
@@ -278,9 +280,10 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
     """Loads an adapter's base classifier. Returns it and the names of the weights that both checkpoints lack."""
     base, revision = base_of_adapter(files)
     weights = files.find(ADAPTER_WEIGHTS)
-    with loading(subject):
+    with translate_load_errors(subject):
         head_shapes: dict[str, list[int]] = {}
         if weights is not None:
+            # The adapter's file may contain the trained head, so the base may lack it.
             with safe_open(weights, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118
                     name = key.removeprefix("base_model.model.")
@@ -293,6 +296,7 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
             revision=None if saved_config else revision,
         )
         if saved_config is None:
+            # Without a config.json, only the shape of the head tells the number of outputs.
             config.num_labels = next((shape[0] for shape in head_shapes.values()), config.num_labels)
     model, missing = load_with_missing(
         AutoModelForSequenceClassification,

@@ -1,4 +1,4 @@
-"""Checks, tokenizes and numbers the prompts of a data set for PPO."""
+"""Prepares a data set of prompts for PPO: checks, tokenizes and numbers its rows."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,20 +15,20 @@ from .reserved_columns import PROMPT_INDEX, PROMPT_TOKENS, how_to_rename, withhe
 
 log = logging.getLogger(__name__)
 
-#: The longest excerpt of a prompt that an error quotes, in characters.
+#: The maximum length of a prompt's excerpt in an error, in characters.
 MAX_QUOTED = 60
 
 
-def need_columns(dataset: Dataset, columns: list[str], *, subject: str) -> None:
-    """Checks that a data set has columns, and rows.
+def require_columns(dataset: Dataset, columns: list[str], *, subject: str) -> None:
+    """Checks that a data set has the columns and at least one row.
 
     Args:
         dataset: The data set.
-        columns: The columns.
-        subject: The data set's name in errors.
+        columns: The names of the columns.
+        subject: What errors call the data set.
 
     Raises:
-        ZooError: A column is missing, or there is no row.
+        ZooError: A column is missing, or there are no rows.
     """
     missing = [column for column in columns if column not in dataset.column_names]
     if missing:
@@ -40,24 +40,24 @@ def need_columns(dataset: Dataset, columns: list[str], *, subject: str) -> None:
         raise ZooError(f"{subject} is empty: choose another split.")
 
 
-def check_room(row: int, ids: list[int], *, context: int | None, room: int) -> None:
-    """Checks that a prompt leaves room for its completion.
+def check_prompt_length(row: int, ids: list[int], *, context: int | None, max_new_tokens: int) -> None:
+    """Checks that a prompt and its completion fit into the model's context.
 
     Args:
-        row: The prompt's index, for the error.
+        row: The prompt's row number, for errors.
         ids: The prompt's token ids.
-        context: The model's context length; None if unbounded.
-        room: The most tokens of a completion.
+        context: The model's context length in tokens; None if it has no limit.
+        max_new_tokens: The maximum number of tokens in a completion.
 
     Raises:
         ZooError: The prompt is empty or too long.
     """
     if not ids:
         raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
-    if context is not None and len(ids) + room > context:
+    if context is not None and len(ids) + max_new_tokens > context:
         raise ZooError(
-            f"Prompt {row} has {len(ids)} tokens and exceeds the context of {context} with response_length {room}: "
-            "shorten the prompt or lower response_length."
+            f"Prompt {row} has {len(ids)} tokens and exceeds the context of {context} with response_length "
+            f"{max_new_tokens}: shorten the prompt or lower response_length."
         )
 
 
@@ -66,31 +66,31 @@ def prepare_prompts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     context: int | None,
-    room: int,
+    max_new_tokens: int,
     num_proc: int | None = None,
 ) -> Dataset:
     """Adds token ids and a fixed index to each prompt, in columns with reserved names.
 
-    If the data set has `input_ids`, the policy reads these, and reward functions read `prompt`.
+    If the data set already has `input_ids`, the policy reads these, but reward functions still read `prompt`.
 
     Args:
         dataset: A data set with `prompt` (texts or conversations) or, as in TRL's PPO, `input_ids`, which may be padded
             and may have an `attention_mask`.
         tokenizer: The policy's.
-        context: The model's context length; None if unbounded.
-        room: The most tokens of a completion.
-        num_proc: The number of processes that tokenize.
+        context: The model's context length in tokens; None if it has no limit.
+        max_new_tokens: The maximum number of tokens in a completion.
+        num_proc: The number of processes that tokenize; None for this one.
 
     Returns:
-        The data set in plain Python values, its `input_ids` without padding.
+        The data set, with plain Python values and unpadded `input_ids`.
 
     Raises:
-        ZooError: A prompt is empty, leaves too little room, has an `attention_mask` that does not fit its `input_ids`,
-            or has `input_ids` of another text than its `prompt`.
+        ZooError: A prompt is empty or too long, its `attention_mask` does not fit its `input_ids`, or its `input_ids`
+            encode another text than `prompt`.
     """
     dataset = dataset.with_format(None)
     has_ids = PROMPT_TOKENS in dataset.column_names
-    need_columns(dataset, [PROMPT_TOKENS] if has_ids else ["prompt"], subject="The prompt data set")
+    require_columns(dataset, [PROMPT_TOKENS] if has_ids else ["prompt"], subject="The prompt data set")
     if has_ids:
         dataset = _remove_padding(dataset, tokenizer)
         if "prompt" in dataset.column_names:
@@ -102,9 +102,10 @@ def prepare_prompts(
             num_proc=num_proc,
         )
     for row, ids in enumerate(dataset[PROMPT_TOKENS]):
-        check_room(row, ids, context=context, room=room)
-    if PROMPT_INDEX in dataset.column_names:  # part of a data set that a trainer prepared
+        check_prompt_length(row, ids, context=context, max_new_tokens=max_new_tokens)
+    if PROMPT_INDEX in dataset.column_names:  # a trainer prepared this data set before
         dataset = dataset.remove_columns(PROMPT_INDEX)
+    # The random stream of a prompt depends on its index, so the index must not depend on the order of batches.
     return dataset.add_column(PROMPT_INDEX, list(range(len(dataset))))
 
 
@@ -119,13 +120,13 @@ def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, s
     """Returns the column `input_ids` without padding.
 
     Args:
-        dataset: The data set. Its column `attention_mask` marks padding. Without that column, PAD is padding if it is
-            not EOS.
+        dataset: The data set. Its column `attention_mask` marks padding. Without it, PAD marks padding, unless PAD is
+            EOS.
         tokenizer: The tokenizer that defines PAD.
-        subject: The name of a row in errors, such as "Prompt" in "Prompt 3".
+        subject: What errors call a row, such as "Prompt" in "Prompt 3".
 
     Raises:
-        ZooError: A mask has another length than its ids, or there is padding between tokens.
+        ZooError: A mask and its ids differ in length, or there is padding between tokens.
     """
     dataset = dataset.with_format(None)
     padded = list(dataset[PROMPT_TOKENS])
@@ -137,7 +138,7 @@ def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, s
 
 
 def _padding_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Returns which ids are not padding if there is no mask: as in TRL's PPO, all but PAD, if PAD is not EOS."""
+    """Returns which ids are not padding, without a mask: as in TRL's PPO, all except PAD, unless PAD is EOS."""
     pad = tokenizer.pad_token_id
     marks_padding = pad not in (None, tokenizer.eos_token_id)
     return [not marks_padding or token_id != pad for token_id in ids]
@@ -147,7 +148,7 @@ def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> l
     """Returns the ids that the mask keeps.
 
     Raises:
-        ZooError: The mask has another length, or drops ids between ids that it keeps.
+        ZooError: The mask has another length, or drops ids between those that it keeps.
     """
     if mask is None or len(mask) != len(ids):
         length = "none" if mask is None else f"one of {len(mask)}"
@@ -169,7 +170,7 @@ def _first_gap(positions: Sequence[int]) -> int:
 
 
 def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warns if `input_ids` are not the ids to which the trainer would tokenize `prompt`.
+    """Warns if `input_ids` differ from the tokenized `prompt`.
 
     Raises:
         ZooError: `input_ids` encode another text than `prompt`.
@@ -179,6 +180,7 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
         if ids == tokenize_prompt(prompt, tokenizer):
             continue
         difference_count += 1
+        # Another rendering of the same prompt is allowed: its turns must only occur in the decoded text.
         text = str(tokenizer.decode(ids, skip_special_tokens=True))
         turns = [prompt] if isinstance(prompt, str) else [completion_text([turn]) for turn in prompt]
         if not all(turn.strip() in text for turn in turns):
@@ -196,7 +198,7 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def warn_of_reserved_columns(dataset: Dataset) -> None:
-    """Warns of columns that reward functions do not get, because their names are reserved.
+    """Warns about columns that reward functions do not get because their names are reserved.
 
     Args:
         dataset: The prompts.
@@ -206,10 +208,10 @@ def warn_of_reserved_columns(dataset: Dataset) -> None:
 
 
 def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-    """Splits a batch that a collator stacked into one mapping per prompt, with unpadded token ids.
+    """Undoes a collator: splits a batch into one mapping per prompt, with unpadded token ids.
 
     Args:
-        batch: The columns of the batch.
+        batch: {column: values of all prompts}.
         tokenizer: The policy's.
 
     Raises:

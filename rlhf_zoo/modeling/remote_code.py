@@ -1,7 +1,7 @@
 """A model's remote code (`auto_map`), which runs only if the user allows it on the command line.
 
-A recipe cannot allow it, because recipes are downloaded too. Code that ran is recorded for run.json and for the
-checkpoints that are saved.
+A recipe cannot allow it, because recipes are downloaded too. Code that ran is recorded in run.json and copied
+into the checkpoints that are saved.
 """
 
 import hashlib
@@ -20,21 +20,21 @@ from ..fileio import read_json
 log = logging.getLogger(__name__)
 
 FLAG = "--trust_remote_code"
-#: Where a checkpoint lists its own classes.
-NAMED_IN = ("config.json", "tokenizer_config.json")
+# The files in which a checkpoint names its own classes.
+_AUTO_MAP_FILES = ("config.json", "tokenizer_config.json")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MODULE = re.compile(r"[\w-]+\.py")
 
 
 @dataclass(frozen=True)
 class CodeRun:
-    """Remote code of a model that ran.
+    """A model's remote code that ran in this process.
 
     Attributes:
-        model: A repository, or a folder.
+        model: The id of a repository, or a folder.
         commit: The repository's commit; None for a folder.
-        files: The sha256 of each file.
-        folder: Where the files are.
+        files: {file: SHA-256 in hex}.
+        folder: The folder with the files.
     """
 
     model: str
@@ -44,11 +44,12 @@ class CodeRun:
 
     @property
     def lineage(self) -> dict[str, Any]:
-        """The entry in run.json."""
+        """The entry for run.json."""
         return {"model": self.model, "commit": self.commit, "files": dict(self.files)}
 
 
-# One switch for the command, which also applies to threads and to loading by libraries. None: no code runs.
+# The code that ran, by folder; None while no code may run. One switch for the process, because it also has to apply in
+# threads and where a library loads models.
 _RUN: dict[Path, CodeRun] | None = None
 
 
@@ -56,11 +57,11 @@ _RUN: dict[Path, CodeRun] | None = None
 def trusting() -> Iterator[None]:
     """Allows models to run their own code when they are loaded, while this context is open."""
     global _RUN
-    before, _RUN = _RUN, {}
+    previous, _RUN = _RUN, {}
     try:
         yield
     finally:
-        _RUN = before
+        _RUN = previous
 
 
 def is_trusted() -> bool:
@@ -69,16 +70,16 @@ def is_trusted() -> bool:
 
 
 def code_run() -> list[CodeRun]:
-    """Returns the code that ran since `trusting` was opened, each code once, for the first model that had it."""
+    """Returns the code that ran since `trusting` was opened. Of models with equal code only the first is listed."""
     by_files = {tuple(run.files.items()): run for run in reversed((_RUN or {}).values())}
     return sorted(by_files.values(), key=lambda run: run.model)
 
 
-def refusal(subject: str) -> str:
-    """Writes the error for a model that would run code without permission.
+def untrusted_message(subject: str) -> str:
+    """Returns the error message for a model that would run code without permission.
 
     Args:
-        subject: Such as "The model NAME".
+        subject: What the message calls the model, such as "The model NAME".
     """
     return (
         f"{subject} needs program code of its own (auto_map in its configuration), which runs only if allowed: read "
@@ -87,13 +88,13 @@ def refusal(subject: str) -> str:
 
 
 def code_of(config: Mapping[str, Any]) -> list[str]:
-    """Lists the modules from which a config takes classes.
+    """Lists the modules whose classes a config names.
 
     Args:
         config: The content of config.json or tokenizer_config.json.
 
     Returns:
-        Their names: NAME, or REPOSITORY--NAME.
+        Names of modules, sorted: NAME, or REPOSITORY--NAME for a module of another repository.
     """
     auto_map = (config.get("auto_map") if isinstance(config, Mapping) else None) or {}
     values = auto_map.values() if isinstance(auto_map, Mapping) else [auto_map]
@@ -102,18 +103,18 @@ def code_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def brings_code(config: Mapping[str, Any]) -> bool:
-    """Whether a model needs its own code to load.
+    """Whether a model cannot be loaded without its own code.
 
     Args:
-        config: The content of its config.json.
+        config: The content of the model's config.json.
     """
     from transformers import CONFIG_MAPPING
 
     return bool(code_of(config)) and config.get("model_type") not in CONFIG_MAPPING
 
 
-def use_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> None:
-    """Records and logs the code that loading a model will run, if that is allowed and there is any.
+def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> None:
+    """Records and logs the code that runs when a model is loaded, if it has any and is allowed to run it.
 
     Args:
         find: Returns the path of one of the model's files, by name.
@@ -121,18 +122,18 @@ def use_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> 
         name: The model's name for the record.
 
     Raises:
-        ZooError: Classes come from another repository without a named commit.
+        ZooError: Classes come from another repository, for which a config cannot name a commit.
     """
     if _RUN is None:
         return
     modules: list[str] = []
-    for file in NAMED_IN:
+    for file in _AUTO_MAP_FILES:
         path = find(file)
         if path is not None:
             modules += code_of(read_json(path))
     if not modules:
         return
-    if elsewhere := next((item for item in modules if "--" in item), None):
+    if elsewhere := next((module for module in modules if "--" in module), None):
         raise ZooError(
             f"{subject} takes code from another repository, {elsewhere.partition('--')[0]}, and names no commit of it: "
             "copy the files next to its config.json and remove that repository's name from auto_map."
@@ -143,9 +144,9 @@ def use_code(find: Callable[[str], Path | None], subject: str, *, name: str) -> 
     if folder in _RUN and _RUN[folder].files == digests:
         return
     commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-    is_known = any(item.files == digests for item in _RUN.values())
+    already_logged = any(run.files == digests for run in _RUN.values())
     _RUN[folder] = CodeRun(name, commit, digests, folder)
-    if not is_known:
+    if not already_logged:
         commit_text = f" at commit {commit[:10]}" if commit else ""
         log.warning("%s%s runs its own program code: %s.", subject, commit_text, ", ".join(digests))
 
@@ -155,38 +156,40 @@ def _with_imports(find: Callable[[str], Path | None], modules: list[str], subjec
     from transformers.dynamic_module_utils import get_relative_imports
 
     paths: dict[str, Path] = {}
-    waiting = list(modules)
-    while waiting:
-        name = f"{waiting.pop()}.py"
+    pending = list(modules)
+    while pending:
+        name = f"{pending.pop()}.py"
         if name in paths:
             continue
+        # The name comes from the model, so it must not lead out of the folder.
         if not _MODULE.fullmatch(name):
             raise ZooError(
                 f"{subject} names the code {name!r} in auto_map, which is not a file next to it: choose another model."
             )
         path = find(name)
         if path is None:
-            raise ZooError(f"{subject} names the code {name} in auto_map and does not have it: copy all files again.")
+            raise ZooError(f"{subject} names the code {name} in auto_map, but does not have it: copy all files again.")
         paths[name] = path
-        waiting += get_relative_imports(path)
+        pending += get_relative_imports(path)
     return dict(sorted(paths.items()))
 
 
-def add_code(checkpoint: Path) -> None:
-    """Copies code that ran into a checkpoint, because transformers saves only the file of the trained class.
+def copy_code(checkpoint: Path) -> None:
+    """Copies the code that ran into a checkpoint, because transformers saves only the file of the trained class.
 
     Args:
         checkpoint: The checkpoint's folder.
     """
     for folder in (checkpoint, *(path.parent for path in checkpoint.glob("*/config.json"))):
         modules: set[str] = set()
-        for name in NAMED_IN:
+        for name in _AUTO_MAP_FILES:
             if (folder / name).is_file():
                 modules.update(code_of(read_json(folder / name)))
         candidates = [run for run in code_run() if {f"{module}.py" for module in modules} <= run.files.keys()]
         if not modules or not candidates:
             continue
         present = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
+        # Two models may have files of the same names. The code that transformers saved tells which one this is.
         best = max(candidates, key=lambda run: len(present.items() & run.files.items()))
         for file in best.files.keys() - present.keys():
             shutil.copyfile(best.folder / file, folder / file)

@@ -1,7 +1,7 @@
 """Reserved column names: our own columns of a prompt, and the arguments of reward functions and rules.
 
-A data set may have columns with these names, but they are never passed on: the value that a function gets under such a
-name is ours.
+A data set may have columns with these names, but reward functions never get them: under such a name they get our
+value.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,43 +10,43 @@ from typing import TypeVar
 _Values = TypeVar("_Values")
 
 PROMPT_TOKENS = "input_ids"
-#: The index of a row's prompt in the data set, which keys the random stream. No data set has a column of this name.
+#: The index of a row's prompt in the data set, which selects its random stream.
 PROMPT_INDEX = "_rlhf_zoo_prompt_index"
 #: The index of a row's completion among those of its prompt.
 GENERATION = "_rlhf_zoo_generation_index"
 
-#: The values of a row that `columns` writes into its prompt, a list of texts. No data set has a column of this name.
+#: The texts of a row that the recipe's `columns` writes into its prompt.
 QUESTION = "_rlhf_zoo_question"
 
 #: The arguments of reward functions and rules, besides columns of the data set.
 ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-#: As in TRL, `completion` is not passed on; the others come as `prompts` and `completion_ids`, or are ours.
+#: The columns that functions do not get: `completion`, as in TRL, those that they get as arguments, and our own.
 RESERVED = frozenset(
     {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION}
 )
-#: Columns of the table of completions. A column that a function logs under such a name gets the function's name too.
+#: Columns of the completions table. If the function NAME logs a column `score`, the table calls it "score (NAME)".
 TABLE = ("prompt", "completion", "score", "kl", "ended")
-#: Columns that every data set of prompts may have, and that nobody expects a reward function to get.
+# Columns that any data set of prompts may have, and that no user expects reward functions to get.
 _USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION})
 
 
 def columns_for_functions(columns: Mapping[str, _Values]) -> dict[str, _Values]:
-    """Selects the columns that reward functions, rules and judges get besides prompts and completions.
+    """Returns the columns that reward functions, rules and judges get besides prompts and completions.
 
     Args:
-        columns: All columns of the prompts.
+        columns: {column: values} of the data set.
     """
     return {name: values for name, values in columns.items() if name not in RESERVED}
 
 
 def withheld_columns(names: Iterable[str]) -> list[str]:
-    """Lists columns that users may expect reward functions to get, but that these never get.
+    """Lists the columns that users may expect reward functions to get, but that are withheld.
 
     Args:
-        names: Column names of a data set of prompts.
+        names: The column names of a data set of prompts.
 
     Returns:
-        Those that have a reserved name, in order.
+        Those with a reserved name, in order.
     """
     return [name for name in names if name in RESERVED - _USUAL]
 
@@ -55,6 +55,6 @@ def how_to_rename(name: str) -> str:
     """Returns the fix for a column with a reserved name, as the end of a sentence.
 
     Args:
-        name: The column.
+        name: The column's name.
     """
     return f"rename the column, in a recipe by `columns: {{given_{name}: {name}}}`"

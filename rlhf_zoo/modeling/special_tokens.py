@@ -1,4 +1,4 @@
-"""The special tokens of a policy (what ends a completion, what pads), and a tokenizer that is trained from scratch."""
+"""Special tokens of a policy (those that end a completion, and PAD), and training a tokenizer from scratch."""
 
 import contextlib
 import json
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..errors import ZooError
@@ -14,48 +14,49 @@ from .chat import tokenize_prompt
 from .chat_template import end_of_turn
 
 ADDED_PAD = "[PAD]"
-# Patterns of tokens that a vocabulary reserves for padding or leaves unused, or that separate documents. The first
-# pattern that matches a token decides.
-SPARE = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
+# Names of tokens that can serve as PAD, best first: reserved for padding, unused, or separators of documents.
+_SPARE_PATTERNS = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
          r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+", r"end_?of_?text")  # fmt: skip
 _BRACKETS = "<>[]|"
-# Text of several scripts and kinds, and an unassigned code point, for which no vocabulary has a token.
-_ORDINARY = 'Ordinary text, 0 to 9: (a + b) * c = {"key": [1.5]};\n\tÉtude, Москва, 漢字, العربية, 🙂, \u0378'
+# Text of several scripts and kinds. The last code point is unassigned, so a vocabulary without bytes maps it to UNK.
+_ORDINARY_TEXT = 'Ordinary text, 0 to 9: (a + b) * c = {"key": [1.5]};\n\tÉtude, Москва, 漢字, العربية, 🙂, \u0378'
 
 
 def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Lists the tokens that end a completion: EOS, those in the generation config, and the template's end of turn.
 
-    From the generation config only special tokens count, because a default config may name an ordinary token.
+    Ordinary tokens in the generation config do not count, because a default config may name one.
 
     Args:
         model: The policy, or anything with a generation config.
         tokenizer: The policy's.
     """
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    configured = configured if isinstance(configured, list) else [configured]
-    special = _added(tokenizer)
-    turn = None if tokenizer.chat_template is None else end_of_turn(tokenizer)
-    candidates = (tokenizer.eos_token_id, *(index for index in configured if index in special), turn)
-    return list(dict.fromkeys(index for index in candidates if index is not None))
+    configured_ids = configured if isinstance(configured, list) else [configured]
+    special = _special_tokens(tokenizer)
+    turn_end = None if tokenizer.chat_template is None else end_of_turn(tokenizer)
+    candidates = (tokenizer.eos_token_id, *(token_id for token_id in configured_ids if token_id in special), turn_end)
+    return list(dict.fromkeys(token_id for token_id in candidates if token_id is not None))
 
 
 def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the highest token id for which a model may need an embedding.
 
-    PAD does not count, because scripts add it past the embeddings, and it is never looked up.
+    PAD does not count: some scripts add it without an embedding, and it is never looked up.
 
     Args:
         tokenizer: Any tokenizer.
     """
-    return max((index for index in tokenizer.get_vocab().values() if index != tokenizer.pad_token_id), default=0)
+    return max(
+        (token_id for token_id in tokenizer.get_vocab().values() if token_id != tokenizer.pad_token_id), default=0
+    )
 
 
-def _added(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
-    """Returns the tokens that are not ordinary text: {id: token}."""
-    added: dict[int, Any] = getattr(tokenizer, "added_tokens_decoder", {})
+def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Returns {id: token} of the tokens that are not ordinary text."""
+    added: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
     special = dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
-    return {index: str(token) for index, token in added.items()} | special
+    return {token_id: str(token) for token_id, token in added.items()} | special
 
 
 def settle_padding(
@@ -65,19 +66,19 @@ def settle_padding(
     pad_token: str | None = None,
     eos_token: str | None = None,
 ) -> str | None:
-    """Makes the tokenizer pad with a token that does not also end completions, and writes it into the model's configs.
+    """Gives the tokenizer a PAD that does not also end completions, and writes it into the model's configs.
 
-    Uses `pad_token`, otherwise the tokenizer's PAD, otherwise a token of the vocabulary that no text uses. If there is
-    none, adds one. If the embeddings have no row for it, they grow, and peft then saves them with every adapter.
+    PAD is `pad_token`, otherwise the tokenizer's present PAD, otherwise a token of the vocabulary that no text uses,
+    otherwise a new token. If the embeddings have no row for it, they grow, and peft then saves them with every adapter.
 
     Args:
         tokenizer: The tokenizer, which is changed.
         model: The model, which is changed.
-        pad_token: The new PAD; None to choose one.
-        eos_token: The new EOS; None keeps the present one.
+        pad_token: The new PAD; None to choose one as above.
+        eos_token: The new EOS; None to keep the present one.
 
     Returns:
-        A line that says what changed; None if nothing had to change.
+        A sentence that says what changed; None if nothing had to change.
 
     Raises:
         ZooError: The vocabulary lacks a token, there is no EOS, or PAD would be EOS.
@@ -93,9 +94,9 @@ def settle_padding(
         raise ZooError(f"pad_token is {pad_token!r}, which is also EOS: choose another, or remove the key.")
     old_pad = tokenizer.pad_token
     if pad_token in (None, old_pad) and old_pad not in (None, tokenizer.eos_token):
-        if not make_room(model, tokenizer):
+        if not add_pad_embedding(model, tokenizer):
             return None
-        name_pad(model, tokenizer)
+        write_pad_id(model, tokenizer)
         return (
             f"The model has no embedding for PAD, {old_pad} (id {tokenizer.pad_token_id}): its embeddings are resized."
         )
@@ -107,13 +108,13 @@ def settle_padding(
     else:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
         padding, how = ADDED_PAD, "a new token"
-    make_room(model, tokenizer)
-    name_pad(model, tokenizer)
+    add_pad_embedding(model, tokenizer)
+    write_pad_id(model, tokenizer)
     return f"The tokenizer {problem}: PAD is now {padding} (id {tokenizer.pad_token_id}), {how}."
 
 
-def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer has a PAD that is not its EOS.
+def has_own_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether a tokenizer has a PAD other than its EOS.
 
     Args:
         tokenizer: Any tokenizer.
@@ -121,17 +122,17 @@ def pads_apart(tokenizer: PreTrainedTokenizerBase) -> bool:
     return tokenizer.pad_token not in (None, tokenizer.eos_token)
 
 
-def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, subject: str, key: str) -> None:
-    """Makes a tokenizer pad with another token than its EOS.
+def ensure_own_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, subject: str, key: str) -> None:
+    """Checks that PAD is not EOS. If it is, or if there is no PAD, PAD becomes `pad_token`.
 
     Args:
-        tokenizer: The tokenizer. It gets `pad_token` if it has no PAD, or if its PAD is EOS.
-        pad_token: A token of its vocabulary, or None.
-        subject: Whose tokenizer it is, for the error.
-        key: The key that names `pad_token`.
+        tokenizer: The tokenizer, which may be changed.
+        pad_token: A token of its vocabulary; None to change nothing.
+        subject: What errors call the tokenizer's model.
+        key: The name of the key with `pad_token`, for errors.
 
     Raises:
-        ZooError: It still pads with EOS, or has no such token.
+        ZooError: PAD would still be EOS or missing, or the tokenizer does not have `pad_token`.
     """
     current_pad, end = tokenizer.pad_token, tokenizer.eos_token
     if pad_token is not None and pad_token not in tokenizer.get_vocab():
@@ -140,7 +141,7 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, subj
         )
     if pad_token is not None and pad_token == end:
         raise ZooError(f"{key} is {pad_token!r}, which is also EOS of {subject}: choose another of its tokens.")
-    if pads_apart(tokenizer):
+    if has_own_pad(tokenizer):
         return
     if pad_token is None:
         pads = "has no PAD" if current_pad is None else "pads with its EOS"
@@ -152,20 +153,20 @@ def pad_apart(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *, subj
 
 
 def _suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Names a token that could be PAD, for an error; its embedding is checked when the key is set."""
+    """Names a token that could be PAD, for an error. Its embedding is checked only once the key is set."""
     candidate = spare_token(tokenizer, None)
     return "another of its tokens" if candidate is None else f"{candidate!r}, which no text uses"
 
 
-def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Gives PAD an embedding if the model has none for it. Its values do not matter, but trainers look it up.
+def add_pad_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Adds an embedding for PAD if the model has none. Its values do not matter, but trainers look it up.
 
     Args:
         model: The model, which is changed.
         tokenizer: The model's.
 
     Returns:
-        Whether the embeddings grew.
+        Whether one was added.
     """
     if tokenizer.pad_token_id < model.get_input_embeddings().weight.shape[0]:
         return False
@@ -173,7 +174,7 @@ def make_room(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
     return True
 
 
-def name_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+def write_pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
     """Writes the tokenizer's PAD into the model's configs.
 
     Args:
@@ -186,36 +187,39 @@ def name_pad(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None
 
 
 def spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
-    """Finds a token with an embedding that occurs in no text and no turn of a conversation.
+    """Finds a token that can serve as PAD: it has an embedding and occurs neither in text nor in conversations.
 
     Args:
         tokenizer: The tokenizer.
-        model: The model, whose weights are not read; None assumes an embedding for each token.
+        model: The model; None if every token has an embedding.
 
     Returns:
-        The token; None without one.
+        The token; None if there is none.
     """
     rows = len(tokenizer) if model is None else model.get_input_embeddings().weight.shape[0]
     used = {tokenizer.eos_token_id, tokenizer.bos_token_id, *stop_ids(model, tokenizer)}
     template = json.dumps(tokenizer.chat_template or "", ensure_ascii=False)
-    added = {
-        token: index
-        for index, token in sorted(_added(tokenizer).items())
-        if index < rows and index not in used and token not in template
+    unused = {
+        token: token_id
+        for token_id, token in sorted(_special_tokens(tokenizer).items())
+        if token_id < rows and token_id not in used and token not in template
     }
     matches = (
-        token for pattern in SPARE for token in added if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
+        token
+        for pattern in _SPARE_PATTERNS
+        for token in unused
+        if re.fullmatch(pattern, token.strip(_BRACKETS), re.IGNORECASE)
     )
-    # If every text can be spelled in bytes, nothing is unknown, so UNK is free.
-    unknown = [tokenizer.unk_token] if tokenizer.unk_token in added else []
+    # A vocabulary with all bytes never needs UNK.
+    unknown = [tokenizer.unk_token] if tokenizer.unk_token in unused else []
     return next((token for token in (*matches, *unknown) if not _is_written(token, tokenizer)), None)
 
 
 def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a token occurs in ordinary text, or in a conversation when it is PAD, which a template may write."""
-    index, current_pad = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
-    turns = [{"role": "user", "content": _ORDINARY}, {"role": "assistant", "content": _ORDINARY}]
-    ids = [*tokenize_prompt(_ORDINARY, tokenizer)]
+    """Whether a token occurs in ordinary text, or in conversations once it is PAD, because a template may write PAD."""
+    token_id, current_pad = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
+    turns = [{"role": "user", "content": _ORDINARY_TEXT}, {"role": "assistant", "content": _ORDINARY_TEXT}]
+    ids = [*tokenize_prompt(_ORDINARY_TEXT, tokenizer)]
     tokenizer.pad_token = token
     try:
         for messages in (turns[:1], turns) if tokenizer.chat_template is not None else ():
@@ -223,21 +227,21 @@ def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
                 ids += tokenize_prompt(messages, tokenizer)
     finally:
         tokenizer.pad_token = current_pad
-    return index in ids
+    return token_id in ids
 
 
 def train_tokenizer(
     lines: Iterable[str], *, vocab_size: int, lowercase: bool = False, max_length: int
 ) -> PreTrainedTokenizerBase:
-    """Trains a byte-level BPE tokenizer. <pad> differs from <eos>, because PPO must tell padding from an end.
+    """Trains a byte-level BPE tokenizer with the special tokens <pad> and <eos>.
 
-    A byte-level tokenizer can encode every text, so it needs no <unk>.
+    PPO must tell padding from an end, so they are two tokens. Bytes encode every text, so there is no <unk>.
 
     Args:
-        lines: The texts.
-        vocab_size: The most tokens.
-        lowercase: Whether it lower-cases texts.
-        max_length: The model's context, in tokens.
+        lines: The texts to train on.
+        vocab_size: The maximum number of tokens.
+        lowercase: Whether the tokenizer lower-cases texts.
+        max_length: The model's context length, in tokens.
     """
     backend = Tokenizer(models.BPE())
     if lowercase:

@@ -1,4 +1,4 @@
-"""The token ids of a text: with one BOS where its tokenizer adds one, and without an end."""
+"""Tokenizes texts: with one BOS if the tokenizer adds one, and without EOS."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from ..errors import ZooError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_PROBE = "zxq"
+_PROBE = "zxq"  # a text in which no special token occurs
 
 
 class AddedTokens(NamedTuple):
     """The token ids that a tokenizer adds around a text.
 
     Attributes:
-        prefix: Before it.
-        suffix: After it.
+        prefix: The ids before the text.
+        suffix: The ids after the text.
     """
 
     prefix: tuple[int, ...]
     suffix: tuple[int, ...]
 
 
-_FRAMES: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
+# {tokenizer: (the settings that decide, the result)}. Each text needs the result, and settings may change.
+_CACHE: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
 
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
-    """Returns what a tokenizer adds around every text.
+    """Returns the token ids that a tokenizer adds around every text.
 
     Args:
         tokenizer: Any tokenizer.
     """
     switches = [getattr(tokenizer, f"add_{name}_token", None) for name in ("bos", "eos")]
     state = (tokenizer.bos_token_id, tokenizer.eos_token_id, *switches)
-    cached = _FRAMES.get(tokenizer)
+    cached = _CACHE.get(tokenizer)
     if cached is None or cached[0] != state:
         bare, full = (list(tokenizer(_PROBE, add_special_tokens=add)["input_ids"]) for add in (False, True))
         extra = len(full) - len(bare)
-        start = next((place for place in range(extra + 1) if full[place : place + len(bare)] == bare), 0)
-        frame = AddedTokens(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else AddedTokens((), ())
-        cached = _FRAMES[tokenizer] = state, frame
+        start = next((position for position in range(extra + 1) if full[position : position + len(bare)] == bare), 0)
+        added = AddedTokens(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else AddedTokens((), ())
+        cached = _CACHE[tokenizer] = state, added
     return cached[1]
 
 
 def appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer adds its end-of-sequence token after every text, also after a prompt.
+    """Whether a tokenizer adds EOS after every text, prompts included.
 
-    The separator that an encoder reads after every text is no end.
+    The separator that a tokenizer of an encoder adds after every text does not count.
 
     Args:
         tokenizer: Any tokenizer.
@@ -59,25 +60,25 @@ def appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
 
 
 def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenizes a text.
+    """Tokenizes a text with at most one BOS and without EOS.
 
     Args:
-        text: It may begin with BOS, as a text does that a chat template rendered.
+        text: The text, which may begin with BOS if a chat template rendered it.
         tokenizer: Any tokenizer.
 
     Returns:
-        Token ids, with one BOS where the tokenizer adds one, and without the end that it may add after every text.
+        Token ids, with one BOS if the tokenizer adds one, and without the EOS that it may add.
     """
     ids = list(tokenizer(without_bos(text, tokenizer))["input_ids"])
     return ids[:-1] if appends_eos(tokenizer) else ids
 
 
 def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Removes the BOS that a text begins with, if its tokenizer adds one anyway.
+    """Removes the BOS at the start of a text if the tokenizer would add a second one.
 
     Args:
-        text: The text.
-        tokenizer: Its tokenizer.
+        text: A text.
+        tokenizer: Any tokenizer.
     """
     bos: Any = tokenizer.bos_token
     doubled = bos is not None and added_tokens(tokenizer).prefix[-1:] == (tokenizer.bos_token_id,)
@@ -85,24 +86,25 @@ def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def switch_off_eos(tokenizer: PreTrainedTokenizerBase) -> str | None:
-    """Makes a tokenizer add no end after texts, because prompts are texts too. Training adds its ends by itself.
+    """Makes a tokenizer add no EOS after texts, because it would end prompts too. Trainers add EOS by themselves.
 
     Args:
-        tokenizer: It is changed, and keeps the setting when it is saved.
+        tokenizer: The tokenizer, which is changed. The setting is saved with it.
 
     Returns:
-        A line that says what changed; None where it adds none.
+        A sentence that says what changed; None if it adds no EOS.
 
     Raises:
-        ZooError: The tokenizer cannot do without.
+        ZooError: The tokenizer ignores the setting.
     """
     if not appends_eos(tokenizer):
         return None
+    # Setting one of the switches rebuilds what the tokenizer adds from both, so BOS must be set as it was.
     switches = {"add_bos_token": tokenizer.bos_token_id in added_tokens(tokenizer).prefix, "add_eos_token": False}
     before = added_tokens(tokenizer).prefix
     for name, value in switches.items():
         setattr(tokenizer, name, value)
-        tokenizer.init_kwargs[name] = value
+        tokenizer.init_kwargs[name] = value  # which save_pretrained writes
     if appends_eos(tokenizer) or added_tokens(tokenizer).prefix != before:
         raise ZooError(
             f"The tokenizer adds {tokenizer.eos_token} after every text, prompts included, and ignores add_eos_token: "

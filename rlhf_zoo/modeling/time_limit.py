@@ -18,17 +18,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still has after `hurry`.
+#: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still gets after `hurry`.
 GRACE = 10.0
-_TICK = 0.1
-# Seconds before memory is checked, because allocations of other threads count too.
+_TICK = 0.1  # seconds between two looks at the clock
+# Seconds before memory is checked. Allocations of other threads count too, so a short call should not pay for them.
 _MEMORY_GRACE = 0.5
 _STATM = Path("/proc/self/statm")
 # Interrupts a system call in the main thread. By default this signal does nothing.
-_WAKING = getattr(signal, "SIGURG", None)
-# Sent each time this process has computed for _CPU_TICK seconds. The watching thread cannot run while a call such as
+_WAKE_SIGNAL = getattr(signal, "SIGURG", None)
+# Sent whenever this process has used _CPU_TICK seconds of CPU time. The watching thread cannot run while a call such as
 # `re.match` holds the GIL, but such calls run signal handlers.
-_COMPUTING = getattr(signal, "SIGVTALRM", None)
+_CPU_TIME_SIGNAL = getattr(signal, "SIGVTALRM", None)
 _CPU_TICK = 0.25
 
 
@@ -38,9 +38,21 @@ class Expired(BaseException):
 
 @dataclass
 class _Watch:
+    """A deadline that is being watched.
+
+    Attributes:
+        thread: The id of the thread whose code is limited.
+        is_main: Whether that is the main thread.
+        started: The time of the start, in seconds of `time.monotonic`.
+        ends: The deadline, likewise.
+        shorten_on_interrupt: As for `deadline`.
+        memory: The maximum resident memory of the process, in bytes; None for no limit.
+        fired: Whether `Expired` was raised.
+    """
+
     thread: int
-    main: bool
-    began: float
+    is_main: bool
+    started: float
     ends: float
     shorten_on_interrupt: bool
     memory: int | None
@@ -49,21 +61,21 @@ class _Watch:
     def is_over(self, now: float) -> bool:
         if now >= self.ends:
             return True
-        return self.memory is not None and now - self.began > _MEMORY_GRACE and _resident() > self.memory
+        return self.memory is not None and now - self.started > _MEMORY_GRACE and _resident() > self.memory
 
 
 class _Watcher:
-    """A thread that watches deadlines."""
+    """Watches deadlines in a thread of its own."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.watches: list[_Watch] = []
-        self.awake = threading.Event()
+        self.has_watches = threading.Event()
         threading.Thread(target=self._run, name="deadlines", daemon=True).start()
 
     def _run(self) -> None:
         while True:
-            self.awake.wait()
+            self.has_watches.wait()
             time.sleep(_TICK)
             with self.lock:
                 now = time.monotonic()
@@ -73,16 +85,16 @@ class _Watcher:
                         continue
                     watch.fired = True
                     _raise_in(watch.thread, Expired)
-                    if watch.main and _WAKING is not None:
-                        signal.pthread_kill(watch.thread, _WAKING)
+                    if watch.is_main and _WAKE_SIGNAL is not None:
+                        signal.pthread_kill(watch.thread, _WAKE_SIGNAL)
                 if not self.watches:
-                    self.awake.clear()
+                    self.has_watches.clear()
 
     def on_timer(self, *_: object) -> None:
         """Raises `Expired` in the main thread. Does not take the lock, because the interrupted code may hold it."""
         now = time.monotonic()
         for watch in list(self.watches):
-            if watch.main and not watch.fired and watch.is_over(now):
+            if watch.is_main and not watch.fired and watch.is_over(now):
                 watch.fired = True
                 raise Expired
 
@@ -99,51 +111,55 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
 
     Args:
         seconds: The limit; None for no limit.
-        memory: Bytes by which this process may grow meanwhile. Checked on Linux, after half a second.
-        shorten_on_interrupt: Whether the deadline is at most GRACE seconds away once `hurry` is called.
+        memory: Bytes by which this process may grow meanwhile; None for no limit. Checked only on Linux, after half a
+            second.
+        shorten_on_interrupt: Whether `hurry` brings the deadline forward to GRACE seconds from then.
 
     Raises:
         Expired: Time or memory is used up.
     """
-    watcher, now, main = _watcher(os.getpid()), time.monotonic(), threading.current_thread() is threading.main_thread()
-    most = None if memory is None or not _STATM.exists() else _resident() + memory
+    watcher, now = _watcher(os.getpid()), time.monotonic()
+    is_main = threading.current_thread() is threading.main_thread()
+    max_resident = None if memory is None or not _STATM.exists() else _resident() + memory
     ends = now + seconds if seconds is not None else float("inf")
-    watch = _Watch(threading.get_ident(), main, now, ends, shorten_on_interrupt, most)
-    with _signals(watcher) if main else contextlib.nullcontext():
+    watch = _Watch(threading.get_ident(), is_main, now, ends, shorten_on_interrupt, max_resident)
+    with _signals(watcher) if is_main else contextlib.nullcontext():
         try:
             with watcher.lock:
                 watcher.watches.append(watch)
-                watcher.awake.set()
+                watcher.has_watches.set()
             yield
         finally:
             with watcher.lock:
                 if watch in watcher.watches:
                     watcher.watches.remove(watch)
             if watch.fired:
-                _raise_in(watch.thread, None)  # the code may have ended before the exception reached it
+                _raise_in(watch.thread, None)  # cancels it, in case the code ended before it was raised
 
 
 @contextlib.contextmanager
 def _signals(watcher: _Watcher) -> Iterator[None]:
     """Lets signals interrupt the main thread, and restores the previous handlers and timer afterwards."""
-    if _WAKING is None or _COMPUTING is None:  # Windows
+    if _WAKE_SIGNAL is None or _CPU_TIME_SIGNAL is None:  # Windows
         yield
         return
-    waking = signal.signal(_WAKING, lambda *_: None)
-    computing = signal.signal(_COMPUTING, watcher.on_timer)
-    timer = signal.setitimer(signal.ITIMER_VIRTUAL, _CPU_TICK, _CPU_TICK)
+    old_wake_handler = signal.signal(_WAKE_SIGNAL, lambda *_: None)
+    old_timer_handler = signal.signal(_CPU_TIME_SIGNAL, watcher.on_timer)
+    old_timer = signal.setitimer(signal.ITIMER_VIRTUAL, _CPU_TICK, _CPU_TICK)
     try:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(_COMPUTING, signal.SIG_IGN)  # drops a pending one, whose default action would end the process
-        signal.signal(_COMPUTING, computing)
-        signal.setitimer(signal.ITIMER_VIRTUAL, *timer)
-        signal.signal(_WAKING, waking)
+        signal.signal(
+            _CPU_TIME_SIGNAL, signal.SIG_IGN
+        )  # drops a pending one, whose default action would end the process
+        signal.signal(_CPU_TIME_SIGNAL, old_timer_handler)
+        signal.setitimer(signal.ITIMER_VIRTUAL, *old_timer)
+        signal.signal(_WAKE_SIGNAL, old_wake_handler)
 
 
 def hurry() -> None:
-    """Shortens every deadline with `shorten_on_interrupt` to GRACE seconds from now. A handler of Ctrl-C calls it."""
+    """Brings every deadline with `shorten_on_interrupt` forward to GRACE seconds from now. Call it on Ctrl-C."""
     watcher, ends = _watcher(os.getpid()), time.monotonic() + GRACE
     # Do not take the lock, because the interrupted thread may hold it. Reading a list and setting a number are atomic.
     for watch in list(watcher.watches):
@@ -152,10 +168,11 @@ def hurry() -> None:
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raises an exception in another thread, between two of its bytecodes. None cancels one that is still pending."""
     value = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
 
 
 def _resident() -> int:
-    """Returns how many bytes of this process are in memory."""
+    """Returns the resident memory of this process, in bytes."""
     return int(_STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""A value head on a language model's hidden states, and its place in checkpoints."""
+"""A value head on a language model's hidden states, and how to read it from a checkpoint."""
 
 from pathlib import Path
 from typing import Unpack
@@ -19,22 +19,21 @@ __all__ = [
 ]
 
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
-PREFIX = "v_head."
+PREFIX = "v_head."  # of its tensors among a model's weights
 HEAD_TENSORS = {"summary.weight", "summary.bias"}
 
 
 def hidden_size_of(config: PreTrainedConfig) -> int:
-    """Returns the width H of the last hidden state of a language model.
-
-    OPT-350m projects it to `word_embed_proj_dim`; a composite model has it in its text or decoder configuration.
+    """Returns H, the width of the last hidden state of a language model.
 
     Args:
-        config: The model's.
+        config: The model's configuration. A composite model has its width in its text or decoder configuration.
 
     Raises:
         ZooError: The configuration has no width.
     """
     text = config.get_text_config(decoder=True)
+    # OPT-350m projects its last hidden state to `word_embed_proj_dim`, so that key comes first.
     for name in ("word_embed_proj_dim", "hidden_size", "d_model", "n_embd"):
         size = getattr(text, name, None)
         if isinstance(size, int):
@@ -49,8 +48,8 @@ class ValueHead(nn.Module):
     """V(s) = w·h + b of a hidden state h, with dropout on h. Names of tensors and options are TRL's.
 
     Args:
-        hidden_size: H.
-        summary_dropout_prob: The dropout on h.
+        hidden_size: H, the width of h.
+        summary_dropout_prob: The probability of dropout on h.
         v_head_init_strategy: "normal" draws w from N(0, range²) and sets b = 0; None initializes as nn.Linear does.
         v_head_initializer_range: The standard deviation of "normal".
 
@@ -70,6 +69,7 @@ class ValueHead(nn.Module):
         if v_head_init_strategy not in (None, "normal"):
             raise ZooError(f"v_head_init_strategy is {v_head_init_strategy!r}: choose None or 'normal'.")
         self.dropout = nn.Dropout(summary_dropout_prob)
+        # In float32 under any model, because a lower precision would round away small updates of values.
         self.summary = nn.Linear(hidden_size, 1, dtype=torch.float32)
         if v_head_init_strategy == "normal":
             nn.init.normal_(self.summary.weight, std=v_head_initializer_range)
@@ -92,7 +92,7 @@ def read_value_head(
 ) -> dict[str, Tensor] | None:
     """Reads the value head of a checkpoint.
 
-    It is among the weights (`v_head.*` in `model.safetensors` or its shards) or in VALUE_HEAD_FILE.
+    It is looked for among the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
 
     Args:
         source: A folder or a Hub id.
@@ -118,9 +118,9 @@ def read_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
     head: dict[str, Tensor] = {}
     if weights is not None:
         path, shard_of = weights
-        for name in (
-            [path.name] if shard_of is None else sorted({shard_of[key] for key in shard_of if is_head_key(key)})
-        ):
+        # Only the shards with the head are downloaded.
+        names = [path.name] if shard_of is None else sorted({shard_of[key] for key in shard_of if is_head_key(key)})
+        for name in names:
             shard = checkpoint.find(name)
             if shard is None:
                 raise ZooError(f"{checkpoint.source} lacks {name}, which {path.name} names: copy all files again.")
@@ -128,6 +128,7 @@ def read_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
     if not head and (file := checkpoint.find(VALUE_HEAD_FILE)):
         head = _head_tensors(file)
     if not head:
+        # A pickle may contain a head, so its absence must not be reported as a model without one.
         if weights is None:
             checkpoint.refuse_pickle("model")
         return None
@@ -143,7 +144,7 @@ def is_head_key(key: str) -> bool:
     """Whether a key of a state dict belongs to the value head.
 
     Args:
-        key: The key.
+        key: A key of a state dict.
     """
     return key.startswith(PREFIX)
 

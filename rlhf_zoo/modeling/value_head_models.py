@@ -1,9 +1,10 @@
 """Language models with a value head.
 
 `AutoModelForCausalLMWithValueHead` and `AutoModelForSeq2SeqLMWithValueHead` replace the classes of these names in TRL
-up to 1.12, with the same calls and the same checkpoints. The checkpoint of a full model has two additional tensors,
-`v_head.summary.weight` and `v_head.summary.bias`, so plain transformers loads it too. Next to an adapter these two are
-alone in `model.safetensors`. TRL writes them to `pytorch_model.bin` there, a pickle, which is not read here.
+up to 1.12, with the same calls and the same checkpoints. A full model's checkpoint has two additional tensors,
+`v_head.summary.weight` and `v_head.summary.bias`. Plain transformers loads it too, because it ignores these. Next to an
+adapter, `model.safetensors` has only these two. TRL writes them to `pytorch_model.bin` there, a pickle, which is not
+read here.
 """
 
 import logging
@@ -29,41 +30,41 @@ log = logging.getLogger(__name__)
 INNER_PREFIX = "pretrained_model."
 HEAD_ARGUMENTS = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
 KBIT_ARGUMENTS = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
-#: Where in a repository a checkpoint is. They are an adapter's own; its base has others.
+#: Where a checkpoint is in its repository. For an adapter, these do not apply to its base.
 ADDRESS_ARGUMENTS = ("revision", "subfolder")
-#: Keywords of the Hub's client. Those that are no address hold for an adapter's base too.
+#: Arguments of the Hub's client. All others than ADDRESS_ARGUMENTS also apply to an adapter's base.
 HUB_ARGUMENTS = (*ADDRESS_ARGUMENTS, "token", "cache_dir", "force_download", "local_files_only")
 
-#: Attributes that are read from the model under the value head.
-FROM_THE_MODEL = (
+#: Attributes that come from the model under the value head.
+DELEGATED_ATTRIBUTES = (
     "config", "device", "dtype", "generate", "prepare_inputs_for_generation", "enable_input_require_grads",
     "gradient_checkpointing_enable", "gradient_checkpointing_disable",
 )  # fmt: skip
 
 
 @contextmanager
-def _head_reports_held_back() -> Iterator[None]:
-    """Holds back transformers' warnings about a value head's weights while it is open, and logs them if loading fails.
+def _head_warnings_withheld() -> Iterator[None]:
+    """Withholds transformers' warnings about weights of a value head in this context. Logs them if loading fails.
 
-    transformers warns that it does not use these weights. It does not know that they are read separately.
+    transformers warns that it does not use these weights, because it does not know that they are read separately.
     """
-    held: list[logging.LogRecord] = []
+    withheld: list[logging.LogRecord] = []
 
-    def pass_on(record: logging.LogRecord) -> bool:
+    def is_unrelated(record: logging.LogRecord) -> bool:
         if PREFIX not in record.getMessage():
             return True
-        held.append(record)
+        withheld.append(record)
         return False
 
     logger = logging.getLogger(PreTrainedModel.__module__)
-    logger.addFilter(pass_on)
+    logger.addFilter(is_unrelated)
     loaded = False
     try:
         yield
         loaded = True
     finally:
-        logger.removeFilter(pass_on)
-        for record in () if loaded else held:
+        logger.removeFilter(is_unrelated)
+        for record in () if loaded else withheld:
             logger.handle(record)
 
 
@@ -72,23 +73,23 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     checkpoint.check_config()
     if checkpoint.weights is None and "gguf_file" not in kwargs:
         checkpoint.refuse_pickle("model")
-    if checkpoint.adapter is not None:  # transformers would load it on its base, unchecked
+    if checkpoint.adapter is not None:  # transformers would load it, and its base without our checks
         raise ZooError(f"The base {checkpoint.source} is itself an adapter: merge it into its own base first.")
     trusted = bool(kwargs.get("trust_remote_code", is_trusted()))  # None would make transformers ask in the terminal
     options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
         name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
     }
-    with _head_reports_held_back():
+    with _head_warnings_withheld():
         model, info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)
     unexpected = sorted(key for key in info["unexpected_keys"] if not is_head_key(key))
-    misfits = {
+    problems = {
         "missing are": sorted(info["missing_keys"]),
         "unexpected are": unexpected,
         "of another size are": sorted(key for key, *_ in info["mismatched_keys"]),
     }
-    # transformers reports these itself, but the whole report is held back if it names the head.
-    if len(unexpected) < len(info["unexpected_keys"]) and any(misfits.values()):
-        listed = "; ".join(f"{problem} {', '.join(keys)}" for problem, keys in misfits.items() if keys)
+    # transformers reports these itself, but if its report names the head, all of it was withheld.
+    if len(unexpected) < len(info["unexpected_keys"]) and any(problems.values()):
+        listed = "; ".join(f"{problem} {', '.join(keys)}" for problem, keys in problems.items() if keys)
         log.warning("Not all weights of %s fit %s: %s", checkpoint.source, type(model).__name__, listed)
     return model
 
@@ -102,10 +103,10 @@ def _load_adapter(
     *,
     is_trainable: bool,
 ) -> Any:
-    """Loads the checkpoint's adapter, whose files are in the folder `adapter`, on the base that it names."""
+    """Loads the base that an adapter names, and the adapter on it. Its downloaded files are in the folder `adapter`."""
     from peft import PeftConfig, PeftModel
 
-    checkpoint.variant = None  # the variant in kwargs is the base's
+    checkpoint.variant = None  # kwargs name the variant of the base
     if checkpoint.find(ADAPTER_WEIGHTS) is None:
         checkpoint.refuse_pickle("adapter_model")
         raise ZooError(f"{checkpoint.source} has {ADAPTER_CONFIG} but no {ADAPTER_WEIGHTS}: copy all files again.")
@@ -122,7 +123,7 @@ def _load_adapter(
 
 
 def _add_adapter(model: PreTrainedModel, peft_config: Any, kbit: dict[str, Any], *, revision: str | None) -> Any:
-    """Puts a new adapter on a model. The adapter's config records the revision of its base."""
+    """Adds a new adapter to a model. The adapter's config records the revision of its base."""
     from peft import PeftConfig, get_peft_model, prepare_model_for_kbit_training
 
     if not isinstance(peft_config, PeftConfig):
@@ -138,7 +139,7 @@ def _is_peft_model(model: PreTrainedModel) -> bool:
     return isinstance(model, PeftModel)
 
 
-def _device_of_head(model: PreTrainedModel) -> torch.device:
+def _output_device(model: PreTrainedModel) -> torch.device:
     """Returns the device of the output embeddings, which read the same hidden state as the value head."""
     embeddings = model.get_output_embeddings()
     weight = getattr(embeddings, "weight", None)
@@ -152,7 +153,7 @@ def _device_of_head(model: PreTrainedModel) -> torch.device:
 
 
 class _Architectures:
-    """The classes that can be wrapped. A descriptor, because peft takes long to import."""
+    """The classes that can be wrapped, as a descriptor so that peft, which takes long to import, is imported late."""
 
     def __get__(self, *_: Any) -> tuple[type, ...]:
         from peft import PeftModel
@@ -165,12 +166,11 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 
     Args:
         pretrained_model: A PreTrainedModel, or a PeftModel of one.
-        **head: `summary_dropout_prob` (default: the configuration's, or 0.1), `v_head_init_strategy` (None or
-            "normal"), `v_head_initializer_range`.
+        **head: Arguments of `ValueHead`. `summary_dropout_prob` defaults to the configuration's, or 0.1.
 
     Raises:
-        ZooError: The model has no language model head, is of the other kind (decoder or encoder-decoder), or has an
-            adapter that a value head cannot be combined with.
+        ZooError: The model has no language model head, is a decoder instead of an encoder-decoder or vice versa, or has
+            an adapter that does not support a value head.
     """
 
     # Attributes of TRL's classes, for code that reads them.
@@ -193,7 +193,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         if head.get("summary_dropout_prob") is None:
             head["summary_dropout_prob"] = getattr(config, "summary_dropout_prob", 0.1)
         self.pretrained_model = pretrained_model
-        self.v_head = ValueHead(hidden_size_of(config), **head).to(_device_of_head(pretrained_model))
+        self.v_head = ValueHead(hidden_size_of(config), **head).to(_output_device(pretrained_model))
         self.training = pretrained_model.training
         self.v_head.train(self.training)
         self.register_state_dict_post_hook(_to_checkpoint_names)
@@ -230,23 +230,23 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         """Loads or wraps a model, with the value head of its checkpoint or a new one with random weights.
 
         Args:
-            pretrained_model_name_or_path: A folder, a Hub id, a PreTrainedModel or a PeftModel. For an adapter's path
-                its base is loaded too.
+            pretrained_model_name_or_path: A folder, a Hub id, a PreTrainedModel or a PeftModel. If it is an adapter's
+                folder or id, its base is loaded too.
             *model_args: Positional arguments of transformers' `from_pretrained`.
-            peft_config: Puts a new adapter on a model that has none.
-            is_trainable: Whether a loaded adapter is trained.
-            **kwargs: The head's (see the class); `use_gradient_checkpointing` and `gradient_checkpointing_kwargs` for a
-                quantized model under a new adapter; and those of transformers' `from_pretrained` (revision, subfolder,
+            peft_config: The configuration of a new adapter, for a model that has none; None to add none.
+            is_trainable: Whether a loaded adapter can be trained.
+            **kwargs: Arguments of `ValueHead`; `use_gradient_checkpointing` and `gradient_checkpointing_kwargs` for a
+                quantized model with a new adapter; and those of transformers' `from_pretrained` (revision, subfolder,
                 token, dtype, device_map, ...).
 
         Raises:
-            ZooError: The model or the head cannot be loaded, or do not fit each other.
+            ZooError: The model or the head cannot be loaded, or they do not fit each other.
         """
         source: Any = pretrained_model_name_or_path
         if kwargs.pop("reward_adapter", None) is not None:
             raise ZooError("reward_adapter is not supported: pass the reward model to the trainer.")
         head_arguments = {name: kwargs.pop(name) for name in HEAD_ARGUMENTS if name in kwargs}
-        kbit = {name: kwargs.pop(name) for name in KBIT_ARGUMENTS if name in kwargs}
+        kbit_arguments = {name: kwargs.pop(name) for name in KBIT_ARGUMENTS if name in kwargs}
         head = revision = None
         if isinstance(source, str | Path):
             checkpoint = ModelFiles(
@@ -279,7 +279,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             if _is_peft_model(model):
                 log.warning("Ignoring peft_config: %s already has an adapter.", type(model).__name__)
             else:
-                model = _add_adapter(model, peft_config, kbit, revision=revision)
+                model = _add_adapter(model, peft_config, kbit_arguments, revision=revision)
         wrapped = cls(model, **head_arguments)
         if head is not None:
             own, saved = wrapped.v_head.summary.weight.shape, head["summary.weight"].shape
@@ -303,14 +303,14 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
 
         Args:
             input_ids: (B, T) token ids.
-            past_key_values: The cache of earlier tokens.
-            attention_mask: (B, T).
+            past_key_values: The cache of earlier tokens; None for none.
+            attention_mask: (B, T), 0 for padding.
             return_past_key_values: Whether to return the cache as a fourth element.
             **kwargs: Passed to the model.
 
         Returns:
             Logits (B, T, V) float32, the loss (None without labels), and V of the state after each token, (B, T)
-            float32. For an encoder-decoder T is the decoder's length.
+            float32; then the cache, if requested. For an encoder-decoder, T is the length of the decoder's input.
         """
         if past_key_values is not None:
             kwargs["past_key_values"] = past_key_values
@@ -324,7 +324,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         return (*result, output.past_key_values) if return_past_key_values else result
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.pretrained_model, name) if name in FROM_THE_MODEL else super().__getattr__(name)
+        return getattr(self.pretrained_model, name) if name in DELEGATED_ATTRIBUTES else super().__getattr__(name)
 
     @property
     def generation_config(self) -> GenerationConfig:
@@ -337,12 +337,12 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
     def save_pretrained(
         self, save_directory: str | Path, *, state_dict: Mapping[str, Tensor] | None = None, **kwargs: Any
     ) -> None:
-        """Writes a checkpoint that `from_pretrained` reads. transformers and peft load it too, without the head.
+        """Writes a checkpoint that `from_pretrained` reads. transformers and peft can read it too, without the head.
 
         Args:
             save_directory: The folder.
-            state_dict: Weights that were gathered from several processes, by the names of `state_dict()`; None for the
-                module's own.
+            state_dict: Weights with the names of `state_dict()`, for example gathered from several processes; None for
+                this module's own.
             **kwargs: Passed to the model's `save_pretrained` (max_shard_size, variant, is_main_process, ...).
 
         Raises:
@@ -360,7 +360,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             save_file(head, Path(save_directory) / WEIGHTS_FILE, metadata={"format": "pt"})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Loads what `state_dict()` returns. Under an adapter that is the head alone; the model is not changed.
+        """Loads what `state_dict()` returns. With an adapter that is only the head, and the model is not changed.
 
         Args:
             state_dict: The weights.
@@ -373,9 +373,9 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
         return super().load_state_dict(state_dict, strict=strict, assign=assign)
 
 
-# State dicts have TRL's names: the model's own without a prefix, and v_head.*; for an adapted model the head alone.
-# Hooks do this instead of methods, because a module that contains this one (DDP, a trainer's) saves and loads through
-# them too.
+# State dicts have TRL's names: the model's own without a prefix, and v_head.*. With an adapter there is only the head.
+# Hooks do this instead of methods, because they also run when a module that contains this one (DDP, or a trainer's) is
+# saved or loaded.
 def _to_checkpoint_names(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: Any) -> None:
     head = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(prefix + PREFIX)}
     inner = prefix + INNER_PREFIX

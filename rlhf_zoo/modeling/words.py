@@ -1,8 +1,8 @@
-"""The words of a text, as rewards, probes and metrics count them.
+"""Splits a text into words, as rewards, probes and metrics count them.
 
-A word is a run of letters and digits with inner apostrophes, lower-cased, and each punctuation mark is a word of its
-own, so that a run of exclamation marks counts as the repetition that it is. Han, kana, Thai, Lao, Khmer and Burmese put
-no spaces between words: there each character, with the marks that stand on it, is a word.
+A word is a run of letters and digits with inner apostrophes, lower-cased. Each punctuation mark is a word too, so a run
+of exclamation marks counts as a repetition. Han, kana, Thai, Lao, Khmer and Burmese put no spaces between words, so
+there each character, with its combining marks, is a word.
 """
 
 import re
@@ -16,6 +16,7 @@ _SCRIPTS = (
     "\U00020000-\U0003347f"
     "\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f\U0001aff0-\U0001b16f"  # kana
 )
+# The combining marks of these scripts.
 _MARKS = "".join(
     chr(code) for code in (*range(0xE00, 0x18B0), *range(0x302A, 0x309B), *range(0xA9E0, 0xAA80))
     if unicodedata.category(chr(code)) in ("Mn", "Mc")
@@ -28,7 +29,7 @@ _PIECE = re.compile(rf"\s*(?:{_UNSPACED}|[^\s{_SCRIPTS}]+)")
 
 
 def words(text: str) -> list[str]:
-    """Splits a text into words, as this module counts them.
+    """Splits a text into words, lower-cased.
 
     Args:
         text: Any text.
@@ -37,41 +38,42 @@ def words(text: str) -> list[str]:
 
 
 def unspaced(word: str) -> bool:
-    """Whether a word begins with a character of a script without spaces between words.
+    """Whether a word begins in a script without spaces between words.
 
     Args:
-        word: A word, or a text.
+        word: A word, or any text.
     """
     return re.match(_UNSPACED, word) is not None
 
 
 def is_word(word: str) -> bool:
-    """Whether a word of `words` has a meaning, as words, numbers and emoji do, and is no punctuation mark.
+    """Whether an element of `words` is a word, a number or a symbol such as an emoji, instead of a punctuation mark.
 
     Args:
-        word: The word.
+        word: An element of `words`.
     """
     return word[0].isalnum() or (not word.isascii() and unicodedata.category(word[0])[0] == "S")
 
 
 def phrase(tokens: Sequence[str]) -> str:
-    """Joins words as a text has them, with spaces where their script has some, so that `words` splits them again.
+    """Joins words into a text that `words` splits into the same words, with spaces where their script has them.
 
     Args:
-        tokens: The words.
+        tokens: Elements of `words`.
     """
     return "".join(word if unspaced(word) else f" {word}" for word in tokens).removeprefix(" ")
 
 
 def pattern(tokens: Sequence[str]) -> str:
-    """Makes a regular expression of words in a row, as texts have them: with any marks and spaces between.
+    """Makes a regular expression for consecutive words in a lower-cased text, with any marks and spaces between them.
 
     Args:
-        tokens: The words.
+        tokens: Elements of `words`.
     """
     spaced = [word[0].isalnum() and not unspaced(word) for word in tokens]
     regex = ""
     for k, word in enumerate(tokens):
+        # Something must separate two spaced words, or they would be one.
         between = "" if k == 0 else r"\W+" if spaced[k] and spaced[k - 1] else r"\W*"
         escaped = re.escape(word)
         regex += between + (rf"(?<!{_SPACED_SIGN}){escaped}(?!{_SPACED_SIGN})" if spaced[k] else escaped)
@@ -79,7 +81,9 @@ def pattern(tokens: Sequence[str]) -> str:
 
 
 def pieces(text: str) -> list[str]:
-    """Cuts a text where a word can begin, before the spaces there. Spaces at the end are left off.
+    """Cuts a text before each run of white space, and at each character of a script without spaces.
+
+    White space at the end of the text is dropped.
 
     Args:
         text: Any text.

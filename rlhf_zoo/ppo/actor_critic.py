@@ -123,8 +123,8 @@ class ActorCritic(nn.Module):
             self.policy,
             samples,
             temperature=temperature,
-            states=shared,
-            logits=ref_logits is not None,
+            return_states=shared,
+            return_logits=ref_logits is not None,
             entropy_requires_grad=entropy_requires_grad,
             loss=policy_loss,
         )

@@ -400,7 +400,7 @@ def prepare_prompt_data(
             f"The prompts are a {type(data).__name__}: pass a datasets.Dataset, which has a length and an order."
         )
     prepared = prepare_prompts(
-        data, tokenizer, context=context, room=args.response_length, num_proc=args.dataset_num_proc
+        data, tokenizer, context=context, max_new_tokens=args.response_length, num_proc=args.dataset_num_proc
     )
     if training:
         warn_of_reserved_columns(data)

@@ -35,7 +35,7 @@ from .engines import make_engine
 from .guards import KLWatch, ReferenceWatch
 from .kl_controller import KLController, RunningScores
 from .metrics import UpdateMetrics, completion_metrics, critic_health
-from .offload import on_device, place
+from .offload import on_device, place_frozen_models
 from .prompt_batches import PromptReader
 from .rollout import Advantages, Rollout
 from .step_guard import SKIPPED, GuardedTrainer
@@ -118,7 +118,9 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, GuardedTrainer,
         self.phases = Phases(self.accelerator.device)
         self.engine = make_engine(args, self.policy, processing_class, self.accelerator)
         trained_model = self.model if args.offload_frozen else None
-        place(self.reference, self._reward_models, device=self.accelerator.device, offload_beside=trained_model)
+        place_frozen_models(
+            self.reference, self._reward_models, device=self.accelerator.device, offload_beside=trained_model
+        )
         if args.fsdp2:
             self._shard_all(optimizers[0])
 

@@ -11,7 +11,7 @@ from ..errors import ZooError
 from ..modeling.alignment import encode_after
 from ..modeling.chat import tokenize_completion, tokenize_prompt
 from ..modeling.chat_template import Prompt
-from ..modeling.prompts import check_room
+from ..modeling.prompts import check_prompt_length
 from ..modeling.sampling.sampler import Samples, left_pad
 from ..rewards import Scored
 from .token_checks import check_ids
@@ -51,7 +51,7 @@ def prompt_ids(prompt: Prompt, row: int, trainer: Any) -> list[int]:
     """
     ids = _as_ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
-    check_room(row, ids, context=trainer.context, room=trainer.args.response_length)
+    check_prompt_length(row, ids, context=trainer.context, max_new_tokens=trainer.args.response_length)
     check_ids([ids], trainer.narrowest)
     return ids
 

@@ -1,23 +1,25 @@
-"""Converts what other engines return to `Samples`."""
+"""Converts the completions of another engine to `Samples`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, left_pad
 
 
-def ids_outside(vocabulary: Vocabulary, model: Any) -> list[int]:
-    """Lists the rows of the model's head that belong to no token.
+def ids_outside(vocabulary: Vocabulary, model: PreTrainedModel) -> list[int]:
+    """Lists the ids for which the model has logits, but which cannot be sampled.
 
     Args:
-        vocabulary: What can be sampled.
+        vocabulary: The tokens that can be sampled.
         model: The policy.
     """
-    rows = model.get_output_embeddings().weight.shape[0]
+    head: Any = model.get_output_embeddings()
+    rows = head.weight.shape[0]
     return [*vocabulary.holes, *range(vocabulary.size, rows)]
 
 
@@ -31,13 +33,14 @@ def as_samples(
     """Converts token lists to `Samples`.
 
     Args:
-        request: What was requested.
+        request: The request.
         completions: B token lists.
-        logprobs: B lists of log π in nats.
-        device: Of the tensors.
+        logprobs: B lists of log π in nats, one for each token.
+        device: The device of the samples.
 
     Raises:
-        ZooError: A completion is empty, has too few log-probabilities, or a token that cannot be sampled.
+        ZooError: A completion is empty, has another number of log-probabilities than tokens, or has a token that cannot
+            be sampled.
     """
     for row, tokens in enumerate(completions):
         if not tokens or len(tokens) != len(logprobs[row]):

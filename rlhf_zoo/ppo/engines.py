@@ -1,27 +1,29 @@
-"""Rollout engines: `sampler.sample`, or another library's, used as it is.
+"""Rollout engines: our own sampler (`sampler.sample`), or transformers or vLLM, used as they are.
 
-The log π of another engine differs slightly, so the trainer takes log π_old from its own forward pass, keeps the
-engine's as `Rollout.engine_logprobs`, and may weight by their ratio (`importance_sampling_cap`).
+The log π of another engine differs slightly. So the trainer takes log π_old from its own forward pass, keeps the
+engine's log π as `Rollout.engine_logprobs`, and may weight by their ratio (`importance_sampling_cap`).
 """
 
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from accelerate import Accelerator
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..modeling.sampling.cuda_graphs import Capture, CudaGraphs, FixedDecoder, can_be_fixed, fixed_size
+from ..modeling.sampling.cuda_graphs import Capture, CudaGraphs, FixedDecoder, fixed_cache_shape, supports_fixed_cache
 from ..modeling.sampling.sampler import Samples, SamplingRequest, sample
 from .config import PPOConfig
 from .engine_samples import as_samples, ids_outside
 
-#: Samples completions of a model for a request.
+_PAGE_SIZE = 256  # tokens in a page of the cache of continuous batching
+#: A function of the policy and a request that returns samples.
 Engine = Callable[[Any, SamplingRequest], Samples]
 
 
 def make_engine(
-    args: PPOConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, accelerator: Any
+    args: PPOConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator
 ) -> Engine:
     """Makes the engine that the configuration names.
 
@@ -29,7 +31,7 @@ def make_engine(
         args: The settings.
         policy: The policy.
         tokenizer: The policy's.
-        accelerator: The trainer's.
+        accelerator: The trainer's accelerator.
 
     Raises:
         ZooError: The engine is not installed or cannot sample from the policy.
@@ -42,7 +44,7 @@ def make_engine(
         return VLLMEngine(args, policy, tokenizer, accelerator)
     if not hasattr(policy, "generate_batch"):
         raise ZooError(
-            f"rollout_engine is 'transformers', and a {type(policy).__name__} has no generate_batch: use 'native'."
+            f"rollout_engine is 'transformers', but a {type(policy).__name__} has no generate_batch: use 'native'."
         )
     return sample_with_transformers
 
@@ -51,48 +53,48 @@ class NativeEngine:
     """Our own sampler, `rlhf_zoo.modeling.sampling.sampler.sample`.
 
     Args:
-        captures: Makes the object that captures decoding steps over a cache of fixed size, which is kept between
-            rollouts. None for a growing cache, which is also used if a model or request does not suit a fixed one.
+        make_capture: Makes the `Capture` for a decoder over a cache of fixed size, which later rollouts reuse. None to
+            decode over a growing cache, as also happens if the model or the request does not allow a fixed size.
     """
 
-    def __init__(self, captures: Callable[[], Capture] | None = None) -> None:
-        self._captures = captures
+    def __init__(self, make_capture: Callable[[], Capture] | None = None) -> None:
+        self._make_capture = make_capture
         self._decoder: FixedDecoder | None = None
 
     def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
-        return sample(model, **vars(request), decoder=self._fixed(model, request))
+        return sample(model, **vars(request), decoder=self._fixed_decoder(model, request))
 
-    def _fixed(self, model: PreTrainedModel, request: SamplingRequest) -> FixedDecoder | None:
-        if self._captures is None or not can_be_fixed(model):
+    def _fixed_decoder(self, model: PreTrainedModel, request: SamplingRequest) -> FixedDecoder | None:
+        if self._make_capture is None or not supports_fixed_cache(model):
             return None
-        size = fixed_size(request.prompts, request.max_new_tokens, request.max_tokens)
-        if size is None:
+        shape = fixed_cache_shape(request.prompts, request.max_new_tokens, request.max_tokens)
+        if shape is None:
             return None
-        if self._decoder is None or not self._decoder.fits(model, *size):
+        if self._decoder is None or not self._decoder.fits(model, *shape):
             self._decoder = None  # frees its memory before the next decoder allocates as much
-            self._decoder = FixedDecoder(model, *size, self._captures())
-        return self._decoder.begin()
+            self._decoder = FixedDecoder(model, *shape, self._make_capture())
+        return self._decoder.reset()
 
 
 def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
-    """Samples with transformers' continuous batching, with one random stream for all rows.
+    """Samples with transformers' continuous batching, which has one random stream for all rows.
 
     Args:
         model: The policy.
-        request: The request, whose max_tokens bounds the paged cache.
+        request: The request. Its `max_tokens` limits the paged cache.
 
     Raises:
-        ZooError: Completions are missing.
+        ZooError: transformers returned an error, or too few completions.
     """
     from transformers.generation import ContinuousBatchingConfig
 
-    # For each row, one more block of 256 tokens than it can fill.
-    needed = sum(len(prompt) + request.max_new_tokens + 256 for prompt in request.prompts)
+    # The last page of a row may be almost empty, so each row needs up to one page more than it has tokens.
+    needed = sum(len(prompt) + request.max_new_tokens + _PAGE_SIZE for prompt in request.prompts)
     batching = ContinuousBatchingConfig(
         return_logprobs=True,
         seed=int(np.random.SeedSequence([request.seed, *request.keys[0]]).generate_state(1)[0] >> 1),
-        num_blocks=-(-min(needed, request.max_tokens or needed) // 256),
-        page_size=256,
+        num_blocks=-(-min(needed, request.max_tokens or needed) // _PAGE_SIZE),
+        page_size=_PAGE_SIZE,
     )
     config = GenerationConfig(
         do_sample=True,
@@ -100,7 +102,7 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         top_k=None,
         top_p=None,
         max_new_tokens=request.max_new_tokens,
-        eos_token_id=list(request.stop_ids) or -1,
+        eos_token_id=list(request.stop_ids) or -1,  # no token has the id −1
         pad_token_id=request.pad_id,
         suppress_tokens=ids_outside(request.vocabulary, model) or None,
     )
@@ -110,7 +112,7 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         continuous_batching_config=batching,
         warmup=False,
     )
-    # Requests are numbered in the order of the prompts.
+    # The names of requests end with the prompt's number.
     outputs = [by_request[name] for name in sorted(by_request, key=lambda name: int(name.rpartition("_")[2]))]
     failed = next((output.error for output in outputs if output.error), None)
     if failed or len(outputs) != len(request.prompts):

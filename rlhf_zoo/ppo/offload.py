@@ -1,4 +1,4 @@
-"""Keeps frozen models (reference and reward models) on the device, or on the CPU while they do not run."""
+"""Keeps frozen models (reference and reward models) on the device, or offloads them to the CPU between their passes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,28 +14,28 @@ from ..rewards import RewardModel
 from .reference import Reference
 
 
-def place(
+def place_frozen_models(
     reference: Reference | None,
     rewards: Sequence[RewardModel],
     *,
     device: torch.device,
     offload_beside: nn.Module | None,
 ) -> None:
-    """Moves frozen models to the device, or to the CPU for offloading.
+    """Moves frozen models to where they stay between their passes: the device, or the CPU if they are offloaded.
 
     Args:
-        reference: The reference; None for none.
+        reference: The reference; None without one.
         rewards: The reward models.
-        device: The device.
-        offload_beside: The models in training. Frozen models that share no weight with them are offloaded. None
-            offloads none.
+        device: The device on which the policy is trained.
+        offload_beside: The models in training. Frozen models that share no weight with them are offloaded. None to
+            offload no model.
 
     Raises:
-        ZooError: No model can be offloaded.
+        ZooError: Models should be offloaded, but none can be.
     """
     separate_reference = reference.separate_model if reference is not None else None
     frozen = [separate_reference, *(reward.model for reward in rewards)]
-    offloaded = [] if offload_beside is None else _movable_models(frozen, offload_beside)
+    offloaded = [] if offload_beside is None else _offloadable_models(frozen, offload_beside)
     if offload_beside is not None and not offloaded:
         raise ZooError(
             "offload_frozen has no model to move: every frozen model is quantized or shares weights with one in "
@@ -46,9 +46,9 @@ def place(
             part.to("cpu" if model in offloaded else device)
 
 
-def _movable_models(frozen: Sequence[PreTrainedModel | None], trained: nn.Module) -> list[PreTrainedModel]:
+def _offloadable_models(frozen: Sequence[PreTrainedModel | None], trained: nn.Module) -> list[PreTrainedModel]:
     """Returns the models that are not quantized and share no weight with the trained models."""
-    # Moving a shared weight would move the policy off the device as well.
+    # Offloading a shared weight would move a part of the policy off the device.
     trained_ids = {id(weight) for weight in trained.parameters()}
     models = [model for model in frozen if model is not None and not getattr(model, "is_quantized", False)]
     return [model for model in models if not trained_ids & {id(weight) for weight in model.parameters()}]
@@ -56,11 +56,11 @@ def _movable_models(frozen: Sequence[PreTrainedModel | None], trained: nn.Module
 
 @contextmanager
 def on_device(*frozen: PreTrainedModel | None, device: torch.device) -> Iterator[None]:
-    """Keeps models on the device with all of their weights while this context is open.
+    """Keeps models on the device, unsharded, while this context is open.
 
     Args:
         *frozen: The models; None is skipped.
-        device: The device.
+        device: The device on which the policy is trained.
     """
     with unsharded(*frozen), temporarily_on_device(device, *frozen):
         yield

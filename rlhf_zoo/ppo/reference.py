@@ -14,7 +14,7 @@ from ..modeling.models import disable_dropout, is_peft
 
 
 class Reference:
-    """The frozen reference for KL: a separate model, or the policy with another adapter or with none."""
+    """The frozen reference for KL: a separate model, or the policy with another adapter or without its adapter."""
 
     def __init__(
         self,
@@ -25,15 +25,15 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """Takes or makes the reference: a PeftModel's other adapter or base, otherwise a copy of the policy.
+        """Uses the passed model, or a PeftModel with another adapter or without its adapter, or a copy of the policy.
 
         Args:
-            policy: the model in training.
-            model: the reference; None makes one.
-            adapter: the policy with this adapter is the reference; None for no other adapter.
-            in_8bit: whether its linear layers are in 8 bit.
-            in_bf16: whether to make a copy in bfloat16, if bfloat16 represents each weight exactly, as it does for a
-                policy that was saved in bfloat16.
+            policy: The policy.
+            model: The reference; None to make one.
+            adapter: The name of the policy's adapter with which it is the reference; None for no such adapter.
+            in_8bit: Whether the reference's linear layers are in 8 bit.
+            in_bf16: Whether a copy is in bfloat16 if that represents each weight exactly, as it does for a policy that
+                was saved in bfloat16.
 
         Raises:
             ZooError: `model` shares trained weights with the policy; the adapter is missing or is the one in training;
@@ -45,7 +45,7 @@ class Reference:
             raise ZooError(f"ref_adapter_name is {adapter!r} and ref_model is passed too: remove one of them.")
         if adapter is not None and (not is_peft(policy) or adapter not in policy.peft_config):
             raise ZooError(
-                f"ref_adapter_name is {adapter!r}, and the policy has no such adapter: load it, or remove the key."
+                f"ref_adapter_name is {adapter!r}, but the policy has no such adapter: load it, or remove the key."
             )
         adapted: Any = policy
         if adapter is not None and adapter in adapted.active_adapters:
@@ -64,6 +64,7 @@ class Reference:
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
                 half: Any = model
                 model = half.to(torch.bfloat16)
+        # The policy with another adapter is also the model in training, so it is not frozen.
         if self._adapted is None:
             disable_dropout(model)
             model.requires_grad_(False).eval()
@@ -71,7 +72,7 @@ class Reference:
 
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
-        """Yields the model to run. A policy with an adapter is the reference only while this context is open."""
+        """Yields the model to run. The policy with another adapter is the reference only within this context."""
         if self._adapted is None:
             yield self._model
         elif self._adapter is None:
@@ -90,7 +91,7 @@ class Reference:
         """Moves a separate reference.
 
         Args:
-            device: the device.
+            device: The destination.
         """
         if self._adapted is None and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
@@ -98,27 +99,27 @@ class Reference:
 
 
 def _share(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
-    """Whether the models share a trained weight. They may share a frozen base."""
+    """Whether the models share a trained weight. They may share frozen weights, such as those of an adapter's base."""
     reference_ids = {id(parameter) for parameter in model.parameters()}
     return model is policy or any(p.requires_grad and id(p) in reference_ids for p in policy.parameters())
 
 
 @contextmanager
 def _switch_adapter(policy: Any, adapter: str) -> Iterator[None]:
-    """Activates `adapter`. set_adapter also changes requires_grad, which is restored afterwards."""
-    trained = policy.active_adapter
+    """Activates an adapter in this context. peft's set_adapter also changes requires_grad, which is restored too."""
+    trained_adapter = policy.active_adapter
     flags = [(parameter, parameter.requires_grad) for parameter in policy.parameters()]
     policy.set_adapter(adapter)
     try:
         yield
     finally:
-        policy.set_adapter(trained)
+        policy.set_adapter(trained_adapter)
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
 
 
 def _quantize_to_8bit(model: PreTrainedModel) -> PreTrainedModel:
-    """Makes a copy of `model` with linear layers in 8 bit (LLM.int8(), arXiv:2208.07339), by saving and loading it."""
+    """Copies a model with linear layers in 8 bit (LLM.int8(), arXiv:2208.07339), by saving and loading it."""
     from transformers import BitsAndBytesConfig
     from transformers.utils import is_bitsandbytes_available  # type: ignore[attr-defined]
 

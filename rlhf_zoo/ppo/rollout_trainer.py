@@ -105,7 +105,7 @@ class RolloutTrainer(BasePPOTrainer):
                     on_device(separate_reference, device=device),
                 ):
                     ref_logprobs = token_logprobs(
-                        reference, samples, temperature=temperature, batch_size=size, tokens=max_tokens
+                        reference, samples, temperature=temperature, batch_size=size, max_tokens=max_tokens
                     )
                     check_logprobs(ref_logprobs, samples.mask, subject="reference")
                     self._watch.check(self.reference, samples, temperature=temperature, precision=self.precision)

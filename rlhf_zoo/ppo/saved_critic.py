@@ -18,7 +18,7 @@ def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel 
         policy: The policy, whose trunk a value head reads.
 
     Returns:
-        A separate model, or a value head; None if the folder has no critic or does not exist.
+        A separate model, or a value head on the policy's trunk; None if the folder has no critic or does not exist.
 
     Raises:
         ZooError: The critic cannot be loaded.
@@ -27,6 +27,7 @@ def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel 
     if not (folder / CRITIC_DIR).is_dir():
         return None
     try:
+        # A value head is saved in the same folder as a separate critic, but as a single file.
         if (head := read_value_head(folder)) is None:
             return critic_from(folder / CRITIC_DIR)
         critic = shared_value_head(policy)

@@ -1,7 +1,7 @@
-"""vLLM by trl's VLLMGeneration, in the trainer's process or as a server.
+"""Samples with vLLM through TRL's VLLMGeneration, in the trainer's process (colocated) or on a server.
 
-Before each rollout vLLM gets the policy's weights. Then vLLM and the policy score the same row. Otherwise it would go
-unnoticed if vLLM confirms an update of its weights without making all of it.
+Before each rollout, the policy's weights are sent to vLLM. Then vLLM and the policy score the same row, because vLLM
+may confirm an update of its weights without making all of it.
 """
 
 import math
@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from accelerate import Accelerator
 from requests import RequestException, Session
 from requests import get as http_get
 from requests.adapters import HTTPAdapter
@@ -31,16 +32,16 @@ from .engine_samples import as_samples, ids_outside
 from .failures import SamplingFailed
 from .waiting import ended_by_signals
 
-#: Number of tokens in the row that vLLM and the policy score after each weight update.
-FORCED_TOKENS = 64
-#: Mean |Δ log π| per token that rounding can explain, by the coarser of the two precisions. Measured: 1e-5 in float32
-#: on a CPU, 1e-3 if a GPU multiplies in TF32, some 1e-2 in bfloat16. With stale weights it is 0.2 to 0.3.
+#: The number of tokens in the row that vLLM and the policy score after each update of weights.
+CHECKED_TOKENS = 64
+#: The mean |Δ log π| per token, in nats, that rounding can explain, by the coarser of both precisions. Measured: 1e-5 in
+#: float32 on a CPU, 1e-3 if a GPU multiplies in TF32, about 1e-2 in bfloat16; with stale weights, 0.2 to 0.3.
 ROUNDING = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 0.1}
 #: The same for float32 on a CPU.
 ROUNDING_ON_CPU = 1e-3
-#: Seconds to wait for a connection, and for an idle server's answer. A health check tries twice.
-CONNECT, ANSWER = 2.0, 2.0
-SERVE = "start it as docs/engines.md says"
+#: Seconds to wait for a connection, and for the answer to a health check.
+CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 2.0
+_HOW_TO_SERVE = "start it as docs/engines.md says"
 
 
 class VLLMEngine:
@@ -50,7 +51,7 @@ class VLLMEngine:
         args: The settings.
         policy: The policy.
         tokenizer: The policy's.
-        accelerator: The trainer's.
+        accelerator: The trainer's accelerator.
 
     Raises:
         ZooError: vLLM is not installed.
@@ -58,10 +59,10 @@ class VLLMEngine:
     """
 
     def __init__(
-        self, args: PPOConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, accelerator: Any
+        self, args: PPOConfig, policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, accelerator: Accelerator
     ) -> None:
         try:
-            from trl.generation import VLLMGeneration  # where vLLM is installed
+            from trl.generation import VLLMGeneration  # importable only if vLLM is installed
         except ImportError as error:
             raise ZooError(
                 "rollout_engine is 'vllm', which is not installed: pip install 'trl[vllm]', or use 'native'."
@@ -70,7 +71,7 @@ class VLLMEngine:
         self._accelerator, self._sleeps = accelerator, args.vllm_enable_sleep_mode
         self._url = None if args.vllm_server_base_url is None else args.vllm_server_base_url.rstrip("/")
         self._dtype = computing_dtype(args, policy)
-        # With several processes only the first one talks to a server. A colocated vLLM is in each of them.
+        # With several processes, only the main one talks to a server, but each has its own colocated vLLM.
         self._is_client = self._url is None or accelerator.is_main_process
         colocated = nullcontext() if self._url else _llm_with(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
@@ -79,7 +80,7 @@ class VLLMEngine:
             if self._url and self._is_client:
                 check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
-                _leave_weights_plain()
+                _disable_weight_packing()
             with colocated:
                 self._generation = VLLMGeneration(
                     policy,
@@ -100,6 +101,7 @@ class VLLMEngine:
 
     def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
         assert (request.temperature, request.max_new_tokens) == (self._temperature, self._length)
+        # The trainer's stop ids include EOS if it should end completions, so vLLM must not stop at it by itself.
         settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
         if ids_outside(request.vocabulary, model):
             settings["allowed_token_ids"] = [
@@ -107,20 +109,21 @@ class VLLMEngine:
             ]
         self._send_weights(model, request)
         self._generation.generation_kwargs = settings
-        # Signals may interrupt a wait for a server. A colocated vLLM finishes its rollout, as other steps do.
+        # Signals may interrupt the wait for a server. A colocated vLLM finishes its rollout, as our own sampler does.
         with ended_by_signals() if self._url else nullcontext(), _sampling_error("vLLM sampled nothing", self._fix):
             _, completions, logprobs, _ = self._generation.generate(
                 prompts=[list(prompt) for prompt in request.prompts], images=None, num_generations=1
             )
-        chosen = [[token[0] for token in row] for row in logprobs]
-        return as_samples(request, completions, chosen, device=next(model.parameters()).device)
+        # With logprobs=0, the only log-probability at each position is that of the sampled token.
+        sampled_logprobs = [[position[0] for position in row] for row in logprobs]
+        return as_samples(request, completions, sampled_logprobs, device=next(model.parameters()).device)
 
     @property
     def _fix(self) -> str:
         return f"see what the server at {self._url} printed" if self._url else "see what it printed above"
 
     def _send_weights(self, model: PreTrainedModel, request: SamplingRequest) -> None:
-        """Sends the policy's weights and checks that vLLM has them. If not, raises SamplingFailed in all processes."""
+        """Sends the policy's weights and checks that vLLM has them. If not, all processes raise SamplingFailed."""
         problem: SamplingFailed | None = None
         try:
             if self._url and self._is_client:
@@ -135,11 +138,10 @@ class VLLMEngine:
         if self._accelerator.num_processes > 1:
             from accelerate.utils import gather_object
 
-            sentences = [
-                sentence for sentence in gather_object([None if problem is None else str(problem)]) if sentence
-            ]
-            if sentences:
-                problem, cause = SamplingFailed(sentences[0]), problem
+            # Otherwise the other processes would wait for one that has failed.
+            messages = [text for text in gather_object([None if problem is None else str(problem)]) if text]
+            if messages:
+                problem, cause = SamplingFailed(messages[0]), problem
                 problem.raised_on_all_processes = True
                 raise problem from cause
         if problem is not None:
@@ -147,14 +149,14 @@ class VLLMEngine:
 
     def _check_weights(self, model: PreTrainedModel, prompts: Sequence[Sequence[int]]) -> None:
         """Raises SamplingFailed if vLLM's log-probabilities of a row differ from the policy's by more than rounding."""
-        context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or FORCED_TOKENS + 1
-        row = forced_row(prompts, min(FORCED_TOKENS, context - 1))
+        context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CHECKED_TOKENS + 1
+        row = row_to_check(prompts, min(CHECKED_TOKENS, context - 1))
         with ended_by_signals() if self._url else nullcontext(), _sampling_error("vLLM scored nothing", self._fix):
-            vllm_logprobs = self._scored_by_server(row) if self._url else self._scored_here(row)
+            vllm_logprobs = self._server_logprobs(row) if self._url else self._colocated_logprobs(row)
         policy_logprobs = row_logprobs(model, row)
         difference = float((policy_logprobs - torch.tensor(vllm_logprobs, device=policy_logprobs.device)).abs().mean())
         bound = rounding(self._dtype, on_cpu=self._accelerator.device.type == "cpu")
-        if not difference <= bound:
+        if not difference <= bound:  # NaN fails too
             name = str(self._dtype).removeprefix("torch.")
             raise SamplingFailed(
                 f"vLLM has other weights than the policy: after they were sent, its log-probabilities of one row "
@@ -162,17 +164,17 @@ class VLLMEngine:
                 "explains: use another version of vLLM, or rollout_engine 'native'."
             )
 
-    def _scored_here(self, row: Sequence[int]) -> list[float]:
+    def _colocated_logprobs(self, row: Sequence[int]) -> list[float]:
         from trl.generation import vllm_generation
 
-        if self._sleeps:  # trl has woken only the weights; its later call for the cache then does nothing
+        if self._sleeps:  # TRL has woken only the weights. Its later call for the cache will do nothing.
             self._generation.llm.wake_up(tags=["kv_cache"])
         params = vllm_generation.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0)
         prompt = {"prompt_token_ids": list(row)}
         [output] = self._generation.llm.generate([prompt], sampling_params=params, use_tqdm=False)
         return [logprobs[token].logprob for token, logprobs in zip(row[1:], output.prompt_logprobs[1:], strict=True)]
 
-    def _scored_by_server(self, row: Sequence[int]) -> list[float]:
+    def _server_logprobs(self, row: Sequence[int]) -> list[float]:
         client = self._generation.vllm_client
         body = {
             "model": client.model, "prompt": [list(row)], "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0
@@ -181,7 +183,7 @@ class VLLMEngine:
         response.raise_for_status()
         [choice] = response.json()["choices"]
         scored = zip(row[1:], choice["prompt_logprobs"][1:], strict=True)
-        # JSON has no NaN, so vLLM writes null.
+        # JSON has no NaN, so vLLM writes null instead.
         return [math.nan if (x := logprobs[str(token)]["logprob"]) is None else x for token, logprobs in scored]
 
     def _served_dtype(self) -> torch.dtype:
@@ -196,11 +198,11 @@ class VLLMEngine:
 
 
 class BoundedAdapter(HTTPAdapter):
-    """Notices within seconds that a server is down, but waits as long as a running server needs."""
+    """Notices within seconds that a server is down, but waits for a running server as long as it needs."""
 
     def __init__(self) -> None:
-        # Only refused connections and refusals by a proxy are retried. In other failures the server may have processed
-        # the request, and only its answer was lost.
+        # Retry only if the connection was refused, or a proxy refused. After other failures, the server may have
+        # processed the request although its answer was lost.
         super().__init__(
             max_retries=Retry(
                 total=2, connect=1, read=0, status=2, backoff_factor=1, status_forcelist=[502, 503],
@@ -209,6 +211,7 @@ class BoundedAdapter(HTTPAdapter):
         )  # fmt: skip
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
+        # Keep-alive probes tell a server that is gone, after about 9 s, from one that computes.
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
         for name, value in {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}.items():
             if hasattr(socket, name):
@@ -217,38 +220,40 @@ class BoundedAdapter(HTTPAdapter):
         super().init_poolmanager(*args, **kwargs)
 
     def send(self, request: Any, stream: bool = False, timeout: Any = None, *args: Any, **kwargs: Any) -> Any:
-        return super().send(request, stream, timeout or (CONNECT, None), *args, **kwargs)
+        return super().send(request, stream, timeout or (CONNECT_SECONDS, None), *args, **kwargs)
 
 
 def check_server(url: str) -> None:
     """Checks the health of a server.
 
     Args:
-        url: its address, without a slash at the end.
+        url: The server's address, without a slash at the end.
 
     Raises:
-        SamplingFailed: it did not answer within 2·(CONNECT + ANSWER) seconds, or with an error.
+        SamplingFailed: Twice, it did not answer in time or answered with an error.
     """
     failure = ""
     for attempt in range(2):
         time.sleep(attempt)
         try:
-            response = http_get(f"{url}/health", timeout=(CONNECT, ANSWER))
+            response = http_get(f"{url}/health", timeout=(CONNECT_SECONDS, ANSWER_SECONDS))
         except RequestException as error:
             failure = type(error).__name__
         else:
             if response.ok:
                 return
             failure = f"HTTP {response.status_code}"
-    raise SamplingFailed(f"No vLLM server answers at {url} ({failure}): {SERVE}, or correct vllm_server_base_url.")
+    raise SamplingFailed(
+        f"No vLLM server answers at {url} ({failure}): {_HOW_TO_SERVE}, or correct vllm_server_base_url."
+    )
 
 
 def computing_dtype(args: PPOConfig, policy: Any) -> torch.dtype:
-    """Returns the precision of the policy's passes.
+    """Returns the type in which the policy computes.
 
     Args:
-        args: the settings.
-        policy: the policy.
+        args: The settings.
+        policy: The policy.
 
     Returns:
         bfloat16 under autocast, otherwise the type of the weights.
@@ -257,24 +262,24 @@ def computing_dtype(args: PPOConfig, policy: Any) -> torch.dtype:
 
 
 def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:
-    """Returns the mean |Δ log π| per token between two programs that rounding can explain.
+    """Returns the mean |Δ log π| per token, in nats, that rounding can explain between two programs.
 
     Args:
-        dtype: the coarser precision of both.
-        on_cpu: whether they run on a CPU.
+        dtype: The coarser of both precisions.
+        on_cpu: Whether both run on a CPU.
     """
     return ROUNDING_ON_CPU if on_cpu and dtype == torch.float32 else ROUNDING.get(dtype, max(ROUNDING.values()))
 
 
-def forced_row(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
+def row_to_check(prompts: Sequence[Sequence[int]], length: int) -> list[int]:
     """Concatenates prompts into the row that vLLM and the policy score.
 
     Args:
-        prompts: token ids.
-        length: the most tokens.
+        prompts: Token lists.
+        length: The maximum number of tokens.
 
     Returns:
-        At least two tokens, because the first one has no log-probability.
+        At least two token ids, because the first token has no log-probability.
     """
     row = [token for prompt in prompts for token in prompt][:length]
     return row * 2 if len(row) == 1 else row
@@ -285,7 +290,7 @@ def row_logprobs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
     """Computes log π of each token of a row except the first, at temperature 1.
 
     Args:
-        model: the policy.
+        model: The policy.
         row: T token ids.
 
     Returns:
@@ -298,7 +303,7 @@ def row_logprobs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
 
 @contextmanager
 def _sampling_error(failure: str, fix: str) -> Iterator[None]:
-    """Turns whatever trl and vLLM raise into SamplingFailed. They raise too many types to list them."""
+    """Converts whatever TRL and vLLM raise into SamplingFailed. They raise too many types to list them."""
     try:
         yield
     except ZooError:
@@ -316,7 +321,7 @@ def _sampling_error(failure: str, fix: str) -> Iterator[None]:
 
 @contextmanager
 def _unmerge_after(model: Any) -> Iterator[None]:
-    """Unmerges adapters if sending weights failed, because trl merges them before it sends."""
+    """Unmerges adapters if sending weights failed, because TRL merges them before it sends."""
     try:
         yield
     except Exception:
@@ -327,7 +332,7 @@ def _unmerge_after(model: Any) -> Iterator[None]:
 
 @contextmanager
 def _llm_with(**options: Any) -> Iterator[None]:
-    """Adds arguments to the vLLM that trl makes while this context is open; trl has no option for them."""
+    """Adds arguments to the vLLM that TRL makes in this context, because TRL has no option for them."""
     from trl.generation import vllm_generation
 
     original = vllm_generation.LLM
@@ -338,10 +343,10 @@ def _llm_with(**options: Any) -> Iterator[None]:
         vllm_generation.LLM = original
 
 
-def _leave_weights_plain() -> None:
-    """Prevents vLLM on a CPU from packing linear weights for oneDNN, because packed weights cannot be replaced."""
+def _disable_weight_packing() -> None:
+    """Keeps vLLM on a CPU from packing linear weights for oneDNN, because packed weights cannot be updated."""
     try:
         from vllm import _custom_ops
-    except ImportError:  # another version of vLLM; the check after each update will find weights that it did not accept
+    except ImportError:  # another version of vLLM, for which the check after each update has to suffice
         return
     _custom_ops._supports_onednn = False

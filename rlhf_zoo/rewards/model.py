@@ -21,7 +21,7 @@ from ..modeling.devices import MicroBatches
 from ..modeling.model_files import name_of
 from ..modeling.models import context_length, has_score_statistics, label_index, score_statistics
 from ..modeling.sampling.sampler import Samples
-from ..modeling.special_tokens import highest_id, pad_apart
+from ..modeling.special_tokens import ensure_own_pad, highest_id
 from ..modeling.text_ids import added_tokens
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ class RewardModel:
         self.output = output
         if pad_token is not None:
             tokenizer = copy.deepcopy(tokenizer)  # it may be the policy's too
-        pad_apart(tokenizer, pad_token, subject=f"the reward model {name}", key="reward_pad_token")
+        ensure_own_pad(tokenizer, pad_token, subject=f"the reward model {name}", key="reward_pad_token")
         if model.config.is_encoder_decoder and not isinstance(model.config.eos_token_id, int):
             raise ZooError(
                 f"The reward model {name} has an encoder and no eos_token_id, the token whose state gives the score: "

@@ -48,13 +48,16 @@ def environment_info() -> dict[str, str]:
     """
     import torch
 
-    from ..modeling.sampling.sampler import SAMPLER
+    from ..modeling.sampling.sampler import SAMPLER_VERSION
     from .environment import recorded_variables
 
     packages = {"python": platform.python_version()} | {name: importlib.metadata.version(name) for name in PACKAGES}
     machine = {"platform": f"{platform.system()} {platform.machine()}", "cpu": torch.backends.cpu.get_cpu_capability()}
     return (
-        packages | machine | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER)} | recorded_variables()
+        packages
+        | machine
+        | {"threads": str(torch.get_num_threads()), "sampler": str(SAMPLER_VERSION)}
+        | recorded_variables()
     )
 
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.logprobs import response_states
 from rlhf_zoo.modeling.sampling import cuda_graphs as graphs
-from rlhf_zoo.modeling.sampling.cuda_graphs import bucket, can_be_fixed, fixed_size
+from rlhf_zoo.modeling.sampling.cuda_graphs import bucket, fixed_cache_shape, supports_fixed_cache
 from rlhf_zoo.modeling.sampling.decoder import NextLogits
 from rlhf_zoo.modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, sample
 from rlhf_zoo.ppo.engines import NativeEngine
@@ -141,7 +141,7 @@ def test_under_autocast_keys_lie_as_attention_takes_them(
 
 
 def test_few_graphs_are_held(llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graphs, "GRAPHS", 2)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     engine = NativeEngine(Recorded)
     asked = request(llama)
     same(engine(llama, asked), sample(llama, **vars(asked)))
@@ -168,7 +168,7 @@ def test_what_a_graph_cannot_have_is_sampled_plainly(llama: PreTrainedModel) -> 
 
     recurrent = tiny_model(AutoModelForCausalLM, "qwen3_next")
     few = request(recurrent, rows=2)
-    assert not can_be_fixed(recurrent)
+    assert not supports_fixed_cache(recurrent)
     assert len(NativeEngine(never)(recurrent, few)) == 2
     bounded = request(llama, rows=2, max_tokens=max(LENGTHS[:2]) + TOKENS)  # less than 128 columns
     same(NativeEngine(never)(llama, bounded), sample(llama, **vars(bounded)))
@@ -177,9 +177,9 @@ def test_what_a_graph_cannot_have_is_sampled_plainly(llama: PreTrainedModel) -> 
 def test_sizes() -> None:
     assert [bucket(rows) for rows in (1, 2, 3, 4, 5, 7, 13, 16, 17, 25, 256)] == [1, 2, 3, 4, 6, 8, 16, 16, 24, 32, 256]
     prompts = [[1] * 100] * 200
-    assert fixed_size(prompts, 512, None) == (256, 640)
-    assert fixed_size(prompts, 512, 100 * 640) == (96, 640)
-    assert fixed_size(prompts, 512, 639) is None
+    assert fixed_cache_shape(prompts, 512, None) == (256, 640)
+    assert fixed_cache_shape(prompts, 512, 100 * 640) == (96, 640)
+    assert fixed_cache_shape(prompts, 512, 639) is None
 
 
 def test_a_capture_that_fails_is_said_once_and_sampling_goes_on(

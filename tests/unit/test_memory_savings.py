@@ -28,7 +28,7 @@ from transformers import TrainerCallback
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.devices import temporarily_on_device
 from rlhf_zoo.ppo import offload as frozen
-from rlhf_zoo.ppo.offload import place
+from rlhf_zoo.ppo.offload import place_frozen_models
 
 ELSEWHERE = torch.device("cuda:7")
 
@@ -62,13 +62,13 @@ def test_what_can_wait_on_the_cpu_does() -> None:
     shares.weight = training.weight
     rewards: Any = [alone, quantized, shares]
     given: Any = reference
-    place(given, rewards, device=ELSEWHERE, offload_beside=training)
+    place_frozen_models(given, rewards, device=ELSEWHERE, offload_beside=training)
     homes = [model.device.type for model in (reference, alone, quantized, shares)]
     assert homes == ["cpu", "cpu", "cuda", "cuda"]
-    place(given, rewards, device=ELSEWHERE, offload_beside=None)
+    place_frozen_models(given, rewards, device=ELSEWHERE, offload_beside=None)
     assert {model.device for model in (reference, *rewards)} == {ELSEWHERE}
     with pytest.raises(ZooError, match=r"^offload_frozen has no model to move"):
-        place(None, [quantized, shares], device=ELSEWHERE, offload_beside=training)  # type: ignore[list-item]
+        place_frozen_models(None, [quantized, shares], device=ELSEWHERE, offload_beside=training)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def padded(side: str, *, masked: bool = True, token: int = PAD) -> Dataset:
 
 
 def prepared(rows: Dataset, tokenizer: Any = TOKENIZER) -> Dataset:
-    return prepare_prompts(rows, tokenizer, context=None, room=1)
+    return prepare_prompts(rows, tokenizer, context=None, max_new_tokens=1)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])

@@ -344,8 +344,8 @@ def test_what_cannot_train_or_be_a_reference_is_refused_in_one_sentence(tmp_path
         ("model_adapter_name is 'ppo', and the model has no such", {"model_adapter_name": "ppo"}),
         ("model_adapter_name is 'ppo', and the model has no such", {
             "model": adapted("ref"), "model_adapter_name": "ppo"}),
-        ("ref_adapter_name is 'ref', and the policy has no such", {"ref_adapter_name": "ref"}),
-        ("ref_adapter_name is 'ref', and the policy has no such", {
+        ("ref_adapter_name is 'ref', but the policy has no such", {"ref_adapter_name": "ref"}),
+        ("ref_adapter_name is 'ref', but the policy has no such", {
             "model": adapted("default"), "ref_adapter_name": "ref"}),
         ("ref_adapter_name is 'ppo', the adapter in training", {
             "model": adapted("ppo"), "ref_adapter_name": "ppo"}),

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_zoo.modeling.sampling.sampler import SAMPLER
+from rlhf_zoo.modeling.sampling.sampler import SAMPLER_VERSION
 from rlhf_zoo.pipeline.inspect.reproduce import _make_notes
 from rlhf_zoo.runs.context import environment_info
 
@@ -15,10 +15,10 @@ from rlhf_zoo.runs.context import environment_info
     [
         ("ppo", {}, "unknown"),
         ("ppo", {"sampler": "2"}, "2"),
-        ("ppo", {"sampler": str(SAMPLER)}, None),
-        ("ppo", {"sampler": str(SAMPLER + 1)}, str(SAMPLER + 1)),
+        ("ppo", {"sampler": str(SAMPLER_VERSION)}, None),
+        ("ppo", {"sampler": str(SAMPLER_VERSION + 1)}, str(SAMPLER_VERSION + 1)),
         ("reward", {"sampler": "1"}, "1"),
-        ("reward", {"sampler": str(SAMPLER)}, None),
+        ("reward", {"sampler": str(SAMPLER_VERSION)}, None),
         ("sft", {}, None),
     ],
 )
@@ -27,10 +27,10 @@ def test_a_run_of_another_sampler_is_told_apart(stage: str, recorded: dict[str, 
         stage=stage, versions=recorded, resolved={"critic": "auto"}, parent=lambda role: None
     )
     notes = [note for note in _make_notes(published) if "sampler" in note]
-    assert [f"version {named} of the sampler, but this is version {SAMPLER}" in note for note in notes] == (
+    assert [f"version {named} of the sampler, but this is version {SAMPLER_VERSION}" in note for note in notes] == (
         [True] if named else []
     )
 
 
 def test_a_run_records_its_sampler() -> None:
-    assert environment_info()["sampler"] == str(SAMPLER)
+    assert environment_info()["sampler"] == str(SAMPLER_VERSION)

@@ -226,7 +226,7 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
 def _check_outputs(name: str, folder: Path) -> None:
     from ...modeling.loading import TOKENIZER_FILES, load_tokenizer
     from ...modeling.model_files import json_object
-    from ...modeling.special_tokens import pads_apart
+    from ...modeling.special_tokens import has_own_pad
 
     path = folder / "config.json"
     config = json_object(path) if path.is_file() else {}
@@ -234,7 +234,7 @@ def _check_outputs(name: str, folder: Path) -> None:
         check_outputs(name, labels, label2id=config.get("label2id"))
     if any((folder / file).is_file() for file in TOKENIZER_FILES):
         tokenizer = load_tokenizer(folder, name=f"The judge reward:{name}")
-        if not pads_apart(tokenizer):
+        if not has_own_pad(tokenizer):
             raise ZooError(
                 f"The judge reward:{name} pads with its EOS token, so its score would be read one token early: copy it "
                 "to a folder, give its tokenizer another pad_token, and name that folder."

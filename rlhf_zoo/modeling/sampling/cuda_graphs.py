@@ -1,9 +1,10 @@
-"""Decodes over a cache of fixed size, for a GPU: each shape of a step is captured once as a CUDA graph, then replayed.
+"""Decodes on a GPU over a cache of fixed size. A step of each shape is captured once as a CUDA graph, then replayed.
 
 A step of a small model launches hundreds of kernels, and launching them takes longer than running them. A graph
-launches them all at once, but reads and writes the addresses that it was captured with. So keys, values and a step's
-inputs are in buffers that keep their addresses. A step computes the first rows and columns of these, rounded up to a
-few sizes (`bucket`). Rows that end become idle rows, whose results are not read, until the next smaller size suffices.
+launches them all at once, but it reads and writes only the addresses with which it was captured. So keys, values and
+the inputs of a step are in buffers that never move. A step computes the first rows and columns of these buffers,
+rounded up to a few sizes (`bucket`) so that few graphs suffice. The rows beyond those in progress are idle: they are
+computed, but nobody reads their results.
 
 torch.compile(mode="reduce-overhead") would do the same, but it compiles each shape for many seconds, and its fused
 kernels give log-probabilities that differ more from those of the training pass.
@@ -26,12 +27,12 @@ from transformers.cache_utils import StaticLayer
 from .decoder import NextLogits, base_of, compaction_order, forward, prefill_prompts
 from .kv_cache import can_join, new_cache
 
-#: The number of columns in a step is a multiple of this.
+#: A step computes a multiple of this number of columns.
 COLUMNS = 128
-#: The most graphs to keep. Beyond that the least recently used graph is dropped.
-GRAPHS = 64
+#: The maximum number of graphs. Beyond it, the least recently used graph is dropped.
+MAX_GRAPHS = 64
 
-#: Maps a function that computes a step to one that repeats it and writes the output to the same tensors.
+#: Captures a step: maps the function that computes it to one that repeats it and writes its output to the same tensors.
 Capture = Callable[[Callable[[], NextLogits]], Callable[[], NextLogits]]
 
 
@@ -39,22 +40,22 @@ def bucket(rows: int) -> int:
     """Rounds a number of rows up to the next power of two, or to three quarters of it: 1, 2, 3, 4, 6, 8, 12, 16, 24.
 
     Args:
-        rows: The number.
+        rows: The number of rows.
     """
     power = 1 << max(rows - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
 
-def fixed_size(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | None) -> tuple[int, int] | None:
-    """Chooses the size of a cache.
+def fixed_cache_shape(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | None) -> tuple[int, int] | None:
+    """Chooses the shape of a cache of fixed size.
 
     Args:
-        prompts: Token lists.
-        length: The most tokens of a completion.
-        max_tokens: The most tokens that the cache may hold; None for no bound.
+        prompts: B token lists.
+        length: The maximum number of tokens in a completion.
+        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit.
 
     Returns:
-        Rows and columns; None if max_tokens is too small for one row.
+        (rows, columns); None if `max_tokens` is too small for one row.
     """
     columns = -(-(max(map(len, prompts)) + length) // COLUMNS) * COLUMNS
     rows = bucket(len(prompts))
@@ -63,11 +64,11 @@ def fixed_size(prompts: Sequence[Sequence[int]], length: int, max_tokens: int | 
     return (rows, columns) if rows else None
 
 
-def can_be_fixed(model: PreTrainedModel) -> bool:
+def supports_fixed_cache(model: PreTrainedModel) -> bool:
     """Whether a model can decode over a cache of fixed size.
 
-    It must have attention layers only, and transformers must mark it as compilable, so that no step reads a value on
-    the host.
+    All of its layers must be attention, and transformers must mark it as compilable in one graph: then no step reads a
+    value on the CPU, which a captured graph could not do.
 
     Args:
         model: The policy.
@@ -77,8 +78,14 @@ def can_be_fixed(model: PreTrainedModel) -> bool:
 
 
 @dataclass
-class _Place:
-    """The column that a step writes, a scalar on the device, and the rows and columns that it computes."""
+class _StepShape:
+    """What all layers need to know about the step in progress.
+
+    Attributes:
+        column: The column to write, an int64 scalar on the device, so that a graph reads its current value.
+        rows: The number of rows to compute.
+        columns: The number of columns to compute.
+    """
 
     column: Tensor
     rows: int = 0
@@ -86,46 +93,59 @@ class _Place:
 
 
 class FixedLayer(StaticLayer):
-    """Keys and values of all rows at fixed addresses. A sliding window is applied by the mask alone."""
+    """A layer whose keys and values stay at fixed addresses. The mask alone applies a sliding window.
+
+    Args:
+        size: The number of rows.
+        columns: The number of columns.
+        shape: The step in progress, shared by all layers.
+    """
 
     keys: Any
     values: Any
 
-    def __init__(self, size: int, columns: int, place: _Place) -> None:
+    def __init__(self, size: int, columns: int, shape: _StepShape) -> None:
         super().__init__(columns)
-        self.size, self.place = size, place
+        self.size, self.shape = size, shape
 
     def allocate(self, keys: Tensor, values: Tensor) -> None:
         """Allocates all rows and columns.
 
         Args:
-            keys: The first ones, (rows, heads, columns, D), which determine shape and type.
-            values: Likewise.
+            keys: The first keys, (rows, heads, columns, D), which determine heads, D and type.
+            values: The first values, likewise.
         """
-        # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN. Under autocast, in the type of attention.
-        shape, device_type = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
+        # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN.
+        sizes, device_type = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
+        # Under autocast, attention computes in autocast's type.
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
-        self.keys, self.values = (x.new_zeros(*shape, x.shape[3], dtype=dtype) for x in (keys, values))
+        self.keys, self.values = (x.new_zeros(*sizes, x.shape[3], dtype=dtype) for x in (keys, values))
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        column, columns = self.place.column.view(1), self.place.columns
+        column, columns = self.shape.column.view(1), self.shape.columns
         updated = []
         for buffer, new in ((self.keys, key_states), (self.values, value_states)):
-            updated.append(buffer[: self.place.rows, :, :columns].index_copy_(2, column, new.to(buffer.dtype)))
+            updated.append(buffer[: self.shape.rows, :, :columns].index_copy_(2, column, new.to(buffer.dtype)))
         return updated[0], updated[1]
 
     def get_seq_length(self) -> Any:
-        return self.place.column
+        return self.shape.column
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.place.columns, 0
+        return self.shape.columns, 0
 
 
 class FixedDecoder:
-    """A decoder with at most `size` rows of at most `columns` columns, padding included. Later calls reuse it.
+    """A decoder over a cache of fixed size, which later rollouts reuse.
 
-    All rows write the same column, the next one. The prompts of new rows end just before it.
+    All rows write the same column in a step. New rows are placed so that their prompts end just before that column.
+
+    Args:
+        model: The policy.
+        size: The maximum number of rows.
+        columns: The maximum number of columns, padding included.
+        capture: Captures the step of a new shape.
     """
 
     def __init__(self, model: PreTrainedModel, size: int, columns: int, capture: Capture) -> None:
@@ -134,118 +154,122 @@ class FixedDecoder:
         device = next(model.parameters()).device
         self._tokens, self._positions = (torch.zeros(size, 1, dtype=torch.long, device=device) for _ in range(2))
         self._mask = torch.zeros(size, columns, dtype=torch.long, device=device)
-        self._place = place = _Place(torch.zeros((), dtype=torch.long, device=device))
-        self._layers = [FixedLayer(size, columns, place) for _ in new_cache(model).layers]
+        self._shape = _StepShape(torch.zeros((), dtype=torch.long, device=device))
+        self._layers = [FixedLayer(size, columns, self._shape) for _ in new_cache(model).layers]
         self._cache = Cache(layers=[*self._layers])
         self._graphs: OrderedDict[tuple[int, int], Callable[[], NextLogits]] = OrderedDict()
         self.rows = torch.zeros(0, dtype=torch.long, device=device)
-        self._at = 0
-        self._began: tuple[Tensor, Tensor, Cache] | None = None
+        self._next_column = 0
+        self._prefilled: tuple[Tensor, Tensor, Cache] | None = None
 
     def fits(self, model: PreTrainedModel, size: int, columns: int) -> bool:
-        """Whether a call can reuse this decoder: the size is the same, and the weights are where its graphs read them.
+        """Whether a rollout can reuse this decoder: same shape, and the weights are still where its graphs read them.
 
         Args:
             model: The policy.
-            size: Rows.
-            columns: Columns.
+            size: The number of rows.
+            columns: The number of columns.
         """
         return (self.size, self.columns) == (size, columns) and self._weights == _addresses(model)
 
-    def begin(self) -> FixedDecoder:
-        """Drops the rows left by a call that ended with an error."""
-        self.rows, self._at, self._began = self.rows[:0], 0, None
+    def reset(self) -> FixedDecoder:
+        """Drops the rows of a rollout that ended with an error. Returns the decoder itself."""
+        self.rows, self._next_column, self._prefilled = self.rows[:0], 0, None
         return self
 
-    def room(self, lengths: Sequence[int], left: Tensor) -> int:
+    def startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         return min(len(lengths), self.size - len(self.rows))
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
         output, mask, cache = prefill_prompts(self.model, prompts, pad_id)
         row_ids = torch.tensor(list(rows), device=mask.device)
-        self._began = row_ids, mask, cache
+        self._prefilled = row_ids, mask, cache
         return output, row_ids
 
     def step(self) -> tuple[NextLogits, Tensor]:
         count = len(self.rows)
-        if self._at % COLUMNS == 0:  # a step needs more columns: first drop those that are padding in all rows
-            self._shift(int(self._mask[:count, : self._at].sum(1).max()) - self._at)
-        rows, columns = bucket(count), (self._at // COLUMNS + 1) * COLUMNS
-        self._mask[:rows, self._at] = 1  # idle rows too: attention over no column gives NaN
-        self._positions[count:rows] = 0  # a table of learned positions fails on a position past its end
-        self._place.column.fill_(self._at)
+        if self._next_column % COLUMNS == 0:  # the next step would compute more columns
+            # First move rows to the left, over columns that are padding in all of them.
+            self._shift(int(self._mask[:count, : self._next_column].sum(1).max()) - self._next_column)
+        rows, columns = bucket(count), (self._next_column // COLUMNS + 1) * COLUMNS
+        # Idle rows too, because attention over no column gives NaN.
+        self._mask[:rows, self._next_column] = 1
+        # Idle rows only: their old positions could pass the end of a table of learned positions.
+        self._positions[count:rows] = 0
+        self._shape.column.fill_(self._next_column)
         output = self._graph(rows, columns)().select(slice(count))
-        self._at += 1
+        self._next_column += 1
         self._positions[:count] += 1
         return output, self.rows
 
-    def keep(self, tokens: Tensor, leaving: Tensor) -> None:
-        order = compaction_order(leaving)
-        if self._began is not None:
-            self._enter(order, *self._began)
+    def advance(self, tokens: Tensor, finished: Tensor) -> None:
+        order = compaction_order(finished)
+        if self._prefilled is not None:
+            self._enter(order, *self._prefilled)
             self._tokens[len(self.rows) - len(order) : len(self.rows), 0] = tokens[order]
-            self._began = None
+            self._prefilled = None
             return
-        if len(order) < len(leaving):
+        if len(order) < len(finished):
             moved = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
-            for tensor in self._held():
+            for tensor in self._row_tensors():
                 tensor[moved] = tensor[order[moved]]
             self.rows = self.rows[order]
         self._tokens[: len(order), 0] = tokens[order]
 
     def _graph(self, rows: int, columns: int) -> Callable[[], NextLogits]:
-        """Returns the step for this shape, and captures it if it is new."""
+        """Returns the captured step of this shape. Captures it if the shape is new."""
         shape = rows, columns
         if shape not in self._graphs:
 
             def step() -> NextLogits:
-                self._place.rows, self._place.columns = shape
+                self._shape.rows, self._shape.columns = shape
                 inputs = self._tokens[:rows], self._mask[:rows, :columns], self._positions[:rows]
                 return forward(self.model, *inputs, self._cache)
 
             self._graphs[shape] = self._capture(step)
-            if len(self._graphs) > GRAPHS:
+            if len(self._graphs) > MAX_GRAPHS:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(shape)
         return self._graphs[shape]
 
     def _enter(self, chosen: Tensor, rows: Tensor, mask: Tensor, cache: Cache) -> None:
-        """Adds the chosen rows of a prefill after the others."""
+        """Adds the chosen rows of a prefill after the rows in progress."""
         count, width = len(self.rows), mask.shape[1]
         if not count:
-            self._at = width
-        elif self._at < width:
-            self._shift(width - self._at)
+            self._next_column = width
+        elif self._next_column < width:
+            # The new prompts are longer than all rows in progress, which move to the right to end at the same column.
+            self._shift(width - self._next_column)
         new_rows = slice(count, count + len(chosen))
         self._mask[new_rows] = 0
-        self._mask[new_rows, self._at - width : self._at] = mask[chosen].long()
+        self._mask[new_rows, self._next_column - width : self._next_column] = mask[chosen].long()
         self._positions[new_rows] = mask[chosen].sum(1, keepdim=True)
         prefilled_layer: Any
         for layer, prefilled_layer in zip(self._layers, cache.layers, strict=True):
             if not prefilled_layer.is_initialized:
-                continue  # a layer that reads another's keys
+                continue  # this layer uses the keys of another one
             if not layer.is_initialized:
                 layer.allocate(prefilled_layer.keys, prefilled_layer.values)
             for buffer, new in ((layer.keys, prefilled_layer.keys), (layer.values, prefilled_layer.values)):
-                buffer[new_rows, :, self._at - new.shape[2] : self._at] = new[chosen]
+                buffer[new_rows, :, self._next_column - new.shape[2] : self._next_column] = new[chosen]
         self.rows = torch.cat([self.rows, rows[chosen]])
 
     def _shift(self, by: int) -> None:
-        """Moves the cache's columns to the right, or to the left for a negative number."""
-        old = slice(max(0, -by), self._at)
-        self._at += by
-        new = slice(max(0, by), self._at)
+        """Moves the columns of all rows by a number of columns: to the right, or to the left if it is negative."""
+        old = slice(max(0, -by), self._next_column)
+        self._next_column += by
+        new = slice(max(0, by), self._next_column)
         count = len(self.rows)
-        for tensor in (by and self._of_columns()) or ():
-            tensor[:count, ..., new, :] = tensor[:count, ..., old, :].clone()
+        for tensor in self._column_tensors() if by else ():
+            tensor[:count, ..., new, :] = tensor[:count, ..., old, :].clone()  # source and destination overlap
         self._mask[:count, : new.start] = 0
         self._mask[:count, new.stop :] = 0
 
-    def _held(self) -> list[Tensor]:
+    def _row_tensors(self) -> list[Tensor]:
         """Returns all tensors with one entry per row."""
-        return [self._positions, *self._of_columns()]
+        return [self._positions, *self._column_tensors()]
 
-    def _of_columns(self) -> list[Tensor]:
+    def _column_tensors(self) -> list[Tensor]:
         """Returns all tensors with columns, which are the dimension before the last."""
         layers = [layer for layer in self._layers if layer.is_initialized]
         return [self._mask.unsqueeze(-1), *(tensor for layer in layers for tensor in (layer.keys, layer.values))]
@@ -256,11 +280,11 @@ def _addresses(model: PreTrainedModel) -> list[int]:
 
 
 class CudaGraphs:
-    """Captures steps as CUDA graphs that share their memory. Never run: it needs a GPU."""
+    """Captures steps as CUDA graphs that share their memory. Never run on a GPU so far (docs/gpu.md)."""
 
     def __init__(self) -> None:
         # One stream for all captures, because libraries keep a workspace for each stream.
-        self._pool, self._aside, self._works = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
+        self._pool, self._capture_stream, self._works = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
 
     def __call__(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
         if not self._works:
@@ -270,26 +294,26 @@ class CudaGraphs:
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self._works = False
+            self._works = False  # other shapes would fail too
             warnings.warn(
                 f"A step of decoding was not captured as a CUDA graph ({str(error).splitlines()[0]}), so sampling is "
-                "slower: rollout_graphs: false leaves graphs out.",
+                "slower: set rollout_graphs: false to decode without graphs.",
                 stacklevel=2,
             )
             return step
 
     def _captured(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
-        current, aside = torch.cuda.current_stream(), self._aside
+        current, capture_stream = torch.cuda.current_stream(), self._capture_stream
         cache_was_enabled = torch.is_autocast_cache_enabled()
         # The next update frees autocast's cached copies of the weights, so the graph must cast them itself.
         torch.set_autocast_cache_enabled(False)
         try:
-            aside.wait_stream(current)
-            with torch.cuda.stream(aside):
-                step()  # libraries allocate what they need outside of the graph
-            current.wait_stream(aside)
+            capture_stream.wait_stream(current)
+            with torch.cuda.stream(capture_stream):
+                step()  # a first time, so that libraries allocate what they need before the capture
+            current.wait_stream(capture_stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, stream=capture_stream, capture_error_mode="thread_local"):
                 output = step()
         finally:
             torch.set_autocast_cache_enabled(cache_was_enabled)

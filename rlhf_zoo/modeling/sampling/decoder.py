@@ -1,4 +1,4 @@
-"""Computes the logits of the next token for rows in progress, over a cache of keys and values."""
+"""Decoders: they hold the key-value cache of the rows in progress and compute their next-token logits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.nn.functional import pad
 from transformers import Cache, DynamicCache, PreTrainedModel
 
 from ...errors import ZooError
-from .kv_cache import can_join, cut, join, new_cache
+from .kv_cache import can_join, drop_columns, join, new_cache
 
 
 class NextLogits(NamedTuple):
@@ -22,7 +22,7 @@ class NextLogits(NamedTuple):
 
     Attributes:
         logits: (N, V).
-        states: (N, H), the input of the model's head; None where it has none.
+        states: (N, H), the input of the model's head; None if the model has no head.
     """
 
     logits: Tensor
@@ -38,44 +38,44 @@ class NextLogits(NamedTuple):
 
 
 class Decoder(Protocol):
-    """Decodes rows in progress. Each pass is a prefill or a step, and a call of `keep` follows it.
+    """Decodes rows in progress. After each pass, a prefill or a step, the caller draws tokens and calls `advance`.
 
     Attributes:
-        rows: (R,) the row ids of the rows in progress.
+        rows: (R,) the ids of the rows in progress.
     """
 
     @property
     def rows(self) -> Tensor: ...
 
-    def room(self, lengths: Sequence[int], left: Tensor) -> int:
-        """Returns how many of the waiting prompts may begin, counted from the first.
+    def startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
+        """Returns how many of the waiting prompts may start now, counted from the first.
 
         Args:
-            lengths: Tokens of the prompts that wait.
-            left: (R,) tokens that the rows in progress may still draw.
+            lengths: The numbers of tokens of the waiting prompts, in the order in which they start.
+            remaining: (R,) numbers of tokens that the rows in progress may still draw.
         """
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
-        """Begins N rows.
+        """Starts N rows: computes their prompts.
 
         Args:
             prompts: N token lists.
-            rows: Their row ids.
+            rows: The ids of the rows.
             pad_id: PAD.
 
         Returns:
-            The logits of their first tokens, and their row ids, (N,).
+            The logits of the first tokens, and the ids of the rows, (N,).
         """
 
     def step(self) -> tuple[NextLogits, Tensor]:
-        """Computes the next-token logits of each row, and returns them with the row ids, (R,)."""
+        """Computes the next-token logits of all rows in progress. Returns them and the ids of the rows, (R,)."""
 
-    def keep(self, tokens: Tensor, leaving: Tensor) -> None:
-        """Receives the tokens that were drawn after the last pass.
+    def advance(self, tokens: Tensor, finished: Tensor) -> None:
+        """Takes the tokens that were drawn from the last pass, and drops finished rows.
 
         Args:
             tokens: (N,) token ids.
-            leaving: (N,) bool, True for rows that are done.
+            finished: (N,) bool, True for rows that draw no more tokens.
         """
 
 
@@ -84,8 +84,8 @@ class GrowingDecoder:
 
     Args:
         model: The policy.
-        length: The most tokens of a completion.
-        max_tokens: The most tokens that the cache may hold, padding included; None for no bound.
+        length: The maximum number of tokens in a completion.
+        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit.
     """
 
     def __init__(self, model: PreTrainedModel, *, length: int, max_tokens: int | None) -> None:
@@ -98,21 +98,20 @@ class GrowingDecoder:
     def rows(self) -> Tensor:
         return self._no_rows if self._active is None else self._active.rows
 
-    def room(self, lengths: Sequence[int], left: Tensor) -> int:
+    def startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         if self.max_tokens is None:
             return len(lengths)
-        # Recurrent states and chunked attention cannot be padded on the left, so new rows wait until all others end.
+        # Recurrent states and chunked attention cannot be padded on the left, so new rows wait for all others to end.
         if self._active is not None and not self._active.can_join:
             return 0
         width = 0 if self._active is None else self._active.mask.shape[1]
         for count in range(len(lengths), 0, -1):
-            # Longest remaining first: while n rows are still running, the cache has n rows.
-            remaining_lengths = sorted([*left.tolist(), *[self.length] * count], reverse=True)
+            # The worst case: no row ends early. When n rows are left, they are the n with the most tokens to draw, and
+            # the cache is widest when the nth of them ends. Prompts start in order of length: the last is the longest.
+            most_first = sorted([*remaining.tolist(), *[self.length] * count], reverse=True)
             columns = max(width, lengths[count - 1])
-            if (
-                max(rows * (columns + remaining) for rows, remaining in enumerate(remaining_lengths, start=1))
-                <= self.max_tokens
-            ):
+            peak = max(rows * (columns + tokens) for rows, tokens in enumerate(most_first, start=1))
+            if peak <= self.max_tokens:
                 return count
         return 0
 
@@ -125,36 +124,43 @@ class GrowingDecoder:
     def step(self) -> tuple[NextLogits, Tensor]:
         active, self._active = self._active, None
         assert active is not None
-        active.mask = pad(active.mask, (0, 1), value=True)
-        # Padding does not count, so that a row's logits are the same in every batch.
+        active.mask = pad(active.mask, (0, 1), value=True)  # the column of the last tokens
+        # Positions do not count padding, so that a row's logits are the same in every batch.
         positions = active.mask.sum(1, keepdim=True) - 1
         self._pending = active
         return forward(self.model, active.tokens.unsqueeze(1), active.mask, positions, active.cache), active.rows
 
-    def keep(self, tokens: Tensor, leaving: Tensor) -> None:
+    def advance(self, tokens: Tensor, finished: Tensor) -> None:
         assert self._pending is not None
         self._pending.tokens = tokens
-        remaining, self._pending = self._pending.drop_rows(leaving), None
+        unfinished, self._pending = self._pending.drop_rows(finished), None
+        # After a step there are no active rows here. After a prefill, the new rows join the active ones.
         if self._active is None:
-            self._active = remaining
-        elif remaining is not None:
-            self._active = self._active.merge(remaining)
+            self._active = unfinished
+        elif unfinished is not None:
+            self._active = self._active.merge(unfinished)
 
 
 class _ActiveRows:
-    """R rows in progress: their row ids (R,), the real columns (R, L), and each row's last token (R,).
+    """R rows in progress, with their cache.
 
-    The last token is not in the cache yet, and its column is not in `mask`.
+    The last tokens are not in the cache yet, and their column is not in `mask`.
+
+    Args:
+        rows: (R,) ids of the rows.
+        cache: Keys and values of L columns.
+        mask: (R, L) bool, False for padding.
+        tokens: (R,) the last token of each row.
+        can_join: Whether columns can be dropped and other rows joined.
     """
 
     def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, can_join: bool) -> None:
         self.rows, self.cache, self.mask, self.tokens, self.can_join = rows, cache, mask, tokens, can_join
 
-    def drop_rows(self, leaving: Tensor) -> _ActiveRows | None:
-        """Returns the rows that stay, without columns that are padding in all of them; None if no row stays."""
-        # Otherwise each ended row would be computed until the last row ends.
-        order = compaction_order(leaving)
-        if len(order) == len(leaving):
+    def drop_rows(self, finished: Tensor) -> _ActiveRows | None:
+        """Returns the other rows, without columns that are padding in all of them; None if all rows are finished."""
+        order = compaction_order(finished)
+        if len(order) == len(finished):
             return self
         if not len(order):
             return None
@@ -162,37 +168,40 @@ class _ActiveRows:
         self.rows, self.mask, self.tokens = self.rows[order], self.mask[order], self.tokens[order]
         padding = self.mask.shape[1] - int(self.mask.sum(1).max())
         if padding and self.can_join:
-            cut(self.cache, padding)
+            drop_columns(self.cache, padding)
             self.mask = self.mask[:, padding:]
         return self
 
     def merge(self, other: _ActiveRows) -> _ActiveRows:
-        """Returns the rows of both, with the shorter ones padded on the left."""
+        """Returns the rows of both, the shorter ones padded on the left."""
         join(self.cache, other.cache)
-        # Padding goes on the left, so that the last column stays the newest token of every row.
+        # On the left, so that the last column stays the newest one of every row.
         width = max(self.mask.shape[1], other.mask.shape[1])
         mask = torch.cat([pad(part.mask, (width - part.mask.shape[1], 0)) for part in (self, other)])
         rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
         return _ActiveRows(rows, self.cache, mask, tokens, self.can_join)
 
 
-def compaction_order(leaving: Tensor) -> Tensor:
-    """Returns the indices of the rows that stay. The last rows fill the gaps, so that the others need not move.
+def compaction_order(finished: Tensor) -> Tensor:
+    """Returns the indices of the unfinished rows. The last of them fill the gaps, so that the others need not move.
 
     Args:
-        leaving: (R,) bool.
+        finished: (R,) bool.
+
+    Returns:
+        (S,) int64, the former index of each of the S unfinished rows.
     """
-    count = len(leaving) - int(leaving.sum())
-    order = torch.arange(count, device=leaving.device)
-    if count < len(leaving):
-        order[leaving[:count]] = (~leaving[count:]).nonzero().squeeze(1) + count
+    count = len(finished) - int(finished.sum())
+    order = torch.arange(count, device=finished.device)
+    if count < len(finished):
+        order[finished[:count]] = (~finished[count:]).nonzero().squeeze(1) + count
     return order
 
 
 def prefill_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[NextLogits, Tensor, DynamicCache]:
-    """Prefills a cache. Equal prompts are computed once.
+    """Computes prompts into a new cache. Equal prompts are computed only once.
 
     Args:
         model: The policy.
@@ -200,13 +209,13 @@ def prefill_prompts(
         pad_id: PAD.
 
     Returns:
-        The next-token logits after the prompts, their mask (B, P) and their cache.
+        The next-token logits after the prompts, their mask (B, P) bool, and their cache.
 
     Raises:
-        ZooError: The model keeps states outside of the cache.
+        ZooError: The model keeps recurrent states outside of the cache.
     """
     unique_prompts: dict[tuple[int, ...], int] = {}
-    # With num_generations above 1 several rows have the same prompt.
+    # With num_generations above 1, several rows have the same prompt.
     prompt_indices = [unique_prompts.setdefault(tuple(prompt), len(unique_prompts)) for prompt in prompts]
     ids, mask = left_pad(list(unique_prompts), pad_id, next(model.parameters()).device)
     cache = new_cache(model)
@@ -225,9 +234,9 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
     Args:
         model: The policy.
         ids: (B, I) token ids.
-        mask: (B, L), nonzero for real columns, those of the cache included.
-        positions: (B, I).
-        cache: It gets the new tokens.
+        mask: (B, L), 0 for padding. L counts the columns of the cache too.
+        positions: (B, I) int64.
+        cache: The cache, to which the tokens are added.
 
     Returns:
         The next-token logits after the last of `ids`.
@@ -239,7 +248,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
             position_ids=positions,
             past_key_values=cache,
             use_cache=True,
-            # Only one token is drawn per row, and logits for a whole long prompt would fill the memory.
+            # Only the next token is drawn, and the logits of a long prompt would fill the memory.
             **({"logits_to_keep": 1} if accepts_argument(model, "logits_to_keep") else {}),
         )
     return NextLogits(out.logits[:, -1], states[-1][:, -1] if states else None)
@@ -247,23 +256,23 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
 
 @contextmanager
 def record_inputs(head: Any, *, skip_head: bool = False) -> Iterator[list[Tensor]]:
-    """Records the inputs of a head while this context is open.
+    """Records the inputs of a model's head while this context is open.
 
     Args:
-        head: A module, or None, which records nothing.
-        skip_head: Whether to skip the head's computation, so that it returns a slice of its input.
+        head: The head; None to record nothing.
+        skip_head: Whether to skip the head's computation. It then returns a slice of its input.
 
     Yields:
-        The list of its inputs.
+        A list, to which each call of the head adds its input.
     """
     inputs: list[Tensor] = []
     if head is None:
         yield inputs
         return
-    # A hook works for every architecture. Whether hidden_states include the final norm differs between them.
+    # Not output_hidden_states, because architectures differ in whether its last entry includes the final norm.
     hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     if skip_head:
-        # An attribute of the instance hides the method of its class until it is deleted below.
+        # This attribute of the instance hides the method of the class until it is deleted below.
         head.forward = lambda states: states[..., :1]
     try:
         yield inputs
@@ -279,10 +288,10 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
     Args:
         sequences: B token lists.
         pad_id: PAD.
-        device: Of the result.
+        device: The device of the result.
 
     Returns:
-        ids (B, P) int64 and mask (B, P) bool.
+        ids (B, P) int64, and mask (B, P) bool, False for padding.
     """
     width = max(len(s) for s in sequences)
     ids = [[pad_id] * (width - len(s)) + list(s) for s in sequences]
@@ -291,33 +300,34 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
 
 
 def replace_padding(ids: Tensor, mask: Tensor) -> Tensor:
-    """Replaces padding by each row's first real token. No real token attends to padding.
+    """Replaces padding by each row's first real token, which makes passes on a CPU faster.
 
     The embedding of PAD starts at zero, and training may move it slightly. From such values a model computes subnormal
-    numbers, which a CPU multiplies far more slowly. The results of real tokens stay the same. Only in a mixture of
-    experts, which computes padding together with real tokens, do the last bits of gradients change.
+    numbers, which a CPU multiplies far more slowly. No real token attends to padding, so results stay the
+    same. Only in a mixture of experts, which computes padding together with real tokens, do the last bits of gradients
+    change.
 
     Args:
         ids: (B, L) token ids.
-        mask: (B, L) bool.
+        mask: (B, L) bool, False for padding.
     """
     return torch.where(mask, ids, ids.gather(1, mask.long().argmax(1, keepdim=True)))
 
 
 def positions_of(mask: Tensor) -> Tensor:
-    """Returns each token's position in its row, without counting padding, (B, L) int64.
+    """Returns each token's position in its row, (B, L) int64. Padding does not count.
 
     Args:
-        mask: (B, L) bool.
+        mask: (B, L) bool, False for padding.
     """
     return (mask.long().cumsum(-1) - 1).clamp(min=0)
 
 
 def base_of(model: Any) -> Any:
-    """Returns the model under an adapter; the model itself where there is none.
+    """Returns the model under an adapter; without an adapter, the model itself.
 
     Args:
-        model: A model.
+        model: A model with or without an adapter.
     """
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
@@ -326,8 +336,8 @@ def accepts_argument(model: PreTrainedModel, argument: str) -> bool:
     """Whether a model's forward has an argument of this name.
 
     Args:
-        model: A model, with or without an adapter.
-        argument: The name.
+        model: A model with or without an adapter.
+        argument: The argument's name.
     """
     model_class: Any = type(base_of(model))
     return argument in _forward_arguments(model_class)
@@ -339,7 +349,7 @@ def _forward_arguments(model_class: Any) -> frozenset[str]:
 
 
 def _check_states_cached(cache: Cache, model: PreTrainedModel) -> None:
-    """Raises ZooError if a layer of linear attention did not store its state in the cache."""
+    """Raises ZooError if a recurrent layer did not store its state in the cache."""
     for layer in cache.layers:
         states = [getattr(layer, f"is_{kind}_states_initialized", {}) for kind in ("conv", "recurrent")]
         if any(states) and not any(initialized for flags in states for initialized in flags.values()):

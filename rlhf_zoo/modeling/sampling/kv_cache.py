@@ -1,4 +1,4 @@
-"""The key-value cache of sampling: it grows in place, drops columns of padding, and joins rows."""
+"""A key-value cache for sampling that grows in place, drops columns of padding, and takes rows of another cache."""
 
 from typing import Any
 
@@ -8,14 +8,14 @@ from torch.nn.functional import pad
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-# Number of columns to allocate in advance.
-ROOM = 32
+#: Number of columns that are allocated in advance.
+SPARE_COLUMNS = 32
 
 
 class InPlaceLayer(DynamicLayer):
     """A DynamicLayer whose keys and values are views of larger buffers.
 
-    A step writes only its own column. When a row leaves, the last row takes its place.
+    A step writes only its own column of the buffers. If rows end, only the rows that take their places are copied.
     """
 
     keys: Any
@@ -31,14 +31,16 @@ class InPlaceLayer(DynamicLayer):
         if not self.is_initialized:
             self.lazy_initialization(*new_states)
         length, new = self.get_seq_length(), key_states.shape[-2]
-        # Concatenating a column per token would copy the cache in every step.
+        # Concatenating a column for each token, as DynamicLayer does, would copy the cache in every step.
         if not self._buffers or self._begin + length + new > self._buffers[0].shape[-2]:
             old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
-            self._buffers = tuple(x.new_empty(*x.shape[:2], length + new + ROOM, x.shape[3]) for x in new_states)
+            self._buffers = tuple(
+                x.new_empty(*x.shape[:2], length + new + SPARE_COLUMNS, x.shape[3]) for x in new_states
+            )
             self._begin = 0
             for buffer, states in zip(self._buffers, old, strict=True):
                 buffer[:, :, :length] = states
-        self._show(len(key_states), length + new)
+        self._set_views(len(key_states), length + new)
         self.keys[:, :, length:], self.values[:, :, length:] = new_states
         return self.keys, self.values
 
@@ -50,24 +52,24 @@ class InPlaceLayer(DynamicLayer):
         moved = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
         for states in (self.keys, self.values):
             states[moved] = states[beam_idx[moved]]
-        self._show(len(beam_idx), self.get_seq_length())
+        self._set_views(len(beam_idx), self.get_seq_length())
 
-    def cut(self, columns: int) -> None:
+    def drop_columns(self, columns: int) -> None:
         """Drops the first columns.
 
         Args:
-            columns: How many.
+            columns: The number of columns.
         """
         if not self._buffers:
             self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
             return
         length = self.get_seq_length() - columns
-        # Only the view moves over the buffer. Nothing is copied.
+        # Nothing is copied: only the view moves over the buffer.
         self._begin += columns
-        self._show(len(self.keys), length)
+        self._set_views(len(self.keys), length)
 
     def replace(self, keys: Tensor, values: Tensor) -> None:
-        """Replaces keys and values; the next step copies them into buffers.
+        """Replaces keys and values. The next step copies them into new buffers.
 
         Args:
             keys: (rows, heads, columns, D).
@@ -75,13 +77,13 @@ class InPlaceLayer(DynamicLayer):
         """
         self.keys, self.values, self._buffers, self._begin = keys, values, (), 0
 
-    def _show(self, rows: int, columns: int) -> None:
+    def _set_views(self, rows: int, columns: int) -> None:
         window = slice(self._begin, self._begin + columns)
         self.keys, self.values = (buffer[:rows, :, window] for buffer in self._buffers)
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """Makes an empty cache. Layers other than plain attention are transformers' own.
+    """Makes an empty cache. Layers that grow without bound are `InPlaceLayer`, all others are transformers' own.
 
     Args:
         model: The model.
@@ -92,7 +94,7 @@ def new_cache(model: PreTrainedModel) -> DynamicCache:
 
 
 def can_join(cache: DynamicCache, model: PreTrainedModel) -> bool:
-    """Whether `cut` and `join` support each layer. They do not support recurrent states or chunked attention.
+    """Whether `drop_columns` and `join` support all layers. They support no recurrent states and no chunked attention.
 
     Args:
         cache: A cache of the model.
@@ -103,38 +105,38 @@ def can_join(cache: DynamicCache, model: PreTrainedModel) -> bool:
     return bool(cache.layers) and supported and chunked is None
 
 
-def cut(cache: DynamicCache, columns: int) -> None:
+def drop_columns(cache: DynamicCache, columns: int) -> None:
     """Drops the first columns, which must be padding in all rows.
 
     Args:
-        cache: It is changed.
-        columns: How many.
+        cache: The cache, which is changed.
+        columns: The number of columns.
     """
     layer: Any
     for layer in cache.layers:
         if not layer.is_initialized:
-            continue  # a layer that reads another's keys
+            continue  # this layer uses the keys of another one
         if isinstance(layer, InPlaceLayer):
-            layer.cut(columns)
+            layer.drop_columns(columns)
         else:
-            # A sliding window holds only its newest columns, so a cut may lie before all of them.
+            # A sliding window holds only its newest columns, which may include none of those to drop.
             layer.cumulative_length -= columns
-            past = max(layer.keys.shape[2] - layer.cumulative_length, 0)
-            layer.keys, layer.values = layer.keys[:, :, past:], layer.values[:, :, past:]
+            dropped = max(layer.keys.shape[2] - layer.cumulative_length, 0)
+            layer.keys, layer.values = layer.keys[:, :, dropped:], layer.values[:, :, dropped:]
 
 
 def join(cache: DynamicCache, other: DynamicCache) -> None:
     """Appends the rows of another cache. The shorter cache gets columns of padding on the left.
 
     Args:
-        cache: It is changed.
-        other: The other one.
+        cache: The cache, which is changed.
+        other: A cache of the same model, with at least one row.
     """
     ours: Any
     theirs: Any
     for ours, theirs in zip(cache.layers, other.layers, strict=True):
         if not ours.is_initialized:
-            continue
+            continue  # this layer uses the keys of another one
         width = max(ours.keys.shape[2], theirs.keys.shape[2])
         keys, values = (
             torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])

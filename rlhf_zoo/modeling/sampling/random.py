@@ -1,4 +1,4 @@
-"""Draws tokens with uniform numbers from each row's own random stream."""
+"""Draws tokens, with random numbers from one stream per row."""
 
 from collections.abc import Sequence
 
@@ -10,12 +10,12 @@ from ...errors import NotFinite
 
 
 def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
-    """Draws uniform numbers in [0, 1), which depend on (seed, key) alone.
+    """Draws uniform numbers in [0, 1), which depend only on the seed and each row's key.
 
     Args:
         seed: The run's seed.
         keys: B keys of non-negative integers, one for each row.
-        length: How many numbers each row gets.
+        length: The number of numbers for each row.
 
     Returns:
         (B, length) float64.
@@ -26,9 +26,9 @@ def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
 
 
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
-    """Zeroes all but the smallest set of most likely tokens that holds `top_p` of the mass. (B, V) -> (B, V)."""
+    """Zeroes the probabilities (B, V) of all but the fewest most likely tokens with a total of at least `top_p`."""
     ordered, order = probabilities.sort(-1, descending=True)
-    # The sum before a token decides, so the token that crosses top_p is kept, and at least one token is left.
+    # The sum before a token decides, so the token that reaches top_p stays, and at least one token is left.
     outside = ordered.cumsum(-1) - ordered >= top_p
     return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
 
@@ -39,7 +39,7 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
     Args:
         logits: (B, V).
         uniform: (B,) numbers from `uniforms`.
-        top_p: The mass of the most likely tokens that are kept.
+        top_p: The total probability of the most likely tokens, to which the draw is limited.
 
     Returns:
         (B,) token ids.
@@ -51,14 +51,14 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
 
 
 def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Draws tokens as `draw_tokens` does, and log π of each under the whole distribution, with one softmax.
+    """Draws tokens as `draw_tokens` does, and computes their log π without `top_p`, from the same softmax.
 
-    softmax's own sum loses precision as the vocabulary grows, so log π is log(p / Σp) with Σp in float64.
+    softmax's own sum loses precision as the vocabulary grows, so log π = log(p / Σp) with Σp in float64.
 
     Args:
         logits: (B, V).
         uniform: (B,) numbers from `uniforms`.
-        top_p: The mass of the most likely tokens that are kept.
+        top_p: The total probability of the most likely tokens, to which the draw is limited.
 
     Returns:
         (B,) token ids, and (B,) log-probabilities in nats.
@@ -86,20 +86,22 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1]
     _check_sums(total)
-    # Rounding may make the product equal to the total, which no cumulative sum exceeds.
+    # Rounding may make the product equal to the total, which no cumulative sum exceeds, so stay just below it.
     target = torch.minimum(uniform.to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1), total
 
 
-# A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6. So do the bounds of tokens.
+# The size of a block. A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6, and so has
+# a token's bound. A draw that is closer to a bound than _DOUBT, relative to the total, is repeated in float64.
 _BLOCK, _DOUBT = 64, 2e-6
+# The vocabulary size from which on blocks save time.
 _BLOCKS_FROM = 1024
 
 
 def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes the same as `_inverse_cdf`, with float64 sums only in the vocabulary block that holds the token.
+    """Computes the same as `_inverse_cdf`, with float64 sums only in the vocabulary block that has the token.
 
-    If a row's number is so close to its token's bounds that rounding might decide, `_inverse_cdf` draws that row.
+    If a row's number is so close to a bound of its token that rounding could decide, `_inverse_cdf` draws that row.
     """
     size = probabilities.shape[1]
     full_blocks = size // _BLOCK * _BLOCK
@@ -110,7 +112,7 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tens
     total = block_ends[:, -1:]
     _check_sums(total)
     target = uniform.to(block_ends).unsqueeze(1) * total
-    # Rounding may put the target past the last sum.
+    # Rounding may put the target past the last block.
     block = torch.searchsorted(block_ends, target, right=True).clamp(max=block_ends.shape[1] - 1)
     within = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
     mass = probabilities.gather(1, within.clamp(max=size - 1)).double().masked_fill(within >= size, 0)

@@ -1,8 +1,8 @@
 """Sampling with the log-probability of each sampled token, from one random stream per row.
 
-`model.generate` draws a whole batch from one global generator, so the tokens depend on the order of rows, the batch
-size and the number of processes, and a resumed run samples other tokens. Here row i draws from a stream that depends
-only on (seed, key of the row, token position). Rows that have ended leave the batch.
+`model.generate` draws all rows of a batch from one global generator, so tokens depend on the order of rows, the batch
+size and the number of processes, and a resumed run samples other tokens. Here a token depends only on its logits, the
+seed, the row's key and the token's position. Rows that have ended leave the batch.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from ...errors import ZooError
 from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, forward, left_pad
 from .random import draw, uniforms
 
-#: Version of the results. Raise it if the same seed, keys and weights give other tokens, or if log-probabilities, in
-#: sampling or in later passes, differ in their last bits.
-SAMPLER = 6
+#: The version of the results, which run.json records. Raise it if the same seed, keys and weights give other tokens, or
+#: if log-probabilities, in sampling or in later passes, differ in their last bits.
+SAMPLER_VERSION = 6
 
-#: Maps the input of the head, (N, H), to V of the state before N tokens, (N,).
+#: Maps the input of the model's head, (N, H), to V of the states before the N next tokens, (N,).
 Critic = Callable[[Any], Tensor]
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The tokens that can be sampled: ids below `size` except `holes`. A model may have more rows than that."""
+    """The tokens that can be sampled: all ids below `size` except `holes`. A model may have logits for further ids."""
 
     size: int
     holes: tuple[int, ...] = ()
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, *models: PreTrainedModel) -> Self:
-        """Returns the ids that the tokenizer names and for which every model has an embedding.
+        """Returns the tokenizer's ids for which every model has an embedding.
 
         Args:
             tokenizer: The policy's.
-            *models: The models that read samples.
+            *models: The models that sample or read completions.
         """
         tables: list[Any] = [model.get_input_embeddings() for model in models]
         rows = min(table.weight.shape[0] for table in tables)
         # Embeddings are often padded to a multiple of 64, and the extra rows are not tokens.
-        named = {index for index in tokenizer.get_vocab().values() if index < rows}
-        size = max(named) + 1
-        return cls(size, tuple(index for index in range(size) if index not in named))
+        token_ids = {index for index in tokenizer.get_vocab().values() if index < rows}
+        size = max(token_ids) + 1
+        return cls(size, tuple(index for index in range(size) if index not in token_ids))
 
     def __contains__(self, index: int) -> bool:
         return 0 <= index < self.size and index not in self.holes
@@ -62,13 +62,13 @@ class Samples:
         prompt_ids: (B, P) int64, left-padded.
         prompt_mask: (B, P) bool.
         completion_ids: (B, T) int64, right-padded.
-        mask: (B, T) bool, True up to and including the end-of-sequence token.
+        mask: (B, T) bool, True for the completion's tokens, up to and including its end token.
         logprobs: (B, T) in nats, log π of the sampled token at the sampling temperature; 0 outside the mask.
-        ended: (B,) bool, whether the completion ended by itself.
-        vocabulary: The tokens that could be sampled, so that every model gives log-probabilities of that distribution;
-            None for all entries of the logits.
-        cut: (B,) bool, which completions were cut at a text and so have no end token; None if none were.
-        values: (B, T), the predictions of a critic on the policy's trunk before each token; None without such a critic.
+        ended: (B,) bool, whether the completion ended by itself instead of at the length limit.
+        vocabulary: The tokens that could be sampled. Every model computes log-probabilities among these alone. None for
+            all entries of the logits.
+        cut: (B,) bool, whether the completion was cut at a text and so has no end token; None if no completion was cut.
+        values: (B, T), V of the state before each token, by a critic on the policy's trunk; None without such a critic.
     """
 
     prompt_ids: Tensor
@@ -85,7 +85,7 @@ class Samples:
         return self.prompt_ids.shape[0]
 
     def select(self, indices: Tensor | slice) -> Samples:
-        """Selects rows, without columns that are padding in all of them.
+        """Selects rows, and drops columns that are padding in all of them.
 
         Args:
             indices: The rows.
@@ -104,7 +104,7 @@ class Samples:
         """Moves all tensors.
 
         Args:
-            device: The device.
+            device: The destination.
         """
         moved: dict[str, Any] = {
             name: value.to(device) for name, value in vars(self).items() if isinstance(value, Tensor)
@@ -113,21 +113,21 @@ class Samples:
 
     @classmethod
     def concatenate(cls, parts: Sequence[Samples], pad_id: int) -> Samples:
-        """Concatenates samples that have not been cut and have no values.
+        """Concatenates samples that have neither `cut` nor `values`.
 
         Args:
-            parts: The samples.
+            parts: At least one.
             pad_id: PAD.
         """
         if len(parts) == 1:
             return parts[0]
         widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
 
-        def concatenated(name: str, like: str, fill: float) -> Tensor:
-            """Pads prompts on the left and completions on the right, as in a single batch."""
+        def concatenated(name: str, mask_name: str, fill: float) -> Tensor:
+            # Prompts are padded on the left and completions on the right, as in a single batch.
             rows = [getattr(part, name) for part in parts]
-            missing = [widths[like] - row.shape[1] for row in rows]
-            paddings = [(columns, 0) if like == "prompt_mask" else (0, columns) for columns in missing]
+            missing = [widths[mask_name] - row.shape[1] for row in rows]
+            paddings = [(columns, 0) if mask_name == "prompt_mask" else (0, columns) for columns in missing]
             return torch.cat([pad(row, side, value=fill) for row, side in zip(rows, paddings, strict=True)])
 
         return cls(
@@ -141,17 +141,17 @@ class Samples:
         )
 
     def prompt_lists(self) -> list[list[int]]:
-        """Returns each prompt's tokens."""
+        """Returns each prompt's token ids, without padding."""
         return [ids[keep].tolist() for ids, keep in zip(self.prompt_ids, self.prompt_mask, strict=True)]
 
     def token_lists(self) -> list[list[int]]:
-        """Returns each completion's real tokens, including the end-of-sequence token."""
+        """Returns each completion's token ids, with its end token and without padding."""
         return [ids[keep].tolist() for ids, keep in zip(self.completion_ids, self.mask, strict=True)]
 
 
 @dataclass(frozen=True)
 class SamplingRequest:
-    """The trainer's request to an engine. `sample` documents the fields, which are its arguments."""
+    """What the trainer asks an engine to sample. The fields are arguments of `sample`, which documents them."""
 
     prompts: Sequence[Sequence[int]]
     keys: Sequence[tuple[int, ...]]
@@ -187,30 +187,30 @@ def sample(
     Args:
         model: The policy.
         prompts: B non-empty token lists.
-        keys: B tuples of non-negative integers, which identify the rows' random streams.
+        keys: B tuples of non-negative integers. A row's key selects its random stream.
         seed: The run's seed.
-        max_new_tokens: The most tokens of a completion.
+        max_new_tokens: The maximum number of tokens in a completion.
         stop_ids: A completion ends with the first of these tokens.
         pad_id: PAD.
         temperature: Logits are divided by it.
-        top_p: The mass of the most likely tokens to keep. Log-probabilities still refer to the whole distribution.
+        top_p: The total probability of the most likely tokens, to which draws are limited. Log-probabilities are still
+            those of the full distribution.
         vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
-        max_tokens: The most tokens that the cache may hold, padding included; None for no bound. Where there is no
-            room, prompts wait until rows have ended.
-        critic: Called with the input of the model's head before each token; None for no critic.
-        decoder: Computes the logits over a cache of fixed size; None for one that grows.
+        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts that do not
+            fit wait until other rows have ended.
+        critic: A critic on the policy's trunk, for `Samples.values`; None for no critic.
+        decoder: The decoder; None for a `GrowingDecoder`.
 
     Raises:
-        ZooError: The model has no key-value cache, or max_tokens has no room for a prompt.
+        ZooError: The model has no key-value cache, or a prompt with its completion exceeds max_tokens.
     """
-    # Without a cache every step would only see the newest token.
     check_cached(model)
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
     size = len(prompts)
-    # All random numbers are drawn before the first token. Which of them a row uses depends only on its own position,
-    # not on when other rows end.
-    random = uniforms(seed, keys, max_new_tokens).to(device)
+    # All random numbers are drawn before the first token, so the one that a token uses depends only on its row and
+    # position, not on when other rows end.
+    random_numbers = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
     values = None if critic is None else torch.zeros_like(logprobs)
@@ -224,22 +224,26 @@ def sample(
     while waiting or len(decoder.rows):
         count, running = 0, len(decoder.rows)
         if waiting:
-            count = decoder.room([lengths[row] for row in waiting], max_new_tokens - drawn_counts[decoder.rows])
-        # A prefill is a separate pass. While many rows run, it waits until enough of them have ended to be worth it.
+            remaining = max_new_tokens - drawn_counts[decoder.rows]
+            count = decoder.startable([lengths[row] for row in waiting], remaining)
+        # A prefill is a pass of its own, in which running rows make no progress. So it waits until it can start at
+        # least a quarter as many rows as are running.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
             output, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
         else:
             output, rows = decoder.step()
         positions = drawn_counts[rows]
-        tokens, logps = draw(scale_logits(output.logits, temperature, vocabulary), random[rows, positions], top_p=top_p)
+        tokens, logps = draw(
+            scale_logits(output.logits, temperature, vocabulary), random_numbers[rows, positions], top_p=top_p
+        )
         completion[rows, positions], logprobs[rows, positions] = tokens, logps
         if critic is not None and values is not None:
             values[rows, positions] = critic(output.states)
         stopped = torch.isin(tokens, stops)
         ended[rows] = stopped
         drawn_counts[rows] = positions + 1
-        decoder.keep(tokens, stopped | (positions + 1 == max_new_tokens))
+        decoder.advance(tokens, stopped | (positions + 1 == max_new_tokens))
     mask = torch.arange(int(drawn_counts.max()), device=device) < drawn_counts.unsqueeze(1)
     width = mask.shape[1]
     values = None if values is None else values[:, :width]
@@ -249,35 +253,35 @@ def sample(
 
 
 def _starting_order(lengths: Sequence[int], max_new_tokens: int, max_tokens: int | None) -> list[int]:
-    """Returns the rows in the order in which they may start, after checking that each of them fits."""
+    """Returns the rows in the order in which they start. Checks that each of them fits."""
     if max_tokens is None:
         return list(range(len(lengths)))
     check_fits(lengths, max_new_tokens, max_tokens)
-    # Sorted by length, because `room` expects the last of the rows that may start to be the longest, and because rows
-    # of similar length need little padding.
+    # By length, because `startable` expects the longest of the rows that may start to be the last, and because rows of
+    # similar length need little padding.
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
-def check_fits(lengths: Iterable[int], room: int, max_tokens: int | None) -> None:
-    """Checks that the cache has room for each prompt with its completion alone.
+def check_fits(lengths: Iterable[int], max_new_tokens: int, max_tokens: int | None) -> None:
+    """Checks that the cache can hold each prompt with its completion, by itself.
 
     Args:
-        lengths: Tokens of the prompts.
-        room: The most tokens of a completion.
-        max_tokens: The most tokens that the cache may hold; None for no bound.
+        lengths: The numbers of tokens of the prompts.
+        max_new_tokens: The maximum number of tokens in a completion.
+        max_tokens: The maximum number of tokens in the cache; None for no limit.
 
     Raises:
         ZooError: A prompt does not fit.
     """
-    if max_tokens is not None and (longest := max(lengths)) + room > max_tokens:
+    if max_tokens is not None and (longest := max(lengths)) + max_new_tokens > max_tokens:
         raise ZooError(
-            f"max_rollout_batch_tokens is {max_tokens}, and a prompt of {longest} tokens with a completion of up to "
-            f"{room} needs {longest + room}: set it to at least that."
+            f"max_rollout_batch_tokens is {max_tokens}, but a prompt of {longest} tokens with a completion of up to "
+            f"{max_new_tokens} needs {longest + max_new_tokens}: set it to at least that."
         )
 
 
 def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | None) -> Tensor:
-    """Divides logits by the temperature and leaves out tokens that cannot be sampled.
+    """Divides logits by the temperature, and gives tokens that cannot be sampled the probability 0.
 
     Args:
         logits: (..., V).
@@ -285,7 +289,7 @@ def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | No
         vocabulary: The tokens that can be sampled; None for all.
 
     Returns:
-        (..., size) float32. The probability of a hole is 0.
+        (..., vocabulary.size) float32; (..., V) without a vocabulary.
     """
     if vocabulary is None:
         return logits.float() / temperature
@@ -298,7 +302,7 @@ def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | No
 
 
 def check_cached(model: PreTrainedModel) -> None:
-    """Checks that a model accepts `past_key_values`. Without them it would see only the last token.
+    """Checks that a model accepts `past_key_values`. Without a cache, each step would see only the newest token.
 
     Args:
         model: The policy.
@@ -327,8 +331,8 @@ def next_logits(
     Args:
         model: The policy.
         ids: (B, I) int64, the tokens that are not in the cache yet.
-        cache: It gets these tokens.
-        length: Tokens of each row.
+        cache: The cache, to which these tokens are added.
+        length: The number of tokens of each row, those in the cache included.
         temperature: Logits are divided by it.
         vocabulary: The tokens that can be sampled; None for all.
 

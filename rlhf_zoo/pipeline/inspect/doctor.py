@@ -272,7 +272,7 @@ def _check_prompt_lengths(
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
-            prepared = prepare_prompts(data[name], tokenizer, context=context, room=response_length)
+            prepared = prepare_prompts(data[name], tokenizer, context=context, max_new_tokens=response_length)
             prompts += list(prepared[PROMPT_TOKENS])
     longest = max(map(len, prompts))
     total = f"{longest + response_length}" + (f" of {context}" if context else "")

@@ -22,7 +22,7 @@ from ...hub.client.refs import ask, resolve
 from ...hub.client.refusals import client_errors, reason, refusals_as
 from ...hub.client.trees import fetch_dataset
 from ...modeling.integrity import check_integrity
-from ...modeling.sampling.sampler import SAMPLER
+from ...modeling.sampling.sampler import SAMPLER_VERSION
 from ...plugins import load_object
 from ...publishing.adapters import file_overrides
 from ...publishing.catalog.family import clean
@@ -332,10 +332,10 @@ def _card_differences(published: Published, card_fingerprint: Any) -> list[dict[
 def _make_notes(published: Published) -> list[str]:
     notes, settings = [], published.resolved
     sampler = str(published.versions.get("sampler", "unknown"))
-    if published.stage in ("reward", "ppo") and sampler != str(SAMPLER):
+    if published.stage in ("reward", "ppo") and sampler != str(SAMPLER_VERSION):
         notes.append(
-            f"it was sampled by version {clean(sampler)} of the sampler, but this is version {SAMPLER}, which rounds "
-            "sums differently: figures will be close, but not bit-equal"
+            f"it was sampled by version {clean(sampler)} of the sampler, but this is version {SAMPLER_VERSION}, which "
+            "rounds sums differently: figures will be close, but not bit-equal"
         )
     name, revision = settings.get("model_name_or_path"), settings.get("model_revision")
     if published.stage == "sft" and name is not None and revision in (None, "main"):

@@ -17,9 +17,9 @@ from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
 from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpack_if_gguf
 from ...modeling.loading import load_config, load_tokenizer
-from ...modeling.model_files import loading
+from ...modeling.model_files import translate_load_errors
 from ...modeling.remote_code import is_trusted
-from ...modeling.special_tokens import pads_apart, spare_token
+from ...modeling.special_tokens import has_own_pad, spare_token
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def inspect_model(name: str) -> ModelFacts:
         target_names=_linear_names(model),
         tokenizer=tokenizer,
         license=license_name,
-        spare_pad_token=None if pads_apart(tokenizer) else spare_token(tokenizer, model),
+        spare_pad_token=None if has_own_pad(tokenizer) else spare_token(tokenizer, model),
         has_thinking_switch="enable_thinking" in str(tokenizer.chat_template or ""),
     )
 
@@ -129,7 +129,7 @@ def reward_labels(name: str) -> list[str]:
 def _without_weights(auto_class: Any, repo: str, revision: str | None, title: str) -> Any:
     import torch
 
-    with loading(title), torch.device("meta"):
+    with translate_load_errors(title), torch.device("meta"):
         config = load_config(repo, subject=title, revision=revision)
         return auto_class.from_config(config, trust_remote_code=is_trusted())
 

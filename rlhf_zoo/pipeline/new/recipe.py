@@ -14,7 +14,7 @@ from ...evaluation.judges.named import check_names, check_outputs
 from ...evaluation.judges.panel import split_label
 from ...modeling.chat_template import Chat
 from ...modeling.devices import best_device, has_bfloat16
-from ...modeling.special_tokens import pads_apart
+from ...modeling.special_tokens import has_own_pad
 from ...plugins import REWARDS, did_you_mean, load_object
 from ...rewards.verifiable import Verifiable
 from ...runs.data.columns import is_text, placeholders
@@ -240,7 +240,7 @@ def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> N
     decisions.add("context", model.context or "no bound", "tokens, by its configuration")
     tokenizer = model.tokenizer
     reason = "PAD: the tokenizer's own"
-    if not pads_apart(tokenizer):
+    if not has_own_pad(tokenizer):
         pad_token = model.spare_pad_token if first == "PPO" and model.spare_pad_token else "another"
         reason = f"PAD: {first} uses {pad_token}, as it must differ from EOS"
     decisions.add("special tokens", f"EOS {tokenizer.eos_token}, PAD {tokenizer.pad_token}", reason)

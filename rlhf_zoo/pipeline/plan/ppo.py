@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from ...modeling.chunked_logprobs import CHUNK_ON_ACCELERATOR, CHUNK_ON_CPU
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
-from ...modeling.sampling.kv_cache import ROOM
+from ...modeling.sampling.kv_cache import SPARE_COLUMNS
 from ...ppo.config import default_batch_tokens, holds_reference
 from ...runs.data.batch_share import divided
 from . import memory
@@ -219,9 +219,9 @@ class _PPO:
             return min(shape[0], self.rows), shape[1]
         limit = self.keys.max_rollout_batch_tokens
         rows = self.rows if limit is None else min(self.rows, max(limit // self.length, 1))
-        # A full cache is replaced by one with a column for the new token and ROOM more (`InPlaceLayer`).
-        growths = max(math.ceil((self.response - 1 - ROOM) / (ROOM + 1)), 0)
-        return rows, self.prompt + ROOM + growths * (ROOM + 1)
+        # A full cache is replaced by one with a column for the new token and SPARE_COLUMNS more (`InPlaceLayer`).
+        growths = max(math.ceil((self.response - 1 - SPARE_COLUMNS) / (SPARE_COLUMNS + 1)), 0)
+        return rows, self.prompt + SPARE_COLUMNS + growths * (SPARE_COLUMNS + 1)
 
     # Phases
 
@@ -237,10 +237,12 @@ class _PPO:
         step = self.policy.decode_step(rows=rows, length=self.length, half=self.in_bfloat16)
         counts = self.policy.counts
         cache = resident.cache or rows * columns * self._kv_bytes()
-        if not resident.cache and columns > self.prompt + ROOM:  # each layer in turn is copied into a larger buffer
+        if (
+            not resident.cache and columns > self.prompt + SPARE_COLUMNS
+        ):  # each layer in turn is copied into a larger buffer
             step = replace(step, peak=step.peak + round(cache / counts.layers))
         # During prefill the cache is only as long as the prompts.
-        cache_not_grown = 0 if resident.cache else cache * (1 - (self.prompt + ROOM) / columns)
+        cache_not_grown = 0 if resident.cache else cache * (1 - (self.prompt + SPARE_COLUMNS) / columns)
         working = max(step.peak, prefill.peak - cache_not_grown)
         logits = SAMPLED_COPIES * FLOAT32 * rows * counts.vocabulary
         return replace(resident, activations=working, cache=cache, logits=logits)

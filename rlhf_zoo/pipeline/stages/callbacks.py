@@ -11,7 +11,7 @@ from transformers import IntervalStrategy, TrainerCallback, TrainerControl, Trai
 
 from ...errors import ZooError
 from ...modeling import distributed
-from ...modeling.remote_code import add_code
+from ...modeling.remote_code import copy_code
 from ...runs.record import COMPLETE, StageRecord
 from .interrupt import EvaluationEnded, Interruptible
 
@@ -239,7 +239,7 @@ class StageCallback(ProgressCallback):
         # peft writes an empty model card with local paths next to each adapter; ours is made when it is sent.
         for template in checkpoint.rglob("README.md"):
             template.unlink()
-        add_code(checkpoint)
+        copy_code(checkpoint)
         self._record.mark_complete(checkpoint)
         if self._saved is not None:
             self._saved()

@@ -12,8 +12,8 @@ from ...hub.client.publish import MERGED_MODEL
 from ...modeling.loading import AS_SAVED, load_tokenizer
 from ...modeling.model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from ...modeling.models import load_causal, load_classifier
-from ...modeling.remote_code import add_code
-from ...modeling.special_tokens import make_room, name_pad
+from ...modeling.remote_code import copy_code
+from ...modeling.special_tokens import add_pad_embedding, write_pad_id
 from ...runs.context import RunContext
 from ...runs.models import ParentCheckpoint
 from ...runs.record import COMPLETE, write_complete
@@ -59,9 +59,9 @@ def _save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     load: Any = load_classifier if is_classifier else load_causal
     model = load(checkpoint)
     model.to(load(checkpoint, how=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
-    make_room(model, tokenizer)
-    name_pad(model, tokenizer)
+    add_pad_embedding(model, tokenizer)
+    write_pad_id(model, tokenizer)
     model.save_pretrained(target)
     tokenizer.save_pretrained(target)
-    add_code(target)
+    copy_code(target)
     write_complete(target)

@@ -15,7 +15,7 @@ from ...modeling.loading import Loading, load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.prompt_keys import describe_prompt_count
 from ...modeling.reserved_columns import columns_for_functions
-from ...modeling.special_tokens import pad_apart
+from ...modeling.special_tokens import ensure_own_pad
 from ...plugins import REWARDS, load_object
 from ...rewards import RewardFunction, Rewards
 from ...rewards.ensemble import check_ensemble
@@ -200,7 +200,9 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> P
         data: Data sets, by PPOTrainer's keywords.
     """
     tokenizer = load_tokenizer(path)
-    pad_apart(tokenizer, context.settings("ppo").data.pad_token, subject="the policy", key="pad_token of the stage ppo")
+    ensure_own_pad(
+        tokenizer, context.settings("ppo").data.pad_token, subject="the policy", key="pad_token of the stage ppo"
+    )
     return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 

@@ -19,7 +19,7 @@ from ...modeling.chat import append_completion, tokenize_for_reward
 from ...modeling.devices import on_device
 from ...modeling.loading import load_model, load_tokenizer
 from ...modeling.models import HEADS, is_peft, load_classifier, set_score_statistics
-from ...modeling.special_tokens import pad_apart
+from ...modeling.special_tokens import ensure_own_pad
 from ...ppo.step_guard import with_finite_steps
 from ...rewards import RewardModel
 from ...runs.checks.conversations import check_conversations
@@ -132,7 +132,7 @@ def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> PreTrainedToke
     """The SFT policy's tokenizer, with a padding token that differs from EOS."""
     tokenizer = load_tokenizer(sft.path)
     pad_token = settings.trainer.pad_token
-    pad_apart(tokenizer, pad_token, subject=str(sft.path), key="pad_token of the stage reward")
+    ensure_own_pad(tokenizer, pad_token, subject=str(sft.path), key="pad_token of the stage reward")
     tokenizer.pad_token = pad_token or tokenizer.pad_token  # as trl does
     return tokenizer
 

@@ -15,7 +15,7 @@ from ...modeling.gguf import check_no_gguf
 from ...modeling.loading import load_tokenizer
 from ...modeling.model_files import ADAPTER_CONFIG, json_object, model_files
 from ...modeling.models import label_index, labels_of
-from ...modeling.remote_code import brings_code, is_trusted, refusal
+from ...modeling.remote_code import brings_code, is_trusted, untrusted_message
 from ...modeling.special_tokens import highest_id, pad_apart, train_tokenizer
 from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
@@ -218,7 +218,7 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
     """
     for model in models.values():
         if brings_code(model.config) and not is_trusted():
-            raise ZooError(refusal(f"The model {model.name}"))
+            raise ZooError(untrusted_message(f"The model {model.name}"))
     if "ppo" in stages:
         check_label(models, stages["ppo"])
         check_tokenizers(models, stages["ppo"])

@@ -18,7 +18,7 @@ from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.data_gate import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.refs import ask, came_from
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
-from ...modeling.prompts import need_columns
+from ...modeling.prompts import require_columns
 from ..record import fingerprint, records_at_rest
 from .tables import read_whole
 
@@ -89,7 +89,7 @@ class DataSource:
                 loaded = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
                 loaded = self._of_all_rows(data.builder(configuration, split, **options), split, options, error)
-        need_columns(loaded, columns, subject=f"{label},")
+        require_columns(loaded, columns, subject=f"{label},")
         return loaded
 
     def _of_all_rows(
