@@ -95,10 +95,6 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
     would swallow the answer. A chat template may open a thought, because its generation prompt is not part of the
     conversation.
 
-    Args:
-        prompt: A conversation.
-        tokenizer: The policy's.
-
     Raises:
         ZooError: The recipe has strip_thoughts, and the beginning of the answer in the prompt ends inside a thought.
     """
@@ -310,11 +306,7 @@ def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
 
 
 def opens_thought(text: str) -> bool:
-    """Whether a text ends inside a thought.
-
-    Args:
-        text: Any text.
-    """
+    """Whether a text ends inside a thought."""
     return text.rfind(_OPEN_THINK) > text.rfind(_CLOSE_THINK)
 
 

@@ -75,9 +75,6 @@ class Chat:
     def of(cls, tokenizer: PreTrainedTokenizerBase) -> Chat | None:
         """Reads the settings at the head of the tokenizer's template.
 
-        Args:
-            tokenizer: The tokenizer of any model.
-
         Returns:
             The settings; None if rlhf-zoo did not train this model on conversations.
         """

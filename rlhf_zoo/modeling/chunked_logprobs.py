@@ -200,14 +200,7 @@ class _GradientSums:
         )
 
     def add(self, chunk: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
-        """Adds the gradients of a chunk of n tokens.
-
-        Args:
-            chunk: The chunk's tokens among all N.
-            states: (n, H).
-            weight: (V, H).
-            grad: (n, V), the gradient of the head's output.
-        """
+        """Adds those of a chunk of n tokens: states (n, H), weight (V, H), and grad (n, V) of the head's output."""
         size = len(weight)
         if self.states is not None:
             self.states[chunk] = (grad @ weight).float()

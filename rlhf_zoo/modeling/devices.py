@@ -56,12 +56,7 @@ def on_device(model: Model, *, use_cpu: bool = False) -> Model:
 
 
 def move(model: Model, device: torch.device) -> Model:
-    """Moves a model to a device. A quantized model stays on the accelerator on which it was loaded.
-
-    Args:
-        model: The model.
-        device: The destination.
-    """
+    """Moves a model to a device. A quantized model stays on the accelerator on which it was loaded."""
     return model if getattr(model, "is_quantized", False) else model.to(device)
 
 
@@ -148,11 +143,7 @@ def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] |
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Whether an error is a failed allocation, on any device.
-
-    Args:
-        error: Any error.
-    """
+    """Whether an error is a failed allocation, on any device."""
     message = str(error).lower()
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(phrase in message for phrase in _PHRASES)
 

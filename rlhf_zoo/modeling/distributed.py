@@ -1,8 +1,8 @@
-"""Runs a command in several processes, started by `accelerate launch` or torchrun.
+"""Shares the work of a command among the processes that `accelerate launch` or torchrun started.
 
 Only the main process (rank 0) writes and sends: it owns the run directory, the lock, the embedded Hub and the outbox.
-The other processes compute their share, receive from the main process what it read, and write nothing. Until a command
-calls `join`, it acts as a single process.
+The other processes compute their share, get from the main process what it read, and write nothing. Until a command
+calls `join`, its functions behave as in a single process.
 """
 
 import logging
@@ -10,26 +10,27 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ZooError
 
-#: How long the other processes wait for the main process.
-PATIENCE = timedelta(hours=2)
-#: torch's own optimizers. They update each number independently, so that a shard is updated like the full weight.
-IN_SHARDS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
+# How long processes wait for each other. The main process may have to download models or to wait for a lock.
+_TIMEOUT = timedelta(hours=2)
+#: The optimizers that support shards: torch's own, because they update each number independently.
+SHARDABLE_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
+T = TypeVar("T")
 _joined = False
 
 
-def started() -> int:
-    """Returns how many processes of this command the launcher started, even if they have not joined."""
+def launched_count() -> int:
+    """Returns how many processes the launcher started for this command, joined or not."""
     number = os.environ.get("WORLD_SIZE", "1")
     return int(number) if number.isdecimal() else 1
 
 
-def count() -> int:
+def process_count() -> int:
     """Returns how many processes share the work; 1 before `join`."""
-    return started() if _joined else 1
+    return launched_count() if _joined else 1
 
 
 def check_shards(process_count: int, optim: str) -> None:
@@ -42,8 +43,8 @@ def check_shards(process_count: int, optim: str) -> None:
     Raises:
         ZooError: There is only one process, or the optimizer does not support shards.
     """
-    if optim not in IN_SHARDS:
-        raise ZooError(f"fsdp2 does not support the optimizer {optim}: set optim to one of {', '.join(IN_SHARDS)}.")
+    if optim not in SHARDABLE_OPTIMIZERS:
+        raise ZooError(f"fsdp2 does not support the optimizer {optim}: set optim to one of {', '.join(SHARDABLE_OPTIMIZERS)}.")
     if process_count == 1:
         raise ZooError(
             "fsdp2 shards weights over several processes, but there is only one: start more with accelerate launch, or "
@@ -52,12 +53,12 @@ def check_shards(process_count: int, optim: str) -> None:
 
 
 def rank() -> int:
-    """Returns the number of this process, from 0."""
-    return int(os.environ.get("RANK", "0")) if started() > 1 else 0
+    """Returns the index of this process among those that the launcher started."""
+    return int(os.environ.get("RANK", "0")) if launched_count() > 1 else 0
 
 
-def first() -> bool:
-    """Whether this is the main process, the only one that writes."""
+def is_main_process() -> bool:
+    """Whether this process may write: it is the main one, or it has not joined the others."""
     return rank() == 0 or not _joined
 
 
@@ -68,11 +69,11 @@ def join() -> None:
         ZooError: The launcher's environment variables, such as RANK, are missing.
     """
     global _joined
-    if started() == 1 or _joined:
+    if launched_count() == 1 or _joined:
         return
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ZooError(
-            f"WORLD_SIZE is {started()}, but {missing[0]} is not set: start the processes with `accelerate launch` or "
+            f"WORLD_SIZE is {launched_count()}, but {missing[0]} is not set: start the processes with `accelerate launch` or "
             "torchrun, or unset WORLD_SIZE."
         )
     import torch
@@ -83,24 +84,24 @@ def join() -> None:
         backend = "cuda:nccl,cpu:gloo"
     else:
         os.environ["ACCELERATE_USE_CPU"] = "true"  # otherwise accelerate assumes a single process
-    torch.distributed.init_process_group(backend, timeout=PATIENCE)
+    torch.distributed.init_process_group(backend, timeout=_TIMEOUT)
     if rank() > 0:  # only the main process logs
         logging.getLogger("rlhf_zoo").setLevel(logging.ERROR)
     _joined = True
 
 
 def shutdown() -> bool:
-    """Leaves the process group, once all processes are here.
+    """Leaves the process group, once all processes have called this function.
 
     Returns:
-        Whether this is the main process, which continues alone.
+        Whether this is the main process. It continues alone.
     """
     global _joined
-    if count() == 1:
+    if process_count() == 1:
         return True
     from torch import distributed
 
-    continues = first()
+    continues = is_main_process()
     wait()
     distributed.destroy_process_group()
     os.environ.update(WORLD_SIZE="1", RANK="0")
@@ -108,60 +109,53 @@ def shutdown() -> bool:
     return continues
 
 
-def gather(value: Any) -> list[Any]:
+def gather(value: T) -> list[T]:
     """Gathers a value from each process. All processes get all values.
 
     Args:
-        value: This process's value, which can be pickled.
+        value: This process's value, which must be picklable.
 
     Returns:
-        The values, by rank.
+        The values, in order of rank.
     """
-    if count() == 1:
+    if process_count() == 1:
         return [value]
     from torch import distributed
 
-    values: list[Any] = [None] * count()
+    values: list[Any] = [None] * process_count()
     distributed.all_gather_object(values, value)
     return values
 
 
 def is_my_batch(number: int) -> bool:
-    """Whether this process computes a batch.
-
-    Args:
-        number: The batch's number.
-    """
-    return number % count() == rank() if count() > 1 else True
+    """Whether this process computes the batch of this number."""
+    return number % process_count() == rank() if process_count() > 1 else True
 
 
-def in_order(done: Mapping[int, Any]) -> list[Any]:
+def gather_in_order(results: Mapping[int, T]) -> list[T]:
     """Gathers the results of batches that `is_my_batch` distributed over the processes.
 
     Args:
-        done: This process's results, by batch number.
+        results: This process's results, {batch number: result}.
 
     Returns:
-        All results, in the order of their numbers.
+        The results of all processes, in order of batch number.
     """
-    by_number = {number: result for results in gather(dict(done)) for number, result in results.items()}
+    by_number = {number: result for part in gather(dict(results)) for number, result in part.items()}
     return [by_number[number] for number in sorted(by_number)]
 
 
-def from_first(make: Callable[[], Any]) -> Any:
-    """Calls a function in the main process only, and broadcasts its result.
-
-    Args:
-        make: The function.
+def from_main_process(make: Callable[[], T]) -> T:
+    """Calls a function in the main process only, and broadcasts its result to the others.
 
     Returns:
-        The function's result, in all processes.
+        The result, in all processes.
     """
-    if count() == 1:
+    if process_count() == 1:
         return make()
     from torch import distributed
 
-    box = [make() if first() else None]
+    box: list[Any] = [make() if is_main_process() else None]
     distributed.broadcast_object_list(box)
     return box[0]
 
@@ -173,9 +167,9 @@ def wait() -> None:
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Runs the context in the main process first, then in the others, which can read what it wrote."""
-    if not first():
+    """Runs the code of this context in the main process first, then in the others, which can read what it wrote."""
+    if not is_main_process():
         wait()
     yield
-    if first():
+    if is_main_process():
         wait()

@@ -16,7 +16,6 @@ from ..fileio import home, read_json, write_json
 log = logging.getLogger(__name__)
 #: The file in which a folder names the GGUF file that it was unpacked from: {file, sha256, quantization, license}.
 SOURCE_FILE = "gguf.json"
-_METADATA_KEYS = ("general.file_type", "general.license")
 
 
 def find_gguf(name: str | Path) -> Path | None:
@@ -124,9 +123,6 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
 def gguf_source(folder: Path) -> dict[str, Any]:
     """Reads which GGUF file a folder was unpacked from.
 
-    Args:
-        folder: A model's folder.
-
     Returns:
         {file, sha256, quantization, license}; {} for any other folder.
     """
@@ -150,7 +146,9 @@ def _metadata(file: Path) -> dict[str, str | None]:
         fields = gguf.GGUFReader(file).fields
     except (IndexError, OverflowError, AssertionError) as error:  # a truncated file
         raise ValueError("it is truncated or damaged") from error
-    file_type, license_id = (fields[name].contents() if name in fields else None for name in _METADATA_KEYS)
+    file_type, license_id = (
+        fields[name].contents() if name in fields else None for name in ("general.file_type", "general.license")
+    )
     types = {member.value: member.name.removeprefix("MOSTLY_") for member in gguf.LlamaFileType}
     quantization = types.get(file_type) if isinstance(file_type, int) else None
     return {"quantization": quantization, "license": license_id if isinstance(license_id, str) else None}

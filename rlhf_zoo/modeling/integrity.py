@@ -32,9 +32,6 @@ _DIGESTS_LOCK = threading.Lock()
 def seal(folder: Path) -> dict[str, dict[str, Any]]:
     """Flushes every file of a folder to the disk and returns the digests that COMPLETE will list.
 
-    Args:
-        folder: The folder.
-
     Returns:
         {path in the folder: {size, sha256}}.
     """

@@ -39,11 +39,7 @@ MALFORMED = (
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of an error's message, without its full stop, to be quoted in a sentence.
-
-    Args:
-        error: Any error.
-    """
+    """Returns the first line of an error's message, without its full stop, to be quoted in a sentence."""
     if isinstance(error, RecursionError):
         return "its JSON is nested too deep"
     if isinstance(error, StrictDataclassError):  # its first line is a heading
@@ -331,11 +327,7 @@ def _check_shards(index: Path, files: Iterable[Any]) -> None:
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a model comes from elsewhere: from a download, or from a run that another user's rlhf-zoo wrote.
-
-    Args:
-        folder: The model's folder.
-    """
+    """Whether a model comes from elsewhere: from a download, or from a run that another user's rlhf-zoo wrote."""
     mark = find_download(folder)
     if mark is None:
         return False

@@ -331,9 +331,6 @@ def matmul_parameters(model: PreTrainedModel) -> int:
     """Counts the parameters in matrix multiplications: all except an embedding table, which is only a lookup.
 
     Embeddings that are tied to the LM head count once, as the LM head.
-
-    Args:
-        model: The model.
     """
     count = sum(parameter.numel() for parameter in model.parameters())
     table: Any = model.get_input_embeddings()
@@ -354,19 +351,12 @@ def context_length(*models: PreTrainedModel | None) -> int | None:
 
 
 def is_peft(model: nn.Module) -> bool:
-    """Whether a model has a PEFT adapter.
-
-    Args:
-        model: The model.
-    """
+    """Whether a model has a PEFT adapter."""
     return hasattr(model, "disable_adapter") and hasattr(model, "peft_config")
 
 
 def score_statistics(model: PreTrainedModel) -> tuple[float, float]:
     """Reads the mean and the standard deviation of a reward model's raw scores from its config.
-
-    Args:
-        model: The reward model.
 
     Returns:
         (μ, σ); (0, 1) if they were never measured.
@@ -376,11 +366,7 @@ def score_statistics(model: PreTrainedModel) -> tuple[float, float]:
 
 
 def has_score_statistics(model: PreTrainedModel) -> bool:
-    """Whether a reward model's mean and deviation were measured.
-
-    Args:
-        model: The reward model.
-    """
+    """Whether a reward model's mean and deviation were measured."""
     return "score_mean" in (getattr(model.config, "rlhf_zoo", None) or {})
 
 

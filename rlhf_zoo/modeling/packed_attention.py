@@ -71,11 +71,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def supports_packing(model: PreTrainedModel) -> bool:
-    """Whether `enable_packing` was called on a model, so that it accepts packed rows.
-
-    Args:
-        model: A model.
-    """
+    """Whether `enable_packing` was called on a model, so that it accepts packed rows."""
     return base_of(model).config._attn_implementation == NAME
 
 
@@ -117,7 +113,10 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
         )
     training = base.training
     base.eval()  # without dropout
-    ids = torch.arange(1, max(TEST_LENGTHS) + 1, device=next(base.parameters()).device) % _text_config(base).vocab_size
+    ids = (
+        torch.arange(1, max(TEST_LENGTHS) + 1, device=next(base.parameters()).device)
+        % base.config.get_text_config().vocab_size
+    )
     rows = [ids[:length].unsqueeze(0) for length in TEST_LENGTHS]
     unpacked = torch.cat([base(input_ids=row, use_cache=False).logits[0] for row in rows]).float()
     base.set_attn_implementation(NAME)
@@ -147,9 +146,5 @@ def _packed_logits(base: Any, ids: Tensor) -> Tensor | None:
         logits = base(**packed_inputs(ids.expand_as(mask), mask, positions), use_cache=False).logits[0].float()
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError, NotImplementedError):
         return None
-    passes_window = _windows or not getattr(_text_config(base), "sliding_window", None)
+    passes_window = _windows or not getattr(base.config.get_text_config(), "sliding_window", None)
     return logits if passes_window and len(logits) == sum(TEST_LENGTHS) else None
-
-
-def _text_config(base: Any) -> Any:
-    return base.config.get_text_config()

@@ -198,11 +198,7 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
 
 
 def warn_of_reserved_columns(dataset: Dataset) -> None:
-    """Warns about columns that reward functions do not get because their names are reserved.
-
-    Args:
-        dataset: The prompts.
-    """
+    """Warns about columns that reward functions do not get because their names are reserved."""
     for name in withheld_columns(dataset.column_names):
         log.warning("Reward functions do not get the prompts' column %r: to pass it on, %s.", name, how_to_rename(name))
 

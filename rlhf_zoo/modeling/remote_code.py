@@ -175,11 +175,7 @@ def _with_imports(find: Callable[[str], Path | None], modules: list[str], subjec
 
 
 def copy_code(checkpoint: Path) -> None:
-    """Copies the code that ran into a checkpoint, because transformers saves only the file of the trained class.
-
-    Args:
-        checkpoint: The checkpoint's folder.
-    """
+    """Copies the code that ran into a checkpoint, because transformers saves only the file of the trained class."""
     for folder in (checkpoint, *(path.parent for path in checkpoint.glob("*/config.json"))):
         modules: set[str] = set()
         for name in _AUTO_MAP_FILES:

@@ -52,9 +52,5 @@ def withheld_columns(names: Iterable[str]) -> list[str]:
 
 
 def how_to_rename(name: str) -> str:
-    """Returns the fix for a column with a reserved name, as the end of a sentence.
-
-    Args:
-        name: The column's name.
-    """
+    """Returns the fix for a column with a reserved name, as the end of a sentence."""
     return f"rename the column, in a recipe by `columns: {{given_{name}: {name}}}`"

@@ -43,9 +43,6 @@ def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the highest token id for which a model may need an embedding.
 
     PAD does not count: some scripts add it without an embedding, and it is never looked up.
-
-    Args:
-        tokenizer: Any tokenizer.
     """
     return max(
         (token_id for token_id in tokenizer.get_vocab().values() if token_id != tokenizer.pad_token_id), default=0
@@ -114,11 +111,7 @@ def settle_padding(
 
 
 def has_own_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether a tokenizer has a PAD other than its EOS.
-
-    Args:
-        tokenizer: Any tokenizer.
-    """
+    """Whether a tokenizer has a PAD other than its EOS."""
     return tokenizer.pad_token not in (None, tokenizer.eos_token)
 
 

@@ -32,11 +32,7 @@ _FIX = "set chat_template_path in sft.yaml to a template that keeps them"
 
 
 def is_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation has only texts of a system, a user and an assistant. Only such conversations are checked.
-
-    Args:
-        messages: The conversation.
-    """
+    """Whether a conversation has only texts of a system, a user and an assistant. No other conversation is checked."""
     return all(
         turn.get("role") in _ROLES and isinstance(turn.get("content"), str) and not turn.get("tool_calls")
         for turn in messages

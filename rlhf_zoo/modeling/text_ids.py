@@ -30,11 +30,7 @@ _CACHE: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
 
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
-    """Returns the token ids that a tokenizer adds around every text.
-
-    Args:
-        tokenizer: Any tokenizer.
-    """
+    """Returns the token ids that a tokenizer adds around every text."""
     switches = [getattr(tokenizer, f"add_{name}_token", None) for name in ("bos", "eos")]
     state = (tokenizer.bos_token_id, tokenizer.eos_token_id, *switches)
     cached = _CACHE.get(tokenizer)
@@ -51,9 +47,6 @@ def appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a tokenizer adds EOS after every text, prompts included.
 
     The separator that a tokenizer of an encoder adds after every text does not count.
-
-    Args:
-        tokenizer: Any tokenizer.
     """
     eos = tokenizer.eos_token_id
     return eos is not None and eos != tokenizer.sep_token_id and added_tokens(tokenizer).suffix[-1:] == (eos,)
@@ -74,12 +67,7 @@ def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
 
 def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Removes the BOS at the start of a text if the tokenizer would add a second one.
-
-    Args:
-        text: A text.
-        tokenizer: Any tokenizer.
-    """
+    """Removes the BOS at the start of a text if the tokenizer would add a second one."""
     bos: Any = tokenizer.bos_token
     doubled = bos is not None and added_tokens(tokenizer).prefix[-1:] == (tokenizer.bos_token_id,)
     return text.removeprefix(bos) if doubled else text

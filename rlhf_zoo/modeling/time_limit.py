@@ -38,25 +38,15 @@ class Expired(BaseException):
 
 @dataclass
 class _Watch:
-    """A deadline that is being watched.
+    """A deadline. Times are in seconds of `time.monotonic`."""
 
-    Attributes:
-        thread: The id of the thread whose code is limited.
-        is_main: Whether that is the main thread.
-        started: The time of the start, in seconds of `time.monotonic`.
-        ends: The deadline, likewise.
-        shorten_on_interrupt: As for `deadline`.
-        memory: The maximum resident memory of the process, in bytes; None for no limit.
-        fired: Whether `Expired` was raised.
-    """
-
-    thread: int
+    thread: int  # the id of the thread whose code is limited
     is_main: bool
     started: float
     ends: float
     shorten_on_interrupt: bool
-    memory: int | None
-    fired: bool = False
+    memory: int | None  # the maximum resident memory of the process, in bytes
+    fired: bool = False  # whether Expired was raised
 
     def is_over(self, now: float) -> bool:
         if now >= self.ends:

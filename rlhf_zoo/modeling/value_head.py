@@ -11,13 +11,6 @@ from transformers import PreTrainedConfig
 from ..errors import ZooError
 from .model_files import HubOptions, ModelFiles
 
-__all__ = [
-    "VALUE_HEAD_FILE",
-    "ValueHead",
-    "hidden_size_of",
-    "read_value_head",
-]
-
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
 PREFIX = "v_head."  # of its tensors among a model's weights
 HEAD_TENSORS = {"summary.weight", "summary.bias"}

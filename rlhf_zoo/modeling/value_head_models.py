@@ -7,11 +7,13 @@ adapter, `model.safetensors` has only these two. TRL writes them to `pytorch_mod
 read here.
 """
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from safetensors.torch import save_file
@@ -24,6 +26,9 @@ from .gguf import with_plain_weights
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles
 from .remote_code import is_trusted
 from .value_head import PREFIX, ValueHead, hidden_size_of, is_head_key, read_head
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +107,7 @@ def _load_adapter(
     kwargs: dict[str, Any],
     *,
     is_trainable: bool,
-) -> Any:
+) -> PeftModel:
     """Loads the base that an adapter names, and the adapter on it. Its downloaded files are in the folder `adapter`."""
     from peft import PeftConfig, PeftModel
 
@@ -122,14 +127,16 @@ def _load_adapter(
     return PeftModel.from_pretrained(model, str(adapter), is_trainable=is_trainable)
 
 
-def _add_adapter(model: PreTrainedModel, peft_config: Any, kbit: dict[str, Any], *, revision: str | None) -> Any:
+def _add_adapter(
+    model: PreTrainedModel, peft_config: Any, kbit_arguments: dict[str, Any], *, revision: str | None
+) -> PeftModel:
     """Adds a new adapter to a model. The adapter's config records the revision of its base."""
     from peft import PeftConfig, get_peft_model, prepare_model_for_kbit_training
 
     if not isinstance(peft_config, PeftConfig):
         raise ZooError(f"peft_config is a {type(peft_config).__name__}: pass a config of peft, such as LoraConfig.")
     if getattr(model, "is_quantized", False):
-        model = prepare_model_for_kbit_training(model, **kbit)
+        model = prepare_model_for_kbit_training(model, **kbit_arguments)
     return get_peft_model(model, peft_config, revision=revision)
 
 

@@ -29,11 +29,7 @@ _PIECE = re.compile(rf"\s*(?:{_UNSPACED}|[^\s{_SCRIPTS}]+)")
 
 
 def words(text: str) -> list[str]:
-    """Splits a text into words, lower-cased.
-
-    Args:
-        text: Any text.
-    """
+    """Splits a text into words, lower-cased."""
     return (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
 
 
@@ -84,8 +80,5 @@ def pieces(text: str) -> list[str]:
     """Cuts a text before each run of white space, and at each character of a script without spaces.
 
     White space at the end of the text is dropped.
-
-    Args:
-        text: Any text.
     """
     return _PIECE.findall(text)

@@ -15,6 +15,6 @@ class MarkComplete(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         PartialState().wait_for_everyone()
         if state.is_world_process_zero:
-            marker = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}" / PPO_COMPLETE
+            marker = Path(args.output_dir or "") / f"checkpoint-{state.global_step}" / PPO_COMPLETE
             if marker.parent.is_dir():
                 marker.write_text(f"{state.global_step}\n")

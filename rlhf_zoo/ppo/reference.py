@@ -88,11 +88,7 @@ class Reference:
         return self._model if self._adapted is None else None
 
     def to(self, device: torch.device | str) -> None:
-        """Moves a separate reference.
-
-        Args:
-            device: The destination.
-        """
+        """Moves a separate reference."""
         if self._adapted is None and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
             move(device)

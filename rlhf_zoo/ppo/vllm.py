@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from requests import RequestException, Session
+from requests import RequestException
 from requests import get as http_get
 from requests.adapters import HTTPAdapter
 from torch import Tensor
@@ -34,14 +34,13 @@ from .waiting import ended_by_signals
 
 #: The number of tokens in the row that vLLM and the policy score after each update of weights.
 CHECKED_TOKENS = 64
-#: The mean |Δ log π| per token, in nats, that rounding can explain, by the coarser of both precisions. Measured: 1e-5 in
+#: The mean |Δ log π| per token, in nats, that rounding explains, by the coarser of both precisions. Measured: 1e-5 in
 #: float32 on a CPU, 1e-3 if a GPU multiplies in TF32, about 1e-2 in bfloat16; with stale weights, 0.2 to 0.3.
 ROUNDING = {torch.float32: 1e-2, torch.float16: 2e-2, torch.bfloat16: 0.1}
 #: The same for float32 on a CPU.
 ROUNDING_ON_CPU = 1e-3
 #: Seconds to wait for a connection, and for the answer to a health check.
 CONNECT_SECONDS, ANSWER_SECONDS = 2.0, 2.0
-_HOW_TO_SERVE = "start it as docs/engines.md says"
 
 
 class VLLMEngine:
@@ -96,7 +95,8 @@ class VLLMEngine:
                     logprobs=0,
                 )
             if self._url and self._is_client:
-                self._bound_waits(self._generation.vllm_client.session)
+                for scheme in ("http://", "https://"):
+                    self._generation.vllm_client.session.mount(scheme, BoundedAdapter())
                 self._dtype = max(self._dtype, self._served_dtype(), key=lambda dtype: torch.finfo(dtype).eps)
 
     def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
@@ -191,11 +191,6 @@ class VLLMEngine:
         name = str(self._generation.vllm_client.get_server_info()["model_config"]["dtype"])
         return getattr(torch, name.removeprefix("torch."))
 
-    @staticmethod
-    def _bound_waits(session: Session) -> None:
-        for scheme in ("http://", "https://"):
-            session.mount(scheme, BoundedAdapter())
-
 
 class BoundedAdapter(HTTPAdapter):
     """Notices within seconds that a server is down, but waits for a running server as long as it needs."""
@@ -244,11 +239,12 @@ def check_server(url: str) -> None:
                 return
             failure = f"HTTP {response.status_code}"
     raise SamplingFailed(
-        f"No vLLM server answers at {url} ({failure}): {_HOW_TO_SERVE}, or correct vllm_server_base_url."
+        f"No vLLM server answers at {url} ({failure}): start it as docs/engines.md says, or correct "
+        "vllm_server_base_url."
     )
 
 
-def computing_dtype(args: PPOConfig, policy: Any) -> torch.dtype:
+def computing_dtype(args: PPOConfig, policy: PreTrainedModel) -> torch.dtype:
     """Returns the type in which the policy computes.
 
     Args:
@@ -258,7 +254,8 @@ def computing_dtype(args: PPOConfig, policy: Any) -> torch.dtype:
     Returns:
         bfloat16 under autocast, otherwise the type of the weights.
     """
-    return torch.bfloat16 if args.bf16 else policy.get_input_embeddings().weight.dtype
+    embeddings: Any = policy.get_input_embeddings()
+    return torch.bfloat16 if args.bf16 else embeddings.weight.dtype
 
 
 def rounding(dtype: torch.dtype, *, on_cpu: bool) -> float:

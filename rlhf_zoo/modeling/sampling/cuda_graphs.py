@@ -37,11 +37,7 @@ Capture = Callable[[Callable[[], NextLogits]], Callable[[], NextLogits]]
 
 
 def bucket(rows: int) -> int:
-    """Rounds a number of rows up to the next power of two, or to three quarters of it: 1, 2, 3, 4, 6, 8, 12, 16, 24.
-
-    Args:
-        rows: The number of rows.
-    """
+    """Rounds a number of rows up to the next power of two, or to three quarters of it: 1, 2, 3, 4, 6, 8, 12, 16, 24."""
     power = 1 << max(rows - 1, 0).bit_length()
     return power * 3 // 4 if power >= 4 and rows <= power * 3 // 4 else power
 
@@ -69,9 +65,6 @@ def supports_fixed_cache(model: PreTrainedModel) -> bool:
 
     All of its layers must be attention, and transformers must mark it as compilable in one graph: then no step reads a
     value on the CPU, which a captured graph could not do.
-
-    Args:
-        model: The policy.
     """
     unsharded = not any(isinstance(weight, DTensor) for weight in model.parameters())
     return unsharded and getattr(base_of(model), "_can_compile_fullgraph", False) and can_join(new_cache(model), model)
@@ -79,27 +72,15 @@ def supports_fixed_cache(model: PreTrainedModel) -> bool:
 
 @dataclass
 class _StepShape:
-    """What all layers need to know about the step in progress.
+    """What all layers need to know about the step in progress."""
 
-    Attributes:
-        column: The column to write, an int64 scalar on the device, so that a graph reads its current value.
-        rows: The number of rows to compute.
-        columns: The number of columns to compute.
-    """
-
-    column: Tensor
-    rows: int = 0
+    column: Tensor  # the column to write, a scalar on the device, so that a graph reads its current value
+    rows: int = 0  # how many rows and columns to compute
     columns: int = 0
 
 
 class FixedLayer(StaticLayer):
-    """A layer whose keys and values stay at fixed addresses. The mask alone applies a sliding window.
-
-    Args:
-        size: The number of rows.
-        columns: The number of columns.
-        shape: The step in progress, shared by all layers.
-    """
+    """Keys and values of `size` rows at fixed addresses. The mask alone applies a sliding window."""
 
     keys: Any
     values: Any
@@ -163,13 +144,7 @@ class FixedDecoder:
         self._prefilled: tuple[Tensor, Tensor, Cache] | None = None
 
     def fits(self, model: PreTrainedModel, size: int, columns: int) -> bool:
-        """Whether a rollout can reuse this decoder: same shape, and the weights are still where its graphs read them.
-
-        Args:
-            model: The policy.
-            size: The number of rows.
-            columns: The number of columns.
-        """
+        """Whether a rollout can reuse this decoder: same shape, and weights still where its graphs read them."""
         return (self.size, self.columns) == (size, columns) and self._weights == _addresses(model)
 
     def reset(self) -> FixedDecoder:

@@ -29,11 +29,7 @@ class NextLogits(NamedTuple):
     states: Tensor | None
 
     def select(self, indices: Tensor | slice) -> NextLogits:
-        """Selects rows.
-
-        Args:
-            indices: The rows.
-        """
+        """Selects rows."""
         return NextLogits(self.logits[indices], None if self.states is None else self.states[indices])
 
 
@@ -142,16 +138,9 @@ class GrowingDecoder:
 
 
 class _ActiveRows:
-    """R rows in progress, with their cache.
+    """R rows in progress: their ids (R,), their cache of L columns, its mask (R, L), and their last tokens (R,).
 
     The last tokens are not in the cache yet, and their column is not in `mask`.
-
-    Args:
-        rows: (R,) ids of the rows.
-        cache: Keys and values of L columns.
-        mask: (R, L) bool, False for padding.
-        tokens: (R,) the last token of each row.
-        can_join: Whether columns can be dropped and other rows joined.
     """
 
     def __init__(self, rows: Tensor, cache: Any, mask: Tensor, tokens: Tensor, can_join: bool) -> None:
@@ -187,9 +176,6 @@ def compaction_order(finished: Tensor) -> Tensor:
 
     Args:
         finished: (R,) bool.
-
-    Returns:
-        (S,) int64, the former index of each of the S unfinished rows.
     """
     count = len(finished) - int(finished.sum())
     order = torch.arange(count, device=finished.device)

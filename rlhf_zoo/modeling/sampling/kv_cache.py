@@ -55,11 +55,7 @@ class InPlaceLayer(DynamicLayer):
         self._set_views(len(beam_idx), self.get_seq_length())
 
     def drop_columns(self, columns: int) -> None:
-        """Drops the first columns.
-
-        Args:
-            columns: The number of columns.
-        """
+        """Drops the first columns."""
         if not self._buffers:
             self.replace(self.keys[:, :, columns:], self.values[:, :, columns:])
             return
@@ -83,11 +79,7 @@ class InPlaceLayer(DynamicLayer):
 
 
 def new_cache(model: PreTrainedModel) -> DynamicCache:
-    """Makes an empty cache. Layers that grow without bound are `InPlaceLayer`, all others are transformers' own.
-
-    Args:
-        model: The model.
-    """
+    """Makes an empty cache. Layers that grow without bound are `InPlaceLayer`, all others are transformers' own."""
     cache = DynamicCache(config=model.config)
     cache.layers = [InPlaceLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
