@@ -115,7 +115,7 @@ def _of_the_user(error: BaseException) -> str | None:
         return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
     if isinstance(error, RuntimeError) and "home directory" in str(error):  # what pathlib says
         return "There is no home directory to expand ~ to: set HOME and RLHF_ZOO_HOME, or write the path in full."
-    if distributed.count() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)):
+    if distributed.process_count() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)):
         return "Another process of this command ended: the same command goes on from the last checkpoint."
     return None
 
@@ -147,7 +147,7 @@ def _fail(sentence: str) -> NoReturn:
     _after_the_first()
     sentence = printable(sentence)  # also where the system, click or a library words it
     click.echo(f"Error: {sentence}", err=True)
-    if distributed.started() > 1 and (cause := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+    if distributed.launched_count() > 1 and (cause := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         with contextlib.suppress(OSError):
             Path(cause).write_text(json.dumps({"message": f"Error: {sentence}", "timestamp": int(time.time())}))
     sys.exit(2)
@@ -174,7 +174,7 @@ def main() -> None:
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, partial(_as_ctrl_c, os.getpid()))
-    if distributed.started() > 1:
+    if distributed.launched_count() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice to developers
     if not sys.warnoptions:
         # Users cannot act on warnings to developers or on a missing accelerator, and nothing here writes into the

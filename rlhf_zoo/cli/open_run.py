@@ -95,10 +95,10 @@ def run_context(
         writes: Whether the command writes into the run directory. If so, it is locked for other commands.
         **options: See `RunOptions`.
     """
-    if not distributed.first():
+    if not distributed.is_main_process():
         from ..hub.client.connect import reload_clients
 
-        context, environment = distributed.from_first(dict)
+        context, environment = distributed.from_main_process(dict)
         for name, value in environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -127,7 +127,7 @@ def run_context(
     ):
         names = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
         changed = {name: os.environ.get(name) for name in names}
-        distributed.from_first(lambda: (replace(run[0]), changed))
+        distributed.from_main_process(lambda: (replace(run[0]), changed))
         yield run
 
 

@@ -172,7 +172,7 @@ def print_plan_line(
     keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
     on_cpu = any(stage_keys.get("use_cpu") for stage_keys in keys.values())
     try:
-        device = replace(local_device(use_cpu=on_cpu), count=distributed.count())
+        device = replace(local_device(use_cpu=on_cpu), count=distributed.process_count())
         click.echo(make_plan(recipe, device, flags, stages=stages, suggest_changes=False, hub=hub).line, err=True)
     except ZooError as error:
         click.echo(f"No plan: {error}", err=True)

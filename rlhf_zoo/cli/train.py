@@ -55,10 +55,10 @@ def run_one(
         context.check_recipe([name for name in STAGES if name != stage])
         for flagged_stage in (name for name in STAGES if context.flags[name]):
             context.settings(flagged_stage)  # raises ZooError for a wrong flag of any stage
-        if stage == "ppo" and distributed.first():
+        if stage == "ppo" and distributed.is_main_process():
             print_plan_line(context.recipe, context.flags, stage=stage, hub=context.hub)
         ran = run_stage(context, stage, publisher)
-        if not distributed.first():
+        if not distributed.is_main_process():
             return context.directory / stage
         if not ran:
             click.echo(f"{stage} is already finished in {context.directory}; --restart runs it again.", err=to_stderr)
@@ -178,7 +178,7 @@ def run(
         check_judge_name(str(labels), also=BUILTIN_LABELERS)
     flags = run_flags(ctx, recipe)
     distributed.join()
-    if rounds > 1 and distributed.count() > 1:
+    if rounds > 1 and distributed.process_count() > 1:
         raise ZooError(
             "--rounds above 1 runs in one process only: drop --rounds, or run without accelerate launch or torchrun."
         )
@@ -188,7 +188,7 @@ def run(
         from ..pipeline import run_recipe
 
         console = Console(stderr=as_json)
-        if distributed.first():
+        if distributed.is_main_process():
             print_plan_line(context.recipe, context.flags, hub=context.hub)
         if rounds > 1:
             from ..pipeline.experiments.rounds import check_labels, run_rounds, write_rounds

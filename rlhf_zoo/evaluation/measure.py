@@ -279,7 +279,7 @@ def measure(
     for number, batch in enumerate(samples.batches):
         row_slice = slice(start, start + len(batch))
         start += len(batch)
-        # Every process has all samples and scores its own share; `in_order` merges the shares.
+        # Every process has all samples and scores its own share; `gather_in_order` merges the shares.
         if not distributed.is_my_batch(number):
             continue
         reward = evaluator.score_batch(batch, row_slice, prompts, samples.texts, columns or {})
@@ -291,7 +291,7 @@ def measure(
             [row for _, rows in kl_parts for row in rows],
         )
     merged: tuple[list, ...] = ([], [], [], [])
-    for batch_metrics in distributed.in_order(metrics_by_batch):
+    for batch_metrics in distributed.gather_in_order(metrics_by_batch):
         for values, batch_values in zip(merged, batch_metrics, strict=True):
             values += batch_values
     reward, exact, logprobs, ref_logprobs = merged

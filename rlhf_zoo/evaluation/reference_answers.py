@@ -59,7 +59,7 @@ def compare_with_references(
             return win_rate(ours, theirs, groups, tolerance=TIE_TOLERANCE)
         prompt_texts = [plain_text(prompt) for prompt in prompts]
         # A judge may cost money, so one process asks for all.
-        return distributed.from_first(
+        return distributed.from_main_process(
             lambda: compare_pairs(comparing, prompt_texts, texts[side], written, seed=comparison.seed).win_rate
         )
 

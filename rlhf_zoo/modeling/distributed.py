@@ -44,7 +44,9 @@ def check_shards(process_count: int, optim: str) -> None:
         ZooError: There is only one process, or the optimizer does not support shards.
     """
     if optim not in SHARDABLE_OPTIMIZERS:
-        raise ZooError(f"fsdp2 does not support the optimizer {optim}: set optim to one of {', '.join(SHARDABLE_OPTIMIZERS)}.")
+        raise ZooError(
+            f"fsdp2 does not support the optimizer {optim}: set optim to one of {', '.join(SHARDABLE_OPTIMIZERS)}."
+        )
     if process_count == 1:
         raise ZooError(
             "fsdp2 shards weights over several processes, but there is only one: start more with accelerate launch, or "
@@ -73,8 +75,8 @@ def join() -> None:
         return
     if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         raise ZooError(
-            f"WORLD_SIZE is {launched_count()}, but {missing[0]} is not set: start the processes with `accelerate launch` or "
-            "torchrun, or unset WORLD_SIZE."
+            f"WORLD_SIZE is {launched_count()}, but {missing[0]} is not set: start the processes with "
+            "`accelerate launch` or torchrun, or unset WORLD_SIZE."
         )
     import torch
 

@@ -108,7 +108,7 @@ def check(context: RunContext) -> None:
         ZooError: A setting, the data, a model, a reward or a judge does not work.
     """
     quiet()
-    if distributed.first():  # only this process restores lost files
+    if distributed.is_main_process():  # only this process restores lost files
         for stage in context.recipe.stages:
             _check_existing_run(context, stage)
     distributed.wait()
@@ -134,13 +134,13 @@ def check(context: RunContext) -> None:
         if tokenizer is not None and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
         if "ppo" in to_train(context):
-            distributed.from_first(lambda: ppo.try_functions(settings, functions, data))
+            distributed.from_main_process(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = check_prompts(context, source)
         count_trained_prompts(context, prompts, planned=to_train(context))
         check_rules(context, source, prompts)
         check_judges(context, restart=context.restart)
-        if distributed.first() and not context.restart:
+        if distributed.is_main_process() and not context.restart:
             context.record("eval").check_recipe(context.recipe.name)
 
 
@@ -177,7 +177,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
     check(context)
     claim(context, publisher)
     distributed.wait()  # until every process has read the files that --restart deletes
-    if context.restart and distributed.first():
+    if context.restart and distributed.is_main_process():
         _clear(context)
     distributed.wait()
     evaluates = "ppo" in context.recipe.stages
@@ -218,11 +218,11 @@ def run_stages(
     """
     any_ran = False
     for stage in stages:
-        if distributed.first():
+        if distributed.is_main_process():
             console.rule(f"[bold]{stage}{note}")
         stage_ran = run_stage(context, stage, publisher)
         any_ran = any_ran or stage_ran
-        if distributed.first():
+        if distributed.is_main_process():
             finished = f"{stage}{note} is already finished; --restart runs it again."
             console.print(summary_line(context, stage) if stage_ran else finished)
     return any_ran

@@ -380,7 +380,7 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
             not set.
     """
     with distributed.main_process_first():
-        return _data_source(context, again=again and distributed.first())
+        return _data_source(context, again=again and distributed.is_main_process())
 
 
 def _data_source(context: RunContext, *, again: bool) -> DataSource:

@@ -51,12 +51,12 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
         ZooError: Another command writes there, the directory cannot be locked, or several processes were started for a
             command that runs in one.
     """
-    if distributed.started() > distributed.count():
+    if distributed.launched_count() > distributed.process_count():
         raise ZooError(
-            f"WORLD_SIZE is {distributed.started()}, and this command runs in one process: start it without torchrun "
-            "or accelerate launch, which are for `rlhf-zoo sft|reward|ppo|eval RECIPE`."
+            f"WORLD_SIZE is {distributed.launched_count()}, but this command runs in one process: start it without "
+            "torchrun or accelerate launch, which are for `rlhf-zoo sft|reward|ppo|eval RECIPE`."
         )
-    if not distributed.first():
+    if not distributed.is_main_process():
         yield
         return
     # Resolved, so that two names of one directory share one lock.

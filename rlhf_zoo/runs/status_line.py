@@ -21,7 +21,7 @@ def doing(activity: str) -> Iterator[None]:
         activity: The activity, such as "sft: merging the adapter".
     """
     ended = threading.Event()
-    disable = None if distributed.first() else True  # None shows it only on a terminal
+    disable = None if distributed.is_main_process() else True  # None shows it only on a terminal
     with tqdm(desc=activity, bar_format="{desc}, {elapsed}", leave=False, disable=disable) as line:
 
         def refresh() -> None:

@@ -177,7 +177,7 @@ def test_several_processes_without_a_launcher_are_refused(
     assert "RANK is not set: start the processes with `accelerate launch`" in capsys.readouterr().err
     assert main(monkeypatch, "sweep", *arguments, "--grid", "kl_coef=0.1") == 2
     said = capsys.readouterr().err
-    assert said.startswith("Error: WORLD_SIZE is 2, and this command runs in one process: start it without torchrun")
+    assert said.startswith("Error: WORLD_SIZE is 2, but this command runs in one process: start it without torchrun")
     assert not (tmp_path / "run").exists()
     monkeypatch.setenv("WORLD_SIZE", "1")
     with sole_writer(tmp_path / "run", command="x"):

@@ -154,7 +154,7 @@ def scores(
             return judge(prompts, completions)
         return judge([plain_text(prompt) for prompt in prompts], list(completions))
 
-    values: list[float] = distributed.from_first(score_all)
+    values: list[float] = distributed.from_main_process(score_all)
     return values
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...errors import ZooError
-from ...modeling.distributed import IN_SHARDS
+from ...modeling.distributed import SHARDABLE_OPTIMIZERS
 from ...runs.data.batch_share import divided
 from . import memory
 from .devices import Device
@@ -194,9 +194,9 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
     subject = f"fsdp2 of the stage {stage}"
     for name in (name for name, is_set in unsharded.items() if is_set):
         raise ZooError(f"{subject} does not work with {name}: leave one of them out.")
-    if str(keys.optim) not in IN_SHARDS:
+    if str(keys.optim) not in SHARDABLE_OPTIMIZERS:
         raise ZooError(
-            f"{subject} cannot shard the optimizer {keys.optim}: set optim to one of {', '.join(IN_SHARDS)}."
+            f"{subject} cannot shard the optimizer {keys.optim}: set optim to one of {', '.join(SHARDABLE_OPTIMIZERS)}."
         )
     if device.count == 1:
         raise ZooError(

@@ -117,7 +117,7 @@ class ProgressCallback(TrainerCallback):
             initial=state.global_step,
             desc=self._desc,
             unit="step",
-            disable=not distributed.first(),
+            disable=not distributed.is_main_process(),
         )
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -137,7 +137,7 @@ class ProgressCallback(TrainerCallback):
             return  # the summary of an interrupted run: the resumed run logs its own
         numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(LEFT_OUT)}
         numbers.pop("epoch", None)
-        if not numbers or not distributed.first():
+        if not numbers or not distributed.is_main_process():
             return
         self._record.append_metrics({"step": state.global_step, **numbers})
         if self._bar is not None:
@@ -225,7 +225,7 @@ class StageCallback(ProgressCallback):
         control.should_evaluate &= self._evaluated != state.global_step
         # A complete checkpoint may be being sent, so it is not written again.
         complete = self._record.checkpoint_path(state.global_step) / COMPLETE
-        control.should_save &= not distributed.from_first(complete.is_file)
+        control.should_save &= not distributed.from_main_process(complete.is_file)
         self._describe_next(control)
         return control
 
@@ -234,7 +234,7 @@ class StageCallback(ProgressCallback):
         checkpoint = self._record.checkpoint_path(state.global_step)
         if self._finish_checkpoint is not None:
             self._finish_checkpoint(checkpoint)
-        if not distributed.first():
+        if not distributed.is_main_process():
             return
         # peft writes an empty model card with local paths next to each adapter; ours is made when it is sent.
         for template in checkpoint.rglob("README.md"):

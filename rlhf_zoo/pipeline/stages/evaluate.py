@@ -135,9 +135,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     resolved = inputs.resolved(context)
     code = judges_code(config.names)  # now, as files may be edited while the judges score
     done = _is_done(context, resolved, code)
-    if distributed.from_first(lambda: done):
+    if distributed.from_main_process(lambda: done):
         return False
-    distributed.from_first(lambda: check_data(config.lm_eval, context.hub))
+    distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
     prompts = check_prompts(context, source, inputs.sft.path)
     check_rules(context, source, prompts, inputs.sft.path)
     trained_on = count_trained_prompts(context, prompts)
@@ -148,7 +148,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         with doing("eval: checking the judges"):
             checks = check_on_pairs(context, evaluator, None if own_pairs_data is None else own_pairs_data[0])
         comparison = _compare(context, inputs, evaluator, prompts, checks)
-        if not distributed.first():
+        if not distributed.is_main_process():
             return True
         parents = {"sft": inputs.sft, "ppo": comparison.ppo}
         figures = {
@@ -420,8 +420,8 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     own_pairs(context)
     check_tasks(config.lm_eval)
     if "ppo" in to_train(context):
-        distributed.from_first(lambda: check_endpoints(config.names, config.asked_llm))
-        distributed.from_first(lambda: check_data(config.lm_eval, context.hub))
+        distributed.from_main_process(lambda: check_endpoints(config.names, config.asked_llm))
+        distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
     lexicon_judge(context.shared)
 
 

@@ -142,7 +142,7 @@ def in_processes(trainer_class: Any) -> Any:
     Returns:
         A subclass, or the class itself in a single process.
     """
-    if distributed.count() == 1:
+    if distributed.process_count() == 1:
         return trainer_class
     mixin = GlobalReward if issubclass(trainer_class, RewardTrainer) else GlobalBatch
     return type(trainer_class.__name__, (mixin, trainer_class), {})

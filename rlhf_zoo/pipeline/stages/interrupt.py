@@ -53,7 +53,7 @@ class Interruptible:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        if distributed.first():
+        if distributed.is_main_process():
             # A signal may arrive while a progress bar is written, and stderr's buffer then refuses a second write.
             message = (
                 f"\nSaving {self._activity} after this step, or after this batch of an evaluation; "

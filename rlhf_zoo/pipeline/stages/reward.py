@@ -89,7 +89,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         """Stores μ and σ of the scores in every checkpoint, as they depend on its weights."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         with sharding.unsharded(model):
-            if distributed.first():
+            if distributed.is_main_process():
                 _center(model, tokenizer, inputs.samples, path)
 
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class RunningMetrics(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         trainer = self._trainer
         losses = distributed.gather(trainer._tr_loss.item())
-        if not distributed.first():
+        if not distributed.is_main_process():
             return
         sums = {
             "loss": sum(losses) / len(losses),

@@ -212,7 +212,7 @@ def simulated_pairs(
         },
     }
     note = folder / "made.json"
-    if distributed.from_first(lambda: note.is_file() and read_json(note) == inputs):
+    if distributed.from_main_process(lambda: note.is_file() and read_json(note) == inputs):
         return source
     rng = random.Random(seed)
     splits = {}
@@ -224,7 +224,7 @@ def simulated_pairs(
         chosen = [prompts[i % len(prompts)] for i in range(count)]
         splits[split] = _pairs(chosen, two_samples(context, chosen, seed, (stream,), sft), prefer, rng)
     with distributed.main_process_first():
-        if distributed.first():
+        if distributed.is_main_process():
             note.unlink(missing_ok=True)  # if the process is killed now, the note must not describe other pairs
             source = add_configuration(context, "preferences", splits)
             write_json(note, inputs)

@@ -139,27 +139,27 @@ def train_stage(
     resolved = _resolved(settings, data, lineage)
     code = stage_code(settings)
     # With several processes, the main process makes the plan and writes.
-    plan: _Plan = distributed.from_first(lambda: _plan(context, settings, resolved, parents, code, publisher))
+    plan: _Plan = distributed.from_main_process(lambda: _plan(context, settings, resolved, parents, code, publisher))
     if plan.finished:
         return False
     run = _Run(context, settings, context.record(stage), plan, started, publisher)
     for role, parent in lineage.items():
-        if distributed.first() and parent.get("repo") and not parent.get("path"):
+        if distributed.is_main_process() and parent.get("repo") and not parent.get("path"):
             log.info("The stage %s takes %s from %s at %s.", stage, role, parent["repo"], parent["commit"])
     with Interruptible(f"the {stage} stage") as stop:
         _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
             trainer = build()
         # After `build`, so that settings that it refuses neither claim the directory nor delete files in it.
-        if distributed.first():
+        if distributed.is_main_process():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
             _begin(run, resolved, lineage, data, optional)
         distributed.wait()
         if not _train_to_end(run, trainer, stop, finish_checkpoint):
             return True
-        if distributed.first():
+        if distributed.is_main_process():
             _finish(run, trainer, conclude)
-    if distributed.first() and stop.requested:
+    if distributed.is_main_process() and stop.requested:
         raise Stopped
     return True
 
@@ -193,7 +193,7 @@ def _train_to_end(
     if step >= trainer.state.max_steps:
         return True
     reached_stop_after = not stop.requested and step == context.stop_after
-    if distributed.first():
+    if distributed.is_main_process():
         run.record.write(status="stopped" if reached_stop_after else "interrupted", seconds=run.seconds())
     if not reached_stop_after:
         raise Stopped
@@ -379,13 +379,13 @@ def _train(run: _Run, trainer: Any) -> None:
             trainer.evaluate()
     except WaitEnded as error:
         _save_finished(trainer, record, error)
-        if distributed.first():
+        if distributed.is_main_process():
             record.write(status="interrupted", seconds=run.seconds())
         raise Stopped from error
     except UpdateFailed as error:
         if not _save_finished(trainer, record, error):
             raise
-        if distributed.first():
+        if distributed.is_main_process():
             record.write(status="interrupted", seconds=run.seconds())
         step = trainer.state.global_step
         raise type(error)(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
@@ -397,7 +397,7 @@ def _save_finished(trainer: Any, record: StageRecord, error: UpdateFailed | Wait
     Re-raises the error if the disk is full.
     """
     step = trainer.state.global_step
-    if (distributed.count() > 1 and not getattr(error, "raised_on_all_processes", False)) or step == 0:
+    if (distributed.process_count() > 1 and not getattr(error, "raised_on_all_processes", False)) or step == 0:
         return False
     if not (record.checkpoint_path(step) / COMPLETE).is_file():
         try:
@@ -424,12 +424,12 @@ def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
     try:
         yield
     except (NotFinite, NoRoom):
-        if distributed.first():
+        if distributed.is_main_process():
             record.remove_incomplete()
             record.write(status="interrupted")
         raise
     except Exception as error:
-        if not distributed.first():
+        if not distributed.is_main_process():
             raise
         # torch reports a full disk as a RuntimeError without a reason.
         no_room = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20

@@ -21,7 +21,7 @@ def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
     Raises:
         ZooError: The batch cannot be divided, or a key's meaning depends on the number of processes.
     """
-    number = distributed.count()
+    number = distributed.process_count()
     if number == 1:
         return {}
     allowed = {"train_sampling_strategy": ("random", "sequential", "group_by_length")}

@@ -100,7 +100,7 @@ def complete(
             vocabulary=vocabulary,
         ).to("cpu")
 
-    hidden = not distributed.first()
+    hidden = not distributed.is_main_process()
     with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False, disable=hidden) as bar:
         for number, start in enumerate(range(0, len(prompts), batch_size)):
             chosen = range(start, min(start + batch_size, len(prompts)))
@@ -111,5 +111,5 @@ def complete(
                 batch_prompts, batch_tokens = [prompts[row] for row in chosen], [tokens[row] for row in chosen]
                 done[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, batch.token_lists())
             bar.update(len(chosen))
-    ordered = distributed.in_order(done)
+    ordered = distributed.gather_in_order(done)
     return SampledCompletions([batch for batch, _ in ordered], [text for _, texts in ordered for text in texts])
