@@ -364,7 +364,7 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
         loader, reading = ppo.data.reward_model_loader, reading_of(vars(ppo.trainer))
         # The reward model comes first, because `reward_weights` begins with it.
         rewards.insert(
-            0, load_reward(paths, tokenizer, place=move_to_device, how=load_options, loader=loader, **reading)
+            0, load_reward(paths, tokenizer, place=move_to_device, options=load_options, loader=loader, **reading)
         )
     reference = on_device(load_causal(reference_path), use_cpu=ppo.trainer.use_cpu).eval()
     return Evaluator(

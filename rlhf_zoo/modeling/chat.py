@@ -118,7 +118,7 @@ def answer_prefix(prompt: Prompt) -> str:
     return _content(prompt[-1]) if has_answer_prefix(prompt) else ""
 
 
-def tokenize_for_reward(text: Any, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
+def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, ended: bool) -> list[int]:
     """Tokenizes a prompt with its completion, for a reward model.
 
     A reward model that this package trained reads a conversation as PPO samples it: the rendered prompt, the completion
@@ -219,7 +219,7 @@ def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
     return list(prompt[:-1]), append_completion(prompt, completion)[len(prompt) - 1 :]
 
 
-def plain_text(text: Any) -> str:
+def plain_text(text: Prompt) -> str:
     """Writes a prompt, or a prompt with its answer, as plain text without tokens of a template.
 
     Judges, probes and reward models without a chat template read this. System turns are left out. A single

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
 from .devices import MicroBatches, on_device
@@ -46,7 +46,7 @@ class Embedder:
         # A pooler that is not saved is not used either, but drawing its weights would advance the random
         # generator of a training.
         with torch.random.fork_rng(devices=[]):
-            model = load_model(AutoModel, folder, subject=subject, how=FLOAT32, may_miss=("pooler",))
+            model = load_model(AutoModel, folder, subject=subject, options=FLOAT32, may_miss=("pooler",))
         self.tokenizer: Any = load_tokenizer(folder, name=subject)
         if model.config.is_encoder_decoder or self.tokenizer.pad_token_id is None:
             why = "has a decoder" if model.config.is_encoder_decoder else "has no PAD in its tokenizer"
@@ -87,7 +87,7 @@ class Embedder:
         return F.normalize((hidden * mask).sum(1) / mask.sum(1).clamp(min=1), dim=1).cpu().clone()
 
 
-def _max_length(folder: Path, model: Any, tokenizer: Any) -> int:
+def _max_length(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the maximum number of tokens of a text: the smallest limit that a saved file, model or tokenizer sets."""
     saved = folder / "sentence_bert_config.json"
     bounds = [tokenizer.model_max_length, context_length(model)]

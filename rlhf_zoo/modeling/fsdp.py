@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
 
 #: The number of this option of glibc's mallopt, and the size in bytes from which on blocks come from mmap.
 M_MMAP_THRESHOLD, MMAP_BYTES = -3, 2**20
@@ -46,7 +47,7 @@ def return_memory() -> None:
 
 
 @contextmanager
-def unsharded(*models: Any) -> Iterator[None]:
+def unsharded(*models: nn.Module | None) -> Iterator[None]:
     """Keeps all weights of models gathered while this context is open.
 
     Sampling needs this: its loop ends earlier in some processes, but gathering a layer needs all of them.
@@ -107,7 +108,7 @@ def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
         model.load_state_dict(weights)
 
 
-def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
+def gather_optimizer(optimizer: Optimizer, *, keep: bool) -> dict[str, Any] | None:
     """Gathers the state of an optimizer on the CPU, in the form that a single process has.
 
     Args:
@@ -127,7 +128,7 @@ def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     return {**sharded, "state": state} if keep else None
 
 
-def shard_optimizer(optimizer: Any) -> None:
+def shard_optimizer(optimizer: Optimizer) -> None:
     """Shards an optimizer's state in the same way as its weights.
 
     Args:

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Unpack
 
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedTokenizerBase
+from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from ..errors import ZooError
 from .config_checks import check_tokenizer
@@ -31,7 +32,7 @@ class Loading:
 
     dtype: str = "float32"
     attention: str | None = None
-    quantization: Any = None
+    quantization: QuantizationConfigMixin | None = None
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -97,7 +98,7 @@ def load_with_missing(
     *,
     subject: str,
     kind: str = "",
-    how: Loading = FLOAT32,
+    options: Loading = FLOAT32,
     may_miss: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
     **hub: Unpack[HubOptions],
@@ -109,7 +110,7 @@ def load_with_missing(
         source: A folder or a Hub id.
         subject: What errors call the model, such as "The model NAME".
         kind: What follows "cannot be loaded" in errors, as for `translate_load_errors`.
-        how: Precision, attention and quantization.
+        options: Precision, attention and quantization.
         may_miss: Modules that the checkpoint may lack, such as a head that is still to be trained.
         overrides: Further arguments for `from_pretrained`, such as `config`.
         **hub: See `HubOptions`.
@@ -131,7 +132,7 @@ def load_with_missing(
             use_safetensors=True,
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # otherwise transformers raises without naming the weights
-            **with_plain_weights({**how.arguments, **_pin_options(files, hub), **overrides}),
+            **with_plain_weights({**options.arguments, **_pin_options(files, hub), **overrides}),
         )
     if not isinstance(loaded, tuple):  # a user's own class, which returns no loading info
         return loaded, set()
@@ -146,14 +147,14 @@ def load_model(
     *,
     subject: str,
     kind: str = "",
-    how: Loading = FLOAT32,
+    options: Loading = FLOAT32,
     may_miss: tuple[str, ...] = (),
     overrides: Mapping[str, Any] = MappingProxyType({}),
     **hub: Unpack[HubOptions],
 ) -> Any:
     """Loads a model as `load_with_missing` does, with the same arguments, and returns only the model."""
     return load_with_missing(
-        auto_class, source, subject=subject, kind=kind, how=how, may_miss=may_miss, overrides=overrides, **hub
+        auto_class, source, subject=subject, kind=kind, options=options, may_miss=may_miss, overrides=overrides, **hub
     )[0]
 
 

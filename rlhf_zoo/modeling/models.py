@@ -34,12 +34,12 @@ HEADS = ("score", "classifier")
 CLASSIFIER_SUFFIXES = ("ForSequenceClassification", "ForTokenClassification")
 
 
-def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Unpack[HubOptions]) -> PreTrainedModel:
+def load_causal(path: str | Path, *, options: Loading = FLOAT32, **hub: Unpack[HubOptions]) -> PreTrainedModel:
     """Loads a causal language model. An adapter is merged into its base.
 
     Args:
         path: A folder or a Hub id.
-        how: Precision, attention and quantization.
+        options: Precision, attention and quantization.
         **hub: See `HubOptions`.
 
     Raises:
@@ -53,19 +53,21 @@ def load_causal(path: str | Path, *, how: Loading = FLOAT32, **hub: Unpack[HubOp
             raise ZooError(
                 f"{subject} is the adapter of a reward model or critic, which generates no text: choose a policy."
             )
-        if how.quantization is not None:
+        if options.quantization is not None:
             raise ZooError(
                 f"{subject} is an adapter, which cannot be merged into quantized weights: merge it into its base first."
             )
         base, revision = base_of_adapter(files)
-        return merge_adapter(load_causal(base, how=how, revision=revision), files)
+        return merge_adapter(load_causal(base, options=options, revision=revision), files)
     if (config := files.find("config.json")) is not None:
         architectures = json_object(config).get("architectures") or []
         if architectures and all(str(architecture).endswith(CLASSIFIER_SUFFIXES) for architecture in architectures):
             raise ZooError(
                 f"{subject} is a {architectures[0]}, which generates no text: choose a policy, not a reward model."
             )
-    model = load_model(AutoModelForCausalLM, path, subject=subject, kind=" as a causal language model", how=how, **hub)
+    model = load_model(
+        AutoModelForCausalLM, path, subject=subject, kind=" as a causal language model", options=options, **hub
+    )
     disable_router_logits(model)
     make_savable(model, name=subject)
     return model
@@ -143,14 +145,14 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
 
 
 def build_causal(
-    architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, how: Loading = FLOAT32
+    architecture: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, *, options: Loading = FLOAT32
 ) -> PreTrainedModel:
     """Builds a causal language model with random weights.
 
     Args:
         architecture: `model_type` and fields of its configuration.
         tokenizer: Determines the vocabulary size and the special tokens.
-        how: Precision and attention.
+        options: Precision and attention.
 
     Raises:
         ZooError: transformers does not know the architecture or cannot build it.
@@ -166,9 +168,9 @@ def build_causal(
             bos_token_id=tokenizer.bos_token_id,
             **fields,
         )
-        dtype = "float32" if how.dtype == "auto" else how.dtype
+        dtype = "float32" if options.dtype == "auto" else options.dtype
         return AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=how.attention, trust_remote_code=False
+            config, dtype=dtype, attn_implementation=options.attention, trust_remote_code=False
         )
     except (ValueError, TypeError, ZeroDivisionError, ImportError) as error:
         raise ZooError(f"The architecture {dict(architecture)} cannot be built ({first_line(error)}).") from error
@@ -241,14 +243,14 @@ def label_index(
 
 
 def load_classifier(
-    path: str | Path, *, label: str | None = None, how: Loading = FLOAT32, **hub: Unpack[HubOptions]
+    path: str | Path, *, label: str | None = None, options: Loading = FLOAT32, **hub: Unpack[HubOptions]
 ) -> PreTrainedModel:
     """Loads a reward model, which gives one score per sequence. An adapter is merged into its base.
 
     Args:
         path: A folder or a Hub id.
         label: The label whose output is the score, for a classifier with several outputs.
-        how: Precision, attention and quantization.
+        options: Precision, attention and quantization.
         **hub: See `HubOptions`.
 
     Raises:
@@ -259,10 +261,10 @@ def load_classifier(
     files = model_files(path, **hub)
     if files.adapter is None:
         model, missing = load_with_missing(
-            AutoModelForSequenceClassification, path, subject=subject, how=how, may_miss=HEADS, **hub
+            AutoModelForSequenceClassification, path, subject=subject, options=options, may_miss=HEADS, **hub
         )
     else:
-        model, missing = _classifier_under_adapter(files, subject, how)
+        model, missing = _classifier_under_adapter(files, subject, options)
     if model.config.num_labels != 1:
         label_index(model.config.id2label, label, name=str(path), label2id=model.config.label2id)
     if untrained := sorted(key for key in missing if key.split(".")[0] in HEADS):
@@ -276,7 +278,7 @@ def load_classifier(
     return model
 
 
-def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> tuple[PreTrainedModel, set[str]]:
+def _classifier_under_adapter(files: ModelFiles, subject: str, options: Loading) -> tuple[PreTrainedModel, set[str]]:
     """Loads an adapter's base classifier. Returns it and the names of the weights that both checkpoints lack."""
     base, revision = base_of_adapter(files)
     weights = files.find(ADAPTER_WEIGHTS)
@@ -302,7 +304,7 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, how: Loading) -> 
         AutoModelForSequenceClassification,
         base,
         subject=f"{subject}'s base {base}",
-        how=how,
+        options=options,
         overrides={"config": config},
         revision=revision,
         may_miss=HEADS,

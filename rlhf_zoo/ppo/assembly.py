@@ -151,7 +151,7 @@ def assemble(
 def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
     """Returns the reference, None without one, and whether the policy starts exactly at it."""
     if isinstance(ref_model, str):
-        ref_model = load_causal(ref_model, how=AS_SAVED if args.bf16 else FLOAT32)
+        ref_model = load_causal(ref_model, options=AS_SAVED if args.bf16 else FLOAT32)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
         ref_model = ref_model.pretrained_model
     if args.reference is False and ref_model is not None:
@@ -336,7 +336,7 @@ def build_rewards(
 
     def as_reward(reward: Any, own_tokenizer: PreTrainedTokenizerBase, **options: Any) -> Any:
         if isinstance(reward, str):
-            model = load_classifier(reward, label=options.get("label"), how=AS_SAVED)
+            model = load_classifier(reward, label=options.get("label"), options=AS_SAVED)
             return RewardModel(model, load_tokenizer(reward), tokenizer, **kwargs, **options)
         if isinstance(reward, PreTrainedModel):
             check_tokenizer_of(reward, own_tokenizer, subject="the reward model")

@@ -5,7 +5,6 @@ engine's log π as `Rollout.engine_logprobs`, and may weight by their ratio (`im
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
@@ -19,7 +18,7 @@ from .engine_samples import as_samples, ids_outside
 
 _PAGE_SIZE = 256  # tokens in a page of the cache of continuous batching
 #: A function of the policy and a request that returns samples.
-Engine = Callable[[Any, SamplingRequest], Samples]
+Engine = Callable[[PreTrainedModel, SamplingRequest], Samples]
 
 
 def make_engine(
@@ -76,7 +75,7 @@ class NativeEngine:
         return self._decoder.reset()
 
 
-def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
+def sample_with_transformers(model: PreTrainedModel, request: SamplingRequest) -> Samples:
     """Samples with transformers' continuous batching, which has one random stream for all rows.
 
     Args:

@@ -1,16 +1,21 @@
 """The reference policy, against which KL is measured."""
 
+from __future__ import annotations
+
 import copy
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..modeling.models import disable_dropout, is_peft
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class Reference:
@@ -101,7 +106,7 @@ def _share(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
 
 
 @contextmanager
-def _switch_adapter(policy: Any, adapter: str) -> Iterator[None]:
+def _switch_adapter(policy: PeftModel, adapter: str) -> Iterator[None]:
     """Activates an adapter in this context. peft's set_adapter also changes requires_grad, which is restored too."""
     trained_adapter = policy.active_adapter
     flags = [(parameter, parameter.requires_grad) for parameter in policy.parameters()]

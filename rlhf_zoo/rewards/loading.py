@@ -34,7 +34,7 @@ def find_loader(name: str) -> Any:
 
 
 def load_reward_model(
-    path: str | Path, *, label: str | None = None, loader: str | None = None, how: Loading = AS_SAVED
+    path: str | Path, *, label: str | None = None, loader: str | None = None, options: Loading = AS_SAVED
 ) -> PreTrainedModel:
     """Loads a reward model. It is not trained, so it keeps the precision that it was saved in.
 
@@ -43,16 +43,16 @@ def load_reward_model(
         label: For a classifier of several labels, the one whose output is the score.
         loader: "module:attribute" of a class whose `from_pretrained` loads the model, or of a function that is called
             with the path. It must come from the user, never from a download.
-        how: How to load it.
+        options: How to load it.
 
     Raises:
         ZooError: It cannot be loaded, or the loader does not return a PreTrainedModel.
     """
     if loader is None:
-        return load_classifier(path, label=label, how=how)
+        return load_classifier(path, label=label, options=options)
     load, subject = find_loader(loader), f"The reward model {path}"
     if inspect.isclass(load) and hasattr(load, "from_pretrained"):
-        return load_model(load, path, subject=subject, how=how)
+        return load_model(load, path, subject=subject, options=options)
     try:
         model = load(str(path))
     except ZooError:
@@ -82,7 +82,7 @@ def load_reward(
     penalty: float | None = None,
     center: bool = True,
     scale: bool = True,
-    how: Loading = AS_SAVED,
+    options: Loading = AS_SAVED,
 ) -> RewardModel | RewardEnsemble:
     """Loads one reward model, or several as an ensemble.
 
@@ -99,14 +99,14 @@ def load_reward(
         penalty: Likewise.
         center: As for `RewardModel`.
         scale: As for `RewardModel`.
-        how: How to load the models.
+        options: How to load the models.
 
     Raises:
         ZooError: As for `load_reward_model` and `RewardEnsemble`.
     """
     models = []
     for path in paths:
-        model = load_reward_model(path, label=label, loader=loader, how=how)
+        model = load_reward_model(path, label=label, loader=loader, options=options)
         place(model)
         read: dict[str, Any] = {"label": label, "output": output} if model.config.num_labels != 1 else {}
         tokenizer = load_tokenizer(path)

@@ -109,7 +109,7 @@ def test_what_the_keys_say_reaches_from_pretrained(tmp_path: Path, monkeypatch: 
     whole = make_policy()
     keys = {**FOUR, "bnb_4bit_quant_type": "fp4", "use_bnb_nested_quant": True, "bnb_4bit_quant_storage": "bfloat16"}
     how = loading_of(settings("ppo", **keys, dtype="bfloat16", attn_implementation="eager", bf16=True, use_cpu=True))
-    load_causal(tmp_path, how=how)
+    load_causal(tmp_path, options=how)
     bits = asked.pop("quantization_config").to_dict()
     assert asked == {
         "dtype": "bfloat16", "attn_implementation": "eager", "trust_remote_code": False, "use_safetensors": True,
@@ -120,14 +120,14 @@ def test_what_the_keys_say_reaches_from_pretrained(tmp_path: Path, monkeypatch: 
     assert loading_of(settings("ppo", **LORA, load_in_8bit=True)).quantization.load_in_8bit
     assert loading_of(settings("sft")) == Loading()
     with pytest.raises(ZooError, match="cannot be merged into quantized weights"):
-        load_causal(adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), how=how)
+        load_causal(adapter(tmp_path, tmp_path / "adapter", "CAUSAL_LM"), options=how)
 
 
 def test_weights_are_held_as_asked_and_frozen_ones_as_they_were_saved(tmp_path: Path) -> None:
     make_policy().save_pretrained(tmp_path / "policy")
     make_reward_model().to(torch.bfloat16).save_pretrained(tmp_path / "reward")
-    assert load_causal(tmp_path / "policy", how=Loading("bfloat16", "eager")).dtype == torch.bfloat16
-    assert load_causal(tmp_path / "policy", how=AS_SAVED).dtype == torch.float32
+    assert load_causal(tmp_path / "policy", options=Loading("bfloat16", "eager")).dtype == torch.bfloat16
+    assert load_causal(tmp_path / "policy", options=AS_SAVED).dtype == torch.float32
     assert load_reward_model(tmp_path / "reward").dtype == torch.bfloat16
     assert load_classifier(tmp_path / "reward").dtype == torch.float32
     # A copy in fewer bits, where it loses nothing.

@@ -33,7 +33,7 @@ def test_ppo_trains_an_adapter_on_weights_in_few_bits(keys: dict[str, Any], dtyp
     settings = stage_settings(recipe, "ppo", {}, shared_flags={}, output_dir=tmp_path)
 
     def load() -> Any:
-        policy = load_causal(tmp_path / "base", how=loading_of(settings))
+        policy = load_causal(tmp_path / "base", options=loading_of(settings))
         # bitsandbytes packs weights anew where a CPU has these instructions, and rounds.
         for module in policy.modules():
             if hasattr(module, "support_avx512bf16_for_cpu"):

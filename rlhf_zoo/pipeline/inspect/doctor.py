@@ -244,7 +244,9 @@ def _find_reward_parents(context: RunContext, settings: StageSettings) -> tuple[
 
 
 def _load_policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple[PreTrainedModel, str]:
-    model = on_device(load_causal(checkpoint.path, how=loading_of(settings)), use_cpu=settings.trainer.use_cpu).eval()
+    model = on_device(
+        load_causal(checkpoint.path, options=loading_of(settings)), use_cpu=settings.trainer.use_cpu
+    ).eval()
     model.name_or_path = str(checkpoint.path)  # as in a run; a merged adapter would have the name of its base
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"

@@ -58,7 +58,7 @@ def _save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     is_classifier = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
     load: Any = load_classifier if is_classifier else load_causal
     model = load(checkpoint)
-    model.to(load(checkpoint, how=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
+    model.to(load(checkpoint, options=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
     add_pad_embedding(model, tokenizer)
     write_pad_id(model, tokenizer)
     model.save_pretrained(target)

@@ -85,7 +85,7 @@ def reward_model(settings: StageSettings, path: Path) -> PreTrainedModel:
     """
     loading = Loading(dtype="auto", attention=settings.model.attn_implementation)
     label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
-    return load_reward_model(path, label=label, loader=loader, how=loading)
+    return load_reward_model(path, label=label, loader=loader, options=loading)
 
 
 def _model_placeholder(completions: list[Any], **_: object) -> list[None]:
@@ -304,7 +304,7 @@ def _load_models(
     """Loads the policy and the reward models with their tokenizers. Returns the trainer's model keywords."""
     paths = [parents[role].path for role in REWARD_ROLES if role in parents]
     return {
-        "model": load_causal(merged_model(context, parents["sft"]), how=loading_of(settings)),
+        "model": load_causal(merged_model(context, parents["sft"]), options=loading_of(settings)),
         "reward_model": [reward_model(settings, path) for path in paths] or None,
         "reward_processing_class": [load_tokenizer(path) for path in paths] or None,
         "value_model": parents["value"].path if "value" in parents else None,

@@ -177,7 +177,7 @@ def _model(
         AutoModelForSequenceClassification,
         path,
         subject=title,
-        how=loading,
+        options=loading,
         may_miss=HEADS,
         overrides={"num_labels": 1},
     )

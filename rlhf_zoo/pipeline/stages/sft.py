@@ -155,7 +155,7 @@ def _model_and_tokenizer(
     Raises:
         ZooError: The base has fewer embeddings than its tokenizer has tokens.
     """
-    shared, how = settings.recipe, loading_of(settings)
+    shared, options = settings.recipe, loading_of(settings)
     if base is None:
         architecture = shared.architecture or {}
         tokenizer = train_tokenizer(
@@ -163,10 +163,10 @@ def _model_and_tokenizer(
             max_length=architecture.get("max_position_embeddings", 512),
             **(shared.tokenizer or {}),
         )
-        return build_causal(architecture, tokenizer, how=how), tokenizer
+        return build_causal(architecture, tokenizer, options=options), tokenizer
     path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
     tokenizer = load_tokenizer(path)
-    model = load_causal(path, how=how)
+    model = load_causal(path, options=options)
     table: Any = model.get_input_embeddings()
     if (highest := highest_id(tokenizer)) >= (rows := len(table.weight)):
         raise ZooError(
