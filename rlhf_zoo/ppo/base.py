@@ -119,7 +119,10 @@ class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, GuardedTrainer,
         self.engine = make_engine(args, self.policy, processing_class, self.accelerator)
         trained_model = self.model if args.offload_frozen else None
         place_frozen_models(
-            self.reference, self._reward_models, device=self.accelerator.device, offload_beside=trained_model
+            self.reference,
+            self._reward_models,
+            device=self.accelerator.device,
+            offload_unless_shared_with=trained_model,
         )
         if args.fsdp2:
             self._shard_all(optimizers[0])

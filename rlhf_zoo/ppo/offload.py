@@ -19,7 +19,7 @@ def place_frozen_models(
     rewards: Sequence[RewardModel],
     *,
     device: torch.device,
-    offload_beside: nn.Module | None,
+    offload_unless_shared_with: nn.Module | None,
 ) -> None:
     """Moves frozen models to where they stay between their passes: the device, or the CPU if they are offloaded.
 
@@ -27,16 +27,16 @@ def place_frozen_models(
         reference: The reference; None without one.
         rewards: The reward models.
         device: The device on which the policy is trained.
-        offload_beside: The models in training. Frozen models that share no weight with them are offloaded. None to
-            offload no model.
+        offload_unless_shared_with: The models in training. Frozen models that share no weight with them are offloaded.
+            None to offload no model.
 
     Raises:
         ZooError: Models should be offloaded, but none can be.
     """
     separate_reference = reference.separate_model if reference is not None else None
     frozen = [separate_reference, *(reward.model for reward in rewards)]
-    offloaded = [] if offload_beside is None else _offloadable_models(frozen, offload_beside)
-    if offload_beside is not None and not offloaded:
+    offloaded = [] if offload_unless_shared_with is None else _offloadable_models(frozen, offload_unless_shared_with)
+    if offload_unless_shared_with is not None and not offloaded:
         raise ZooError(
             "offload_frozen has no model to move: every frozen model is quantized or shares weights with one in "
             "training; remove it."

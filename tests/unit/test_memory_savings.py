@@ -62,13 +62,13 @@ def test_what_can_wait_on_the_cpu_does() -> None:
     shares.weight = training.weight
     rewards: Any = [alone, quantized, shares]
     given: Any = reference
-    place_frozen_models(given, rewards, device=ELSEWHERE, offload_beside=training)
+    place_frozen_models(given, rewards, device=ELSEWHERE, offload_unless_shared_with=training)
     homes = [model.device.type for model in (reference, alone, quantized, shares)]
     assert homes == ["cpu", "cpu", "cuda", "cuda"]
-    place_frozen_models(given, rewards, device=ELSEWHERE, offload_beside=None)
+    place_frozen_models(given, rewards, device=ELSEWHERE, offload_unless_shared_with=None)
     assert {model.device for model in (reference, *rewards)} == {ELSEWHERE}
     with pytest.raises(ZooError, match=r"^offload_frozen has no model to move"):
-        place_frozen_models(None, [quantized, shares], device=ELSEWHERE, offload_beside=training)  # type: ignore[list-item]
+        place_frozen_models(None, [quantized, shares], device=ELSEWHERE, offload_unless_shared_with=training)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

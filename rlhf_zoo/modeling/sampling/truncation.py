@@ -81,7 +81,7 @@ class Truncation:
     """How completions are cut. A completion cut at the text has ended; one cut at its length has not.
 
     Attributes:
-        longest: The most tokens of a completion.
+        longest: The maximum number of tokens in a completion.
         shortest: Each completion is cut at a length drawn from here to `longest`; None draws no lengths.
         text: A text that ends a completion; None for none.
         after: The text does not count within this many first tokens.
