@@ -195,7 +195,7 @@ def sample(
         temperature: Logits are divided by it.
         top_p: The total probability of the most likely tokens, to which draws are limited. It does not change log π.
         vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
-        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts wait for room.
+        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts may wait.
         critic: A critic on the policy's trunk, for `Samples.values`; None for no critic.
         decoder: The decoder; None for a `GrowingDecoder`.
 
@@ -206,8 +206,7 @@ def sample(
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
     size = len(prompts)
-    # All random numbers are drawn before the first token, so the one that a token uses depends only on its row and
-    # position, not on when other rows end.
+    # All numbers are drawn before the first token, so which one a token uses does not depend on when other rows end.
     uniform = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
@@ -222,8 +221,8 @@ def sample(
     while waiting or len(decoder.rows):
         count, running = 0, len(decoder.rows)
         if waiting:
-            waiting_lengths = [lengths[row] for row in waiting]
-            count = decoder.startable(waiting_lengths, max_new_tokens - drawn_counts[decoder.rows])
+            remaining = max_new_tokens - drawn_counts[decoder.rows]
+            count = decoder.startable([lengths[row] for row in waiting], remaining)
         # A prefill is a pass of its own, in which running rows make no progress. So it waits until it can start at
         # least a quarter as many rows as are running.
         if count and count >= min(len(waiting), running / 4):
@@ -232,9 +231,8 @@ def sample(
         else:
             output, rows = decoder.step()
         positions = drawn_counts[rows]
-        tokens, logps = draw(
-            scale_logits(output.logits, temperature, vocabulary), uniform[rows, positions], top_p=top_p
-        )
+        logits = scale_logits(output.logits, temperature, vocabulary)
+        tokens, logps = draw(logits, uniform[rows, positions], top_p=top_p)
         completion[rows, positions], logprobs[rows, positions] = tokens, logps
         if critic is not None and values is not None:
             values[rows, positions] = critic(output.states)
