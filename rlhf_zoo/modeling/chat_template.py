@@ -67,8 +67,8 @@ class Chat:
         for name in self.chat_template_kwargs:
             if not _VARIABLE.fullmatch(name) or name in _RESERVED or name.endswith("_token"):
                 raise ZooError(
-                    f"chat_template_kwargs has the key {name!r:.100}, which is no free variable of a template: use the "
-                    "name of a variable of this chat template, such as enable_thinking."
+                    f"chat_template_kwargs has the key {name!r:.100}, which is not a free variable of a template: "
+                    "use the name of a variable of this chat template, such as enable_thinking."
                 )
 
     @classmethod
@@ -277,7 +277,7 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     end = next((position for position in range(start, len(ids)) if ids[position] in special), None)
     if 1 in learned and end is not None and not learned[end]:
         raise ZooError(
-            f"assistant_only_loss learns only the chat template's {{% generation %}} blocks, and the token that ends "
+            f"assistant_only_loss learns only the chat template's {{% generation %}} blocks, but the token that ends "
             f"an answer, {tokenizer.convert_ids_to_tokens(ids[end])}, is outside of them: move it inside."
         )
 

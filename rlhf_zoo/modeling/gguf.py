@@ -52,7 +52,7 @@ def check_no_gguf(name: str | Path, *, key: str) -> None:
     """
     if (file := find_gguf(name)) is not None:
         raise ZooError(
-            f"{key} names {file}, and a GGUF file has no score head: choose a reward model in safetensors, or "
+            f"{key} names {file}, but a GGUF file has no score head: choose a reward model in safetensors, or "
             "train one."
         )
 

@@ -169,7 +169,7 @@ def _check_fit(report: Mapping[str, Any], subject: str, may_miss: tuple[str, ...
     fix = "use the config.json that was saved with these weights"
     for name, saved_shape, config_shape in sorted(report["mismatched_keys"], key=lambda entry: entry[0]):
         sizes = (" x ".join(map(str, size)) for size in (saved_shape, config_shape))
-        raise ZooError("{} has a weight {} of {}, and its config.json says {}: {}.".format(subject, name, *sizes, fix))
+        raise ZooError("{} has a weight {} of {}, but its config.json says {}: {}.".format(subject, name, *sizes, fix))
     missing = sorted(name for name in report["missing_keys"] if name.split(".")[0] not in may_miss)
     if missing:
         count = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")

@@ -209,7 +209,7 @@ class ModelFiles:
             return  # `hub.client.refs` downloaded the base into the client's cache, and wrote its path into this copy
         if hub_id(base) is None or os.path.lexists(base):
             raise ZooError(
-                f"The adapter in {self.source} names the base {base!r:.200}, a path of this machine, and a download "
+                f"The adapter in {self.source} names the base {base!r:.200}, a path on this machine, but a download "
                 f"may name only a model on the Hub: merge it where it was trained, or add {FLAG} if you trust the run."
             )
 
@@ -321,7 +321,7 @@ def _check_shards(index: Path, files: Iterable[Any]) -> None:
     wrong = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
     if wrong is not None:
         raise ZooError(
-            f"{index} names the file {wrong!r:.200}, and weights must be next to their index: choose another model, or "
+            f"{index} names the file {wrong!r:.200}, but weights must be next to their index: choose another model, or "
             "copy it again."
         )
 

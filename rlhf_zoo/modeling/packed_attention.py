@@ -108,7 +108,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
         return
     if (previous := base.config._attn_implementation) != "sdpa":
         raise ZooError(
-            f"padding_free needs torch's attention (sdpa), and {subject}, a {type(base).__name__}, uses {previous!r}: "
+            f"padding_free needs torch's attention (sdpa), but {subject}, a {type(base).__name__}, uses {previous!r}: "
             "remove padding_free, or attn_implementation if it is set."
         )
     training = base.training
@@ -127,7 +127,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     if packed is None or not torch.allclose(packed, unpacked, rtol=0, atol=tolerance, equal_nan=True):
         base.set_attn_implementation(previous)
         raise ZooError(
-            f"padding_free packs rows into one, and in {subject}, a {type(base).__name__}, they would attend to each "
+            f"padding_free packs rows into one, but in {subject}, a {type(base).__name__}, they would attend to each "
             "other: remove it."
         )
 

@@ -153,7 +153,7 @@ def _output_device(model: PreTrainedModel) -> torch.device:
     device = next(model.parameters()).device if weight is None else weight.device
     if device.type == "meta":
         raise ZooError(
-            f"The output layer of this {type(model).__name__} is offloaded, and the value head must be on the same "
+            f"The output layer of this {type(model).__name__} is offloaded, but the value head must be on the same "
             "device: pass a device_map without offloading."
         )
     return device
@@ -292,7 +292,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             own, saved = wrapped.v_head.summary.weight.shape, head["summary.weight"].shape
             if saved != own:
                 raise ZooError(
-                    f"The value head of {source} has hidden size {saved[-1]}, and this model has {own[-1]}: it belongs "
+                    f"The value head of {source} has hidden size {saved[-1]}, but this model has {own[-1]}: it belongs "
                     f"to another model; remove its {PREFIX}* tensors."
                 )
             wrapped.v_head.load_state_dict(head)

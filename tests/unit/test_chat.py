@@ -78,9 +78,9 @@ def test_plain_words() -> None:
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["x = 1 %}EVIL{% set y", "range", "messages", "true", "True", "for", "eos_token", ""])
 def test_a_key_that_is_no_variable_of_a_template_is_refused(name: str) -> None:
-    with pytest.raises(ZooError, match="no free variable of a template: use"):
+    with pytest.raises(ZooError, match="not a free variable of a template: use"):
         Chat(chat_template_kwargs={name: 1})
-    with pytest.raises(ZooError, match="no free variable of a template: use"):
+    with pytest.raises(ZooError, match="not a free variable of a template: use"):
         recipe_config(load_recipe("tiny-world"), {"chat_template_kwargs": {name: 1}})
 
 

@@ -128,7 +128,7 @@ def test_a_reward_model_is_no_gguf_file(tmp_path: Path) -> None:
     file = tmp_path / "folder" / FILE
     file.touch()
     for name in (file, file.parent):
-        with pytest.raises(ZooError, match=rf"--reward names .*{FILE}, and a GGUF file has no score head"):
+        with pytest.raises(ZooError, match=rf"--reward names .*{FILE}, but a GGUF file has no score head"):
             reward_labels(str(name))
     (file.parent / "config.json").write_text("{}")
     check_no_gguf(file.parent, key="--reward")  # which has weights beside it, or says itself that it has none

@@ -124,13 +124,13 @@ def edit(path: Path, **keys: Any) -> None:
     [
         (
             {"vocab_size": 400},
-            r"lm_head\.weight of 300 x 32, and its config\.json says 400 x 32: use the",
+            r"lm_head\.weight of 300 x 32, but its config\.json says 400 x 32: use the",
         ),
         (
             {"hidden_size": 64},
-            r"lm_head\.weight of 300 x 32, and its config\.json says 300 x 64: use the",
+            r"lm_head\.weight of 300 x 32, but its config\.json says 300 x 64: use the",
         ),
-        ({"intermediate_size": 7}, r"\.0\.mlp\.\w+_proj\.weight of .*, and its config\.json says "),
+        ({"intermediate_size": 7}, r"\.0\.mlp\.\w+_proj\.weight of .*, but its config\.json says "),
         ({"num_hidden_layers": 4}, r"lacks weights that its config\.json names \(model\.layers\.2.* and 17 more\)"),
         ({"num_hidden_layers": 1}, r"more layers than its config\.json names \(model\.layers\.1.* and 8 more\)"),
         ({"hidden_size": "x"}, r"cannot be loaded.* expected int, got str"),
@@ -410,7 +410,7 @@ def test_a_strangers_adapter_lies_on_no_model_of_this_machine(
     (tmp_path / "base").rename(tmp_path / "org" / "base")
     for base in (str(tmp_path / "org" / "base"), "org/base", "./org/base", "../org/base", "/nowhere"):
         edit(adapter / "adapter_config.json", base_model_name_or_path=base)
-        with pytest.raises(ZooError, match="a path of this machine"):
+        with pytest.raises(ZooError, match="a path on this machine"):
             load(adapter)
 
 
@@ -423,7 +423,7 @@ def test_the_adapters_of_ones_own_runs_lie_on_folders(tmp_path: Path) -> None:
     load_causal(adapter)
     document = json.loads(record.run_file.read_text())
     record.run_file.write_text(json.dumps({**document, "signature": "0" * 64}))
-    with pytest.raises(ZooError, match="a path of this machine"):
+    with pytest.raises(ZooError, match="a path on this machine"):
         load_causal(adapter)
     with trusting():
         load_causal(adapter)

@@ -170,7 +170,7 @@ def test_a_head_of_another_form_or_model_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ZooError, match=r"tensors 0.weight, summary.bias, summary.weight"):
             read(tmp_path)
     write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"v_head.summary.weight": torch.ones(1, 24)})
-    with pytest.raises(ZooError, match="has hidden size 24, and this model has 32"):
+    with pytest.raises(ZooError, match="has hidden size 24, but this model has 32"):
         AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
 
 
