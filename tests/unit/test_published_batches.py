@@ -24,7 +24,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_batches_are_those_of_the_published_run_in_as_many_processes(name, monkeypatch):
     gpus, batches = PUBLISHED[name]
-    monkeypatch.setattr(distributed, "count", lambda: gpus)
+    monkeypatch.setattr(distributed, "process_count", lambda: gpus)
     for stage, batch in batches.items():
         said = {"gradient_accumulation_steps": 1, "per_device_eval_batch_size": 8, **load_recipe(name).stages[stage]}
         mine = said | share_of_batch(said, stage)

@@ -68,7 +68,7 @@ def test_a_cache_that_cannot_be_joined_takes_prompts_in_waves(monkeypatch: pytes
     together = drawn(model, [])
     monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.can_join", lambda *_: False)
     monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.join", None)
-    monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.cut", None)
+    monkeypatch.setattr("rlhf_zoo.modeling.sampling.decoder.drop_columns", None)
     passes, queued = held(model, lambda: drawn(model, [], max_tokens=200))
     assert queued.token_lists() == together.token_lists() and max(passes) <= 200
 

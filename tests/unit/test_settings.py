@@ -379,7 +379,7 @@ def test_flags_that_do_not_parse(words, message):
     ],
 )
 def test_a_process_has_its_share_of_the_batch(monkeypatch: pytest.MonkeyPatch, said: tuple, share: Any) -> None:
-    monkeypatch.setattr(distributed, "count", lambda: 2)
+    monkeypatch.setattr(distributed, "process_count", lambda: 2)
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
     keys = dict(zip((*names, "train_sampling_strategy"), said, strict=False))
     if isinstance(share, str):

@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.special_tokens import pad_apart, settle_padding, stop_ids
+from rlhf_zoo.modeling.special_tokens import ensure_own_pad, settle_padding, stop_ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -46,7 +46,7 @@ def test_the_error_about_padding_names_a_token_that_would_do(name):
     if tokenizer.pad_token not in (None, tokenizer.eos_token):
         return
     with pytest.raises(ZooError, match="set pad_token to") as refused:
-        pad_apart(tokenizer, None, subject="the policy", key="pad_token")
+        ensure_own_pad(tokenizer, None, subject="the policy", key="pad_token")
     settle_padding(tokenizer, model)
     spare = "another of its tokens." if tokenizer.pad_token == "[PAD]" else f"{tokenizer.pad_token!r}, which no text"
     assert spare in str(refused.value)

@@ -16,7 +16,7 @@ from ...modeling.loading import load_tokenizer
 from ...modeling.model_files import ADAPTER_CONFIG, json_object, model_files
 from ...modeling.models import label_index, labels_of
 from ...modeling.remote_code import brings_code, is_trusted, untrusted_message
-from ...modeling.special_tokens import highest_id, pad_apart, train_tokenizer
+from ...modeling.special_tokens import ensure_own_pad, highest_id, train_tokenizer
 from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
 from ..context import RunContext
@@ -272,7 +272,7 @@ def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
             continue
         owner = f"the {'policy' if role == 'policy' else 'reward model'} {model.name}"
         tokenizer = load_tokenizer(model.folder, name=model.name)
-        pad_apart(tokenizer, pad_token, subject=owner, key=key)
+        ensure_own_pad(tokenizer, pad_token, subject=owner, key=key)
         rows = (model.config.get("text_config") or model.config).get("vocab_size")
         if isinstance(rows, int) and rows <= (highest := highest_id(tokenizer)):
             raise ZooError(
