@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any
 
 from ..errors import ZooError
 
@@ -18,7 +18,6 @@ from ..errors import ZooError
 _TIMEOUT = timedelta(hours=2)
 #: The optimizers that support shards: torch's own, because they update each number independently.
 SHARDABLE_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
-T = TypeVar("T")
 _joined = False
 
 
@@ -111,7 +110,7 @@ def shutdown() -> bool:
     return continues
 
 
-def gather(value: T) -> list[T]:
+def gather(value: Any) -> list[Any]:
     """Gathers a value from each process. All processes get all values.
 
     Args:
@@ -134,7 +133,7 @@ def is_my_batch(number: int) -> bool:
     return number % process_count() == rank() if process_count() > 1 else True
 
 
-def gather_in_order(results: Mapping[int, T]) -> list[T]:
+def gather_in_order(results: Mapping[int, Any]) -> list[Any]:
     """Gathers the results of batches that `is_my_batch` distributed over the processes.
 
     Args:
@@ -147,7 +146,7 @@ def gather_in_order(results: Mapping[int, T]) -> list[T]:
     return [by_number[number] for number in sorted(by_number)]
 
 
-def from_main_process(make: Callable[[], T]) -> T:
+def from_main_process(make: Callable[[], Any]) -> Any:
     """Calls a function in the main process only, and broadcasts its result to the others.
 
     Returns:
@@ -157,7 +156,7 @@ def from_main_process(make: Callable[[], T]) -> T:
         return make()
     from torch import distributed
 
-    box: list[Any] = [make() if is_main_process() else None]
+    box = [make() if is_main_process() else None]
     distributed.broadcast_object_list(box)
     return box[0]
 

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
-from torch.optim import Optimizer
 
 #: The number of this option of glibc's mallopt, and the size in bytes from which on blocks come from mmap.
 M_MMAP_THRESHOLD, MMAP_BYTES = -3, 2**20
@@ -108,7 +107,7 @@ def load_gathered(model: nn.Module, weights: dict[str, Any]) -> None:
         model.load_state_dict(weights)
 
 
-def gather_optimizer(optimizer: Optimizer, *, keep: bool) -> dict[str, Any] | None:
+def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
     """Gathers the state of an optimizer on the CPU, in the form that a single process has.
 
     Args:
@@ -128,7 +127,7 @@ def gather_optimizer(optimizer: Optimizer, *, keep: bool) -> dict[str, Any] | No
     return {**sharded, "state": state} if keep else None
 
 
-def shard_optimizer(optimizer: Optimizer) -> None:
+def shard_optimizer(optimizer: Any) -> None:
     """Shards an optimizer's state in the same way as its weights.
 
     Args:

@@ -7,13 +7,11 @@ adapter, `model.safetensors` has only these two. TRL writes them to `pytorch_mod
 read here.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from safetensors.torch import save_file
@@ -26,9 +24,6 @@ from .gguf import with_plain_weights
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles
 from .remote_code import is_trusted
 from .value_head import PREFIX, ValueHead, hidden_size_of, is_head_key, read_head
-
-if TYPE_CHECKING:
-    from peft import PeftModel
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +102,7 @@ def _load_adapter(
     kwargs: dict[str, Any],
     *,
     is_trainable: bool,
-) -> PeftModel:
+) -> Any:
     """Loads the base that an adapter names, and the adapter on it. Its downloaded files are in the folder `adapter`."""
     from peft import PeftConfig, PeftModel
 
@@ -129,7 +124,7 @@ def _load_adapter(
 
 def _add_adapter(
     model: PreTrainedModel, peft_config: Any, kbit_arguments: dict[str, Any], *, revision: str | None
-) -> PeftModel:
+) -> Any:
     """Adds a new adapter to a model. The adapter's config records the revision of its base."""
     from peft import PeftConfig, get_peft_model, prepare_model_for_kbit_training
 

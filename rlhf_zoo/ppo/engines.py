@@ -5,6 +5,7 @@ engine's log π as `Rollout.engine_logprobs`, and may weight by their ratio (`im
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from accelerate import Accelerator
@@ -75,7 +76,7 @@ class NativeEngine:
         return self._decoder.reset()
 
 
-def sample_with_transformers(model: PreTrainedModel, request: SamplingRequest) -> Samples:
+def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
     """Samples with transformers' continuous batching, which has one random stream for all rows.
 
     Args:
