@@ -12,7 +12,7 @@ import click
 from ..errors import ZooError
 from .common import run_flags
 from .open_run import run_context
-from .options import FLAGS, finished_run_options, json_option, seeds_option
+from .options import RECIPE_KEYS_AS_FLAGS, finished_run_options, json_option, seeds_option
 from .tables import interval, table
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ OPTIONS = {
     "dpo": ("beta", "seeds", "learning_rate"),
     "rloo": ("beta", "seeds", "learning_rate"),
 }
-SEEDS, POOL = 3, 64
+DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
 
 
-@click.command(context_settings=FLAGS)
+@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="What to compare PPO with.")
 @click.option(
     "--beta", metavar="LIST", help="dpo, rloo: values of β.  [default: half of PPO's kl_coef, kl_coef, twice kl_coef]"
 )
-@seeds_option(f"All but best-of-n: runs per β.  [default: {SEEDS}]", default=None)
+@seeds_option(f"All but best-of-n: runs per β.  [default: {DEFAULT_SEEDS}]", default=None)
 @click.option(
     "--learning_rate",
     "--learning-rate",
@@ -43,13 +43,13 @@ SEEDS, POOL = 3, 64
     type=click.FloatRange(min=0, min_open=True),
     help="All but best-of-n.  [default: PPO's; SFT's for sft]",
 )
-@click.option("--pool", type=click.IntRange(min=1), help=f"best-of-n: samples per prompt.  [default: {POOL}]")
+@click.option("--pool", type=click.IntRange(min=1), help=f"best-of-n: samples per prompt.  [default: {DEFAULT_POOL}]")
 @click.option(
     "--served",
     type=click.IntRange(min=0),
-    help="Completions to include in compute, besides training.  [default: as many as are evaluated]",
+    help="Completions to serve: their compute is added to that of training.  [default: as many as are evaluated]",
 )
-@finished_run_options("Run this method again, even where it is finished.")
+@finished_run_options("Run this method again, even if it is finished.")
 @json_option("Print frontier.json instead of tables.")
 @click.pass_context
 def baseline(
@@ -66,8 +66,8 @@ def baseline(
     """Compare PPO with a simpler method: at equal KL to the SFT policy, and at equal compute.
 
     It needs a finished run of the recipe, starts from its SFT policy, and learns from its pairs, prompts and reward.
-    What is finished is not done again. PPO's card has a table of it, and `rlhf-zoo push --resume RUN` sends it. Keys of
-    the recipe are flags as for `rlhf-zoo run`, and must be those of the run.
+    Finished parts are not run again. PPO's card gets a table of the results; `rlhf-zoo push --resume RUN` sends it.
+    Keys of the recipe are flags as for `rlhf-zoo run`, and must be those of the run.
 
     \b
     Example:
@@ -75,22 +75,22 @@ def baseline(
     """
     flags = run_flags(ctx, recipe)
     if wrong_options := [name for name, value in options.items() if value is not None and name not in OPTIONS[method]]:
-        raise ZooError(f"--{wrong_options[0]} is no option of --method {method}: leave it out.")
+        raise ZooError(f"--{wrong_options[0]} is not an option of --method {method}: leave it out.")
     with run_context(recipe, flags, output_dir=output_dir, hub=hub, read_only=True) as (context, _):
         from ..pipeline.experiments.baseline import open_baseline
         from ..pipeline.experiments.baseline_methods import run_method
         from ..pipeline.experiments.baseline_report import write_report
         from ..publishing.cards.card import make_card
 
-        listed = None if options["beta"] is None else read_betas(options["beta"], method)
+        betas = None if options["beta"] is None else read_betas(options["beta"], method)
         finished_run = open_baseline(context, method)
         run_method(
             finished_run,
             method,
-            betas=listed,
-            seeds=options["seeds"] or SEEDS,
+            betas=betas,
+            seeds=options["seeds"] or DEFAULT_SEEDS,
             learning_rate=options["learning_rate"],
-            pool=options["pool"] or POOL,
+            pool=options["pool"] or DEFAULT_POOL,
             restart=restart,
         )
         frontier = write_report(finished_run, method, served=served)
@@ -105,32 +105,32 @@ def baseline(
         click.echo(f"`rlhf-zoo push --resume {shlex.quote(str(context.directory))}` sends PPO's card with them.")
 
 
-def read_betas(listed: str, method: Method) -> list[float]:
+def read_betas(text: str, method: Method) -> list[float]:
     """Reads the option --beta.
 
     Args:
-        listed: Its value, such as "0.05,0.1".
+        text: Its value, such as "0.05,0.1".
         method: The method.
 
     Returns:
         The values, each once.
 
     Raises:
-        ZooError: An item is not such a number, or is 0 with DPO, whose loss is then constant.
+        ZooError: An item is not a number of at least 0, or is 0 with DPO, whose loss is then constant.
     """
     from ..runs.settings.values import listed_numbers
 
-    values = listed_numbers("--beta", listed, example="0.05,0.1,0.2")
+    values = listed_numbers("--beta", text, example="0.05,0.1,0.2")
     if method == "dpo" and 0.0 in values:
-        raise ZooError("--beta lists 0, and DPO learns nothing with it: give numbers above 0.")
+        raise ZooError("--beta lists 0, but DPO learns nothing with it: give numbers above 0.")
     return values
 
 
 def _show(frontier: Mapping[str, Any]) -> None:
     extra_metrics = list(frontier["sft"]["extra_metrics"])
-    rows = [_row("SFT", frontier["sft"], extra_metrics), _row("PPO", frontier["ppo"], extra_metrics)]
-    # The compute of an ablation is not counted, so FLOPs of serving alone would look like all.
-    rows += [[*_row(point["label"], point, extra_metrics)[:-1], ""] for point in frontier["ppo_ablation"]]
+    rows = [_policy_row("SFT", frontier["sft"], extra_metrics), _policy_row("PPO", frontier["ppo"], extra_metrics)]
+    # No FLOPs for ablations: their training is not counted, so FLOPs of serving alone would look like the total.
+    rows += [[*_policy_row(point["label"], point, extra_metrics)[:-1], ""] for point in frontier["ppo_ablation"]]
     for policy in (frontier["trivial"] or {}).get("policies", []):
         reward = interval(policy["reward"]) if policy["reward"] else ""
         rows.append(
@@ -138,7 +138,7 @@ def _show(frontier: Mapping[str, Any]) -> None:
             + [""] * (2 + len(extra_metrics))
         )
     for method, points in frontier["methods"].items():
-        rows += [_row(f"{method}, {point['label']}", point, extra_metrics) for point in points]
+        rows += [_policy_row(f"{method}, {point['label']}", point, extra_metrics) for point in points]
     table(
         f"Held-out prompts; judge: {frontier['judge']}; KL in nats, ≤: an upper bound",
         ["", "KL", "reward", "judge", "win rate over SFT", "over PPO", *extra_metrics, "FLOPs"],
@@ -148,44 +148,44 @@ def _show(frontier: Mapping[str, Any]) -> None:
     for budget, title in (("equal_kl", "PPO's KL"), ("equal_compute", "PPO's FLOPs")):
         for method, crossing in frontier[budget].items():
             if crossing["inside"]:
-                comparisons.append(_against(f"{method} at {title}", crossing))
+                comparisons.append(_comparison_row(f"{method} at {title}", crossing))
                 continue
             comparisons.append([f"{method} at {title}", crossing["reason"], "", ""])
             if crossing.get("farthest"):
                 where = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
-                comparisons.append(_against(f"{method} {where}", crossing["farthest"]))
+                comparisons.append(_comparison_row(f"{method} {where}", crossing["farthest"]))
     table(
         f"The same KL, and at most the same FLOPs ({frontier['served']} completions served)",
-        ["", "", "judge", "PPO's judge less this"],
+        ["", "", "judge", "PPO's judge minus this"],
         comparisons,
     )
     _show_curve(frontier)
 
 
 def _show_curve(frontier: Mapping[str, Any]) -> None:
-    """Prints the curve of best-of-n, the filter that reaches PPO's reward, and when PPO has paid off."""
+    """Prints best-of-n's curve, the filter that reaches PPO's reward, and after how many completions PPO pays off."""
     from ..publishing.cards.markdown import estimate
 
     for score, fit in frontier["fits"].get("best-of-n", {}).items():
         alpha, beta = (str(estimate(fit[name])) for name in ("alpha", "beta"))
         peak = f"a peak at d = {estimate(fit['peak']['d'])}" if fit["peak"] else fit["no_peak"]
         title = "the reward" if score == "proxy" else "the judge"
-        click.echo(f"Best-of-n's gain of {title} over SFT is d·(α − β·d), d = √KL: α {alpha}, β {beta}; {peak}")
-    if match := frontier["filter"]:
+        click.echo(f"Best-of-n raises {title} over SFT by d·(α − β·d), with d = √KL: α {alpha}, β {beta}; {peak}")
+    if filtered := frontier["filter"]:
         click.echo(
-            f"A filter that keeps the {match['share']:.1%} of SFT's samples with the highest reward has PPO's reward "
-            f"at {match['kl']:.2f} nats, and a judge of {match['judge']:.2f}; PPO takes "
-            f"{frontier['ppo']['kl']['value']:.2f} nats, and its judge is {frontier['ppo']['judge']['value']:.2f}."
+            f"Keeping the {filtered['share']:.1%} of SFT's samples with the highest reward reaches PPO's reward at "
+            f"{filtered['kl']:.2f} nats, with a judge of {filtered['judge']:.2f}; PPO takes "
+            f"{frontier['ppo']['kl']['value']:.2f} nats, with a judge of {frontier['ppo']['judge']['value']:.2f}."
         )
     for point in frontier["methods"].get("best-of-n", []):
         if point.get("break_even") is not None:
             click.echo(
-                f"Best of {point['label'].rpartition(' ')[2]} has computed as much as PPO after "
-                f"{point['break_even']:.0f} completions served."
+                f"Best of {point['label'].rpartition(' ')[2]} costs as much compute as PPO after "
+                f"{point['break_even']:.0f} completions."
             )
 
 
-def _row(label: str, point: Mapping[str, Any], extra_metrics: Sequence[str]) -> list[str]:
+def _policy_row(label: str, point: Mapping[str, Any], extra_metrics: Sequence[str]) -> list[str]:
     kl = f"{'≤ ' if point['kl']['is_bound'] else ''}{point['kl']['value']:.2f}"
     win_rates = [f"{point['win_rate'][side]['value']:.3f}" for side in ("sft", "ppo")]
     extra_scores = [
@@ -195,5 +195,5 @@ def _row(label: str, point: Mapping[str, Any], extra_metrics: Sequence[str]) -> 
     return [label, kl, interval(point["reward"]), interval(point["judge"]), *win_rates, *extra_scores, flops]
 
 
-def _against(title: str, point: Mapping[str, Any]) -> list[str]:
+def _comparison_row(title: str, point: Mapping[str, Any]) -> list[str]:
     return [title, point["label"], interval(point["judge"]), interval(point["ppo_minus_this"]["judge"], sign="+")]

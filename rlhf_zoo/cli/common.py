@@ -12,11 +12,11 @@ import click
 
 from ..errors import ZooError
 from ..runs.registry import STAGES
-from .options import TASKS
+from .options import LM_EVAL_TASKS
 
 
 def command_line() -> str:
-    """The command line that the user typed, for run records and for messages to commands that wait for this one."""
+    """The command line that the user typed, for run records and for the message that a run is locked by it."""
     return shlex.join(["rlhf-zoo", *sys.argv[1:]])
 
 
@@ -35,13 +35,13 @@ def check_namespace(namespace: str | None) -> None:
         raise ZooError(f"--namespace is {namespace!r}, which no Hub accepts: give the name of a user or organization.")
 
 
-def check_repo(repo: str, form: str, *, of: str = "--repo") -> None:
+def check_repo(repo: str, form: str, *, subject: str = "--repo") -> None:
     """Checks the name of a repository.
 
     Args:
         repo: The name.
         form: The expected form, for the error message.
-        of: The option that gave it.
+        subject: The option that gave it, for the error message.
 
     Raises:
         ZooError: No Hub could have a repository of this name.
@@ -49,31 +49,31 @@ def check_repo(repo: str, form: str, *, of: str = "--repo") -> None:
     from ..runs.recipe import is_repository_name
 
     if repo.count("/") != 1 or not all(map(is_repository_name, repo.split("/"))):
-        raise ZooError(f"{of} is {repo!r}, which no Hub accepts: write {form}.")
+        raise ZooError(f"{subject} is {repo!r}, which no Hub accepts: write {form}.")
 
 
-def quiet_hub(*, bars: bool = False) -> None:
-    """Turns off huggingface_hub's warnings of commits that change nothing, and its progress bars.
+def quiet_hub(*, progress_bars: bool = False) -> None:
+    """Turns off huggingface_hub's warnings about commits that change nothing, and its progress bars.
 
     Args:
-        bars: Whether to keep the progress bars.
+        progress_bars: Whether to keep the progress bars.
     """
     from huggingface_hub.utils import logging
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
     logging.set_verbosity_error()
-    if not bars:
+    if not progress_bars:
         disable_progress_bars()
 
 
 def stage_directories(run: Path) -> list[Path]:
-    """Finds the stages of a run.
+    """Finds the stage directories of a run.
 
     Args:
         run: A run directory, or a stage's directory.
 
     Returns:
-        The stage's directory itself, or those of the run's stages.
+        A stage's directory itself, or those of all stages of a run.
 
     Raises:
         ZooError: It is neither.
@@ -86,7 +86,7 @@ def stage_directories(run: Path) -> list[Path]:
     return directories
 
 
-def columns_of(text: Any, *, example: str) -> dict[str, str]:
+def parse_columns(text: Any, *, example: str) -> dict[str, str]:
     """Reads the option --columns.
 
     Args:
@@ -101,14 +101,14 @@ def columns_of(text: Any, *, example: str) -> dict[str, str]:
     try:
         mapping: dict[str, str] = coerce(text, dict[str, str])
     except ValueError as error:
-        raise ZooError(f"--columns is {text!r}, and it takes {error}: write '{example}'.") from error
+        raise ZooError(f"--columns is {text!r}, but it takes {error}: write '{example}'.") from error
     return mapping
 
 
 def run_flags(
     ctx: click.Context, recipe: str, *, stage: str | None = None, check_names: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Reads a command's flags for a recipe. Checks them and the recipe's files without importing any training code.
+    """Reads a command's flags for a recipe. Checks them and the recipe's files without importing training code.
 
     Args:
         ctx: The context of the command.
@@ -132,29 +132,29 @@ def run_flags(
 
     if recipe.startswith("-"):
         raise ZooError(f"Put {recipe} after the recipe: `{ctx.command_path} RECIPE {recipe} ...`.")
-    tasks = ctx.meta.get(TASKS)
+    tasks = ctx.meta.get(LM_EVAL_TASKS)
     flags = parse_flags([*ctx.args, *(["--evaluation.lm_eval", tasks] if tasks is not None else [])])
-    bare = flags.pop("")
+    without_prefix = flags.pop("")
     shared = recipe_keys()
-    flags["recipe"] = {key: value for key, value in bare.items() if key in shared or stage in (None, "eval")}
+    flags["recipe"] = {key: value for key, value in without_prefix.items() if key in shared or stage in (None, "eval")}
     if stage not in (None, "eval"):
-        flags[stage] = {**flags[stage], **{key: value for key, value in bare.items() if key not in shared}}
+        flags[stage] = {**flags[stage], **{key: value for key, value in without_prefix.items() if key not in shared}}
     loaded = load_recipe(recipe)
     evaluation = recipe_config(loaded, flags["recipe"]).evaluation
     for name in STAGES:
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
-        of, refused = f"the stage {name}", refused_keys(name)
-        own = "" if name == stage else f"{name}."
-        checked_keys(flags[name], hints, "the command's flags", subject=of, refused=refused, flag=f"--{own}")
+        subject, refused = f"the stage {name}", refused_keys(name)
+        prefix = "" if name == stage else f"{name}."
+        checked_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")
         if name in loaded.stages and stage in (None, "eval", name):
-            checked_keys(loaded.stages[name], hints, str(loaded.source(name)), subject=of, refused=refused)
+            checked_keys(loaded.stages[name], hints, str(loaded.source(name)), subject=subject, refused=refused)
     if check_names and "ppo" in loaded.stages and stage in (None, "eval", "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)
         if evaluation.lm_eval:
             check_harness()
         rewards = {**loaded.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
-        with contextlib.suppress(ValueError):  # a value that is not a list is reported with its key
+        with contextlib.suppress(ValueError):  # `stage_settings` reports a value that is not a list
             for reward in coerce(rewards, list[str] | None) or ():
                 check_word(reward, group=REWARDS)
     return flags

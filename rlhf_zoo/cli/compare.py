@@ -6,9 +6,9 @@ import click
 
 from ..errors import ZooError
 from ..runs.settings.values import json_object
-from .open_run import settle_hub
+from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, json_option, lineage_options
-from .tables import console_of, print_json
+from .tables import print_json, stdout_console
 
 
 @click.command()
@@ -25,13 +25,13 @@ from .tables import console_of, print_json
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Votes taken from one address in an hour; in a minute a sixth of them, but at least 10.",
+    help="Votes accepted from one address in an hour; in a minute a sixth of that, but at least 10.",
 )
 @click.option(
     "--ablation",
     "runs",
     multiple=True,
-    help="A run of the same ablation, several times.  [default: those of the namespace]",
+    help="Another run of the same ablation; may be repeated.  [default: those of the namespace]",
 )
 @HUB
 @SOURCE_HUB
@@ -45,17 +45,17 @@ from .tables import console_of, print_json
     show_default=True,
     help="Listen on this port; 0 takes a free one.",
 )
-@click.option("--open", "show", is_flag=True, help="Open it in a browser, where this machine has a screen.")
+@click.option("--open", "show", is_flag=True, help="Open it in a browser, if this machine has a screen.")
 def compare(
     ppo: str, votes: str | None, runs: tuple[str, ...], hub: str | None, source_hub: str | None, **options: Any
 ) -> None:
-    """Open the comparison page: SFT and PPO side by side, over training, blind, and the card.
+    """Open the comparison page: SFT and PPO side by side, over training, in a blind test, and PPO's card.
 
     \b
     Example:
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
-    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..app.serve import launch, votes_by_default
         from ..evaluation.votes.data import HubVotes
 
@@ -69,7 +69,7 @@ def compare(
         try:
             launch(ppo, votes=votes or None, runs=runs or None, hub=connected, **options)
         except KeyboardInterrupt:
-            raise click.exceptions.Exit(130) from None  # Ctrl-C is the normal way to stop the page: nothing to resume
+            raise click.exceptions.Exit(130) from None  # the normal way to stop the page, so there is nothing to resume
 
 
 @click.command()
@@ -111,7 +111,7 @@ def trace(
 ) -> None:
     """Sample one completion of a PPO checkpoint, and show PPO's quantities for each token.
 
-    log π, log π_ref, KL, reward, value, δ and advantage (before whitening), and the ratio to the checkpoint before.
+    They are log π, log π_ref, KL, reward, value, δ, advantage (before whitening) and ratio to the checkpoint before.
 
     \b
     Example:
@@ -123,7 +123,7 @@ def trace(
         step = 0
     prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
-    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..pipeline.inspect.trace import find, trace_checkpoint
         from ..pipeline.inspect.trace_view import show, to_document
 
@@ -132,4 +132,4 @@ def trace(
         if as_json:
             print_json(to_document(trace_result, subject))
             return
-        show(trace_result, subject, console_of(120))
+        show(trace_result, subject, stdout_console(120))

@@ -8,14 +8,14 @@ import click
 
 from .common import run_flags
 from .open_run import run_context
-from .options import FLAGS, finished_run_options, json_option, seeds_option
+from .options import RECIPE_KEYS_AS_FLAGS, finished_run_options, json_option, seeds_option
 from .tables import interval, table
 
 
-@click.command(context_settings=FLAGS)
+@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @seeds_option("Reward models, including the recipe's own.", minimum=2, default=3)
-@finished_run_options("Train the further reward models again, even where they are finished.")
+@finished_run_options("Train the additional reward models again, even if they are finished.")
 @json_option("Print overview.json instead of a table.")
 @click.pass_context
 def ensemble(
@@ -23,9 +23,9 @@ def ensemble(
 ) -> None:
     """Train the reward model under several seeds, on the same pairs, and show where the models disagree.
 
-    Data, SFT and the recipe's own reward model are made first where they are missing. What is finished is not trained
-    again. Where the run was evaluated, the completions of PPO are scored too. Nothing is published; `rlhf-zoo push`
-    sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
+    Missing data, SFT and the recipe's own reward model are made first, and finished models are not trained again. If
+    the run was evaluated, the completions of PPO are scored too. Nothing is published; `rlhf-zoo push` sends the run's
+    own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
 
     \b
     Example:
@@ -50,11 +50,11 @@ def ensemble(
     _show(document)
     click.echo(f"The figures are in {path}, the plot in {path.with_suffix('.png')}.")
     if document["judge"] is None:
-        click.echo(f"There are no completions of PPO to score: `rlhf-zoo eval {recipe}` makes them.")
+        click.echo(f"There are no completions of PPO to score: run `rlhf-zoo eval {recipe}` to make them.")
 
 
 def _show(document: Mapping[str, Any]) -> None:
-    apart, evaluated = document["disagreement"], document["judge"] is not None
+    disagreement, evaluated = document["disagreement"], document["judge"] is not None
     title = f"{document['models'][0]['accuracy']['n']} held-out pairs"
     columns = ["", "accuracy", "ECE"]
     if evaluated:
@@ -62,17 +62,18 @@ def _show(document: Mapping[str, Any]) -> None:
         columns += ["ρ SFT", "ρ PPO", "score PPO"]
     rows = [_row(f"seed {model['seed']}", model) for model in document["models"]]
     table(title, columns, [*rows, _row("mean of all", document["ensemble"])])
-    on_sft = interval(apart["sft"], digits=3)
+    on_sft = interval(disagreement["sft"], digits=3)
     lines = [
         f"Two models prefer the same side of {document['agreement']['mean']:.1%} of the pairs.",
-        f"Disagreement on SFT's completions: {on_sft}; unrelated models: {apart['unrelated']:.3f}.",
+        f"Disagreement on SFT's completions: {on_sft}; unrelated models: {disagreement['unrelated']:.3f}.",
     ]
     if evaluated:
-        on_ppo, more = interval(apart["ppo"], digits=3), interval(apart["ppo_minus_sft"], digits=3, sign="+")
-        beyond = interval(document["own_minus_others"], digits=3, sign="+")
+        on_ppo = interval(disagreement["ppo"], digits=3)
+        change = interval(disagreement["ppo_minus_sft"], digits=3, sign="+")
+        excess = interval(document["own_minus_others"], digits=3, sign="+")
         lines += [
-            f"On PPO's: {on_ppo}; PPO's less SFT's: {more}.",
-            f"The run's own model gives PPO's completions {beyond} beyond the others.",
+            f"On PPO's: {on_ppo}; PPO's minus SFT's: {change}.",
+            f"The run's own model gives PPO's completions {excess} more than the others do.",
         ]
     click.echo("\n".join(lines))
 
@@ -81,5 +82,5 @@ def _row(label: str, model: Mapping[str, Any]) -> list[str]:
     cells = [label, interval(model["accuracy"], digits=3), f"{model['ece']:.3f}" if "ece" in model else ""]
     if model["ppo_score"] is None:
         return cells
-    ranked = [f"{rho['value']:.2f}" if rho else "" for rho in model["judge_correlation"].values()]
-    return [*cells, *ranked, f"{model['ppo_score']['value']:+.2f}"]
+    correlations = [f"{rho['value']:.2f}" if rho else "" for rho in model["judge_correlation"].values()]
+    return [*cells, *correlations, f"{model['ppo_score']['value']:+.2f}"]

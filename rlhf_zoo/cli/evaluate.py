@@ -12,24 +12,25 @@ from ..errors import ZooError
 from ..modeling.prompt_keys import format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
-from .common import columns_of, command_line, run_flags
-from .open_run import settle_hub, writing
-from .options import FLAGS, LM_EVAL, TASKS, json_option, run_options
+from .common import command_line, parse_columns, run_flags
+from .open_run import locked, open_hub
+from .options import LM_EVAL, LM_EVAL_TASKS, RECIPE_KEYS_AS_FLAGS, json_option, run_options
 from .tables import print_json, say, table
 from .train import run_one
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
 
-#: Options of this command that are keys of a recipe's run, and options that apply only to a policy.
-KEYS = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
-OF_POLICIES = ("against", "reward", "split", "temperature", "max_new_tokens")
-OF_RUNS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
-#: Keys of a recipe that mean the same for a policy.
-SHARED = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
+#: Options that set a key of the recipe, and that key.
+KEY_OF_OPTION = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
+#: Options that apply only to a POLICY, and options that apply only to a RECIPE.
+POLICY_OPTIONS = ("against", "reward", "split", "temperature", "max_new_tokens")
+RUN_OPTIONS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
+#: Keys of a recipe that a POLICY takes too.
+SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
 
 
-@click.command("eval", context_settings=FLAGS)
+@click.command("eval", context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("subject", metavar="RECIPE|POLICY")
 @click.option("--against", help="Compare with this policy.  [default: the SFT policy of its run or card]")
 @click.option(
@@ -54,9 +55,9 @@ def evaluate(
 ) -> None:
     """Compare PPO with SFT on held-out prompts, or any policy with any other.
 
-    RECIPE is the last stage of its run. POLICY is NAMESPACE/NAME[@TAG], a model's folder, or a run directory of PPO;
-    the data set with its prompts is its run's or its card's, or --dataset_name. With --push_to_hub the figures go into
-    the policy's card.
+    RECIPE compares the PPO and SFT policies of its run. POLICY is NAMESPACE/NAME[@TAG], a model's folder, or a run
+    directory of PPO; its prompts come from the data set of its run or card, or from --dataset_name. With --push_to_hub
+    the figures go into the policy's card.
 
     \b
     Judges: classifier (labeled texts of the data set), reward:MODEL (another reward model), reward:MODEL#LABEL (of a
@@ -74,14 +75,14 @@ def evaluate(
     """
     for judge in judges:
         check_judge_name(judge)
-    keys = {name: options.pop(name) for name in (*OF_POLICIES, "prompts", "samples")}
+    keys = {name: options.pop(name) for name in (*POLICY_OPTIONS, "prompts", "samples")}
     llm_keys = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
     if _is_policy(subject, keys):
         _evaluate_policy(ctx, subject, judges, keys, llm_keys, as_json, options)
         return
-    unused_option = next((name for name in OF_POLICIES if keys[name] is not None), None)
+    unused_option = next((name for name in POLICY_OPTIONS if keys[name] is not None), None)
     if unused_option is not None:
-        raise ZooError(f"--{unused_option} is for a policy, and {subject} is a recipe: leave it out, or name a policy.")
+        raise ZooError(f"--{unused_option} is for a policy, but {subject} is a recipe: leave it out, or name a policy.")
     flags = run_flags(ctx, subject, stage="eval")
     flags["recipe"] |= _recipe_keys(judges, {**keys, "llm": llm_keys}, flags["recipe"])
     folder = run_one(subject, "eval", flags, to_stderr=as_json, **options)
@@ -98,29 +99,30 @@ def _evaluate_policy(
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Evaluates a policy that is not a recipe's run. `keys` are those of OF_POLICIES, prompts and samples."""
-    unused_option = (
-        "lm_eval" if ctx.meta[TASKS] is not None else next((name for name in OF_RUNS if options[name]), None)
-    )
+    """Evaluates a policy that is not a recipe's run. `keys` has POLICY_OPTIONS, prompts and samples."""
+    unused_option = next((name for name in RUN_OPTIONS if options[name]), None)
+    if ctx.meta[LM_EVAL_TASKS] is not None:
+        unused_option = "lm_eval"
     if unused_option is not None:
-        raise ZooError(f"--{unused_option} is for a recipe's run, and {subject} is a policy: leave it out.")
-    shared_keys = _shared(ctx)
+        raise ZooError(f"--{unused_option} is for a recipe's run, but {subject} is a policy: leave it out.")
+    policy_keys = _policy_keys(ctx)
     push = options["push_to_hub"]
-    with settle_hub(options["hub"], push_to_hub=push, source=options["source_hub"]) as hub:
+    with open_hub(options["hub"], push_to_hub=push, source=options["source_hub"]) as hub:
         if push:
             if Path(subject).is_dir():
                 raise ZooError(
-                    f"{subject} is a folder, and --push_to_hub adds to the card of a published policy: name that."
+                    f"{subject} is a folder, but --push_to_hub adds to the card of a published policy: name its "
+                    "repository."
                 )
             from ..hub.client.publish import resolve_namespace
 
             resolve_namespace(None, hub=hub)
         try:
-            folder, document = _compare(subject, judges, {**keys, **shared_keys}, llm, options["output_dir"], hub)
+            folder, document = _compare(subject, judges, {**keys, **policy_keys}, llm, options["output_dir"], hub)
         except KeyboardInterrupt:
             asks_llm = any(judge.startswith("llm:") for judge in judges)
             hint = " Answers of language models are kept." if asks_llm else ""
-            click.echo(f"Interrupted; no figures were written, and the same command starts again.{hint}", err=True)
+            click.echo(f"Interrupted; no figures were written. Run the same command to start again.{hint}", err=True)
             ctx.exit(130)
         if push:
             from ..hub.client.pull import split_revision
@@ -133,7 +135,7 @@ def _evaluate_policy(
         print_json(document)
         return
     _show(document)
-    click.echo(f"The figures are in {folder / 'evaluation.json'}, the completions and a plot beside it.")
+    click.echo(f"The figures are in {folder / 'evaluation.json'}, the completions and a plot next to it.")
 
 
 def _compare(
@@ -149,16 +151,16 @@ def _compare(
     from ..publishing.cards.report import slug
     from ..runs.settings.evaluation import llm_config
 
-    given_terms = {name: value for name, value in keys.items() if value is not None}
-    against, reward = given_terms.pop("against", None), given_terms.pop("reward", None)
+    options = {name: value for name, value in keys.items() if value is not None}
+    against, reward = options.pop("against", None), options.pop("reward", None)
     if judges:
-        given_terms["judges"] = judges
-    terms = policies.Terms(**given_terms, llm=llm_config(llm or {}, "--llm"))
+        options["judges"] = judges
+    terms = policies.Terms(**options, llm=llm_config(llm or {}, "--llm"))
     pair = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=hub)
     folder = output_dir or Path("runs") / "eval" / slug(subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
-    with writing(folder):
+    with locked(folder):
         return folder, policies.evaluate(pair, terms, out=folder, command=command_line())
 
 
@@ -172,40 +174,40 @@ def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
 
 
 def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns this command's options as keys of recipe.yaml. Raises ZooError if a key is given in both ways."""
-    keys_of_options = {key: keys[name] for name, key in KEYS.items() if keys[name] is not None}
+    """Returns this command's options as keys of recipe.yaml. Raises ZooError if an option and a key set the same."""
+    keys_of_options = {key: keys[name] for name, key in KEY_OF_OPTION.items() if keys[name] is not None}
     if judges:
         keys_of_options |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
         # The recipe's judge_name and judge_description describe its own judge.
         keys_of_options |= {"evaluation.judge_name": None, "evaluation.judge_description": ""}
-    repeated_key = next((key for key in keys_of_options if key in flags), None)
-    if repeated_key is not None:
-        raise ZooError(f"--{repeated_key} is also set by another option: pass only one.")
+    duplicate = next((key for key in keys_of_options if key in flags), None)
+    if duplicate is not None:
+        raise ZooError(f"--{duplicate} is also set by another option: pass only one.")
     return keys_of_options
 
 
-def _shared(ctx: click.Context) -> dict[str, Any]:
-    """Returns the recipe's keys that also apply to a policy. Raises ZooError for others."""
+def _policy_keys(ctx: click.Context) -> dict[str, Any]:
+    """Returns the flags of a POLICY, which are SHARED_KEYS. Raises ZooError for others."""
     from ..plugins import did_you_mean
     from ..runs.settings.parse import parse_flags
     from ..runs.settings.values import coerce
 
     flags = parse_flags(ctx.args)
-    bare = flags.pop("")
-    unknown = next((name for name in bare if name not in SHARED), None)
+    without_prefix = flags.pop("")
+    unknown = next((name for name in without_prefix if name not in SHARED_KEYS), None)
     if unknown is None:
         unknown = next((f"{stage}.{name}" for stage, keys in flags.items() for name in keys), None)
     if unknown is not None:
-        suggestion = did_you_mean(unknown, [*SHARED, *OF_POLICIES, "judge", "llm", "prompts", "samples"])
+        suggestion = did_you_mean(unknown, [*SHARED_KEYS, *POLICY_OPTIONS, "judge", "llm", "prompts", "samples"])
         raise ZooError(f"--{unknown} is no option for a policy{suggestion or ': `rlhf-zoo eval --help` lists them.'}")
     try:
-        seed = {"seed": int(bare["seed"])} if "seed" in bare else {}
+        seed = {"seed": int(without_prefix["seed"])} if "seed" in without_prefix else {}
     except (TypeError, ValueError) as error:
-        raise ZooError(f"--seed is {bare['seed']!r}: give a whole number.") from error
+        raise ZooError(f"--seed is {without_prefix['seed']!r}: give a whole number.") from error
     columns = {}
-    if "columns" in bare:
-        columns = {"columns": columns_of(bare["columns"], example="{prompt: question}")}
-    names = {name: str(bare[name]) for name in SHARED[:3] if name in bare}
+    if "columns" in without_prefix:
+        columns = {"columns": parse_columns(without_prefix["columns"], example="{prompt: question}")}
+    names = {name: str(without_prefix[name]) for name in SHARED_KEYS[:3] if name in without_prefix}
     if "dataset_config" in names:
         names["dataset_config"] = coerce(names["dataset_config"], str | None) or ""
     return {**names, **columns, **seed}
@@ -246,8 +248,7 @@ def _show(document: Mapping[str, Any]) -> None:
         if judge["problem"]:
             say(judge["problem"], err=True)
     for name, judge in document["judges"].items():
-        unfit = (judge.get("check") or {}).get("unfit")
-        if unfit:
+        if unfit := (judge.get("check") or {}).get("unfit"):
             say(f"{name}: {unfit}", err=True)
         if unreadable := unread(judge):
             say(f"{name}: {unreadable}", err=True)

@@ -16,11 +16,11 @@ def install() -> None:
     from ..hub.client.extension import install as install_extension
 
     script = str(executable())
-    before = install_extension()
-    if before == script:
+    previous_script = install_extension()
+    if previous_script == script:
         click.echo(f"`hf rlhf-zoo` runs {script} already.")
         return
-    instead = f" instead of {before}" if before else ""
+    instead = f" instead of {previous_script}" if previous_script else ""
     click.echo(f"`hf rlhf-zoo` runs {script}{instead}; {folder()} says so to `hf`.")
     click.echo("`rlhf-zoo uninstall-hf-extension` removes it.")
 

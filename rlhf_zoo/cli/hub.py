@@ -9,7 +9,7 @@ import click
 
 from ..hub.server.cli import hub as embedded
 from .common import check_repo, quiet_hub
-from .open_run import settle_hub
+from .open_run import open_hub
 from .options import UserPath, json_option
 from .tables import print_json, table
 
@@ -34,9 +34,9 @@ def export(
 ) -> None:
     """Upload a repository of the embedded Hub to another Hub, with its history of commits, branches and tags.
 
-    Commits get new ids and dates there; the description of each names the commit that it was. Nothing inside the files
-    is changed: parents in rlhf_card.json and README.md are still named as on the embedded Hub. Run it again to go on
-    after an interruption, or to send what is new. A repository there that holds anything else is left alone.
+    Commits get new ids and dates there, and the description of each names the original commit. Files do not change:
+    rlhf_card.json and README.md still name parents as on the embedded Hub. Run it again to resume after an
+    interruption, or to send new commits. A repository there with any other content is left alone.
 
     \b
     Example:
@@ -52,38 +52,44 @@ def export(
     address = to or os.environ.get("HF_ENDPOINT") or REAL
     with (
         open_source(root or default_root(), repository, repo_type) as source,
-        settle_hub(address, push_to_hub=True) as hub,
+        open_hub(address, push_to_hub=True) as hub,
     ):
         from ..hub.client.publish import resolve_namespace
 
-        quiet_hub(bars=sys.stderr.isatty())
+        quiet_hub(progress_bars=sys.stderr.isatty())
         resolve_namespace(None, hub=hub)
-        done = export_repository(source, repo, private=private, report=lambda line: click.echo(line, err=True), hub=hub)
+        exported = export_repository(
+            source, repo, private=private, report=lambda line: click.echo(line, err=True), hub=hub
+        )
     url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
     if as_json:
-        print_json({"repo": repo, "url": url, **asdict(done)})
+        print_json({"repo": repo, "url": url, **asdict(exported)})
         return
     names: dict[str, list[str]] = {}
-    for name, commit in [*done.branches.items(), *done.tags.items()]:
+    for name, commit in [*exported.branches.items(), *exported.tags.items()]:
         names.setdefault(commit, []).append(name)
-    rows = [[here, there, " ".join(names.get(there, []))] for here, there in done.commits.items()]
+    rows = [[here, there, " ".join(names.get(there, []))] for here, there in exported.commits.items()]
     table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
-    click.echo(f"{url} holds {repository}: {done.sent} commits were sent now, and the files of all tags are checked.")
-    if done.left_out:
-        click.echo(f"Left out, since no branch leads to their commits: the tags {', '.join(done.left_out)}.")
     click.echo(
-        "Cards and rlhf_card.json inside still name parents and commits of the embedded Hub: the table above, and the "
-        "line Exported-From of each commit, say which commit that is now."
+        f"{url} holds {repository}: {exported.sent} commits were sent now, and the files of all tags were checked."
+    )
+    if exported.left_out:
+        click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(exported.left_out)}.")
+    click.echo(
+        "Its cards and rlhf_card.json still name parents and commits of the embedded Hub: the table above, and the "
+        "line Exported-From of each commit, give the new commit of each."
     )
 
 
 @click.command()
 @click.argument("path")
 @click.argument("repository", metavar="NAMESPACE/NAME")
-@click.option("--license", "terms", help="As the Hub names licenses.  [default: that of the card or the GGUF file]")
+@click.option(
+    "--license", "license_name", help="As the Hub names licenses.  [default: that of the card or the GGUF file]"
+)
 @click.option("--source", help="Where the model comes from, for its card.")
 @json_option()
-def add(path: str, repository: str, terms: str | None, source: str | None, as_json: bool) -> None:
+def add(path: str, repository: str, license_name: str | None, source: str | None, as_json: bool) -> None:
     """Put the model in a folder or a GGUF file on the embedded Hub.
 
     It may be a language model, a reward model, or a sentence embedder for `relevance`. Recipes then name it by
@@ -95,21 +101,23 @@ def add(path: str, repository: str, terms: str | None, source: str | None, as_js
       rlhf-zoo hub add models/SmolLM2-135M-Instruct.Q4_1.gguf HuggingFaceTB/SmolLM2-135M-Instruct
       rlhf-zoo hub add ./my-model local/my-model --license mit --source "trained by hand"
     """
-    check_repo(repository, "NAMESPACE/NAME", of="The name")
-    with settle_hub("local", push_to_hub=True) as hub:
+    check_repo(repository, "NAMESPACE/NAME", subject="The name")
+    with open_hub("local", push_to_hub=True) as hub:
         from ..publishing.add_model import add_model
 
-        quiet_hub(bars=sys.stderr.isatty())
-        added = add_model(path, repository, license=terms, source=source, hub=hub)
+        quiet_hub(progress_bars=sys.stderr.isatty())
+        added = add_model(path, repository, license=license_name, source=source, hub=hub)
     if as_json:
         print_json(asdict(added))
         return
     click.echo(
-        f"{repository} {'holds' if added.new else 'already held'} the model of {path} (commit {added.commit[:12]})."
+        f"{repository} {'now holds' if added.new else 'already held'} the model of {path} (commit {added.commit[:12]})."
     )
     if added.license is None:
-        click.echo("Its card names no license: give --license, as runs that start from it carry its terms.", err=True)
+        click.echo(
+            "Its card names no license: give --license, because models trained from it inherit the license.", err=True
+        )
 
 
-# A group of its own: the embedded Hub's stands alone too.
+# A second group, because the embedded Hub's own group may not import the client, which `add` and `export` need.
 hub = click.Group("hub", commands={**embedded.commands, "add": add, "export": export}, help=embedded.help)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import click
 
 from .common import command_line, quiet_hub
-from .open_run import settle_hub
+from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, UserPath, json_option
-from .tables import console_of, print_json
+from .tables import print_json, stdout_console
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -25,36 +25,36 @@ if TYPE_CHECKING:
 @TRUST_RUN
 @json_option("Print JSON: a node with its parents.")
 def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
-    """Draw what a model came of: SFT policy, reward model, data, base models, each at its commit.
+    """Draw the tree of what a model was made from: SFT policy, reward model, data and base models, each at its commit.
 
-    Each line says what that model's card says: stage, recipe, step, and what it reached. A repository that is gone is
-    said in the tree.
+    Each line shows the stage, recipe, step and figures of that model's card. The tree marks repositories that no longer
+    exist.
 
     \b
     Example:
       rlhf-zoo lineage local/tiny-world-ppo@best
     """
-    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..publishing.catalog.lineage import find_family
 
         root = find_family(repository, connected)
         if as_json:
             print_json(root.to_json())
             return
-        console_of(160).print(_tree(root))
+        stdout_console(160).print(_tree(root))
 
 
-def _tree(node: Node, above: Tree | None = None) -> Tree:
+def _tree(node: Node, parent_tree: Tree | None = None) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
     from ..publishing.catalog.family import node_lines
 
     first, *lines = node_lines(node)
-    label = Text(first, style="bold" if above is None else "")
+    label = Text(first, style="bold" if parent_tree is None else "")
     for line in lines:
         label.append(f"\n{line}", style="not bold dim")
-    tree = Tree(label) if above is None else above.add(label)
+    tree = Tree(label) if parent_tree is None else parent_tree.add(label)
     for parent in node.parents:
         _tree(parent, tree)
     return tree
@@ -73,7 +73,7 @@ def _tree(node: Node, above: Tree | None = None) -> Tree:
     "--allow-import",
     multiple=True,
     metavar="NAME",
-    help="A corpus, preference or reward function that REPO names and that may be imported.",
+    help="A corpus, preference or reward function of REPO that may be imported; may be repeated.",
 )
 @HUB
 @SOURCE_HUB
@@ -89,25 +89,25 @@ def reproduce(
 ) -> None:
     """Make a published checkpoint again from its recipe.json, and compare weights and metrics.
 
-    Runs the one stage that made it, from the published checkpoints of the stages before, up to its step. Nothing is
-    published. An interrupted run is gone on with, and a finished one is compared again.
+    Runs only the stage that made it, from the published checkpoints of the stages before, up to its step. Nothing is
+    published. Run it again to resume an interrupted run, or to compare a finished one again.
 
-    Exit code 0: weights and metrics are bit-equal. 1: they are not, and a table says where. 2: it could not be run.
+    Exit code 0: weights and metrics are bit-equal. 1: they differ, and a table says where. 2: it could not be run.
 
     \b
     Example:
       rlhf-zoo reproduce local/tiny-world-ppo@step-000010
     """
-    with settle_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
         from ..pipeline.inspect import reproduce as reproducing
 
-        quiet_hub()  # the stage has bars of its own
+        quiet_hub()  # the stage has its own progress bars
         document = reproducing.reproduce(
             repository, hub=connected, directory=output_dir, allowed=allow_import, command=command_line()
         )
         if as_json:
             print_json(document)
         else:
-            reproducing.show(document, console_of(120))
+            reproducing.show(document, stdout_console(120))
     if not document["bit_equal"]:
         raise click.exceptions.Exit(1)

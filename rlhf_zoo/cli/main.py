@@ -24,7 +24,7 @@ from ..errors import PrintableFormatter, ZooError, printable
 from ..modeling import distributed
 from ..runs.registry import STAGES
 
-#: Commands that are not a stage's: name -> module:attribute.
+#: Commands other than the stages: name -> module:attribute.
 COMMANDS = {
     "ablate": "cli.sweep:ablate",
     "baseline": "cli.baseline:baseline",
@@ -51,13 +51,13 @@ COMMANDS = {
     "uninstall-hf-extension": "cli.extension:uninstall",
     "zoo": "cli.zoo:zoo",
 }
-#: Messages of gloo and NCCL when the process at the other end is gone.
-LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remote process exited|gloo|nccl")
-#: Seconds that the launcher has to end the other processes when one fails.
-GRACE = 15
+#: Messages of gloo and NCCL when another process of the command has ended.
+PEER_LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remote process exited|gloo|nccl")
+#: Seconds that a failed process waits for the launcher to end it, so that only the main process prints its error.
+LAUNCHER_SECONDS = 15
 
 
-class Lazy(click.Group):
+class LazyGroup(click.Group):
     """A group that imports a command when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -82,10 +82,10 @@ class Lazy(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group(cls=Lazy, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="rlhf-zoo")
 def cli() -> None:
-    """The RLHF model zoo: one recipe command a stage, every checkpoint on the Hub with its reward and KL.
+    """The RLHF model zoo: one command for each stage of a recipe, and every checkpoint on the Hub with reward and KL.
 
     \b
     Example:
@@ -94,8 +94,8 @@ def cli() -> None:
     """
 
 
-def _sentence(error: click.ClickException) -> str:
-    """Turns a message of click, one or two sentences, into one sentence that says how to fix the error."""
+def _click_error(error: click.ClickException) -> str:
+    """The message of a click error, which has one or two sentences, as a single one that says where to find help."""
     first, _, more = error.format_message().partition(". ")
     sentence = first + (f", {more[0].lower()}{more[1:]}" if more else "")
     if sentence.endswith("?"):
@@ -104,8 +104,8 @@ def _sentence(error: click.ClickException) -> str:
     return f"{sentence.rstrip('.')}: see `{command} --help`."
 
 
-def _of_the_user(error: BaseException) -> str | None:
-    """The message for a system error that the user can fix, such as a full disk or a wrong path; None for a bug."""
+def _user_error(error: BaseException) -> str | None:
+    """The message for an error that the user can fix, such as a full disk or a wrong path; None for a bug."""
     from ..hub.client.refusals import is_disk_full
 
     path = getattr(error, "filename", None)
@@ -113,25 +113,25 @@ def _of_the_user(error: BaseException) -> str | None:
         return f"The disk is full ({path or 'while writing'}): free some space and run it again."
     if isinstance(error, OSError) and path is not None:
         return f"{str(path)[:200]} cannot be used ({error.strerror or error}): check the path and its permissions."
-    if isinstance(error, RuntimeError) and "home directory" in str(error):  # what pathlib says
+    if isinstance(error, RuntimeError) and "home directory" in str(error):  # pathlib's words
         return "There is no home directory to expand ~ to: set HOME and RLHF_ZOO_HOME, or write the path in full."
-    if distributed.process_count() > 1 and isinstance(error, RuntimeError) and LOST.search(str(error)):
-        return "Another process of this command ended: the same command goes on from the last checkpoint."
+    if distributed.process_count() > 1 and isinstance(error, RuntimeError) and PEER_LOST.search(str(error)):
+        return "Another process of this command ended: run the same command again to resume from the last checkpoint."
     return None
 
 
-def _nobody_reads() -> bool:
-    """Whether the reader of stdout has closed the pipe, as `| head` does."""
+def _stdout_is_closed() -> bool:
+    """Whether the program that reads stdout has closed the pipe, as `| head` does."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains as it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes again at exit and fails
         return True
     return False
 
 
-def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
-    """Treats SIGTERM, which schedulers send to preempt a job, as Ctrl-C. A child process that inherits this ends."""
+def _treat_as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
+    """Treats SIGTERM, which schedulers send to preempt a job, as Ctrl-C. In a child process SIGTERM just ends it."""
     if os.getpid() != process:
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
@@ -141,11 +141,11 @@ def _as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
 def _fail(sentence: str) -> NoReturn:
     """Prints the error and exits with code 2.
 
-    With several processes, the first one prints it; the launcher then ends the others, which wait. The launcher also
-    prints a summary that cannot be turned off, so the message is written where the launcher looks for the cause.
+    With several processes, the main one prints it, and the launcher then ends the others, which wait. The launcher
+    always prints a summary of its own, so the message also goes into the file from which it reads the cause.
     """
-    _after_the_first()
-    sentence = printable(sentence)  # also where the system, click or a library words it
+    _wait_for_launcher()
+    sentence = printable(sentence)  # the system, click or a library may have written it
     click.echo(f"Error: {sentence}", err=True)
     if distributed.launched_count() > 1 and (cause := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         with contextlib.suppress(OSError):
@@ -153,16 +153,16 @@ def _fail(sentence: str) -> NoReturn:
     sys.exit(2)
 
 
-def _after_the_first() -> None:
+def _wait_for_launcher() -> None:
     if distributed.rank() > 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        time.sleep(GRACE)
+        time.sleep(LAUNCHER_SECONDS)
 
 
-def _as_sentence(
+def _format_warning(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
-    """Formats a warning without the line of code that raised it."""
+    """Formats a warning as one sentence, without the line of code that raised it."""
     return f"Warning: {printable(str(message))}\n"
 
 
@@ -173,12 +173,12 @@ def main() -> None:
     after Ctrl-C. SIGTERM is treated as Ctrl-C: the run saves its state and closes what it opened.
     """
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, partial(_as_ctrl_c, os.getpid()))
+        signal.signal(signal.SIGTERM, partial(_treat_as_ctrl_c, os.getpid()))
     if distributed.launched_count() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice to developers
     if not sys.warnoptions:
-        # Users cannot act on warnings to developers or on a missing accelerator, and nothing here writes into the
-        # output of a sharded model.
+        # Users cannot act on warnings for developers, pin_memory without an accelerator is harmless, and the output of
+        # an FSDP2 module, which that warning forbids changing in place, is never changed here.
         ignored = (
             (DeprecationWarning, ""),
             (FutureWarning, ""),
@@ -187,20 +187,20 @@ def main() -> None:
         )
         for category, message in ignored:
             warnings.filterwarnings("ignore", message, category)
-    warnings.formatwarning = _as_sentence
+    warnings.formatwarning = _format_warning
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(PrintableFormatter())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # β in the C locale
     try:
-        for word in sys.argv[1:]:
-            if any("\ud800" <= character <= "\udfff" for character in word):
+        for argument in sys.argv[1:]:
+            if any("\ud800" <= character <= "\udfff" for character in argument):
                 raise ZooError(
-                    f"The argument {os.fsencode(word)!r} is not UTF-8: rename the file, or mend the argument."
+                    f"The argument {os.fsencode(argument)!r} is not UTF-8: rename the file, or correct the argument."
                 )
         code = cli.main(prog_name="rlhf-zoo", standalone_mode=False)
-        if _nobody_reads():
+        if _stdout_is_closed():
             sys.exit(1)
         sys.exit(code if isinstance(code, int) else 0)
     except ZooError as error:
@@ -209,23 +209,23 @@ def main() -> None:
         error.show()
         sys.exit(2)
     except click.ClickException as error:
-        _fail(_sentence(error))
+        _fail(_click_error(error))
     except (KeyboardInterrupt, click.Abort):
         if distributed.rank() == 0:
-            click.echo("Interrupted; the same command goes on from what is saved.", err=True)
+            click.echo("Interrupted; run the same command again to resume.", err=True)
         sys.exit(130)
     except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
+        if isinstance(error, BrokenPipeError) and _stdout_is_closed():
             sys.exit(1)
-        sentence = _of_the_user(error)
+        sentence = _user_error(error)
         if sentence is None:
-            _after_the_first()
+            _wait_for_launcher()
             raise
         _fail(sentence)
 
 
 def hf_main() -> None:
-    """Runs `hf rlhf-zoo`: as `main`, with time to save after Ctrl-C, which `hf` does not give an extension."""
+    """Runs `hf rlhf-zoo`: like `main`, but with time to save after Ctrl-C, which `hf` does not give an extension."""
     from ..hub.client.extension import foreground
 
     with foreground():

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from ..errors import printable
-from .common import columns_of, quiet_hub
-from .open_run import settle_hub
+from .common import parse_columns, quiet_hub
+from .open_run import open_hub
 from .options import SOURCE_HUB, TRUST, UserPath
 
 
@@ -48,8 +48,8 @@ from .options import SOURCE_HUB, TRUST, UserPath
 def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **options: Any) -> None:
     """Write a recipe for a model and data of your own, by reading their files. Nothing is trained.
 
-    It prints each choice and why. No weights are downloaded. Data are folders, files of JSON lines, or on the Hub
-    NAMESPACE/NAME, with or without @REVISION.
+    It prints each choice with its reason, and downloads no weights. Data are folders, files of JSON lines, or
+    repositories NAMESPACE/NAME[@REVISION].
 
     \b
     Example:
@@ -58,25 +58,26 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     """
     from ..pipeline.new.request import RecipeRequest, check_folder
 
-    named = {} if columns is None else columns_of(columns, example="{chosen: better}")
-    request = RecipeRequest(**options, gib=memory, columns=named)
+    column_names = {} if columns is None else parse_columns(columns, example="{chosen: better}")
+    request = RecipeRequest(**options, gib=memory, columns=column_names)
     check_folder(folder)
     request.check()  # before imports that take seconds
 
     from ..modeling.remote_code import FLAG, is_trusted
     from ..pipeline.new.recipe import make_recipe, write
 
-    here = source_hub in (None, "none")
+    without_hub = source_hub in (None, "none")
     quiet_hub()
-    with contextlib.nullcontext() if here else settle_hub(source_hub, push_to_hub=False, option="--source_hub"):
+    with contextlib.nullcontext() if without_hub else open_hub(source_hub, push_to_hub=False, option="--source_hub"):
         recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)
     for setting, value, reason in recipe.decisions:
-        # Names come from the data and the tokenizer: one with a newline must not look like a setting of its own.
+        # Values come from the data and the tokenizer: one with a newline must not look like another setting.
         click.echo(printable(" ".join(f"{setting}: {value} ({reason})".split("\n"))))
     click.echo(recipe.plan.line)
-    name = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
-    name += f" {FLAG}" if is_trusted() else ""
+    arguments = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")
+    arguments += f" {FLAG}" if is_trusted() else ""
     click.echo(
-        f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n  rlhf-zoo doctor {name}\n  rlhf-zoo run {name}"
+        f"\n{folder} holds {', '.join(recipe.files)}. Try next:\n"
+        f"  rlhf-zoo doctor {arguments}\n  rlhf-zoo run {arguments}"
     )

@@ -1,4 +1,4 @@
-"""Opens and closes what commands work with: the Hub, the run directory, and the outbox of a run."""
+"""Opens and closes the Hub, the run directory and the outbox that a command works with."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def settle_hub(
+def open_hub(
     flag: str | None, *, push_to_hub: bool, source: str | None = "none", option: str = "--hub"
 ) -> Iterator[Hub]:
-    """Connects to the Hub of a command, prints which one it is, and disconnects at the end.
+    """Connects to the Hub of a command, prints its name, and disconnects at the end.
 
     Args:
         flag: The value of --hub.
@@ -38,10 +38,8 @@ def settle_hub(
 
     target = choose(flag, push_to_hub=push_to_hub, option=option)
     with connect(target, choose_source(source, target)) as hub:
-        reads_source = source not in (None, "none") and hub.source is not None
-        note = (
-            f"; models and data that it lacks come from {hub.source.described}" if reads_source and hub.source else ""
-        )
+        second_hub = None if source in (None, "none") else hub.source
+        note = "" if second_hub is None else f"; models and data that it lacks come from {second_hub.described}"
         click.echo(f"Hub: {hub.described}{note}", err=True)
         yield hub
 
@@ -80,9 +78,9 @@ def run_context(
     writes: bool = True,
     **options: Unpack[RunOptions],
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
-    """Opens a run as `open_run` does, with the recipe, the Hub and the lock that a command needs.
+    """Loads the recipe, locks the run directory, connects to the Hub, and opens the run as `open_run` does.
 
-    With several processes, the first one opens them; the others receive the result from it, and send nothing.
+    With several processes, the main one does this; the others receive the context from it and publish nothing.
 
     Args:
         recipe: A name, a folder or a loaded recipe.
@@ -92,12 +90,13 @@ def run_context(
         source_hub: The value of --source_hub.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
-        writes: Whether the command writes into the run directory. If so, it is locked for other commands.
+        writes: Whether the command writes into the run directory, which is then locked against other commands.
         **options: See `RunOptions`.
     """
     if not distributed.is_main_process():
         from ..hub.client.connect import reload_clients
 
+        # Clients of the Hub, other libraries included, read its address and token from the environment.
         context, environment = distributed.from_main_process(dict)
         for name, value in environment.items():
             if value is None:
@@ -109,11 +108,11 @@ def run_context(
         yield replace(context, publish=False), None
         return
     before = dict(os.environ)
-    loaded, directory = settle_run(recipe, output_dir=output_dir, namespace=namespace)
+    loaded, directory = resolve_run(recipe, output_dir=output_dir, namespace=namespace)
     to_lock = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
-        writing(*to_lock),
-        settle_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
+        locked(*to_lock),
+        open_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
         open_run(
             loaded,
             directory,
@@ -132,7 +131,7 @@ def run_context(
 
 
 @contextlib.contextmanager
-def writing(*directories: Path) -> Iterator[None]:
+def locked(*directories: Path) -> Iterator[None]:
     """Locks run directories while this command writes into them.
 
     Args:
@@ -149,8 +148,8 @@ def writing(*directories: Path) -> Iterator[None]:
         yield
 
 
-def settle_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str | None) -> tuple[Recipe, Path]:
-    """Loads a recipe and finds the directory of its run.
+def resolve_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str | None) -> tuple[Recipe, Path]:
+    """Loads a recipe, and determines the directory of its run.
 
     Args:
         recipe: A name, a folder or a loaded recipe.
@@ -197,10 +196,10 @@ def open_run(
         connected: The Hub.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
-        explicit: Whether the user named a Hub.
-        restart: Whether to discard what was done before.
+        explicit: Whether the user named a Hub or passed --push_to_hub.
+        restart: Whether to discard the run so far.
         resume: The value of --resume, to check.
-        patience: Seconds to wait at the end for a Hub that fails.
+        patience: Seconds to wait at the end for a Hub that fails; None for the default.
         stages: See `Sender`.
         resend_cards: See `Sender`.
         **options: See `ContextOptions`.
@@ -248,7 +247,7 @@ def _context(
 ) -> RunContext:
     """Makes the context of a run, and prints where it publishes.
 
-    Without `explicit`, the user named no Hub; an adapter whose base is on no Hub is then not sent to the embedded one.
+    Unless `explicit`, an adapter whose base is on no Hub is not sent to the embedded Hub.
     """
     from ..hub.client.publish import resolve_namespace
     from ..publishing.adapters import reason_not_to_publish
@@ -256,7 +255,7 @@ def _context(
 
     publish = push_to_hub or hub.kind == "local"
     if publish:
-        namespace = namespace or _namespace_before(directory, base, hub)
+        namespace = namespace or _earlier_namespace(directory, base, hub)
         namespace = resolve_namespace(namespace or ("local" if hub.kind == "local" else None), hub=hub)
     context = RunContext(
         recipe=recipe,
@@ -293,7 +292,7 @@ def publishing(
 
     Args:
         context: The run.
-        patience: Seconds to wait at the end for a Hub that fails.
+        patience: Seconds to wait at the end for a Hub that fails; None for the default.
         stages: See `Sender`.
         resend_cards: See `Sender`.
 
@@ -312,7 +311,7 @@ def publishing(
         yield outbox
 
 
-def _namespace_before(directory: Path, base: Path | None, hub: Hub) -> str | None:
+def _earlier_namespace(directory: Path, base: Path | None, hub: Hub) -> str | None:
     """The namespace that the run's earlier stages were published under on this Hub."""
     from ..runs.record import StageRecord
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-#: Settings of a command that takes the keys of a recipe as flags.
-FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+#: click settings of a command that takes any key of a recipe as a flag.
+RECIPE_KEYS_AS_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
 def with_options(*options: Callable) -> Callable:
@@ -48,12 +48,12 @@ OVERWRITE = click.option(
 )
 
 
-#: Key in a command's context: the tasks of --lm_eval, which is short for --evaluation.lm_eval.
-TASKS = "rlhf_zoo.lm_eval"
+#: Key of the value of --lm_eval in a click context's `meta`. The flag is short for --evaluation.lm_eval.
+LM_EVAL_TASKS = "rlhf_zoo.lm_eval"
 
 
-def _note_tasks(ctx: click.Context, _: click.Parameter, tasks: str | None) -> None:
-    ctx.meta[TASKS] = tasks
+def _store_tasks(ctx: click.Context, _: click.Parameter, tasks: str | None) -> None:
+    ctx.meta[LM_EVAL_TASKS] = tasks
 
 
 LM_EVAL = click.option(
@@ -61,7 +61,7 @@ LM_EVAL = click.option(
     "--lm-eval",
     metavar="TASKS",
     expose_value=False,
-    callback=_note_tasks,
+    callback=_store_tasks,
     help="Also measure SFT and PPO on tasks of lm-evaluation-harness, if installed: TASK,TASK or YAML files.",
 )
 SOURCE_HUB = click.option(
@@ -74,7 +74,7 @@ SOURCE_HUB = click.option(
 
 
 def _trusting(module: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    """Makes a flag's callback that enters the `trusting` of a module until the command ends."""
+    """Makes the callback of a flag: it enters the context `trusting` of a module until the command ends."""
 
     def enter(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
         if trusted:
@@ -120,11 +120,7 @@ lineage_options = with_options(
 
 
 def json_option(text: str = "Print JSON.") -> Callable:
-    """Makes the option --json.
-
-    Args:
-        text: The help text.
-    """
+    """Makes the option --json with this help text."""
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 
@@ -155,7 +151,7 @@ def finished_run_options(restart: str) -> Callable:
     """Makes the options of a command that reads a recipe's run and publishes nothing.
 
     Args:
-        restart: Help of --restart.
+        restart: The help text of --restart.
     """
     return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, click.option("--restart", is_flag=True, help=restart))
 
@@ -168,5 +164,6 @@ def seeds_option(text: str, *, minimum: int = 1, default: int | None = 1) -> Cal
         minimum: The smallest number of seeds.
         default: The default; None if the command decides.
     """
-    shown = default is not None
-    return click.option("--seeds", type=click.IntRange(min=minimum), default=default, show_default=shown, help=text)
+    return click.option(
+        "--seeds", type=click.IntRange(min=minimum), default=default, show_default=default is not None, help=text
+    )

@@ -1,4 +1,4 @@
-"""`rlhf-zoo plan`: the memory that a recipe needs, what would make it fit, and how long an update takes."""
+"""`rlhf-zoo plan`: the memory that a recipe needs, what makes it fit, and how long an update takes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import click
 
 from ..errors import ZooError
 from .common import quiet_hub, run_flags
-from .open_run import settle_hub
-from .options import FLAGS, SOURCE_HUB, json_option
+from .open_run import open_hub
+from .options import RECIPE_KEYS_AS_FLAGS, SOURCE_HUB, json_option
 from .tables import print_json, table
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 
 
 @contextlib.contextmanager
-def reading_hub(needed: bool, source: str | None) -> Iterator[Hub]:
-    """Connects a command that publishes nothing to the Hubs that `rlhf-zoo run` would read from without --hub.
+def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
+    """Connects a command that only reads to the Hubs that `rlhf-zoo run` would read from without --hub.
 
     Args:
         needed: Whether the recipe names anything on a Hub. If not, no Hub is started.
@@ -34,12 +34,12 @@ def reading_hub(needed: bool, source: str | None) -> Iterator[Hub]:
     """
     from ..hub.client.connect import CLIENT
 
-    with settle_hub(None, push_to_hub=False, source=source) if needed else contextlib.nullcontext(CLIENT) as hub:
+    with open_hub(None, push_to_hub=False, source=source) if needed else contextlib.nullcontext(CLIENT) as hub:
         quiet_hub()
         yield hub
 
 
-@click.command(context_settings=FLAGS)
+@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @click.option("--gpu", help="h100:8, rtx4090, 24gb:2, cpu, …  [default: this machine's, else the recipe's]")
 @click.option("--lora", is_flag=True, help="Assume that every stage trains LoRA adapters on weights in bfloat16.")
@@ -92,7 +92,7 @@ def plan(
             assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as zoo.yaml of the recipe sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    with reading_hub(models_elsewhere(loaded, flags), source_hub) as hub:
+    with hub_for_reading(models_elsewhere(loaded, flags), source_hub) as hub:
         result = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
     if as_json:
@@ -101,16 +101,16 @@ def plan(
     print_plan(result)
 
 
-def print_plan(made: Plan) -> None:
+def print_plan(result: Plan) -> None:
     """Prints a plan: tables of each stage's phases and models, and what does not fit.
 
     Args:
-        made: The plan.
+        result: The plan.
     """
     from ..pipeline.plan.plan import gib, seconds
 
-    click.echo(f"{made.recipe} on {made.device}: GiB on each device\n")
-    for stage in made.stages:
+    click.echo(f"{result.recipe} on {result.device}: GiB on each device\n")
+    for stage in result.stages:
         rows = [
             [
                 f"{name}{' ←' if name == stage.worst_phase else ''}",
@@ -119,43 +119,43 @@ def print_plan(made: Plan) -> None:
             ]
             for name, need in stage.phases.items()
         ]
-        about = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
-        table(f"{stage.stage}: {about}", ["phase", *COLUMNS, "total"], rows)
+        batch_sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
+        table(f"{stage.stage}: {batch_sizes}", ["phase", *COLUMNS, "total"], rows)
         table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
             [name, *(gib(getattr(need, part)) for part in ("weights", "gradients", "optimizer")), gib(need.total)]
             for name, need in stage.models.items()
         ])  # fmt: skip
-    for stage in made.stages:
-        need_line = f"{stage.stage} needs {gib(stage.peak)} of {made.device.usable_gib:.1f} GiB usable"
-        if stage.stage not in made.changes:
+    for stage in result.stages:
+        need_line = f"{stage.stage} needs {gib(stage.peak)} of {result.device.usable_gib:.1f} GiB usable"
+        if stage.stage not in result.changes:
             click.echo(f"Fits: {need_line}.")
             continue
-        change = made.changes[stage.stage]
+        change = result.changes[stage.stage]
         remedy = (
             "no key makes it fit: use more or larger devices"
             if change is None
             else f"the smallest change that makes it fit is {change} ({gib(change.peak)} GiB)"
         )
         click.echo(f"DOES NOT FIT: {need_line}; {remedy}.")
-    for stage in made.stages:
-        duration, unit = made.durations[stage.stage], "an update" if stage.stage == "ppo" else "a step"
+    for stage in result.stages:
+        duration, unit = result.durations[stage.stage], "an update" if stage.stage == "ppo" else "a step"
         if duration is None:
             click.echo(f"Seconds of {stage.stage}: unknown, because nothing was measured on such a device.")
             continue
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
-        total_time = made.total_time(stage.stage)
+        total_time = result.total_time(stage.stage)
         click.echo(
             f"Seconds of {stage.stage}: about {seconds(duration.total)} {unit} of the longest texts{total_time}: "
             f"{parts}; {duration.basis}."
         )
-    for assumption in made.assumptions:
+    for assumption in result.assumptions:
         click.echo(f"Assumed: {assumption}.")
 
 
 def print_plan_line(
     recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None
 ) -> None:
-    """Prints the plan of a command that is about to train, in one line on stderr. Never refuses a plan.
+    """Prints the plan of a command that is about to train, in one line on stderr. Never raises ZooError.
 
     Args:
         recipe: The recipe.

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError, printable
-from .open_run import settle_hub
+from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
-from .tables import console_of, print_json, table
+from .tables import print_json, stdout_console, table
 
 if TYPE_CHECKING:
     from ..evaluation.probes import Completions
@@ -57,13 +57,13 @@ def probe(
     """
     from ..evaluation.rollouts import check_same_columns, probe_rollouts, read_rollouts
 
-    ours, theirs = read_rollouts(completions), read_rollouts(against)
-    if not set(ours.prompts) & set(theirs.prompts):
+    policy, sft = read_rollouts(completions), read_rollouts(against)
+    if not set(policy.prompts) & set(sft.prompts):
         raise ZooError(f"{completions} and {against} share no prompt: sample both for the same prompts.")
-    check_same_columns(completions, ours, against, theirs, logprobs=model is None)
+    check_same_columns(completions, policy, against, sft, logprobs=model is None)
     if model is not None:
-        ours, theirs = _with_logprobs(model, hub, source_hub, ours, theirs, seed)
-    result = probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
+        policy, sft = _with_logprobs(model, hub, source_hub, policy, sft, seed)
+    result = probe_rollouts(policy, sft, verifiable=verifiable, seed=seed)
     if as_json:
         print_json(result.to_json())
         return
@@ -84,7 +84,7 @@ def probe(
     }
     rows += [[family, "", "", "", "", why + hints[family]] for family, why in result.report.skipped.items()]
     table("", ["probe", "effect", "threshold", "p", "fired", "finding"], rows)
-    console = console_of(160)
+    console = stdout_console(160)
     lines = [
         f"Verdict: {result.verdict.text}, on {_count(result.prompts, 'prompt')}.",
         *map("- {}".format, result.verdict.reasons),
@@ -92,15 +92,15 @@ def probe(
     if result.split_half is not None:
         low, high = result.split_half.ci95
         lines.append(
-            f"- The judge's scores of one half of the samples and of the other have a rank correlation of "
-            f"{result.split_half.value:.2f} [{low:.2f}, {high:.2f}]; a coin's have 0."
+            f"- The judge's scores of two halves of the samples have a rank correlation of "
+            f"{result.split_half.value:.2f} [{low:.2f}, {high:.2f}]; random scores would have 0."
         )
     if any(result.left_out):
-        files = zip(result.left_out, (ours, theirs), (completions, against), strict=True)
-        left = " and ".join(
+        files = zip(result.left_out, (policy, sft), (completions, against), strict=True)
+        left_out = " and ".join(
             f"{number} of {_count(len(rollouts), 'line')} of {path}" for number, rollouts, path in files
         )
-        lines.append(f"- Left out, since only one file has their prompt: {left}.")
+        lines.append(f"- Left out, because only one file has their prompt: {left_out}.")
     for line in lines:
         console.print(printable(line), highlight=False, markup=False)
 
@@ -110,26 +110,26 @@ def _count(number: int, noun: str) -> str:
 
 
 def _with_logprobs(
-    model: str, hub: str | None, source_hub: str | None, ours: Completions, theirs: Completions, seed: int
+    model: str, hub: str | None, source_hub: str | None, policy: Completions, sft: Completions, seed: int
 ) -> tuple[Completions, Completions]:
-    """Adds log-probabilities under the SFT model, and how much likelier it finds a text after its own prompt."""
+    """Adds log-probabilities under the SFT model, and how much likelier a text is after its own prompt than another."""
     from ..evaluation.text_logprobs import dependence, logprobs_under
     from ..modeling.chat import tokenize_completion
     from ..modeling.loading import load_tokenizer
     from ..modeling.models import load_causal
     from ..runs.checkpoint_choice import resolve_model
 
-    with settle_hub(hub, push_to_hub=False, source=source_hub) as where:
-        path = resolve_model(model, where).path
-        sft, tokenizer = load_causal(path).eval(), load_tokenizer(path)
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
+        path = resolve_model(model, connected).path
+        sft_model, tokenizer = load_causal(path).eval(), load_tokenizer(path)
     sides = []
-    for rollouts in (ours, theirs):
+    for rollouts in (policy, sft):
         tokens = [
             tokenize_completion(prompt, text, tokenizer)
             for prompt, text in zip(rollouts.prompts, rollouts.texts, strict=True)
         ]
-        logprobs = logprobs_under(sft, tokenizer, rollouts.prompts, tokens)
+        logprobs = logprobs_under(sft_model, tokenizer, rollouts.prompts, tokens)
         sums = [sum(row) for row in logprobs]
-        prompt_dependence = dependence(sft, tokenizer, rollouts.prompts, tokens, sums, seed=seed)
+        prompt_dependence = dependence(sft_model, tokenizer, rollouts.prompts, tokens, sums, seed=seed)
         sides.append(replace(rollouts, logprobs=logprobs, dependence=prompt_dependence))
     return sides[0], sides[1]

@@ -8,7 +8,7 @@ import click
 from ..errors import ZooError
 from ..runs.registry import STAGES
 from .common import stage_directories
-from .open_run import run_context, writing
+from .open_run import locked, run_context
 from .options import OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 
 
@@ -29,26 +29,32 @@ def card(run: Path, step: int | None) -> None:
     for stage in stage_directories(run):
         StageRecord(stage).check_own()
         # A stage's directory is inside that of its run, which training locks.
-        with writing(stage.absolute().parent if stage.name in STAGES else stage):
+        with locked(stage.absolute().parent if stage.name in STAGES else stage):
             click.echo(str(make_card(stage, step=step)))
 
 
 @click.command()
 @click.argument("run", type=UserPath())
-@click.option("--resume", is_flag=True, help="Send what the run was meant to publish, to the Hub it was meant for.")
+@click.option("--resume", is_flag=True, help="Send the rest of what training was to publish, to the same Hub.")
 @click.option("--hub", help="'local' or an address.  [default: as for the training commands]")
 @click.option("--namespace", help="Publish under this name.  [default: local, or the token's owner]")
 @PRIVATE
 @PATIENCE
 @OVERWRITE
 @TRUST_RUN
-@click.option("--base", "named", help="Published name of the base model of LoRA adapters, if it was in a folder.")
+@click.option("--base", help="Published name of the base model of LoRA adapters, if it was in a folder.")
 def push(
-    run: Path, resume: bool, hub: str | None, namespace: str | None, private: bool, named: str | None, **options: Any
+    run: Path,
+    resume: bool,
+    hub: str | None,
+    namespace: str | None,
+    private: bool,
+    base: str | None,
+    **options: Any,
 ) -> None:
-    """Send what a run saved and the Hub has not yet, in the order it was saved, with its cards.
+    """Send what a run saved and the Hub does not have yet, in the order it was saved, with its cards.
 
-    With --resume: the stages that were to be published, to the Hub and the namespace of that time.
+    --resume sends the stages that training was to publish, to the Hub and the namespace chosen then.
 
     \b
     Example:
@@ -63,26 +69,24 @@ def push(
 
     folders = [stage for stage in stage_directories(run) if stage.name in STAGES]
     if not folders:
-        raise ZooError(
-            f"{run} holds nothing that is published: give the directory of a run, or of its {' or '.join(STAGES)}."
-        )
+        raise ZooError(f"{run} holds nothing to publish: give the directory of a run, or of its {' or '.join(STAGES)}.")
     documents = [StageRecord(folder).read() for folder in folders]
     if resume:
-        place = next((document["publish"] for document in documents if document.get("publish")), None)
-        if place is None:
-            raise ZooError(f"{run} was not to be published: leave --resume out, and say where to with --hub.")
-        elsewhere = "://" in str(place["hub"])  # where a token would be sent
-        if elsewhere and not all(StageRecord(folder).is_own() for folder in folders):
+        destination = next((document["publish"] for document in documents if document.get("publish")), None)
+        if destination is None:
+            raise ZooError(f"{run} was not to be published: leave --resume out, and name a Hub with --hub.")
+        sends_token = "://" in str(destination["hub"])  # a forged address would get the user's token
+        if sends_token and not all(StageRecord(folder).is_own() for folder in folders):
             raise ZooError(
-                f"{run} was not written by your rlhf-zoo, or was changed since, and names {place['hub']} as the Hub to "
-                f"send to: leave --resume out and say where to with --hub, or add {FLAG} if you trust this run."
+                f"{run} was not written by your rlhf-zoo, or was changed since, and names {destination['hub']} as the "
+                f"Hub to send to: leave --resume out and name a Hub with --hub, or add {FLAG} if you trust this run."
             )
-        if hub not in (None, place["hub"]) or namespace not in (None, place["namespace"]):
+        if hub not in (None, destination["hub"]) or namespace not in (None, destination["namespace"]):
             raise ZooError(
-                f"--resume sends {run} to where it was to go, {place['namespace']} on {place['hub']}: leave "
-                "--resume out to send all of it elsewhere."
+                f"--resume sends {run} to {destination['namespace']} on {destination['hub']}, as training was to: "
+                "leave --resume out to send all of it elsewhere."
             )
-        hub, namespace, private = place["hub"], place["namespace"], private or place["private"]
+        hub, namespace, private = destination["hub"], destination["namespace"], private or destination["private"]
     root = folders[0].parent
     with run_context(
         Recipe(documents[0]["recipe"], root, {}, {}),
@@ -98,10 +102,10 @@ def push(
         **options,
     ) as (context, publisher):
         assert publisher is not None
-        if named is not None:
+        if base is not None:
             from ..publishing.adapters import name_base
 
-            name_base(context, [folder.name for folder in folders], named)
+            name_base(context, [folder.name for folder in folders], base)
         publisher.drain()
         for folder in folders:
             repo = StageRecord(folder).read().get("repo") or {}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import ZooError
-from .open_run import settle_hub
+from .open_run import open_hub
 from .options import HUB, UserPath, json_option
 from .tables import print_json, say, table
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ..hub.client.connect import Hub
     from ..hub.client.pull import Pulled
 
-_SHOWN = 5
+_SHOWN_FILES = 5
 
 
 @click.command()
@@ -28,9 +28,9 @@ _SHOWN = 5
 def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | None, as_json: bool) -> None:
     """Download a checkpoint and print its path.
 
-    REVISION is a branch, a tag such as best, a commit, or a step: step-40, or 40 unless a branch or tag is called that.
-    Without one it is main. An interrupted download goes on where it stopped, and each file is checked against the
-    Hub's checksums. --output_dir is new, empty, or of an earlier pull of the same repository.
+    REVISION is a branch, a tag such as best, a commit, or a step: step-40, or 40 unless a branch or tag has that name.
+    The default is main. An interrupted download resumes where it stopped, and each file is checked against the Hub's
+    checksums. --output_dir must be new, empty, or from an earlier pull of the same repository.
 
     \b
     Example:
@@ -41,15 +41,15 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         raise ZooError("--list fetches nothing: leave out --output_dir.")
     if listing and "@" in repository:
         raise ZooError(f"--list shows all checkpoints: write {repository.partition('@')[0]} without a revision.")
-    with settle_hub(hub, push_to_hub=False) as connected:
+    with open_hub(hub, push_to_hub=False) as connected:
         if listing:
-            _list(repository, connected, as_json)
+            _print_checkpoints(repository, connected, as_json)
             return
         from ..hub.client.pull import fetch
         from ..hub.client.refusals import after_waiting
 
         pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected), hub=connected.name)
-        _tell(pulled)
+        _print_notes(pulled)
         if not as_json:
             say(str(pulled.path))
             return
@@ -59,22 +59,22 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         print_json({**document, "path": str(pulled.path), "files": files})
 
 
-def _tell(pulled: Pulled) -> None:
+def _print_notes(pulled: Pulled) -> None:
     """Prints to stderr what the user should know besides the path."""
     if pulled.unanswered is not None:
         say(f"The Hub does not answer ({pulled.unanswered}): this is the copy in the cache.", err=True)
     if pulled.refetched:
-        say(f"Differed from this revision and were fetched again: {_some(pulled.refetched)}", err=True)
+        say(f"Differed from this revision and were fetched again: {_first_names(pulled.refetched)}", err=True)
     if pulled.unrelated:
-        say(f"Not part of this revision and left untouched: {_some(pulled.unrelated)}", err=True)
+        say(f"Not part of this revision and left untouched: {_first_names(pulled.unrelated)}", err=True)
 
 
-def _some(names: list[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+def _first_names(names: list[str]) -> str:
+    more = len(names) - _SHOWN_FILES
+    return ", ".join(names[:_SHOWN_FILES]) + (f" and {more} more" if more > 0 else "")
 
 
-def _list(repo: str, hub: Hub, as_json: bool) -> None:
+def _print_checkpoints(repo: str, hub: Hub, as_json: bool) -> None:
     from rich.markup import escape
 
     from ..publishing.cards.markdown import number

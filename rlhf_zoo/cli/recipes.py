@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ..runs.registry import STAGES
 from .common import run_flags
-from .options import FLAGS, SOURCE_HUB, UserPath, json_option
-from .plan import reading_hub
+from .options import RECIPE_KEYS_AS_FLAGS, SOURCE_HUB, UserPath, json_option
+from .plan import hub_for_reading
 from .tables import print_json, say, table
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def recipes() -> None:
     "--readme", type=UserPath(), help="Write the package's recipes as a table between the markers of this file."
 )
 def recipes_list(as_json: bool, readme: Path | None) -> None:
-    """The recipes that come with the package, and those of other packages, by what they need.
+    """List the recipes of this package and of other installed packages, by the hardware that they need.
 
     \b
     Example:
@@ -79,8 +79,8 @@ def recipes_show(recipe: str) -> None:
     loaded = load_recipe(recipe)
     for name in ("recipe", *loaded.stages):
         for path in loaded.sources(name):
-            of = "" if path.parent == loaded.folder else f"{path.parent.name}/"
-            say(f"# {of}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
+            folder = "" if path.parent == loaded.folder else f"{path.parent.name}/"
+            say(f"# {folder}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
 
 
 @recipes.command("copy")
@@ -98,25 +98,21 @@ def recipes_copy(recipe: str, target: Path) -> None:
     click.echo(f"{copy_recipe(recipe, target)} is yours: edit it, then `rlhf-zoo run {shlex.quote(str(target))}`.")
 
 
-@recipes.command("validate", context_settings=FLAGS)
+@recipes.command("validate", context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @SOURCE_HUB
 @click.pass_context
 def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
     """Check every key of a recipe, flags and the names of reward functions, without training.
 
-    Of data in files here it looks at every row, and tries reward functions and rules that judge on the first prompts;
-    of data and models of a Hub at the columns, the first row and the context, where the Hub answers, and else it says
-    so.
+    In local data it checks every row, and tries reward functions and rule judges on the first prompts. For data and
+    models on a Hub it checks the columns, the first row and the context length, or says that the Hub does not answer.
 
     \b
     Example:
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
-    _validate(recipe, run_flags(ctx, recipe), source_hub)
-
-
-def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | None) -> None:
+    flags = run_flags(ctx, recipe)
     from ..runs.checks.models import on_a_hub
     from ..runs.parents import check_parents
     from ..runs.recipe import load_recipe
@@ -135,11 +131,11 @@ def _validate(recipe: str, flags: dict[str, dict[str, Any]], source_hub: str | N
             reward_functions(settings)
     if "ppo" in settings_by_stage:
         check_parents(loaded, settings_by_stage["ppo"])
-    with reading_hub(on_a_hub(loaded, shared, settings_by_stage), source_hub) as hub:
+    with hub_for_reading(on_a_hub(loaded, shared, settings_by_stage), source_hub) as hub:
         _check_on_hub(hub, loaded, shared, settings_by_stage)
 
 
-def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[str, StageSettings]) -> None:
+def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, settings_by_stage: dict[str, StageSettings]) -> None:
     """Runs the checks that need the files of the recipe's models and data."""
     from ..evaluation.judges.named import check_names, needing_labels
     from ..evaluation.lm_eval import check_tasks
@@ -148,37 +144,40 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, checked: dict[
     from ..runs.checks.splits import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
 
-    tried = hub.source or hub  # the Hub that is tried last
-    failure = tried.outage()
-    if failure is not None:  # so that it is not tried again for each name
-        tried = replace(tried, offline=True)
-        hub = tried if hub.source is None else replace(hub, source=tried)
+    last_hub = hub.source or hub
+    failure = last_hub.outage()
+    if failure is not None:  # try a Hub that does not answer only once, not for each name
+        last_hub = replace(last_hub, offline=True)
+        hub = last_hub if hub.source is None else replace(hub, source=last_hub)
     unchecked = {
-        f"the columns of {name}": cause for name, cause in check_forms(shared, checked, hub, every_row=True).items()
+        f"the columns of {name}": cause
+        for name, cause in check_forms(shared, settings_by_stage, hub, every_row=True).items()
     }
-    models = named_models(checked, hub, leniently=True)
+    models = named_models(settings_by_stage, hub, leniently=True)
     unchecked |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
-    if "ppo" in checked:
-        check_label(models, checked["ppo"])
-        check_tokenizers(models, checked["ppo"])
-        check_response_length(shared, checked["ppo"], models.get("policy"))
-        names = with_judge(shared.evaluation, checked["ppo"]).names
+    if "ppo" in settings_by_stage:
+        check_label(models, settings_by_stage["ppo"])
+        check_tokenizers(models, settings_by_stage["ppo"])
+        check_response_length(shared, settings_by_stage["ppo"], models.get("policy"))
+        names = with_judge(shared.evaluation, settings_by_stage["ppo"]).names
         check_names(names, shared.evaluation.asked_llm, hub=None)
-        _try_rules(shared, checked["ppo"], names, hub)
+        _try_rules(shared, settings_by_stage["ppo"], names, hub)
         if "classifier" in names:
             with needing_labels():
                 unchecked |= {f"the labels of {name}": cause for name, cause in check_labeled(shared, hub).items()}
         check_tasks(shared.evaluation.lm_eval)
         unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, shared, hub).items()}
-    truncation = cut_by_sft(shared, checked["sft"], models.get("policy"), hub) if "sft" in checked else None
+    truncation = (
+        cut_by_sft(shared, settings_by_stage["sft"], models.get("policy"), hub) if "sft" in settings_by_stage else None
+    )
     click.echo(f"{recipe.name} is valid: {', '.join(recipe.stages)}.")
     if truncation is not None and truncation.cut:
         click.echo(f"Of the stage sft {truncation.line}.")
     if unchecked:
         cause = next(iter(unchecked.values())) if failure is None else f"it does not answer: {reason(failure)}"
         click.echo(
-            f"Not checked: {', '.join(unchecked)}, which {tried.address} does not show ({cause}); --source_hub names "
-            "another Hub."
+            f"Not checked: {', '.join(unchecked)}, which {last_hub.address} does not show ({cause}); --source_hub "
+            "names another Hub."
         )
 
 
@@ -209,7 +208,7 @@ def _try_rules(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], 
 @click.argument("stage", type=click.Choice(["recipe", *STAGES]))
 @json_option()
 def recipes_keys(stage: str, as_json: bool) -> None:
-    """Every key that a stage takes, in its YAML or as a flag.
+    """List every key that a stage takes, in its YAML or as a flag.
 
     \b
     Example:

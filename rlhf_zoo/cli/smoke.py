@@ -13,7 +13,7 @@ import click
 
 from ..errors import ZooError
 from .common import quiet_hub
-from .open_run import open_run, settle_hub, writing
+from .open_run import locked, open_hub, open_run
 from .options import UserPath, json_option
 from .tables import print_json
 
@@ -28,7 +28,7 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     """Train a recipe for a few steps on miniatures of its models and data, through every stage and a Hub of its own.
 
     A miniature has the model's configuration class, vocabulary size, special tokens and chat template, and the data's
-    columns; its weights are random. Nothing is downloaded. Exit code 1 where a stage fails.
+    columns; its weights are random. Nothing is downloaded. The exit code is 1 if a stage fails.
 
     \b
     Example:
@@ -40,14 +40,14 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     if not loaded.zoo:
         raise ZooError(
             f"There is no {loaded.source('zoo')}, which describes miniatures of its models and data: write one as in "
-            "CONTRIBUTING.md, or run the recipe with fewer steps, by --ppo.max_steps and the like."
+            "CONTRIBUTING.md, or run the recipe with fewer steps (--ppo.max_steps)."
         )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise ZooError(f"{keep} is there already and is not empty: give --keep another folder.")
-    with contextlib.ExitStack() as opened:
-        folder = keep or Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-zoo-smoke-")))
-        opened.enter_context(_home(folder / "home"))
-        hub = opened.enter_context(settle_hub("local", push_to_hub=False))
+        raise ZooError(f"{keep} exists and is not empty: give --keep another folder.")
+    with contextlib.ExitStack() as stack:
+        folder = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rlhf-zoo-smoke-")))
+        stack.enter_context(_zoo_home(folder / "home"))
+        hub = stack.enter_context(open_hub("local", push_to_hub=False))
         from rich.console import Console
 
         from ..pipeline import run_recipe as pipeline
@@ -55,33 +55,33 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
 
         quiet_hub()
         console, started = Console(stderr=as_json, width=200, soft_wrap=True), time.monotonic()
-        made = publish_miniatures(loaded, hub)
-        console.print(f"Miniatures: {', '.join(made) or 'none needed'}", highlight=False)
-        directory, failed = folder / "run", None
+        miniatures = publish_miniatures(loaded, hub)
+        console.print(f"Miniatures: {', '.join(miniatures) or 'none needed'}", highlight=False)
+        directory, failure = folder / "run", None
         run = open_run(loaded, directory, small_flags(loaded), hub, push_to_hub=True)
-        with writing(directory), run as (context, publisher):
+        with locked(directory), run as (context, publisher):
             try:
                 pipeline.run(context, console, publisher)
                 if "ppo" in loaded.stages:
                     pipeline.show(context, Console(quiet=True))
             except ZooError as error:
-                failed = str(error)
+                failure = str(error)
             except Exception as error:
-                log.debug("The smoke of %s failed.", loaded.name, exc_info=True)
-                where = traceback.extract_tb(error.__traceback__)[-1]
-                failed = f"{type(error).__name__} in {where.filename}:{where.lineno}: {error}"
+                log.debug("The smoke test of %s failed.", loaded.name, exc_info=True)
+                frame = traceback.extract_tb(error.__traceback__)[-1]
+                failure = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}"
         seconds = time.monotonic() - started
         if as_json:
-            print_json({"recipe": loaded.name, "passed": failed is None, "seconds": seconds, "error": failed})
+            print_json({"recipe": loaded.name, "passed": failure is None, "seconds": seconds, "error": failure})
         else:
-            verdict = "passed" if failed is None else f"FAILED: {failed}"
+            verdict = "passed" if failure is None else f"FAILED: {failure}"
             console.print(f"{loaded.name}: {verdict} ({seconds:.0f} s)", highlight=False, markup=False)
-    if failed is not None:
+    if failure is not None:
         raise click.exceptions.Exit(1)
 
 
 @contextlib.contextmanager
-def _home(folder: Path) -> Iterator[None]:
+def _zoo_home(folder: Path) -> Iterator[None]:
     """Sets RLHF_ZOO_HOME, with its Hub and caches, to a folder; restores the environment at the end."""
     before = dict(os.environ)
     os.environ["RLHF_ZOO_HOME"] = str(folder.absolute())

@@ -9,7 +9,7 @@ import click
 
 from ..errors import ZooError
 from .common import check_repo, quiet_hub
-from .open_run import settle_hub
+from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, lineage_options
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--ablation",
     metavar="REPO",
     multiple=True,
-    help="Another run from the same SFT checkpoint; may be repeated; PPO itself for none.  [default: by recipe]",
+    help="Another run from the same SFT checkpoint; may be repeated. PPO itself stands for none.  [default: by recipe]",
 )
 @click.option("--private/--public", default=None, help="Visibility.  [default: private if one of its models is]")
 @HUB
@@ -43,8 +43,8 @@ def deploy(
 ) -> None:
     """Make or update a Space with the comparison page: SFT and PPO side by side, with rewards and KL.
 
-    In one commit, with the models at the commits that they have now. Where the account may have no Gradio Space, it
-    becomes a static page of completions that are drawn here.
+    It is one commit, and pins each model to its current commit. If the account may not have Gradio Spaces, the Space
+    becomes a static page of completions that are sampled on this machine.
 
     \b
     Example:
@@ -53,7 +53,7 @@ def deploy(
     """
     if repo is not None:
         check_repo(repo, "NAMESPACE/NAME")
-    with settle_hub(hub, push_to_hub=True, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=True, source=source_hub) as connected:
         from ..app.space.deploy import deploy as deploy_space
         from ..app.space.files import find_models, with_runs
         from ..hub.client.publish import resolve_namespace
@@ -71,39 +71,39 @@ def deploy(
         page = functools.partial(page_of, models, connected)
         builds = connected.kind == "huggingface"
         deployed = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
-        _collect(models, name, connected, private=deployed.private)
-        _tell(name, deployed, models, connected)
+        _add_to_collection(models, name, connected, private=deployed.private)
+        _print_result(name, deployed, models, connected)
 
 
-def _tell(name: str, done: Deployed, models: SpaceModels, hub: Hub) -> None:
-    state = "created" if done.created else "updated" if done.changed else "unchanged"
-    # The embedded Hub's address ends with this command.
-    location = f"{name} on the embedded Hub" if hub.kind == "local" else done.url
-    kind = "a live page" if done.sdk == "gradio" else "a static page"
-    click.echo(f"Space: {location} ({kind}, {state}, commit {done.commit[:10]})")
-    if done.refused is not None:
+def _print_result(name: str, deployed: Deployed, models: SpaceModels, hub: Hub) -> None:
+    state = "created" if deployed.created else "updated" if deployed.changed else "unchanged"
+    # The embedded Hub stops with this command, so its address would be of no use.
+    location = f"{name} on the embedded Hub" if hub.kind == "local" else deployed.url
+    kind = "a live page" if deployed.sdk == "gradio" else "a static page"
+    click.echo(f"Space: {location} ({kind}, {state}, commit {deployed.commit[:10]})")
+    if deployed.refused is not None:
         click.echo(
-            f"It is a static page: this account may have no Gradio Space (402: {done.refused}), so it holds "
-            "completions that were drawn now and computes nothing."
+            f"It is a static page, because this account may not have Gradio Spaces (402: {deployed.refused}): it shows "
+            "completions that were sampled now, and computes nothing."
         )
-    elif done.sdk == "static":
-        click.echo("It stays the static page that it was: delete the Space and deploy it again for a live one.")
-    if done.sdk == "static" and models.votes is not None:
+    elif deployed.sdk == "static":
+        click.echo("It stays a static page: delete the Space and deploy it again for a live one.")
+    if deployed.sdk == "static" and models.votes is not None:
         click.echo(f"A static page takes no votes, so nothing goes to {models.votes}.")
-    if done.sdk == "gradio" and hub.kind == "huggingface":
-        click.echo(f"It runs on {done.hardware} once it is built.")
-        for repo in done.hidden:
+    if deployed.sdk == "gradio" and hub.kind == "huggingface":
+        click.echo(f"It runs on {deployed.hardware} once it is built.")
+        for repo in deployed.hidden:
             click.echo(f"{repo} is private: give the Space a secret HF_TOKEN that may read it.")
         if models.votes is not None:
             click.echo(f"Votes go to {models.votes}: give the Space a secret HF_TOKEN that may write to that data set.")
     else:
-        if done.sdk == "gradio" and models.votes is None:
+        if deployed.sdk == "gradio" and models.votes is None:
             click.echo("It keeps no votes; --votes NAMESPACE/NAME names a data set for them.")
         hub_option = f" --hub {hub.label}" if hub.kind != "huggingface" else ""
-        click.echo(f"The live page, here: rlhf-zoo compare {models.ppo.name}{hub_option}")
+        click.echo(f"For a live page on this machine: rlhf-zoo compare {models.ppo.name}{hub_option}")
 
 
-def _collect(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
+def _add_to_collection(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
     """Puts the Space into its recipe's Collection. Only prints a message if the Hub or token has no Collections."""
     from ..publishing.collections import collect
 

@@ -13,8 +13,8 @@ import click
 from ..errors import ZooError
 from ..runs.registry import STAGES
 from .common import run_flags
-from .open_run import open_run, run_context, settle_hub, settle_run, writing
-from .options import FLAGS, LM_EVAL, json_option, run_options, seeds_option
+from .open_run import locked, open_hub, open_run, resolve_run, run_context
+from .options import LM_EVAL, RECIPE_KEYS_AS_FLAGS, json_option, run_options, seeds_option
 from .tables import interval
 
 if TYPE_CHECKING:
@@ -30,14 +30,14 @@ EXAMPLE = "kl_coef=0.02,0.05,0.1"
 COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens", "distinct_2": "distinct-2"}
 
 
-@click.command(context_settings=FLAGS)
+@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @click.option(
     "--grid",
     multiple=True,
     required=True,
     metavar="KEY=LIST",
-    help="Values of a key of PPO, kl_coef=0.02,0.05,0.1; several times for the combinations of several keys.",
+    help="Values of a key of PPO: kl_coef=0.02,0.05,0.1. Repeat it for the combinations of several keys.",
 )
 @seeds_option("PPO runs of each combination.")
 @run_options
@@ -45,12 +45,12 @@ COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens",
 @json_option("Print overview.json at the end instead of a table.")
 @click.pass_context
 def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as_json: bool, **options: Any) -> None:
-    """Train PPO under every combination of a grid and several seeds, each a tag, and show one table.
+    """Train PPO under every combination of a grid and several seeds, publish each as a tag, and show one table.
 
-    SFT and reward model are the recipe's own and are trained once. Each cell's chosen checkpoint is a tag of
-    RECIPE-ppo, such as kl-coef-0.05-seed-2, which `rlhf-zoo pull` and `compare` take. After Ctrl-C the same command
-    goes on; a finished cell is not trained again. Figures are means over PPO's seeds, with the range, and from five
-    seeds on with the 95% interval of the mean. Other keys are flags as for `rlhf-zoo run`.
+    SFT and reward model are the recipe's own and are trained once. The chosen checkpoint of each cell becomes a tag of
+    RECIPE-ppo, such as kl-coef-0.05-seed-2, which `rlhf-zoo pull` and `compare` take. After Ctrl-C run the same command
+    to resume; finished cells are not trained again. Figures are means over PPO's seeds with their range, or, from five
+    seeds on, with the 95% interval of the mean. Other keys are flags as for `rlhf-zoo run`.
 
     \b
     Example:
@@ -85,7 +85,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
             raise error
 
 
-@click.command(context_settings=FLAGS)
+@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β: 0,0.02,0.1,0.5.")
 @seeds_option("PPO runs of each value.")
@@ -106,8 +106,8 @@ def ablate(
     """Train PPO under several β from one SFT and reward model, and compare the runs.
 
     Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` on one of them has a slider over all. SFT
-    and reward model are the recipe's own, in the same run directory; what is finished is not trained again. Other keys
-    are flags as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with the range.
+    and reward model are the recipe's own, in the same run directory; finished models are not trained again. Other keys
+    are flags as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with their range.
 
     \b
     Example:
@@ -117,28 +117,28 @@ def ablate(
     from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = run_flags(ctx, recipe)
-    loaded, run = settle_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    loaded, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
     _check_ppo(loaded, "ablate")
     values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
-    with writing(run), settle_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
+    with locked(run), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
         from rich.console import Console
 
         first_seed = recipe_seed(loaded, flags, run) if seeds > 1 else 1
-        runs = variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
+        cells = variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
         contexts = []
 
         @contextlib.contextmanager
-        def opened(variant: Variant) -> Iterator[tuple[RunContext, Publisher | None]]:
+        def open_variant(variant: Variant) -> Iterator[tuple[RunContext, Publisher | None]]:
             fields = variant.fields(run, flags)
             directory = fields["directory"]
             with (
-                writing(directory),
+                locked(directory),
                 open_run(loaded, connected=connected, **fields, **options) as (variant_context, publisher),
             ):
                 contexts.append(variant_context)
                 yield variant_context, publisher
 
-        outcomes = run_variants(run, runs, opened, Console(stderr=True))
+        outcomes = run_variants(run, cells, open_variant, Console(stderr=True))
         path = write_overview(run, loaded.name, outcomes)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
@@ -164,17 +164,17 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     Raises:
         ZooError: A key is not a key of PPO, has a wrong value, or is given twice.
     """
-    listed = dict(_parts(option) for option in options)
-    if len(listed) < len(options):
-        raise ZooError("--grid lists the values of one key twice: write them into one list.")
-    for key in listed:
+    texts = dict(_split_grid_option(option) for option in options)
+    if len(texts) < len(options):
+        raise ZooError("--grid lists one key twice: write its values as one list.")
+    for key in texts:
         _check_key(key, flags)
     from ..runs.settings.declared import refused_keys
     from ..runs.settings.values import checked_keys, coerce
 
-    hints, refused = _hints(listed), refused_keys("ppo")
+    hints, refused = _key_types(texts), refused_keys("ppo")
     grid: dict[str, list[Any]] = {}
-    for key, text in listed.items():
+    for key, text in texts.items():
         for item in coerce(text, list[str]):
             value = {key: item.strip()}
             value = checked_keys(value, hints, "--grid", subject="the stage ppo", refused=refused, flag="--grid ")
@@ -183,7 +183,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     return grid
 
 
-def _hints(keys: Iterable[str]) -> dict[str, Any]:
+def _key_types(keys: Iterable[str]) -> dict[str, Any]:
     """The types of PPO's keys, without a slow import of the dataclass where no other types are needed."""
     from ..runs.settings.declared import declared_keys
 
@@ -195,7 +195,7 @@ def _hints(keys: Iterable[str]) -> dict[str, Any]:
     return {key: hint for key, (hint, _, _) in stage_keys("ppo").items()}
 
 
-def _parts(option: str) -> tuple[str, str]:
+def _split_grid_option(option: str) -> tuple[str, str]:
     key, _, text = option.partition("=")
     if not key.strip() or not text.strip():
         raise ZooError(f"--grid is {option!r}: write KEY=VALUE,VALUE, such as {EXAMPLE}.")
@@ -206,21 +206,23 @@ def _check_key(key: str, flags: Mapping[str, Any]) -> None:
     from ..runs.data.layout import HELD_OUT_KEYS
 
     if key.partition(".")[0] in STAGES:
-        raise ZooError(f"--grid lists {key}, and all cells share one SFT policy and reward model: list keys of PPO.")
+        raise ZooError(f"--grid lists {key}, but all cells share one SFT policy and reward model: list keys of PPO.")
     if key in HELD_OUT_KEYS:
-        raise ZooError(f"--grid lists {key}, which may decide what SFT learns from: list keys of PPO's training.")
+        raise ZooError(
+            f"--grid lists {key}, which can change the rows that SFT learns from: list keys of PPO's training."
+        )
     if key == "seed":
-        raise ZooError("--grid lists seeds: say how many by --seeds.")
+        raise ZooError("--grid lists seeds: set their number with --seeds instead.")
     if key in flags:
         raise ZooError(f"--ppo.{key} is given and --grid lists values of it: leave --ppo.{key} out.")
 
 
-def read_values(key: str, listed: str, *, flags: Mapping[str, Any]) -> dict[str, list[float]]:
+def read_values(key: str, text: str, *, flags: Mapping[str, Any]) -> dict[str, list[float]]:
     """Reads the option of an ablation as a grid.
 
     Args:
         key: A key of PPO whose values are numbers.
-        listed: Its values, such as "0,0.02,0.1".
+        text: Its values, such as "0,0.02,0.1".
         flags: The other flags of PPO.
 
     Raises:
@@ -230,7 +232,7 @@ def read_values(key: str, listed: str, *, flags: Mapping[str, Any]) -> dict[str,
 
     if key in flags:
         raise ZooError(f"--ppo.{key} is given and --{key} lists values: leave --ppo.{key} out.")
-    return {key: listed_numbers(f"--{key}", listed, example="0,0.02,0.1")}
+    return {key: listed_numbers(f"--{key}", text, example="0,0.02,0.1")}
 
 
 def _check_ppo(recipe: Recipe, verb: str) -> None:
@@ -252,7 +254,7 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> 
         one_run = len(group) == 1
         win_rate = interval(group[0].win_rate, digits=3) if one_run else _over_seeds(figures["win_rate"], digits=3)
         verdicts = [outcome.verdict or "none" for outcome in group]
-        if not one_run:  # without the part in brackets, which differs from run to run
+        if not one_run:  # leave out the part in brackets, which differs from run to run
             counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
             verdicts = [f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, win_rate, ", ".join(verdicts))

@@ -13,17 +13,17 @@ from ..errors import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-# Columns that users copy from; their cells stay on one line.
-COPIED = ("revision", "commit", "date", "key", "model", "repository", "step")
-# A table never breaks a word of up to this many letters.
-SHORT = 16
+#: Columns that users copy from; their cells stay on one line.
+COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "step")
+#: A table never breaks a word of up to this many letters.
+UNBROKEN = 16
 
 
 def print_json(document: Any) -> None:
-    """Prints a document as JSON. Characters that control a terminal are escaped, as JSON escapes them.
+    """Prints a document as JSON, and escapes characters that control a terminal.
 
     Args:
-        document: The document, of JSON types.
+        document: A value of JSON types.
     """
     text = json.dumps(document, indent=2, ensure_ascii=False)
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
@@ -33,38 +33,38 @@ def say(text: str, *, err: bool = False) -> None:
     """Prints text that may contain names or answers from outside, with terminal control characters escaped.
 
     Args:
-        text: The text.
+        text: Such text.
         err: Whether to print to stderr.
     """
     click.echo(printable(text), err=err)
 
 
-def console_of(width: int) -> Console:
-    """Returns a console for stdout. A file or a pipe, which has no width of its own, gets at least `width` columns.
+def stdout_console(min_width: int) -> Console:
+    """Returns a console for stdout.
 
     Args:
-        width: The width in columns.
+        min_width: The least width in columns of a file or a pipe, which has no width of its own.
     """
     from rich.console import Console
 
     console = Console()
-    return console if console.is_terminal else Console(width=max(console.width, width))
+    return console if console.is_terminal else Console(width=max(console.width, min_width))
 
 
 def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") -> str:
-    """Writes an estimate with its 95% interval.
+    """Formats an estimate with its 95% interval.
 
     Args:
         estimate: `value` and `ci95`.
         digits: Digits after the decimal point.
-        sign: "+" also writes the sign of a positive value.
+        sign: "+" to write the sign of a positive value too.
     """
     low, high = estimate["ci95"]
     return f"{estimate['value']:{sign}.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table that breaks lines only between words. If it is too wide for the screen, columns move together.
+    """Prints a table that breaks lines between words. On a terminal that is too narrow it loses its padding.
 
     Args:
         title: The title above the table; "" for none.
@@ -79,33 +79,34 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
     columns, *rows = [[printable(cell) for cell in row] for row in (columns, *rows)]
     cells = [*zip(columns, *rows, strict=True)]
-    full = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
-    minimum = [
-        width if column[0] in COPIED else max(cell_len(word) for cell in column for word in cell.split() or [""])
-        for width, column in zip(full, cells, strict=True)
+    full_widths = [max(cell_len(line) for cell in column for line in cell.splitlines() or [""]) for column in cells]
+    min_widths = [
+        width
+        if column[0] in COPIED_COLUMNS
+        else max(cell_len(word) for cell in column for word in cell.split() or [""])
+        for width, column in zip(full_widths, cells, strict=True)
     ]
-    console, full_frame = console_of(120), 3 * len(columns) + 1
-    compact = console.is_terminal and sum(minimum) + full_frame > console.width
-    frame = len(columns) - 1 if compact else full_frame
-    breakable = [index for index, column in enumerate(columns) if column not in COPIED]
-    while compact and breakable and sum(minimum) + frame > console.width:  # only long names are broken
-        longest = max(breakable, key=minimum.__getitem__)
-        if minimum[longest] <= SHORT:
+    console, padded_frame = stdout_console(120), 3 * len(columns) + 1
+    compact = console.is_terminal and sum(min_widths) + padded_frame > console.width
+    frame = len(columns) - 1 if compact else padded_frame
+    breakable = [index for index, column in enumerate(columns) if column not in COPIED_COLUMNS]
+    while compact and breakable and sum(min_widths) + frame > console.width:  # now break long names too
+        longest = max(breakable, key=min_widths.__getitem__)
+        if min_widths[longest] <= UNBROKEN:
             break
-        minimum[longest] -= 1
-    spare = max(console.width - frame - sum(minimum), 0)
+        min_widths[longest] -= 1
+    spare = max(console.width - frame - sum(min_widths), 0)
     table = Table(
         title=printable(title) or None, box=box.SIMPLE_HEAD, padding=0 if compact else (0, 1), show_edge=not compact
     )
-    widths = dict(enumerate(minimum))
-    for position, index in enumerate(
-        sorted(widths, key=lambda index: full[index] - minimum[index])
-    ):  # the column that needs least first
-        extra = min(full[index] - minimum[index], spare // (len(columns) - position))
+    widths = dict(enumerate(min_widths))
+    # Columns that need the least come first, so that what they do not use goes to the wide ones.
+    for position, index in enumerate(sorted(widths, key=lambda index: full_widths[index] - min_widths[index])):
+        extra = min(full_widths[index] - min_widths[index], spare // (len(columns) - position))
         widths[index] += extra
         spare -= extra
     for index, column in enumerate(columns):
-        table.add_column(column, overflow="fold", no_wrap=column in COPIED, width=widths[index])
+        table.add_column(column, overflow="fold", no_wrap=column in COPIED_COLUMNS, width=widths[index])
     for row in rows:
         table.add_row(*map(escape, row))
     Console(width=max(console.width, frame + sum(widths.values()))).print(table)

@@ -20,7 +20,7 @@ from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
 from .common import run_flags
 from .open_run import publishing, run_context
-from .options import FLAGS, LM_EVAL, json_option, run_options
+from .options import LM_EVAL, RECIPE_KEYS_AS_FLAGS, json_option, run_options
 from .plan import print_plan_line
 from .tables import interval, print_json, table
 
@@ -79,7 +79,7 @@ def stage_command(stage: Stage) -> click.Command:
 
     @click.command(
         stage.name,
-        context_settings=FLAGS,
+        context_settings=RECIPE_KEYS_AS_FLAGS,
         help=f"{stage.does}\n\nAny key of `rlhf-zoo recipes keys {stage.name}` is a flag too.\n\n"
         f"\b\nExample:\n  {stage.example}",
     )
@@ -92,7 +92,7 @@ def stage_command(stage: Stage) -> click.Command:
     return command
 
 
-@click.command(context_settings=FLAGS)
+@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @run_options
 @json_option()
@@ -127,7 +127,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
         raise click.exceptions.Exit(2)
 
 
-@click.command(context_settings=FLAGS)
+@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
 @click.argument("recipe")
 @run_options
 @LM_EVAL

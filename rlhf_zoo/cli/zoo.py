@@ -11,7 +11,7 @@ import click
 
 from ..runs.registry import STAGES
 from .common import check_namespace
-from .open_run import settle_hub
+from .open_run import open_hub
 from .options import HUB, UserPath, json_option
 from .tables import print_json, say, table
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ..hub.client.connect import Hub
     from ..publishing.catalog.index import Entry, Figure
 
-_SORTS = ("reward", "kl", "win_rate", "date", "stage", "name")
+_SORT_KEYS = ("reward", "kl", "win_rate", "date", "stage", "name")
 _README = "recipes/README.md"
 
 
@@ -28,7 +28,7 @@ _README = "recipes/README.md"
 @click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
 @click.option("--recipe", help="Only models of this recipe.")
 @click.option("--base", help="Only models that started from this one, NAMESPACE/NAME or NAME.")
-@click.option("--sort", type=click.Choice(_SORTS), help="The best or newest first.  [default: by recipe and stage]")
+@click.option("--sort", type=click.Choice(_SORT_KEYS), help="The best or newest first.  [default: by recipe and stage]")
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @HUB
 @json_option("Print JSON, with 95% intervals and sample sizes.")
@@ -61,32 +61,35 @@ def zoo(
       rlhf-zoo zoo --hub local --readme
     """
     check_namespace(namespace)
-    with settle_hub(hub, push_to_hub=False) as connected:
+    with open_hub(hub, push_to_hub=False) as connected:
         from ..publishing.catalog.index import ordered, owner, published_models, select
 
-        whose = namespace or ("local" if connected.kind == "local" else owner(connected))
-        every = published_models(whose, connected)
-        entries = ordered(select(every, stage=stage, recipe=recipe, base=base), sort, reverse=reverse)
+        account = namespace or ("local" if connected.kind == "local" else owner(connected))
+        all_entries = published_models(account, connected)
+        entries = ordered(select(all_entries, stage=stage, recipe=recipe, base=base), sort, reverse=reverse)
         if readme is not None:
-            named = namespace or (None if connected.kind == "local" else whose)
-            chosen = {"hub": connected.label, "namespace": named, "stage": stage, "recipe": recipe, "base": base,
-                      "sort": sort}  # fmt: skip
-            _write(readme, [entry for entry in entries if entry.commit], whose, chosen, reverse=reverse)
+            named_account = namespace or (None if connected.kind == "local" else account)
+            options = {"hub": connected.label, "namespace": named_account, "stage": stage, "recipe": recipe,
+                       "base": base, "sort": sort}  # fmt: skip
+            _write_readme(readme, [entry for entry in entries if entry.commit], account, options, reverse=reverse)
         if collections:
-            _collect(entries, whose, connected)
+            _make_collections(entries, account, connected)
         if as_json:
             print_json([asdict(entry) for entry in entries])
         elif readme is None and not collections:
-            _show(whose, entries, why_none="matches this" if every else "has the tag rlhf-zoo")
+            _show(account, entries, why_none="matches this" if all_entries else "has the tag rlhf-zoo")
 
 
-def _write(readme: Path, entries: list[Entry], whose: str, chosen: dict[str, str | None], *, reverse: bool) -> None:
+def _write_readme(
+    readme: Path, entries: list[Entry], account: str, options: dict[str, str | None], *, reverse: bool
+) -> None:
+    """Writes the benchmark table, with the command that makes it: `options` are the options of that command."""
     from ..publishing.catalog.index import benchmark_table, write_benchmark
 
     command = ["rlhf-zoo", "zoo"]
-    command += [word for name, value in chosen.items() if value is not None for word in (f"--{name}", value)]
+    command += [word for name, value in options.items() if value is not None for word in (f"--{name}", value)]
     command += [*(["--reverse"] if reverse else []), "--readme", *([] if str(readme) == _README else [str(readme)])]
-    write_benchmark(readme, benchmark_table(entries, command=shlex.join(command), namespace=whose))
+    write_benchmark(readme, benchmark_table(entries, command=shlex.join(command), namespace=account))
     click.echo(f"{len(entries)} rows in {readme}", err=True)
 
 
@@ -100,9 +103,9 @@ def _show(namespace: str, entries: list[Entry], *, why_none: str) -> None:
             entry.stage or "",
             entry.recipe or "",
             (entry.base or "").removeprefix(f"{namespace}/"),
-            _short(entry.reward),
-            _short(entry.kl),
-            f"acc. {_short(entry.accuracy)}" if entry.accuracy else _short(entry.win_rate),
+            _format_figure(entry.reward),
+            _format_figure(entry.kl),
+            f"acc. {_format_figure(entry.accuracy)}" if entry.accuracy else _format_figure(entry.win_rate),
             (entry.date or "")[:10],
         ]
         for entry in entries
@@ -112,17 +115,17 @@ def _show(namespace: str, entries: list[Entry], *, why_none: str) -> None:
         if entry.note:
             say(f"{entry.repo}: {entry.note}", err=True)
     if any(figure and not figure.held_out for entry in entries for figure in (entry.reward, entry.kl)):
-        click.echo("* the last that training logged; the others are held out", err=True)
+        click.echo("* the last value that training logged; the others are on held-out prompts", err=True)
 
 
-def _short(figure: Figure | None) -> str:
+def _format_figure(figure: Figure | None) -> str:
     from ..publishing.cards.markdown import number
 
     return "" if figure is None else f"{number(figure.value)}{'' if figure.held_out else '*'}"
 
 
-def _collect(entries: list[Entry], namespace: str, hub: Hub) -> None:
-    """A Collection for each recipe among the entries; the Space is one that names the PPO model in its front matter."""
+def _make_collections(entries: list[Entry], namespace: str, hub: Hub) -> None:
+    """Makes a Collection for each recipe among the entries, with a Space whose front matter names the PPO model."""
     from ..hub.client.refusals import refusals_as
     from ..publishing.collections import collect
 

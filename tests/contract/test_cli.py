@@ -333,7 +333,7 @@ def test_exit_codes(finish):
 
     assert finish(None) == (0, "")
     assert finish(ZooError("A thing is wrong: mend it.")) == (2, "Error: A thing is wrong: mend it.\n")
-    interrupted = "\nInterrupted; the same command goes on from what is saved.\n"
+    interrupted = "\nInterrupted; run the same command again to resume.\n"
     assert finish(KeyboardInterrupt()) == finish(Stopped()) == (130, interrupted)
 
 
@@ -375,4 +375,4 @@ def test_ctrl_c_before_anything_is_trained(tmp_path, by):
     os.kill(process.pid, by)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
-    assert errors(said) == ["Interrupted; the same command goes on from what is saved."]
+    assert errors(said) == ["Interrupted; run the same command again to resume."]

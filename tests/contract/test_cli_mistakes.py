@@ -126,7 +126,7 @@ def test_words_that_are_not_utf_8_are_refused(run: Callable[..., tuple[int, str,
     word = os.fsdecode(b"runs/\xff")
     code, _, err = run("sft", "tiny-world", "--output_dir", word)
     assert code == 2
-    assert err == "Error: The argument b'runs/\\xff' is not UTF-8: rename the file, or mend the argument.\n"
+    assert err == "Error: The argument b'runs/\\xff' is not UTF-8: rename the file, or correct the argument.\n"
 
 
 def test_an_empty_path_is_not_the_folder_one_is_in(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def published(module_hub: ThreadHub) -> ThreadHub:
 @pytest.fixture
 def lineage(published: ThreadHub, at_module_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What the command prints, in this process."""
-    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
+    monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
     return lambda *arguments: CliRunner().invoke(command.lineage, arguments, catch_exceptions=False).stdout
 
 

@@ -131,7 +131,7 @@ def test_the_flag_is_looked_at_before_anything_trains(tmp_path: Path, monkeypatc
             cli.cli.main(words, standalone_mode=False)
         assert str(caught.value) == NOT_INSTALLED
     assert not (tmp_path / "runs/tiny-world/sft").exists()
-    with pytest.raises(ZooError, match="--lm_eval is for a recipe's run, and local/x is a policy: leave it out"):
+    with pytest.raises(ZooError, match="--lm_eval is for a recipe's run, but local/x is a policy: leave it out"):
         cli.cli.main(["eval", "local/x", "--lm_eval", "letters"], standalone_mode=False)
 
 

@@ -65,7 +65,7 @@ def commits(module_hub: ThreadHub) -> dict[int, str]:
 @pytest.fixture
 def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command in this process, whose clients talk to a Hub already."""
-    monkeypatch.setattr(command, "settle_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
+    monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(command.pull, arguments, catch_exceptions=False)
 
@@ -234,7 +234,7 @@ def test_an_interrupted_download_goes_on_where_it_stopped(wire, module_hub, comm
         process.wait()
     assert (process.returncode, stdout) == (code, ""), stderr
     if how == signal.SIGINT:
-        assert errors(stderr) == ["Interrupted; the same command goes on from what is saved."]
+        assert errors(stderr) == ["Interrupted; run the same command again to resume."]
     have = partials(tmp_path)[digest]
     assert not (tmp_path / "out" / "model.safetensors").exists()
     wire.stall.clear()

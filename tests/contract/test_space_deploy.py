@@ -337,7 +337,7 @@ def test_static_page_for_an_account_without_gradio_spaces(
         proxy.inject(Fault("refuse", "create_repo", status=402, count=2))
         more = ("--votes", "local/toy-votes", "--ablation", ablation[0])
         said = done(deploy("local/toy-ppo", *more, HF_ENDPOINT=proxy.url))
-    assert "It is a static page: this account may have no Gradio Space (402: Injected 402)" in said
+    assert "It is a static page, because this account may not have Gradio Spaces (402: Injected 402)" in said
     assert "A static page takes no votes, so nothing goes to local/toy-votes." in said
     assert running.api().space_info(SPACE).sdk == "static"
     assert files(running) == {"README.md", "compare.json", "index.html"}

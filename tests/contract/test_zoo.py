@@ -65,7 +65,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
 
     def run(hub: ThreadHub, *arguments: str) -> Result:
         settled = contextlib.nullcontext(Hub("other", hub.url, "a test"))
-        monkeypatch.setattr(command, "settle_hub", lambda *_, **__: settled)
+        monkeypatch.setattr(command, "open_hub", lambda *_, **__: settled)
         return CliRunner().invoke(command.zoo, arguments, catch_exceptions=False)
 
     return run
@@ -91,7 +91,7 @@ def test_the_table(at_module_hub, heads, run):
     assert ["toy-reward", "reward", "toy", "toy-sft", "acc.", "0.750", "2026-11-21"] in lines
     (started,) = [line for line in lines if line[:1] == ["other-ppo"]]
     assert started[3:6] == ["other-sft", "3.500*", "4.000*"]
-    assert done.stderr == "* the last that training logged; the others are held out\n"
+    assert done.stderr == "* the last value that training logged; the others are on held-out prompts\n"
     done = run(at_module_hub, "--stage", "ppo", "--recipe", "none")
     assert (done.stdout, done.stderr) == ("", "No model of local matches this.\n")
     assert run(at_module_hub, "--namespace", "nobody").stderr == "No model of nobody has the tag rlhf-zoo.\n"

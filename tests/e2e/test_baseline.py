@@ -399,9 +399,9 @@ def test_ctrl_c_leaves_what_is_finished(folder: Path, compare: Compare, monkeypa
 
 def test_what_cannot_be_compared(folder: Path, compare: Compare) -> None:
     for arguments, message in (
-        (("--method", "dpo", "--pool", "3"), "--pool is no option of --method dpo: leave it out."),
-        (("--method", "best-of-n", "--seeds", "3"), "--seeds is no option of --method best-of-n: leave it out."),
-        (("--method", "rejection", "--beta", "1"), "--beta is no option of --method rejection: leave it out."),
+        (("--method", "dpo", "--pool", "3"), "--pool is not an option of --method dpo: leave it out."),
+        (("--method", "best-of-n", "--seeds", "3"), "--seeds is not an option of --method best-of-n: leave it out."),
+        (("--method", "rejection", "--beta", "1"), "--beta is not an option of --method rejection: leave it out."),
         (("--method", "rloo", "--beta", "0.1,x"), "--beta lists 'x': use numbers"),
         (("--method", "dpo", "--ppo.kl_coef", "9"), "ran with another kl_coef than this command"),
         (("--method", "sft", "--sft.max_steps", "9"), "The stage sft in .* ran with another max_steps than this"),

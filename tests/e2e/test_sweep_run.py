@@ -28,7 +28,7 @@ def test_cells_are_trained_once_and_are_tags(base: Run, tmp_path: Path) -> None:
     wait_until(lambda: (cells / "kl-coef-0.5" / "ppo" / "run.json").is_file(), process)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130 and stdout == "" and "Interrupted; the same command goes on" in stderr
+    assert process.returncode == 130 and stdout == "" and "Interrupted; run the same command again" in stderr
     first = cells / "kl-coef-0" / "ppo"
     before = (first / "run.json").read_bytes(), (run.path / "reward" / "run.json").read_bytes()
     assert StageRecord(first).read()["status"] == "finished"

@@ -144,7 +144,7 @@ def test_no_text_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> No
         shown.out,
         shown.err,
         PrintableFormatter().format(record),
-        main._as_sentence(CONTROLS, Warning, "", 0),
+        main._format_warning(CONTROLS, Warning, "", 0),
     ]
     assert end.value.code == 2 and all("2J" in text for text in texts)
     assert not [c for text in texts for c in text if not c.isprintable() and c != "\n"]

@@ -13,7 +13,7 @@ from miniatures import two_labels
 from toy_models import Toys, save_toys
 from transformers import AutoTokenizer
 
-from rlhf_zoo.cli.evaluate import _is_policy, _recipe_keys, _shared
+from rlhf_zoo.cli.evaluate import _is_policy, _recipe_keys, _policy_keys
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.llm import LLMJudge
 from rlhf_zoo.evaluation.judges.named import check_names, open_panel
@@ -56,7 +56,7 @@ def test_options_as_keys_of_a_recipe() -> None:
 def test_flags_of_a_policy() -> None:
     def read(*arguments: str) -> dict[str, Any]:
         context: Any = SimpleNamespace(args=list(arguments))
-        return _shared(context)
+        return _policy_keys(context)
 
     assert read("--seed", "3", "--dataset-name", "x/y") == {"seed": 3, "dataset_name": "x/y"}
     columns = read("--columns", '{"prompt": "text"}', "--dataset_config", "default")

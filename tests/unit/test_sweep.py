@@ -38,9 +38,9 @@ def test_a_grid_is_every_combination_under_each_seed() -> None:
         (["zzz=1"], "no key of the stage ppo: `rlhf-zoo recipes keys ppo` lists them."),
         (["kl_coef=0.1,high"], "--grid kl_coef is 'high', and it takes a number."),
         (["num_ppo_epochs=1,2.5"], "--grid num_ppo_epochs is '2.5', and it takes a whole number."),
-        (["kl_coef=1", "kl-coef=2"], "lists the values of one key twice"),
-        (["seed=1,2"], "--grid lists seeds: say how many by --seeds."),
-        (["sft.learning_rate=1,2"], "lists sft.learning_rate, and all cells share one SFT policy and reward model"),
+        (["kl_coef=1", "kl-coef=2"], "lists one key twice"),
+        (["seed=1,2"], "--grid lists seeds: set their number with --seeds instead."),
+        (["sft.learning_rate=1,2"], "lists sft.learning_rate, but all cells share one SFT policy and reward model"),
         (["lam=0.9,1"], "--ppo.lam is given and --grid lists values of it"),
     ],
 )
