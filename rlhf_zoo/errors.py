@@ -1,4 +1,4 @@
-"""Exceptions that users see: one sentence and an exit code. What a terminal shows of texts from elsewhere."""
+"""The exceptions that users see as one sentence, and the escaping of text that could control a terminal."""
 
 import logging
 
@@ -11,32 +11,24 @@ class ZooError(Exception):
     """
 
     def __str__(self) -> str:
-        """The sentence. Names from elsewhere may be in it, so terminal control characters are escaped."""
+        """The sentence, with terminal control characters escaped, because it may hold names from files or a Hub."""
         return printable(super().__str__())
 
 
 class NotFinite(ZooError):
-    """A loss, gradient, log-probability or weight was NaN or infinite, and the run cannot go on."""
+    """A loss, gradient, log-probability or weight is NaN or infinite, and the run cannot continue."""
 
 
 class PrintableFormatter(logging.Formatter):
-    """Formats log records so that names and answers from elsewhere in them cannot control the terminal."""
+    """Formats log records with terminal control characters escaped, because they may hold names from files or a Hub."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Formats a record.
-
-        Args:
-            record: The record.
-        """
+        """Formats a record, as `logging.Formatter` does."""
         return printable(super().format(record))
 
 
 def printable(text: str) -> str:
-    r"""Escapes the control characters of a text, such as \x1b; newlines and tabs stay.
-
-    Args:
-        text: Any text.
-    """
+    r"""Escapes the control characters of any text, such as \x1b, except newlines and tabs."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
     )

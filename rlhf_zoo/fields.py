@@ -1,4 +1,4 @@
-"""The keys of recipes, flags and configurations: how a key is declared, and the bounds of every number in one table."""
+"""The keys of recipes and flags: how a dataclass declares a key, and a table of the bounds of every number."""
 
 import math
 from collections.abc import Mapping
@@ -7,12 +7,12 @@ from typing import Any
 
 from .errors import ZooError
 
-#: About the largest number of float32, in which models compute.
-SINGLE = 3e38
+#: Slightly below the largest float32, the type in which models compute.
+MAX_FLOAT32 = 3e38
 
 
 def option(default: Any, help: str) -> Any:
-    """Declares a key as a field of its dataclass.
+    """Declares a key as a field of a dataclass.
 
     Args:
         default: Its default.
@@ -28,53 +28,53 @@ class Limit:
     Attributes:
         low: The lower bound.
         high: The upper bound.
-        above: Whether the lower bound itself is excluded.
-        below: Whether the upper bound itself is excluded.
-        why: Put before the fix in an error if the bound needs an explanation.
+        low_open: Whether the lower bound itself is excluded.
+        high_open: Whether the upper bound itself is excluded.
+        why: An explanation of the bound for the error, which goes before the fix.
     """
 
-    low: float = -SINGLE
-    high: float = SINGLE
-    above: bool = False
-    below: bool = False
+    low: float = -MAX_FLOAT32
+    high: float = MAX_FLOAT32
+    low_open: bool = False
+    high_open: bool = False
     why: str = ""
 
     def fix(self, value: float) -> str | None:
-        """Returns what a value must be instead.
+        """Checks a number.
 
         Args:
             value: A number.
 
         Returns:
-            The end of a sentence; None where the value is within the bounds.
+            How to fix it, as the end of a sentence; None if it is within the bounds.
         """
         if isinstance(value, float) and not math.isfinite(value):
-            wanted = "a finite number"
-        elif value < self.low or (self.above and value == self.low):
-            wanted = _bound(self.low, self.above, "above")
-        elif value > self.high or (self.below and value == self.high):
-            wanted = _bound(self.high, self.below, "below")
+            expected = "a finite number"
+        elif value < self.low or (self.low_open and value == self.low):
+            expected = _describe_bound(self.low, self.low_open, "above")
+        elif value > self.high or (self.high_open and value == self.high):
+            expected = _describe_bound(self.high, self.high_open, "below")
         else:
             return None
-        return f"{self.why}give {wanted}."
+        return f"{self.why}give {expected}."
 
 
-def _bound(bound: float, outside: bool, side: str) -> str:
-    if outside:
+def _describe_bound(bound: float, is_open: bool, side: str) -> str:
+    if is_open:
         return "a positive number" if bound == 0 and side == "above" else f"a number {side} {bound:,}"
     return f"at {'least' if side == 'above' else 'most'} {bound:,}"
 
 
-MANY = 2**31 - 1
+MAX_INT32 = 2**31 - 1
 FINITE = Limit()
-COUNT = Limit(1, MANY)
-COUNT_OR_NONE = Limit(0, MANY)
-SEED = Limit(0, 2**32 - 1)  # NumPy's limit
-STEPS = Limit(0, MANY)  # below 1: a share of the run
-POSITIVE = Limit(0, above=True)
+COUNT = Limit(1, MAX_INT32)
+COUNT_OR_ZERO = Limit(0, MAX_INT32)
+SEED = Limit(0, 2**32 - 1)  # the range of NumPy's seeds
+STEPS = Limit(0, MAX_INT32)  # a number below 1 is a share of the run
+POSITIVE = Limit(0, low_open=True)
 WEIGHT = Limit(0)
 SHARE = Limit(0, 1)
-DECAY = Limit(0, 1, below=True)
+DECAY = Limit(0, 1, high_open=True)
 PROCESSES = Limit(0, 256)
 
 #: Maps keys of all stages and configurations to bounds. A number that is not listed has the bounds of `FINITE`.
@@ -83,31 +83,31 @@ LIMITS: Mapping[str, Limit] = {
     "adam_beta2": DECAY,
     "adam_epsilon": POSITIVE,
     "center_rewards_coefficient": WEIGHT,
-    "checkpoint_prompts": COUNT_OR_NONE,
+    "checkpoint_prompts": COUNT_OR_ZERO,
     "checkpoint_samples": COUNT,
     "cliprange": POSITIVE,
     "cliprange_high": POSITIVE,
     "cliprange_sequence": POSITIVE,
     "cliprange_value": POSITIVE,
     "critic_learning_rate": WEIGHT,
-    "critic_warmup_updates": COUNT_OR_NONE,
+    "critic_warmup_updates": COUNT_OR_ZERO,
     "data_seed": SEED,
     "dataloader_num_workers": PROCESSES,
     "dataloader_prefetch_factor": COUNT,
     "dataset_num_proc": Limit(1, PROCESSES.high),
     "ddp_bucket_cap_mb": COUNT,
     "ddp_timeout": COUNT,
-    "dual_clip": Limit(1, above=True),
+    "dual_clip": Limit(1, low_open=True),
     "early_stop_kl": POSITIVE,
     "entropy_coef": WEIGHT,
     "eval_accumulation_steps": COUNT,
     "eval_delay": STEPS,
     "eval_steps": STEPS,
-    "gamma": Limit(0, 1, above=True),
+    "gamma": Limit(0, 1, low_open=True),
     "gradient_accumulation_steps": COUNT,
-    "held_out_share": Limit(0, 1, above=True, below=True),
+    "held_out_share": Limit(0, 1, low_open=True, high_open=True),
     "importance_sampling_cap": Limit(1),
-    "judge_share": Limit(0, 1, above=True, below=True),
+    "judge_share": Limit(0, 1, low_open=True, high_open=True),
     "kl_coef": Limit(0, why="a negative β would pay the policy for leaving its reference, so "),
     "kl_horizon": COUNT,
     "kl_target": POSITIVE,
@@ -115,25 +115,25 @@ LIMITS: Mapping[str, Limit] = {
     "lam": SHARE,
     "learning_rate": WEIGHT,
     "local_rollout_forward_batch_size": COUNT,
-    "logging_steps": Limit(0, MANY, above=True),
-    "lm_eval_fewshot": COUNT_OR_NONE,
+    "logging_steps": Limit(0, MAX_INT32, low_open=True),
+    "lm_eval_fewshot": COUNT_OR_ZERO,
     "lm_eval_limit": COUNT,
     "lora_alpha": COUNT,
     "lora_dropout": DECAY,
     "lora_r": Limit(1, 2**16),
     "max_grad_norm": WEIGHT,
-    "max_length": Limit(2, MANY, why="a token is learned from the one before it, so "),
+    "max_length": Limit(2, MAX_INT32, why="a token is learned from the one before it, so "),
     "max_prompt_length": COUNT,
     "max_rollout_batch_tokens": COUNT,
-    "max_steps": Limit(-1, MANY),
+    "max_steps": Limit(-1, MAX_INT32),
     "max_tokens_per_micro_batch": COUNT,
     "neftune_noise_alpha": Limit(0, 1e6),
     "num_completions_to_print": COUNT,
     "num_generations": Limit(1, 2**16),
     "num_mini_batches": COUNT,
     "num_ppo_epochs": COUNT,
-    "num_sample_generations": COUNT_OR_NONE,
-    "num_train_epochs": Limit(0, MANY),
+    "num_sample_generations": COUNT_OR_ZERO,
+    "num_train_epochs": Limit(0, MAX_INT32),
     "pad_to_multiple_of": Limit(1, 2**13),
     "pairs_seed": SEED,
     "per_device_eval_batch_size": COUNT,
@@ -149,32 +149,32 @@ LIMITS: Mapping[str, Limit] = {
     "samples": COUNT,
     "save_optimizer_limit": COUNT,
     "save_steps": STEPS,
-    "save_total_limit": COUNT_OR_NONE,
+    "save_total_limit": COUNT_OR_ZERO,
     "score_clip": POSITIVE,
-    "score_samples": Limit(2, MANY),
+    "score_samples": Limit(2, MAX_INT32),
     "seed": SEED,
     "simulated_pairs": COUNT,
     "simulated_test_pairs": COUNT,
-    "stop_token_id": COUNT_OR_NONE,
+    "stop_token_id": COUNT_OR_ZERO,
     # Logits divided by a smaller number would overflow float32.
     "temperature": Limit(1e-4, why="completions are sampled, so "),
     "torch_empty_cache_steps": COUNT,
     "total_episodes": COUNT,
-    "truncate_after": COUNT_OR_NONE,
+    "truncate_after": COUNT_OR_ZERO,
     "vf_coef": WEIGHT,
-    "vllm_gpu_memory_utilization": Limit(0, 1, above=True),
+    "vllm_gpu_memory_utilization": Limit(0, 1, low_open=True),
     "warmup_steps": STEPS,
     "weight_decay": WEIGHT,
 }
 
 
-def check_limits(name: str, value: Any, *, shown: str = "") -> None:
+def check_limits(name: str, value: Any, *, label: str = "") -> None:
     """Checks a value against the bounds of its key.
 
     Args:
         name: The key.
         value: A number, or a list of numbers. Anything else passes.
-        shown: How the message calls the key; by default by its name.
+        label: What the message calls the key, such as --seed; by default its name.
 
     Raises:
         ZooError: A number is out of bounds.
@@ -183,4 +183,4 @@ def check_limits(name: str, value: Any, *, shown: str = "") -> None:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
         if fix := LIMITS.get(name, FINITE).fix(number):
-            raise ZooError(f"{shown or name} is {number}: {fix}")
+            raise ZooError(f"{label or name} is {number}: {fix}")

@@ -1,4 +1,4 @@
-"""Files, JSON and YAML: written completely or not at all, and read within bounds."""
+"""Writes files completely or not at all; reads JSON and YAML within bounds of size and depth."""
 
 import datetime
 import json
@@ -17,7 +17,7 @@ from .errors import ZooError
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path | None = None) -> None:
-    """Replaces a file atomically: a reader, or a crash, sees the old content or the new, never a part.
+    """Replaces a file atomically: readers see the old or the new content, never a part, even after a crash.
 
     Args:
         path: The file. It need not exist.
@@ -43,7 +43,7 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path
 
 
 def sync_folder(folder: Path) -> None:
-    """Makes renames inside a folder survive a power cut. Does nothing where a folder cannot be opened (Windows).
+    """Makes renames inside a folder survive a power cut. Does nothing on Windows, which cannot open folders.
 
     Args:
         folder: An existing folder.
@@ -57,24 +57,24 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-#: Bytes of a JSON document, and its levels, which are also those of YAML.
+#: The largest JSON document, in bytes (characters of a str), and the deepest nesting of JSON and YAML.
 MAX_JSON = 2**26
 MAX_DEPTH = 64
-_READING_UMASK = threading.Lock()
+_UMASK_LOCK = threading.Lock()
 
 
 def home() -> Path:
-    """Returns the folder of what outlives a run: $RLHF_ZOO_HOME, else ~/.cache/rlhf-zoo."""
+    """Returns the folder for caches and the embedded Hub: $RLHF_ZOO_HOME, else ~/.cache/rlhf-zoo."""
     return Path(os.environ.get("RLHF_ZOO_HOME") or Path.home() / ".cache" / "rlhf-zoo").expanduser()
 
 
 def now() -> str:
-    """Returns the present time in UTC, ISO 8601, to the second."""
+    """Returns the current time in UTC, in ISO 8601, to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
 def write_bytes(path: Path | str, content: bytes) -> None:
-    """Replaces a file atomically and makes its folder.
+    """Replaces a file atomically, and creates its folder if it is missing.
 
     Args:
         path: The file. It keeps its permissions if it exists.
@@ -86,7 +86,7 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        replace_file(path, content, mode=_mode(path))
+        replace_file(path, content, mode=_permissions(path))
     except OSError as error:
         raise ZooError(write_refused(path, error)) from error
 
@@ -136,14 +136,14 @@ def read_json(path: Path | str) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses a JSON document, which may come from a stranger, within bounds of its size and depth.
+    """Parses a JSON document, which need not be trusted, within bounds of its size and depth.
 
     Args:
         text: The document, in UTF-8 if it is bytes.
 
     Raises:
-        ValueError: It is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. Functions that
-            recurse over documents then need no bound of their own.
+        ValueError: It is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. Because of this
+            bound, functions may recurse over documents.
     """
     if len(text) > MAX_JSON:
         raise ValueError(f"it has more than {MAX_JSON:,} bytes")
@@ -151,7 +151,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text if isinstance(text, str) else text.decode())
     except RecursionError as error:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from error
-    level = [value]
+    level = [value]  # level by level, because recursion could exhaust the stack
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -199,7 +199,7 @@ def jsonable(value: Any, *, named: bool) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """Writes a value as JSON so that equal values give equal text: sorted keys, ASCII, no spaces, 1.0 as 1.
+    """Converts a value to JSON such that equal values give equal text: sorted keys, ASCII, no spaces, 1.0 as 1.
 
     Args:
         value: What `jsonable` accepts.
@@ -218,18 +218,18 @@ def _integral_floats_as_int(value: Any) -> Any:
     return value
 
 
-def _mode(path: Path) -> int:
-    """The permissions that the file has, or that a new file would get (mkstemp gives them to the owner alone)."""
+def _permissions(path: Path) -> int:
+    """The permissions that the file has, or that a new file would get; those of mkstemp are for the owner alone."""
     if path.exists():
         return path.stat().st_mode & 0o777
-    with _READING_UMASK:  # the umask can be read only by setting it, and another thread would read our 0
+    with _UMASK_LOCK:  # the umask can be read only by setting it, and another thread would read our 0
         mask = os.umask(0)
         os.umask(mask)
     return 0o666 & ~mask
 
 
 def write_refused(path: Path, error: OSError) -> str:
-    """Writes the error for a file that could not be written.
+    """Returns the message for a file that could not be written.
 
     Args:
         path: The file.
@@ -243,7 +243,7 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def finite(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number: no boolean, NaN or infinity, and no integer beyond all floats.
+    """Whether a value is a finite number: not a boolean, NaN or infinity, nor an integer too large for a float.
 
     Args:
         value: Anything that JSON or YAML holds.
@@ -261,7 +261,7 @@ def number(value: Any) -> float | None:
 
 
 def integer(value: Any) -> int | None:
-    """Returns a value if it is an integer of 64 bits; otherwise None.
+    """Returns a value if it is an integer that fits into 64 bits; otherwise None.
 
     Args:
         value: Anything that JSON or YAML holds.
@@ -270,7 +270,7 @@ def integer(value: Any) -> int | None:
 
 
 def hub_id(name: Any) -> str | None:
-    """Returns a name if it could be a repository's id on a Hub, and not a path on this machine; otherwise None.
+    """Returns a name if it has the form of a repository's id on a Hub; otherwise None.
 
     Args:
         name: Anything that JSON or YAML holds.
@@ -290,12 +290,14 @@ def at(value: Any, *path: str) -> Any:
     return value
 
 
+#: Bounds of a YAML document; see `load_yaml`.
 MAX_CHARACTERS = 2**20
 MAX_NODES = 100_000
 MAX_DIRECTIVES = 100
-MAX_NUMBER = 400
-#: Digits of an integer below 2**61. Larger ones can be chosen so that all collide in a dict, in quadratic time.
-SHORT_NUMBER = 18
+MAX_NUMBER_LENGTH = 400
+#: Integers of at most this many digits are below 2**61 - 1, the modulus of Python's hash. Larger ones can be chosen to
+#: collide as keys of a dict, which takes quadratic time.
+SHORT_NUMBER_LENGTH = 18
 MAX_LONG_NUMBERS = 1000
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])%")
 _INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
@@ -306,7 +308,7 @@ class BadYAML(ValueError):
 
     Attributes:
         reason: What is wrong, in a few words.
-        line: From 1; None where the text as a whole is meant.
+        line: From 1; None if the whole text is wrong.
         column: From 1; None likewise.
     """
 
@@ -318,9 +320,9 @@ class BadYAML(ValueError):
 def load_yaml(text: str, loader: Any = None) -> Any:
     """Loads one YAML document within bounds.
 
-    The bounds: characters, nesting, characters and nodes after every alias is expanded, and what takes quadratic time
-    (directives, the digits of a number, numbers that collide as keys). PyYAML's composers recurse, the one in C without
-    a limit, so the bounds are counted over the parser's events, which needs no stack.
+    It bounds the characters, the nesting, the characters and nodes once aliases are expanded, and what takes quadratic
+    time (directives, the digits of a number, numbers that collide as keys). It counts them over the parser's events,
+    because PyYAML's composers recurse, the one in C without a limit.
 
     Args:
         text: The document.
@@ -347,8 +349,8 @@ def load_yaml(text: str, loader: Any = None) -> Any:
         raise
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        at = (mark.line + 1, mark.column + 1) if mark else (None, None)
-        raise BadYAML(", ".join(filter(None, (error.context, error.problem))), *at) from error
+        position = (mark.line + 1, mark.column + 1) if mark else (None, None)
+        raise BadYAML(", ".join(filter(None, (error.context, error.problem))), *position) from error
     except yaml.YAMLError as error:
         raise BadYAML(str(error).strip().splitlines()[0]) from error
     except UnicodeError as error:
@@ -359,7 +361,7 @@ def load_yaml(text: str, loader: Any = None) -> Any:
 
 
 def _check_bounds(events: Any) -> None:
-    """Raises BadYAML where a bound is exceeded. An alias counts as much as what it repeats."""
+    """Raises BadYAML if a bound is exceeded. An alias counts as much as the node that it repeats."""
     import yaml
 
     sizes: dict[str | None, tuple[int, int]] = {}
@@ -371,35 +373,36 @@ def _check_bounds(events: Any) -> None:
             sizes[anchor] = size
         outer = open_nodes[-1]
         outer[1], outer[2] = outer[1] + size[0], outer[2] + size[1]
-        for most, count, unit in ((MAX_NODES, outer[1], "values"), (MAX_CHARACTERS, outer[2], "characters")):
-            if count > most:
-                raise BadYAML(f"it holds more than {most:,} {unit} once its aliases are written out", *_place(event))
+        for limit, count, unit in ((MAX_NODES, outer[1], "values"), (MAX_CHARACTERS, outer[2], "characters")):
+            if count > limit:
+                reason = f"it holds more than {limit:,} {unit} once its aliases are written out"
+                raise BadYAML(reason, *_position(event))
 
     for event in events:
         if isinstance(event, yaml.CollectionStartEvent):
             open_nodes.append([event.anchor, 1, 0])
             if len(open_nodes) > MAX_DEPTH:
-                raise BadYAML(f"it is nested more than {MAX_DEPTH - 1} deep", *_place(event))
+                raise BadYAML(f"it is nested more than {MAX_DEPTH - 1} deep", *_position(event))
         elif isinstance(event, yaml.CollectionEndEvent):
             anchor, *size = open_nodes.pop()
             close(anchor, (size[0], size[1]), event)
         elif isinstance(event, yaml.ScalarEvent):
             close(event.anchor, (1, len(event.value)), event)
-            kind = _kind(event) if len(event.value) > SHORT_NUMBER else None
-            if kind in (_INT, _FLOAT) and len(event.value) > MAX_NUMBER:
-                raise BadYAML(f"a number has more than {MAX_NUMBER} characters", *_place(event))
+            kind = _number_tag(event) if len(event.value) > SHORT_NUMBER_LENGTH else None
+            if kind in (_INT, _FLOAT) and len(event.value) > MAX_NUMBER_LENGTH:
+                raise BadYAML(f"a number has more than {MAX_NUMBER_LENGTH} characters", *_position(event))
             long_numbers += kind == _INT
             if long_numbers > MAX_LONG_NUMBERS:
-                reason = f"more than {MAX_LONG_NUMBERS:,} whole numbers have more than {SHORT_NUMBER} characters"
-                raise BadYAML(reason, *_place(event))
+                reason = f"more than {MAX_LONG_NUMBERS:,} whole numbers have more than {SHORT_NUMBER_LENGTH} characters"
+                raise BadYAML(reason, *_position(event))
         elif isinstance(event, yaml.AliasEvent):
             if any(anchor == event.anchor for anchor, *_ in open_nodes):
-                raise BadYAML(f"the alias *{event.anchor} holds itself", *_place(event))
+                raise BadYAML(f"the alias *{event.anchor} holds itself", *_position(event))
             close(None, sizes.get(event.anchor, (1, 0)), event)
 
 
-def _kind(event: Any) -> str | None:
-    """The tag with which PyYAML will construct a scalar, if that is a number's."""
+def _number_tag(event: Any) -> str | None:
+    """The explicit tag of a scalar, or the number tag that PyYAML will infer; None for another inferred type."""
     import yaml
 
     if event.tag not in (None, "!"):
@@ -408,5 +411,5 @@ def _kind(event: Any) -> str | None:
     return next((tag for tag, pattern in resolvers if tag in (_INT, _FLOAT) and pattern.match(event.value)), None)
 
 
-def _place(event: Any) -> tuple[int, int]:
+def _position(event: Any) -> tuple[int, int]:
     return event.start_mark.line + 1, event.start_mark.column + 1

@@ -1,4 +1,4 @@
-"""Objects that a recipe names: an entry point or "module:attribute", each optionally with settings in parentheses."""
+"""Loads objects that a recipe names: an entry point or "module:attribute", each optionally with settings."""
 
 import ast
 import dataclasses
@@ -19,8 +19,8 @@ from typing import Any
 
 from .errors import ZooError
 
-#: Groups of entry points under which a package registers corpora, judges (of single completions and of pairs),
-#: preferences, rewards and recipes. They are public names.
+#: Groups of entry points, which are public names. A package registers corpora, judges (of single completions or of
+#: pairs), preferences, rewards and recipes under them.
 CORPORA = "rlhf_zoo.corpora"
 JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
@@ -38,8 +38,8 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
     Returns:
         ", did you mean 'x'?", or "" if none is close.
     """
-    near = difflib.get_close_matches(word, sorted(candidates), n=1)
-    return f", did you mean {near[0]!r}?" if near else ""
+    closest = difflib.get_close_matches(word, sorted(candidates), n=1)
+    return f", did you mean {closest[0]!r}?" if closest else ""
 
 
 def _distribution_name(distribution: importlib.metadata.Distribution) -> str:
@@ -52,15 +52,15 @@ def _distribution_name(distribution: importlib.metadata.Distribution) -> str:
 def entry_points(group: str, name: str | None = None) -> list[importlib.metadata.EntryPoint]:
     """Lists the entry points of a group that installed packages register.
 
-    Python also searches the working directory in some cases, and that may be a downloaded folder: a `*.dist-info` there
-    registers nothing, unless PYTHONPATH names the directory.
+    Python may also search the working directory, which can be a downloaded folder. A `*.dist-info` there is ignored,
+    unless PYTHONPATH names the directory.
 
     Args:
         group: The group, such as `rlhf_zoo.rewards`.
         name: The name of a single entry point; None for all of them.
 
     Returns:
-        Those of each installed distribution. Of two distributions with one name, the first on the path counts.
+        The entry points. Of two distributions with the same name, only the first on the path counts.
     """
     here = os.path.realpath(os.getcwd())
     python_path = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
@@ -73,19 +73,16 @@ def entry_points(group: str, name: str | None = None) -> list[importlib.metadata
 
 
 def registered(group: str) -> list[str]:
-    """Lists the names that installed packages registered as entry points of a group.
+    """Lists the names, sorted, that installed packages register as entry points of a group.
 
     Args:
-        group: The group.
-
-    Returns:
-        The names, sorted.
+        group: The group, such as `rlhf_zoo.rewards`.
     """
     return sorted({entry.name for entry in entry_points(group)})
 
 
-def check_word(name: str, *, group: str) -> None:
-    """Checks that a name has a module or is a registered entry point. Imports nothing.
+def check_registered(name: str, *, group: str) -> None:
+    """Checks that a name is "module:attribute" or a registered entry point. Imports nothing.
 
     Args:
         name: The name, with or without settings.
@@ -105,7 +102,7 @@ def load_object(name: str, *, group: str) -> Any:
     """Loads the object that a name stands for.
 
     A module that is not installed is also looked for in the working directory. Importing a module runs its code, so
-    `name` must come from the user; a name from a download must pass `trusted_names.check_object` first.
+    `name` must come from the user; a name from a download must first pass `runs.trusted_names.check_object`.
 
     Args:
         name: "module:attribute" (dots allowed on both sides), or an entry point of `group`. "NAME(key=value, …)" calls
@@ -119,9 +116,10 @@ def load_object(name: str, *, group: str) -> Any:
     Raises:
         ZooError: Nothing has that name, two packages register it, or the settings do not fit.
     """
-    bare, settings = split_settings(name)
-    named = _find(bare, group)
-    return named if settings is None else _with_settings(named, settings, name)
+    bare_name, settings = split_settings(name)
+    module, attribute = _locate(bare_name, group)
+    target = _get_attribute(module, attribute, bare_name)
+    return target if settings is None else _apply_settings(target, settings, name)
 
 
 def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
@@ -136,60 +134,60 @@ def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
     Raises:
         ZooError: The parentheses hold anything but keywords with literals.
     """
-    bare, parenthesis, arguments = name.partition("(")
-    return (bare.strip(), _settings(arguments, name)) if parenthesis else (name, None)
+    bare_name, parenthesis, arguments = name.partition("(")
+    return (bare_name.strip(), _settings(arguments, name)) if parenthesis else (name, None)
 
 
 def _settings(arguments: str, name: str) -> dict[str, Any]:
     """Parses what follows the opening parenthesis of `name` as keyword arguments."""
-    form = (
-        f"{name!r} is no name with settings: write NAME(key=value, …), with quotes around all of it in a YAML or JSON "
-        "list."
+    problem = (
+        f"{name!r} is not a name with settings: write NAME(key=value, …), with quotes around all of it in a YAML or "
+        "JSON list."
     )
     try:
         call = ast.parse(f"_({arguments.strip()}", mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ZooError(form) from error
+        raise ZooError(problem) from error
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ZooError(form)
+        raise ZooError(problem)
     settings: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise ZooError(form)
+            raise ZooError(problem)
         if keyword.arg in settings:
-            raise ZooError(f"{name!r} sets {keyword.arg} twice: keep one.")
+            raise ZooError(f"{name!r} sets {keyword.arg} twice: remove one.")
         try:
             settings[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, MemoryError, RecursionError) as error:
             raise ZooError(
-                f"{keyword.arg} in {name!r} is no literal: write a number, a quoted text, True, False, None or a list "
-                "of these."
+                f"{keyword.arg} in {name!r} is not a literal: write a number, a quoted text, True, False, None or a "
+                "list of these."
             ) from error
     return settings
 
 
-def _with_settings(target: Any, settings: Mapping[str, Any], name: str) -> Any:
-    """Applies settings to an object: copies a dataclass's instance, and calls anything else."""
-    copied = dataclasses.is_dataclass(target) and not isinstance(target, type)
-    if not copied and not callable(target):
+def _apply_settings(target: Any, settings: Mapping[str, Any], name: str) -> Any:
+    """Applies settings to an object: copies an instance of a dataclass with them, or calls anything else."""
+    is_instance = dataclasses.is_dataclass(target) and not isinstance(target, type)
+    if not is_instance and not callable(target):
         kind = type(target).__name__
-        raise ZooError(f"{name!r} has settings, and an object of type {kind} takes none: remove them.")
+        raise ZooError(f"{name!r} has settings, but an object of type {kind} takes none: remove them.")
     try:
-        signature = inspect.signature(type(target) if copied else target)
+        signature = inspect.signature(type(target) if is_instance else target)
     except ValueError as error:  # some callables written in C have none
-        raise ZooError(f"{name!r} has settings, and the object has no signature: wrap it in a function.") from error
-    free = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
+        raise ZooError(f"{name!r} has settings, but the object has no signature: wrap it in a function.") from error
+    takes_any_key = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     for key in settings:
-        if key not in signature.parameters and not free:
+        if key not in signature.parameters and not takes_any_key:
             hint = did_you_mean(key, signature.parameters) or f": it takes {', '.join(signature.parameters) or 'none'}."
             raise ZooError(f"There is no setting {key!r} for {name!r}{hint}")
-    if not copied:
+    if not is_instance:
         try:
             signature.bind(**settings)
         except TypeError as error:
             raise ZooError(f"The settings of {name!r} do not fit: {error}.") from error
     try:
-        return dataclasses.replace(target, **settings) if copied else target(**settings)
+        return dataclasses.replace(target, **settings) if is_instance else target(**settings)
     except ValueError as error:
         raise ZooError(f"The settings of {name!r} do not work: {error}") from error
 
@@ -204,7 +202,7 @@ def module_of(name: str, *, group: str) -> ModuleType:
     Raises:
         ZooError: Nothing has that name, or two packages register it.
     """
-    return _place(name, group)[0]
+    return _locate(name, group)[0]
 
 
 def top_module(module: ModuleType) -> ModuleType:
@@ -216,18 +214,13 @@ def top_module(module: ModuleType) -> ModuleType:
     return sys.modules[module.__name__.partition(".")[0]]
 
 
-def _find(name: str, group: str) -> Any:
-    module, attribute = _place(name, group)
-    return _attribute(module, attribute, name)
-
-
-def _place(name: str, group: str) -> tuple[ModuleType, str]:
+def _locate(name: str, group: str) -> tuple[ModuleType, str]:
     """The module that holds the object called `name`, and its name there."""
     if ":" in name:
         module_name, _, attribute = name.partition(":")
-        _search_here(module_name)
-        return _import(module_name, name), attribute
-    check_word(name, group=group)
+        _add_working_directory(module_name)
+        return _import_module(module_name, name), attribute
+    check_registered(name, group=group)
     entries = entry_points(group, name)
     targets = {entry.value: entry for entry in entries}
     if len(targets) > 1:
@@ -236,14 +229,14 @@ def _place(name: str, group: str) -> tuple[ModuleType, str]:
             "write the one that you mean instead of the name."
         )
     entry = next(iter(entries))
-    return _import(entry.module, name), entry.attr
+    return _import_module(entry.module, name), entry.attr
 
 
-def _search_here(module_name: str) -> None:
+def _add_working_directory(module_name: str) -> None:
     """Adds the working directory to Python's path, if the module that a user named is there and nowhere else.
 
-    A console script does not search it, and it may be a downloaded folder: libraries would import a `wandb.py` there
-    for the package that is not installed. So it is searched only for a name that it has, and last, where it can hide no
+    A console script does not search it. Adding it always would be dangerous, because it may be a downloaded folder:
+    libraries that look for an optional `wandb` would import a `wandb.py` there. At the end of the path it hides no
     installed package.
     """
     top, here = module_name.partition(".")[0], Path.cwd()
@@ -254,7 +247,7 @@ def _search_here(module_name: str) -> None:
         importlib.invalidate_caches()
 
 
-def _import(module_name: str, name: str) -> ModuleType:
+def _import_module(module_name: str, name: str) -> ModuleType:
     if not module_name or module_name.startswith("."):
         raise ZooError(f"{name!r} does not name a module: write module:attribute, e.g. my_rewards:length.")
     try:
@@ -262,14 +255,13 @@ def _import(module_name: str, name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         missing = error.name or module_name
         if module_name == missing or module_name.startswith(f"{missing}."):
-            hint = (
-                did_you_mean(missing, _siblings(missing)) or f": install it, or put {missing}.py into this directory."
-            )
+            suggestion = did_you_mean(missing, _sibling_modules(missing))
+            hint = suggestion or f": install it, or put {missing}.py into this directory."
             raise ZooError(f"There is no module {missing!r}, which {name!r} names{hint}") from error
         raise ZooError(f"{name!r} needs the module {missing!r}, which is not installed: install it.") from error
 
 
-def _siblings(module_name: str) -> list[str]:
+def _sibling_modules(module_name: str) -> list[str]:
     """Lists the modules next to where a missing one was expected, by full name."""
     parent = module_name.rpartition(".")[0]
     paths = getattr(sys.modules[parent], "__path__", []) if parent else None
@@ -277,7 +269,7 @@ def _siblings(module_name: str) -> list[str]:
     return [prefix + module.name for module in pkgutil.iter_modules(paths)]
 
 
-def _attribute(module: ModuleType, path: str, name: str) -> Any:
+def _get_attribute(module: ModuleType, path: str, name: str) -> Any:
     if not path:
         raise ZooError(f"{name!r} names no attribute: write module:attribute, e.g. my_rewards:length.")
     try:
@@ -289,7 +281,7 @@ def _attribute(module: ModuleType, path: str, name: str) -> Any:
 
 
 def run_judge(target: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a judge's function.
+    """Calls a judge's function, and turns its exceptions into a ZooError.
 
     Args:
         target: The judge's name, for the error.
@@ -327,7 +319,7 @@ def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> li
     Raises:
         ZooError: The function raises, or does not return a list.
     """
-    answer = run_judge(target, function, *arguments)
-    if isinstance(answer, str | bytes | Mapping) or not isinstance(answer, Iterable):
-        raise ZooError(f"The judge {target!r} returned a {type(answer).__name__}: it must return a list of numbers.")
-    return list(answer)
+    result = run_judge(target, function, *arguments)
+    if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
+        raise ZooError(f"The judge {target!r} returned a {type(result).__name__}: it must return a list of numbers.")
+    return list(result)

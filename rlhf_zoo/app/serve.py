@@ -61,10 +61,10 @@ def launch(
     """
     if importlib.util.find_spec("gradio") is None:
         raise ZooError("The comparison page needs gradio: run `pip install 'rlhf-zoo[space]'`.")
-    port = _free_port(host, port)  # fails before the models are loaded, which takes long
-    from ..pipeline.stages.train import quiet
+    port = _free_port(host, port)
+    from ..pipeline.stages.train import silence_libraries
 
-    quiet()
+    silence_libraries()
     from .page import Subject
 
     click.echo(f"Loading {ppo} and the models of its lineage; the first time takes a while.", err=True)
@@ -133,14 +133,14 @@ def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
     Raises:
         ZooError: A model cannot be fetched.
     """
-    from ..pipeline.stages.train import quiet
+    from ..pipeline.stages.train import silence_libraries
     from ..publishing.catalog.lineage import find_lineage
     from .engine import Comparison
     from .page.static import static_page
 
     reward = models.reward.name if models.reward else None
     lineage = find_lineage(models.ppo.name, sft=models.sft.name, reward=reward, hub=hub)
-    quiet()
+    silence_libraries()
     comparison = Comparison.load(
         ppo=lineage.ppo.path,
         sft=lineage.sft.path,

@@ -122,7 +122,7 @@ def run_flags(
     Raises:
         ZooError: A flag or a file of the recipe is wrong.
     """
-    from ..plugins import REWARDS, check_word
+    from ..plugins import REWARDS, check_registered
     from ..runs.recipe import load_recipe
     from ..runs.settings.declared import declared_keys, refused_keys
     from ..runs.settings.evaluation import check_harness
@@ -156,5 +156,5 @@ def run_flags(
         rewards = {**loaded.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
         with contextlib.suppress(ValueError):  # `stage_settings` reports a value that is not a list
             for reward in coerce(rewards, list[str] | None) or ():
-                check_word(reward, group=REWARDS)
+                check_registered(reward, group=REWARDS)
     return flags

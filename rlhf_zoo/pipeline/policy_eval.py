@@ -51,14 +51,14 @@ from ..runs.settings.key_classes import check_repository
 from ..runs.settings.parse import recorded_settings
 from ..runs.trusted_names import LOADERS, check_object, is_vouched_judge
 from .inspect.trace import TracedPolicy, find, tokenizer_of
-from .stages.train import quiet
+from .stages.train import silence_libraries
 
 log = logging.getLogger(__name__)
 
 CONFIGURATION = "prompts"
 PAIRS = "preferences"
-#: With fewer prompts, a bootstrap interval over them is too narrow.
-FEW = 20
+#: With fewer prompts than this, a bootstrap interval over them is too narrow.
+FEW_PROMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Terms:
         check_columns(self.columns)
         for name in ("prompts", "samples", "seed", "temperature", "max_new_tokens"):
             key = "response_length" if name == "max_new_tokens" else name
-            check_limits(key, getattr(self, name), shown=f"--{name}")
+            check_limits(key, getattr(self, name), label=f"--{name}")
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,13 @@ class PolicyPair:
         against: The policy it is compared with.
         rewards: The policy's reward models; () without one.
         data: The data set of its prompts; None if its run or card does not say.
-        settings: temperature and response_length of its training.
+        settings: `temperature` and `response_length` (tokens) of its training.
         judge: The judge of its run on this machine; None for other policies.
-        described: Name of the judge in its card.
+        judge_in_card: The judge that its card names, for messages.
         labeled: The location of the texts that the judge `classifier` learns from.
         functions: Names of the reward functions of its training.
         prompts_at: See `Lineage.prompts_at`.
-        held_out: The share that its training held out, and the split it was taken from.
+        held_out: The share of prompts that its training held out, and the split it was taken from.
         reading: How to read its reward models, as keywords of `load_reward`.
         cuts: How its training truncated completions, as fields of `Truncation`.
         loader: The code that loads its reward model, for a run on this machine.
@@ -126,7 +126,7 @@ class PolicyPair:
     data: DataSource | None
     settings: Mapping[str, float]
     judge: str | None = None
-    described: str | None = None
+    judge_in_card: str | None = None
     labeled: LabeledArguments = field(default_factory=LabeledArguments)
     functions: frozenset[str] = frozenset()
     prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
@@ -155,7 +155,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     data = None
     if terms.dataset_name is not None:
         data = find_data(terms.dataset_name, terms.dataset_revision, hub)
-    stage = _stage_of(Path(policy))
+    stage = _ppo_stage(Path(policy))
     if stage is not None:
         subject = find(policy, sft=against, reward=reward_name, hub=hub)
         recorded = recorded_settings(
@@ -164,17 +164,17 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         evaluation = StageRecord(stage.parent / "eval")
         evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        loader = _loader(subject.resolved, str(subject.where)) if reward is None else None
+        loader = _reward_loader(subject.resolved, str(subject.where)) if reward is None else None
         if not terms.judges:
-            _check_judge(evaluation, judge)
+            _check_recorded_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=FLAG)
         data_folder = stage.parent / "data"
-        # If only the stage was downloaded, a folder "data" next to it is the user's own and does not belong to the run.
+        # Next to a stage that was downloaded alone, a folder "data" is the user's own, not the run's.
         is_of_run = find_download(stage) is None or find_download(data_folder) is not None
         if data is None and is_of_run and (data_folder / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(data_folder), None, {})
-        data = data or _named_data(stage, subject, hub)
+        data = data or _run_data(stage, subject, hub)
         return PolicyPair(
             subject.policy,
             subject.reference,
@@ -187,7 +187,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
             reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
-            cuts=_cuts(subject.resolved, str(subject.where)),
+            cuts=_truncation_keys(subject.resolved, str(subject.where)),
             loader=loader,
             hub=hub,
         )
@@ -201,9 +201,9 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         lineage.ppo,
         lineage.sft,
         lineage.rewards,
-        data or _data_of(lineage, hub),
+        data or _published_data(lineage, hub),
         settings,
-        described=clean(judge_name) if isinstance(judge_name, str) else None,
+        judge_in_card=clean(judge_name) if isinstance(judge_name, str) else None,
         labeled=_published_labels(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
@@ -214,8 +214,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     )
 
 
-def _named_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
-    """The data set that a run used for PPO, at the commit of that time. For an untrusted run, it must be on a Hub."""
+def _run_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
+    """The data set of a run's PPO stage, at the commit that the run used. For an untrusted run, it must be on a Hub."""
     resolved = subject.resolved
     shared = resolved.get("recipe") or {}
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
@@ -229,17 +229,17 @@ def _named_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | No
     return source
 
 
-def _check_judge(evaluation: StageRecord, judge: Any) -> None:
+def _check_recorded_judge(evaluation: StageRecord, judge: Any) -> None:
     """Raises ZooError if the evaluation is not from this user's own run, and names code or a paid judge."""
     if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
         return
     raise ZooError(
         f"{evaluation.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "
-        f"name the judge that you mean with --judge, or add {FLAG} if you trust this run."
+        f"choose a judge with --judge, or add {FLAG} if you trust this run."
     )
 
 
-def _loader(resolved: Mapping[str, Any], where: str) -> str | None:
+def _reward_loader(resolved: Mapping[str, Any], where: str) -> str | None:
     """The custom code that loads a run's reward model; None if it is loaded as a classifier."""
     name = "reward_model_loader"
     loader: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
@@ -247,7 +247,7 @@ def _loader(resolved: Mapping[str, Any], where: str) -> str | None:
 
 
 def _published_labels(lineage: Lineage) -> LabeledArguments:
-    """The data that a published policy's judge learned from, by its card; the default if it names no repository."""
+    """The data that a published policy's judge learned from; the default if its card names no repository."""
     labeled = at(lineage.card, "evaluation", "labeled")
     if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
@@ -256,7 +256,7 @@ def _published_labels(lineage: Lineage) -> LabeledArguments:
     return EvaluationConfig(labeled=dict(labeled)).labeled_data
 
 
-def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _truncation_keys(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
     """How a run truncated completions, as fields of `Truncation`; {} if it did not."""
     keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
     settings = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
@@ -265,7 +265,7 @@ def _cuts(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _reward_functions(settings: Any) -> frozenset[str]:
-    """The reward functions that training used, by the settings of a run or of a card, which are not trusted."""
+    """The reward functions that training used, from the settings of a run or of a card, which are not trusted."""
     settings = settings if isinstance(settings, Mapping) else {}
     names, weights = settings.get("reward_funcs"), settings.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -274,7 +274,7 @@ def _reward_functions(settings: Any) -> frozenset[str]:
     return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=learned)
 
 
-def _stage_of(path: Path) -> Path | None:
+def _ppo_stage(path: Path) -> Path | None:
     """Finds the PPO stage of a path: the path itself, its subfolder or its parent; None for any other path."""
     for stage in (path, path / "ppo", path.parent):
         if path.is_dir() and StageRecord(stage).read().get("stage") == "ppo":
@@ -282,7 +282,7 @@ def _stage_of(path: Path) -> Path | None:
     return None
 
 
-def _data_of(lineage: Lineage, hub: Hub) -> DataSource | None:
+def _published_data(lineage: Lineage, hub: Hub) -> DataSource | None:
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None:
             check_repository(parent.repo, key="parents.data", where=f"The card of {lineage.ppo.name}")
@@ -290,11 +290,11 @@ def _data_of(lineage: Lineage, hub: Hub) -> DataSource | None:
     return None
 
 
-def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict[str, Any]:
+def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict[str, Any]:
     """Compares two policies on held-out prompts. Writes evaluation.json, samples.jsonl and a plot.
 
     Args:
-        contest: The policies.
+        pair: The policies, as `find_pair` returns them.
         terms: How they are compared.
         out: Folder for the files.
         command: The command line, to record.
@@ -306,44 +306,46 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
         ZooError: A judge, prompts or a model cannot be loaded, or the policies have different tokenizers.
     """
     started = time.monotonic()
-    quiet()
-    names = terms.judges or (contest.judge or "classifier",)
-    check_names(names, terms.llm, hub=contest.hub)
-    if contest.data is None:
-        raise ZooError(f"Nothing says which prompts {contest.policy.name} is for: name a data set with --dataset_name.")
-    rows, split = _prompts(contest, contest.data, terms)
+    silence_libraries()
+    names = terms.judges or (pair.judge or "classifier",)
+    check_names(names, terms.llm, hub=pair.hub)
+    if pair.data is None:
+        raise ZooError(
+            f"Neither run nor card of {pair.policy.name} names its prompts: give a data set with --dataset_name."
+        )
+    rows, split = _prompts(pair, pair.data, terms)
     rows = distinct_first(rows)
     rows = rows.select(range(min(terms.prompts, len(rows))))
     if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
-        log.warning("The split %s has only %s prompts: all are taken.", split, describe_prompt_count(rows))
-    if distinct < FEW:
-        log.warning("%d prompts are few: read the intervals as too narrow.", distinct)
-    evaluator = _yardstick(contest, contest.data, terms, names, out)
-    policy = load_causal(contest.policy.path).eval()
-    _check_room(policy, evaluator, rows["prompt"])
-    checks = _checks(evaluator, contest.data, terms)
+        log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
+    if distinct < FEW_PROMPTS:
+        log.warning("The evaluation has only %d prompts, so its intervals are too narrow.", distinct)
+    evaluator = _make_evaluator(pair, pair.data, terms, names, out)
+    policy = load_causal(pair.policy.path).eval()
+    _check_context_length(policy, evaluator, rows["prompt"])
+    checks = _check_judges(evaluator, pair.data, terms)
     comparison = head_to_head(
         policy,
         evaluator,
         rows,
         samples=terms.samples,
         seed=terms.seed,
-        reward_judges=reward_model_judges(evaluator) | function_judges(evaluator, contest.functions),
+        reward_judges=reward_model_judges(evaluator) | function_judges(evaluator, pair.functions),
         checks=checks,
     )
     figures = comparison.to_json()
     if evaluator.panel.votes:
-        sides = {"ppo": _origins(contest.policy), "sft": _origins(contest.against)}
+        sides = {"ppo": _commits(pair.policy), "sft": _commits(pair.against)}
         figures["votes"] = {
-            name: votes_on(name, **sides, seed=terms.seed, hub=contest.hub) for name in evaluator.panel.votes
+            name: votes_on(name, **sides, seed=terms.seed, hub=pair.hub) for name in evaluator.panel.votes
         }
     document = {
         "schema": 1,
-        "policy": _named(contest.policy),
-        "against": _named(contest.against),
-        "reward": _named(contest.rewards[0]) if contest.rewards else None,
-        **({"rewards": list(map(_named, contest.rewards))} if len(contest.rewards) > 1 else {}),
-        "data": {"location": contest.data.location, "revision": contest.data.revision, "split": split},
+        "policy": _checkpoint_entry(pair.policy),
+        "against": _checkpoint_entry(pair.against),
+        "reward": _checkpoint_entry(pair.rewards[0]) if pair.rewards else None,
+        **({"rewards": list(map(_checkpoint_entry, pair.rewards))} if len(pair.rewards) > 1 else {}),
+        "data": {"location": pair.data.location, "revision": pair.data.revision, "split": split},
         "split": split,
         "seed": terms.seed,
         **figures,
@@ -361,25 +363,25 @@ def evaluate(contest: PolicyPair, terms: Terms, *, out: Path, command: str) -> d
     return document
 
 
-def _prompts(contest: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
+def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
     """The held-out prompts and a name for them: the requested split, what training held out, or test."""
-    configuration, column, _ = contest.prompts_at
-    share, train = contest.held_out if terms.split is None else (None, None)
+    configuration, column, _ = pair.prompts_at
+    share, train = pair.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
     configuration = configuration if terms.dataset_config is None else terms.dataset_config or None
     rows = data.load(configuration, split, columns=[], keys=keys)
-    of = f"The data set {data.location}, split {split},"
+    subject = f"The data set {data.location}, split {split},"
     column_names = terms.columns or ({} if column == "prompt" else {"prompt": column})
-    is_conversational = Chat.of(tokenizer_of(contest.policy)) is not None
-    rows = in_form(rows, "prompts", columns=column_names, turns=is_conversational, text="text", subject=of)
+    is_conversational = Chat.of(tokenizer_of(pair.policy)) is not None
+    rows = in_form(rows, "prompts", columns=column_names, turns=is_conversational, text="text", subject=subject)
     if share is None:
         return rows, split
     return parts_of(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
 
 
 def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
-    """The share that PPO's training held out, and from which split, by the settings of a run or a card."""
+    """The share of prompts that PPO held out, and from which split, from the settings of a run or a card."""
     settings = settings if isinstance(settings, Mapping) else {}
     share, split = settings.get("held_out_share"), settings.get("dataset_train_split", "train")
     if not finite(share) or not 0 < share < 1 or not isinstance(split, str):
@@ -387,7 +389,7 @@ def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
     return float(share), split
 
 
-def _check_room(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Prompt]) -> None:
+def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Prompt]) -> None:
     """Raises ZooError if a prompt and its completion may exceed the context."""
     limit = context_length(policy, evaluator.reference)
     if limit is None:
@@ -396,11 +398,11 @@ def _check_room(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence
     if longest + evaluator.max_new_tokens > limit:
         raise ZooError(
             f"The models take {limit} tokens and the longest prompt has {longest}, which leaves no room for "
-            f"{evaluator.max_new_tokens} more: set --max_new_tokens to {max(limit - longest, 1)} or less."
+            f"{evaluator.max_new_tokens} new ones: set --max_new_tokens to {max(limit - longest, 1)} or less."
         )
 
 
-def _checks(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
+def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
     try:
         pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
     except ZooError as error:
@@ -409,32 +411,32 @@ def _checks(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[str, J
     return checked(evaluator.panel, pairs, seed=terms.seed)
 
 
-def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
-    tokenizer, other_tokenizer = tokenizer_of(contest.policy), tokenizer_of(contest.against)
+def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
+    tokenizer, other_tokenizer = tokenizer_of(pair.policy), tokenizer_of(pair.against)
     if not same_tokenizer(tokenizer, other_tokenizer):
         raise ZooError(
-            f"{contest.policy.name} and {contest.against.name} have different tokenizers, so there is no KL between "
-            "them: give policies that came from one base model."
+            f"{pair.policy.name} and {pair.against.name} have different tokenizers, so there is no KL between "
+            "them: give policies trained from one base model."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
     rewards = None
-    if contest.rewards:
-        paths = [model.path for model in contest.rewards]
-        reward = load_reward(paths, tokenizer, place=on_device, loader=contest.loader, **contest.reading)
+    if pair.rewards:
+        paths = [model.path for model in pair.rewards]
+        reward = load_reward(paths, tokenizer, place=on_device, loader=pair.loader, **pair.reading)
         rewards = Rewards([reward])
-    length = terms.max_new_tokens or int(contest.settings["response_length"])
+    length = terms.max_new_tokens or int(pair.settings["response_length"])
     panel = open_panel(
         names,
         llm=terms.llm,
-        labeled=lambda: _labeled(contest, data),
+        labeled=lambda: _labeled_texts(pair, data),
         folder=out,
         seed=terms.seed,
-        hub=contest.hub,
+        hub=pair.hub,
     )
-    temperature = contest.settings["temperature"] if terms.temperature is None else terms.temperature
-    reference = on_device(load_causal(contest.against.path)).eval()
-    truncation = Truncation(length, **contest.cuts)
+    temperature = pair.settings["temperature"] if terms.temperature is None else terms.temperature
+    reference = on_device(load_causal(pair.against.path)).eval()
+    truncation = Truncation(length, **pair.cuts)
     if truncation.shortest is not None and truncation.shortest > length:
         truncation = replace(truncation, shortest=length)
     return Evaluator(
@@ -449,30 +451,30 @@ def _yardstick(contest: PolicyPair, data: DataSource, terms: Terms, names: Seque
     )
 
 
-def _labeled(contest: PolicyPair, data: DataSource) -> Dataset:
-    source = contest.labeled
+def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
+    source = pair.labeled
     where = f"configuration {source.dataset_config}, split {source.dataset_train_split}"
     try:
         if source.dataset_name is not None:
-            data = find_data(source.dataset_name, source.dataset_revision, contest.hub)
+            data = find_data(source.dataset_name, source.dataset_revision, pair.hub)
         rows = data.load(source.dataset_config, source.dataset_train_split, columns=[])
         return in_form(
             rows, "labeled", columns=source.columns, turns=False, text="text", subject=f"The data set, {where},"
         )
     except ZooError as error:
-        hint = f", such as {contest.described}, by which its card goes" if contest.described is not None else ""
+        hint = f", such as {pair.judge_in_card}, which its card names" if pair.judge_in_card is not None else ""
         raise ZooError(
-            f"The data set {data.location} has no labeled texts for the judge classifier ({where}): name another with "
-            f"--judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION, one of which the recipe's README "
-            "or the card of its last checkpoint may name."
+            f"The data set {data.location} has no labeled texts for the judge classifier ({where}): name another judge "
+            f"with --judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION. The recipe's README or the "
+            "card of its last checkpoint may name one."
         ) from error
 
 
-def _origins(source: Checkpoint) -> list[tuple[str, str]]:
+def _commits(source: Checkpoint) -> list[tuple[str, str]]:
     repo, commit, _ = source.published_at
     return [(repo, commit)] if repo is not None and commit is not None else []
 
 
-def _named(source: Checkpoint) -> dict[str, Any]:
+def _checkpoint_entry(source: Checkpoint) -> dict[str, Any]:
     repo, commit, tag = source.published_at
     return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

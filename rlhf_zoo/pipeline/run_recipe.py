@@ -37,7 +37,7 @@ from .stages.evaluate import check_judges, check_prompts, check_rules, same_weig
 from .stages.merged import merged_model
 from .stages.reward import check_pairs
 from .stages.summary import write_summary
-from .stages.train import quiet
+from .stages.train import silence_libraries
 from .stages.trained_prompts import count_trained_prompts
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN_PROMPTS = 6
-#: Separates the random numbers of `show` from others under the same seed.
+#: Keeps the random numbers of `show` apart from others under one seed.
 SHOW_STREAM = 6
 
 
@@ -59,7 +59,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
         publisher: Sends checkpoints and cards.
 
     Returns:
-        False when the stage was already finished.
+        Whether it ran: False if the stage was already finished.
 
     Raises:
         ZooError: The adapter of this stage or a later one could not be published, or the data changed.
@@ -85,7 +85,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
 
 
 def _warn_if_evaluation_would_fail(context: RunContext) -> None:
-    """For `rlhf-zoo ppo` alone: only a warning, since the evaluation can be fixed after the training."""
+    """For `rlhf-zoo ppo` alone. Only a warning, because the evaluation can be fixed after the training."""
     if "ppo" not in to_train(context):
         return
     try:
@@ -107,7 +107,7 @@ def check(context: RunContext) -> None:
     Raises:
         ZooError: A setting, the data, a model, a reward or a judge does not work.
     """
-    quiet()
+    silence_libraries()
     if distributed.is_main_process():  # only this process restores lost files
         for stage in context.recipe.stages:
             _check_existing_run(context, stage)
@@ -178,7 +178,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
     claim(context, publisher)
     distributed.wait()  # until every process has read the files that --restart deletes
     if context.restart and distributed.is_main_process():
-        _clear(context)
+        _delete_records(context)
     distributed.wait()
     evaluates = "ppo" in context.recipe.stages
     context = replace(context, preflight_passed=True, restart=False)
@@ -208,10 +208,10 @@ def run_stages(
 
     Args:
         context: The run.
-        stages: Their names, or "eval".
+        stages: Names of stages; "eval" is one.
         console: A rich console.
         publisher: Sends checkpoints and cards.
-        note: Added to the name of a stage.
+        note: Text appended to the name of each stage.
 
     Returns:
         Whether any of them ran.
@@ -265,7 +265,7 @@ def _check_existing_run(context: RunContext, stage: str) -> None:
         context.checkpoint(stage)
 
 
-def _clear(context: RunContext) -> None:
+def _delete_records(context: RunContext) -> None:
     """Deletes summary.json and the records of all stages in this directory."""
     (context.directory / SUMMARY).unlink(missing_ok=True)
     for record in map(context.record, reversed([*STAGES, "eval"])):

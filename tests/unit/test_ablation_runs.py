@@ -76,7 +76,7 @@ def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
     for context in (plain, own):
         for stage in ("sft", "reward", "ppo"):
             context.record(stage).write(status="finished")
-    pipeline._clear(replace(own, restart=True))
+    pipeline._delete_records(replace(own, restart=True))
     left = [one.run_file.is_file() for one in (own.record("ppo"), own.record("sft"), plain.record("ppo"))]
     assert left == [False, True, True], "--restart is of the ablation's own runs"
 

@@ -122,7 +122,7 @@ def test_a_strangers_run_names_no_local_data(strange: Path) -> None:
     document = StageRecord(strange).read()
     policy = TracedPolicy(source, source, (), None, None, 1, document["resolved"], strange / "run.json", trusted=False)
     with pytest.raises(ZooError, match=r"dataset_name to '.*secret\.jsonl', a path on the machine"):
-        policy_eval._named_data(strange, policy, CLIENT)
+        policy_eval._run_data(strange, policy, CLIENT)
 
 
 #: Clears a screen, sets a title, turns text around, and is half a character.

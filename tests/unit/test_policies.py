@@ -13,7 +13,7 @@ from miniatures import two_labels
 from toy_models import Toys, save_toys
 from transformers import AutoTokenizer
 
-from rlhf_zoo.cli.evaluate import _is_policy, _recipe_keys, _policy_keys
+from rlhf_zoo.cli.evaluate import _is_policy, _policy_keys, _recipe_keys
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.llm import LLMJudge
 from rlhf_zoo.evaluation.judges.named import check_names, open_panel
@@ -21,7 +21,7 @@ from rlhf_zoo.evaluation.judges.panel import Panel, RewardJudge, cheapest_first,
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.measure import function_judges, reward_model_judges
 from rlhf_zoo.modeling.models import load_causal, load_classifier
-from rlhf_zoo.pipeline.policy_eval import PolicyPair, Terms, _check_room, find_pair
+from rlhf_zoo.pipeline.policy_eval import PolicyPair, Terms, _check_context_length, find_pair
 from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.publishing.cards.report import report, slug
 from rlhf_zoo.rewards import RewardModel, Rewards
@@ -218,11 +218,11 @@ def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
     tools: Any = SimpleNamespace(
         reference=load_causal(toys.sft), tokenizer=AutoTokenizer.from_pretrained(toys.sft), max_new_tokens=95
     )
-    _check_room(load_causal(toys.ppo), tools, ["the"])
+    _check_context_length(load_causal(toys.ppo), tools, ["the"])
     with pytest.raises(
         ZooError, match=r"The models take 96 tokens and the longest prompt has 2, which leaves no room for 95 more: "
     ):
-        _check_room(load_causal(toys.ppo), tools, ["the", "the camera"])
+        _check_context_length(load_causal(toys.ppo), tools, ["the", "the camera"])
 
 
 def test_the_training_reward_is_known_by_its_weights(toys: Toys) -> None:

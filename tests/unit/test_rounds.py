@@ -88,7 +88,7 @@ def test_who_labels_by_itself(first: RunContext) -> None:
 def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, longer: bool) -> None:
     first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
     this = second(first, labels)
-    made = make_pairs(this, first, wanted=30)
+    made = make_pairs(this, first, count=30)
     rows = pairs_of(this)
     new = [row for row in rows if row["round"] == 2]
     assert (len(new), len(rows) - len(new)) == (made["new"], made["old"]) and made["old"] == 12 and 0 < len(new) <= 30
@@ -99,7 +99,7 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
     source = stage_source(this, "reward")
     train, held_out = training_pairs(this, source)[0], held_out_pairs(this, source)
     assert held_out is not None and len(train) + len(held_out[0]) == len(rows)
-    again = make_pairs(this, first, wanted=30)
+    again = make_pairs(this, first, count=30)
     assert again == made, "they are made once"
     file = this.round.folder / "preferences" / "train.jsonl"
     before = file.read_bytes()
@@ -108,14 +108,14 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
         stage_source(this, "reward")
     file.write_bytes(before)
     with pytest.raises(ZooError, match="another value of 'pairs' made"):
-        make_pairs(this, first, wanted=31)
+        make_pairs(this, first, count=31)
 
 
 def test_others_label_where_the_headline_is_judged_by_the_same_labels(first: RunContext) -> None:
     flags = {"recipe": {"evaluation.judge": "same-labels"}, "reward": {"judge_share": 0.3}}
     first = replace(first, flags=flags)
     assert check_labels(first, JUDGE) == JUDGE
-    assert make_pairs(second(first, JUDGE), first, wanted=30)["new"] > 0
+    assert make_pairs(second(first, JUDGE), first, count=30)["new"] > 0
     with pytest.raises(ZooError, match="--labels judge, which is same-labels here, would repeat the existing labels"):
         check_labels(first, None)
 
@@ -124,7 +124,7 @@ def test_others_label_where_the_headline_is_judged_by_the_same_labels(first: Run
 def test_a_judge_that_labeled_is_not_trusted(first: RunContext, labels: str, same: bool) -> None:
     first = replace(first, flags={"reward": {"preference": "test_rounds:prefer_short"}})
     this = second(first, labels)
-    make_pairs(this, first, wanted=30)
+    make_pairs(this, first, count=30)
     shutil.copytree(first.directory / "reward", this.directory / "reward")
     tools = make_evaluator(this, first.checkpoint("sft").path)
     [check] = check_on_pairs(this, tools, None).values()
@@ -133,9 +133,9 @@ def test_a_judge_that_labeled_is_not_trusted(first: RunContext, labels: str, sam
 
 def test_a_third_round_learns_from_the_second_ones_pairs_too(first: RunContext) -> None:
     this = second(first, JUDGE)
-    made = make_pairs(this, first, wanted=12)
+    made = make_pairs(this, first, count=12)
     third = round_run(first, 3, JUDGE, first.checkpoint("ppo"))
-    assert make_pairs(third, this, wanted=12)["old"] == made["old"] + made["new"]
+    assert make_pairs(third, this, count=12)["old"] == made["old"] + made["new"]
     assert {row["round"] for row in pairs_of(third)} == {1, 2, 3}
 
 
@@ -148,12 +148,12 @@ def test_votes_on_the_last_policy_are_pairs(first: RunContext, monkeypatch: pyte
             vote("local/toy-ppo", ended=False)]  # fmt: skip
     monkeypatch.setattr("rlhf_zoo.evaluation.votes.data.HubVotes.read", lambda self: cast)
     this = second(first, "votes:local/votes")
-    make_pairs(this, first, wanted=30)
+    make_pairs(this, first, count=30)
     new = [(row["chosen"], row["rejected"]) for row in pairs_of(this) if row["round"] == 2]
     assert new == [("cd", "ce"), ("ce", "cd")]
     monkeypatch.setattr("rlhf_zoo.evaluation.votes.data.HubVotes.read", lambda self: [vote("local/other")])
-    with pytest.raises(ZooError, match=r"None of the 1 votes of local/votes prefers .*; the same command then goes on"):
-        make_pairs(replace(this, restart=True), first, wanted=30)
+    with pytest.raises(ZooError, match=r"None of the 1 votes of local/votes decides .*, then run the same command"):
+        make_pairs(replace(this, restart=True), first, count=30)
 
 
 def test_a_round_knows_what_it_belongs_to(first: RunContext) -> None:

@@ -36,7 +36,7 @@ from ...runs.record import first_difference
 from ...runs.settings.parse import stage_keys
 from ..stages.evaluate import check_prompts, identity_keys
 from ..stages.pairs import open_pairs, training_pairs
-from ..stages.train import quiet
+from ..stages.train import silence_libraries
 
 FOLDER = "baseline"
 Trained = Literal["sft", "rejection", "dpo", "rloo"]
@@ -241,7 +241,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
     Raises:
         ZooError: The recipe lacks a stage, a stage is not finished, or it ran with settings that differ from the flags.
     """
-    quiet()
+    silence_libraries()
     recipe, stages = context.recipe, list(context.recipe.stages)
     if method == "dpo" and "reward" not in stages:
         raise ZooError(

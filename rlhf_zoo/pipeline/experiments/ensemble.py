@@ -32,7 +32,7 @@ from .. import run_recipe
 from ..stages.pair_report import score_pairs
 from ..stages.pairs import held_out_pairs, open_pairs
 from ..stages.samples import pairs_seed, sft_samples
-from ..stages.train import quiet
+from ..stages.train import silence_libraries
 from .runner import with_keys
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def train(context: RunContext, count: int, console: "Console") -> list[RunContex
     Returns:
         The run of each model, the recipe's own first.
     """
-    quiet()
+    silence_libraries()
     check(context)
     run = replace(context, restart=False)
     # SFT need not be trained here: a trained reward model may have started from an SFT policy on the Hub.

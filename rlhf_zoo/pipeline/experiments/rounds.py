@@ -95,7 +95,7 @@ def run_rounds(
     for number in range(2, rounds + 1):
         console.rule(f"[bold]round {number}")
         current = round_run(context, number, labels, runs[-1].checkpoint("ppo"))
-        counts = make_pairs(current, runs[-1], wanted=pairs or context.settings("reward").data.simulated_pairs or PAIRS)
+        counts = make_pairs(current, runs[-1], count=pairs or context.settings("reward").data.simulated_pairs or PAIRS)
         console.print(
             f"{counts['new']} new pairs of samples of round {number - 1}, labeled by {labels}, and "
             f"{counts['old']} older.",

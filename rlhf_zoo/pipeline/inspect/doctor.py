@@ -57,7 +57,7 @@ from ..stages.ppo import (
     within_length,
 )
 from ..stages.reward import check_pairs
-from ..stages.train import quiet
+from ..stages.train import silence_libraries
 from .examination import Examination, Finding, NotYet
 
 #: Prompts of the trial rollout, with one completion each.
@@ -80,7 +80,7 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
     Returns:
         One finding per check.
     """
-    quiet()
+    silence_libraries()
     examination = Examination()
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-doctor-") as scratch:
         scratch_context = replace(context, directory=Path(scratch), publish=False)

@@ -42,7 +42,7 @@ from ...runs.registry import REWARD_ROLES, STAGES, is_member
 from ...runs.settings.key_classes import is_revision
 from ...runs.settings.parse import recorded_settings
 from ...runs.trusted_names import is_vouched
-from ..stages.train import quiet
+from ..stages.train import silence_libraries
 
 #: Keys of PPOConfig that a trace depends on.
 TRAINER_KEYS = (
@@ -312,7 +312,7 @@ def trace_checkpoint(
     Raises:
         ZooError: A model cannot be loaded, is not trusted, or does not belong to the run.
     """
-    quiet()
+    silence_libraries()
     where = str(subject.where)
     data = recorded_settings(subject.resolved, "ppo", DATA_KEYS, where=where)
     settings = recorded_settings(subject.resolved, "ppo", TRAINER_KEYS, where=where)

@@ -16,7 +16,7 @@ from ...runs.recipe import is_repository_name, read_mapping, shipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Small sizes, by the names in configuration classes; each class gets the ones that it has.
+#: Small sizes, under the names of all configuration classes; each class gets those that it has.
 SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "rotary_dim": 4, "num_layers": 2,
@@ -34,18 +34,18 @@ class Family:
     Attributes:
         model_type: The model type in the transformers configuration.
         vocab_size: The vocabulary size in the configuration.
-        special: Ids of special tokens.
+        special: Special tokens and their ids.
         eos: The end-of-sequence token.
         bos: The beginning-of-sequence token.
         unk: The unknown token.
         pad: The padding token.
-        tokens: Tokens of the tokenizer; None for vocab_size.
-        wrap: Tokens that the tokenizer adds before and after a text.
+        tokens: Number of tokens in the tokenizer; None for vocab_size.
+        wrap: The tokens that the tokenizer adds before and after a text; None for no token.
         stops: Tokens at which generation stops; () for eos.
         template: The name of one of trl's chat templates.
         byte_fallback: Whether the tokenizer has a byte fallback.
         fields: Other fields of the configuration.
-        labels: The number of labels of a classifier; 1 for a reward model, None for a language model.
+        labels: The names of a classifier's labels; 1 for a reward model, None for a language model.
         embedder: Whether it is a sentence embedder, a model without a head.
     """
 
@@ -71,11 +71,11 @@ def families() -> dict[str, Family]:
     return {name: Family(**keys) for name, keys in read_mapping(shipped() / "families.yaml").items()}
 
 
-def family_of(keys: Mapping[str, Any], *, subject: str) -> Family:
+def make_family(keys: Mapping[str, Any], *, subject: str) -> Family:
     """Builds the family of a miniature.
 
     Args:
-        keys: `family`, and fields that replace its own.
+        keys: `family`, the name of a family, and fields that replace those of the family.
         subject: The model's name, for messages.
 
     Raises:
@@ -103,7 +103,7 @@ def make_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE tokenizer whose special tokens have the family's ids.
 
-    Ids that neither training nor special tokens use belong to made-up words.
+    Made-up words fill the ids that neither training nor special tokens use.
 
     Args:
         family: The family.
@@ -159,7 +159,7 @@ def _train_bpe(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[s
 
 
 def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
-    """Makes a model of two layers of width 32, with the family's vocabulary size and random weights.
+    """Makes a model of two layers of width 32, with the family's vocabulary and random weights.
 
     Args:
         family: The family.

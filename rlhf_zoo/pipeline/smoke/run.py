@@ -14,13 +14,13 @@ from ...runs.recipe import Recipe, is_repository_name
 from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import check_architecture, check_download, obeyed
 from ...runs.settings.loading import BITS_OPTIMIZERS
-from .models import family_of, save_model
+from .models import make_family, save_model
 
-#: Rows per split; the row patterns are repeated.
+#: Rows per split. The recipe's row patterns are repeated to fill it.
 ROWS = 64
-#: The share of these rows to hold out: enough prompts for the evaluation.
+#: The share of these rows to hold out, which gives enough prompts for the evaluation.
 HELD_OUT = 0.1
-#: Tokens per completion: enough for stop tokens and truncation to occur.
+#: Tokens per completion, long enough that some completions stop and others are truncated.
 RESPONSE_LENGTH = 24
 #: Small values, by stage.
 SMALL_VALUES: Mapping[str, Mapping[str, Any]] = {
@@ -99,7 +99,7 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
     with tempfile.TemporaryDirectory() as scratch:
         for index, (name, keys) in enumerate(models.items()):
-            family = family_of(keys, subject=name)
+            family = make_family(keys, subject=name)
             if recipe.download is not None:
                 fields = {"model_type": family.model_type, **family.fields}
                 check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")

@@ -15,19 +15,19 @@ from ...modeling.remote_code import copy_code
 from ...runs.record import COMPLETE, StageRecord
 from .interrupt import EvaluationEnded, Interruptible
 
-#: Labels of the metrics in the progress bar.
-SHOWN = {
+#: Metrics in the progress bar, and their labels.
+BAR_LABELS = {
     "loss": "loss",
     "accuracy": "accuracy",
     "objective/score": "reward",
     "objective/kl": "kl",
     "completions/eos_rate": "eos",
 }
-#: Seconds between updates of the progress bar.
-SHOWN_EVERY = 0.5
-#: Endings of metrics that differ from run to run. They are left out: a resumed run must log what an uninterrupted one
-#: does.
-LEFT_OUT = (
+#: Seconds between updates of the progress bar during an evaluation.
+BAR_SECONDS = 0.5
+#: Endings of metrics that differ from run to run. They are not recorded, because a resumed run must log the same
+#: metrics as an uninterrupted one.
+UNREPRODUCIBLE = (
     "runtime",
     "preparation_time",
     "samples_per_second",
@@ -42,18 +42,18 @@ class NoRoom(ZooError):
     """The disk cannot hold the next checkpoint."""
 
 
-def check_room(record: StageRecord, *, least: int = 0) -> None:
+def check_room(record: StageRecord, *, min_bytes: int = 0) -> None:
     """Checks that the disk can hold the next checkpoint.
 
     Args:
         record: The stage's files; the next checkpoint is expected to be as large as the last one.
-        least: Bytes to expect if there is no checkpoint yet.
+        min_bytes: The size to expect if there is no checkpoint yet.
 
     Raises:
         NoRoom: The disk has less free space.
     """
     last = record.last_checkpoint()
-    size = least if last is None else sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
+    size = min_bytes if last is None else sum(path.stat().st_size for path in last.rglob("*") if path.is_file())
     free = shutil.disk_usage(record.path).free
     if free < size:
         raise NoRoom(
@@ -74,15 +74,15 @@ class ProgressCallback(TrainerCallback):
         self._record = record
         self._desc = desc
         self._bar: tqdm | None = None
-        self._described = desc
+        self._description = desc
         self._batches = 0  # of the current evaluation
-        self._shown = 0.0
+        self._described_at = 0.0  # time.monotonic()
 
     def _describe(self, activity: str = "") -> None:
-        """Shows what is done before the next step; "" during a step."""
+        """Appends an activity between two steps to the bar's label; "" for none."""
         description = f"{self._desc}, {activity}" if activity else self._desc
-        if self._bar is not None and description != self._described:
-            self._described, self._shown = description, time.monotonic()
+        if self._bar is not None and description != self._description:
+            self._description, self._described_at = description, time.monotonic()
             self._bar.set_description(description)
 
     def _describe_next(self, control: TrainerControl) -> None:
@@ -98,7 +98,7 @@ class ProgressCallback(TrainerCallback):
         **_: object,
     ) -> None:
         self._batches += 1
-        if time.monotonic() - self._shown > SHOWN_EVERY:
+        if time.monotonic() - self._described_at > BAR_SECONDS:
             total = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
             self._describe(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
 
@@ -135,13 +135,13 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         if "train_runtime" in (logs or {}) and state.global_step < state.max_steps:
             return  # the summary of an interrupted run: the resumed run logs its own
-        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(LEFT_OUT)}
+        numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(UNREPRODUCIBLE)}
         numbers.pop("epoch", None)
         if not numbers or not distributed.is_main_process():
             return
         self._record.append_metrics({"step": state.global_step, **numbers})
         if self._bar is not None:
-            postfix = {label: f"{numbers[name]:.3g}" for name, label in SHOWN.items() if name in numbers}
+            postfix = {label: f"{numbers[name]:.3g}" for name, label in BAR_LABELS.items() if name in numbers}
             self._bar.set_postfix(postfix)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
@@ -156,14 +156,14 @@ class ProgressCallback(TrainerCallback):
 class StageCallback(ProgressCallback):
     """Completes the checkpoints of a stage's trainer, and stops training after Ctrl-C.
 
-    A running evaluation stops with EvaluationEnded after its batch, as it may take minutes and changes no weights.
+    Ctrl-C ends a running evaluation after its batch, with EvaluationEnded: it may take minutes and changes no weights.
 
     Args:
         record: The stage's files.
         stop: Knows whether Ctrl-C was pressed.
-        finish_checkpoint: Takes the path of a checkpoint, and adds files before it counts as complete. Called in every
+        finish_checkpoint: Adds files to a checkpoint, given its path, before it counts as complete. Called in every
             process.
-        saved: Called in the first process once a checkpoint is complete.
+        after_save: Called in the main process once a checkpoint is complete.
         stop_after: The step to stop after.
     """
 
@@ -173,15 +173,15 @@ class StageCallback(ProgressCallback):
         stop: Interruptible,
         *,
         finish_checkpoint: Callable[[Path], None] | None = None,
-        saved: Callable[[], None] | None = None,
+        after_save: Callable[[], None] | None = None,
         stop_after: int | None = None,
     ) -> None:
         super().__init__(record, f"{record.path.name:>6}")
         self._stop = stop
         self._finish_checkpoint = finish_checkpoint
-        self._saved = saved
+        self._after_save = after_save
         self._stop_after = stop_after
-        self._evaluated: int | None = None
+        self._last_evaluated: int | None = None
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
@@ -189,12 +189,13 @@ class StageCallback(ProgressCallback):
         super().on_train_begin(args, state, control, **kwargs)
         trained = [] if model is None else [weight for weight in model.parameters() if weight.requires_grad]
         # A lower bound, without the optimizer's state.
-        check_room(self._record, least=sum(weight.numel() * weight.element_size() for weight in trained))
+        check_room(self._record, min_bytes=sum(weight.numel() * weight.element_size() for weight in trained))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> TrainerControl:
         super().on_step_end(args, state, control)
+        # Ctrl-C may reach the processes at different steps, but they must save and stop at the same one.
         self._stop.requested = any(distributed.gather(self._stop.requested))
         if self._stop.requested or state.global_step == self._stop_after:
             control.should_save = control.should_training_stop = True
@@ -217,13 +218,14 @@ class StageCallback(ProgressCallback):
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         super().on_evaluate(args, state, control)
-        self._evaluated = state.global_step
+        self._last_evaluated = state.global_step
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> TrainerControl:
-        control.should_evaluate &= self._evaluated != state.global_step
-        # A complete checkpoint may be being sent, so it is not written again.
+        # An epoch's last step may have been evaluated already.
+        control.should_evaluate &= self._last_evaluated != state.global_step
+        # A complete checkpoint is not written again, because the outbox may be sending its files.
         complete = self._record.checkpoint_path(state.global_step) / COMPLETE
         control.should_save &= not distributed.from_main_process(complete.is_file)
         self._describe_next(control)
@@ -236,11 +238,11 @@ class StageCallback(ProgressCallback):
             self._finish_checkpoint(checkpoint)
         if not distributed.is_main_process():
             return
-        # peft writes an empty model card with local paths next to each adapter; ours is made when it is sent.
+        # peft writes an empty card with local paths next to each adapter; rlhf-zoo makes its own when it publishes.
         for template in checkpoint.rglob("README.md"):
             template.unlink()
         copy_code(checkpoint)
         self._record.mark_complete(checkpoint)
-        if self._saved is not None:
-            self._saved()
+        if self._after_save is not None:
+            self._after_save()
         super().on_save(args, state, control)

@@ -46,7 +46,7 @@ from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from ...runs.status_line import doing
 from .interrupt import Stopped
 from .judges import check_on_pairs, judge_reliability, train_same_labels
-from .train import code_lineage, quiet
+from .train import code_lineage, silence_libraries
 from .trained_prompts import count_trained_prompts
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class _Inputs:
 
     Attributes:
         source: PPO's data.
-        own_pairs: Pairs of the policies' own outputs, and their data set.
+        own_pairs: Pairs of the policies' own outputs, and their data set; None if there are none.
         sft: The SFT policy.
         ppo: The PPO checkpoint that the run has chosen so far.
     """
@@ -108,7 +108,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts; the file also says how
     many of them each stage was trained on. With another judge or other prompts it evaluates again, and replaces the
     earlier evaluation at the end; until then, and if it fails, the run directory does not change. All processes sample
-    and measure; the first one asks the judges, and writes.
+    and measure; only the main one asks the judges and writes.
 
     Args:
         context: The run.
@@ -122,7 +122,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         Stopped: After Ctrl-C.
     """
     started = time.monotonic()
-    quiet()
+    silence_libraries()
     record = context.record("eval")
     if not context.restart:
         record.check_recipe(context.recipe.name)
@@ -133,8 +133,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     own_pairs_data, source = own_pairs(context), stage_source(context, "ppo")
     inputs = _Inputs(source, own_pairs_data, sft=context.checkpoint("sft"), ppo=context.checkpoint("ppo"))
     resolved = inputs.resolved(context)
-    code = judges_code(config.names)  # now, as files may be edited while the judges score
-    done = _is_done(context, resolved, code)
+    code = judges_code(config.names)  # now, because files may be edited while the judges score
+    done = _is_finished(context, resolved, code)
     if distributed.from_main_process(lambda: done):
         return False
     distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
@@ -155,7 +155,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             **comparison.result.to_json(),
             **comparison.figures,
             **_collect_votes(context, evaluator.panel.votes, parents),
-            **_lm_eval(context, parents),
+            **_run_lm_eval(context, parents),
         }
     except KeyboardInterrupt as error:
         raise Stopped from error
@@ -179,7 +179,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     return True
 
 
-def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
+def _is_finished(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
     """Whether the run directory already holds this evaluation, so that it need not be repeated."""
     before = context.record("eval").read()
     provisional = (context.record("ppo").read().get("chosen") or {}).get("provisional")
@@ -229,7 +229,7 @@ def _compare(
     if not isinstance(trajectory, str):
         trivial = score_trivial(result, trajectory.trivial, prompts)
         trajectory = trajectory.with_reliability(replace(trajectory.reliability, winnable=trivial.winnable))
-        # The trivial policies' win rates may withdraw the recommendation: then the last checkpoint is compared.
+        # The win rates of trivial policies may withdraw the recommendation. Then the last checkpoint is compared.
         if provisional and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)
             ppo, result = against_sft(step)
@@ -237,7 +237,7 @@ def _compare(
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_answers) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
-    return _Comparison(result, ppo, trajectory, figures, _choose(step, trajectory) if provisional else None)
+    return _Comparison(result, ppo, trajectory, figures, _chosen_checkpoint(step, trajectory) if provisional else None)
 
 
 def _collect_votes(
@@ -259,7 +259,7 @@ def _collect_votes(
     return {"votes": votes}
 
 
-def _lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
+def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
     """Results of both policies on tasks of lm-evaluation-harness, for evaluation.json; {} if none are named."""
     config = evaluation_of(context)
     if not config.lm_eval:
@@ -278,16 +278,16 @@ def _lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> di
 
 def _document_head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]) -> dict[str, Any]:
     """The first keys of evaluation.json: the run, its data and its reward model."""
-    where = evaluated_part(context)
+    part = evaluated_part(context)
     return {
         "schema": 1,
         "recipe": context.recipe.name,
         "seed": context.shared.seed,
-        "split": where["split"],
+        "split": part["split"],
         "data": {
             "location": source.lineage["repo"],
             "revision": source.lineage["commit"],
-            **where,
+            **part,
             "trained_on": trained_on,
         },
         "simulated": context.shared.simulated,
@@ -329,6 +329,7 @@ def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
     Returns:
         Its keys, without optional ones at their defaults.
     """
+    # At their defaults these keys do not change the fingerprint, so that a new key leaves earlier evaluations valid.
     optional: dict[str, Any] = {
         "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
         "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {},
@@ -347,7 +348,7 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
     Returns:
         Repositories and commits; [] if it is not published yet.
     """
-    if stage not in context.recipe.stages:  # PPO starts from a model from elsewhere
+    if stage not in context.recipe.stages:  # PPO starts from a model that this run did not train
         repo, commit = checkpoint.lineage["repo"], checkpoint.lineage["commit"]
         return [(repo, commit)] if repo and commit else []
     repo = context.repo(stage)
@@ -374,7 +375,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < prompt_count:
         raise ZooError(
-            f"The {_describe(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
+            f"The {_part_name(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
             f"evaluation.prompts is {prompt_count}: lower it, or prepare more data."
         )
     prompts = prompts.select(range(prompt_count))
@@ -382,7 +383,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
         log.warning(
             "evaluation.prompts is %d, but the %s has %d different prompts: %d rows repeat one, and intervals count "
             "each prompt once.",
-            prompt_count, _describe(evaluated_part(context)), distinct, prompt_count - distinct,
+            prompt_count, _part_name(evaluated_part(context)), distinct, prompt_count - distinct,
         )  # fmt: skip
     answers = context.shared.evaluation.reference_answers
     if answers is not None and answers.column not in prompts.column_names:
@@ -398,8 +399,8 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     return prompts
 
 
-def _describe(where: Mapping[str, Any]) -> str:
-    share, split = where["held_out_share"], where["split"]
+def _part_name(part: Mapping[str, Any]) -> str:
+    share, split = part["held_out_share"], part["split"]
     return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
 
@@ -448,7 +449,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():
-            rule.check_prompts(rows, subject=f"the {_describe(evaluated_part(context, part))}")
+            rule.check_prompts(rows, subject=f"the {_part_name(evaluated_part(context, part))}")
 
 
 def _last_step(context: RunContext) -> int:
@@ -457,7 +458,7 @@ def _last_step(context: RunContext) -> int:
     return checkpoint_step(last)
 
 
-def _choose(step: int, trajectory: Trajectory | str) -> dict[str, Any]:
+def _chosen_checkpoint(step: int, trajectory: Trajectory | str) -> dict[str, Any]:
     """The chosen checkpoint for run.json, with `release: recommended`.
 
     Without a recommendation the last one is chosen: it becomes `main`, and there is no tag `best`.

@@ -16,10 +16,10 @@ from trl import RewardConfig, RewardTrainer
 from ...modeling import distributed
 
 
-class _EvenShard(BatchSamplerShard):
+class _EvenShards(BatchSamplerShard):
     """This process's share of each global batch; the rows of an incomplete last batch are distributed one by one.
 
-    A process without a row gets the first one, which does not count.
+    A process that gets no row takes the first of them, which then does not count.
     """
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -39,26 +39,26 @@ class _EvenShard(BatchSamplerShard):
 
 
 class GlobalBatch(Trainer):
-    """A mixin before trl's SFTTrainer and others."""
+    """A mixin for trl's trainers, such as SFTTrainer. It comes before them in the bases."""
 
-    def _even(self, loader: Any) -> Any:
-        loader.batch_sampler.__class__ = _EvenShard
+    def _shard_evenly(self, loader: Any) -> Any:
+        loader.batch_sampler.__class__ = _EvenShards
         return loader
 
     def get_train_dataloader(self) -> Any:
-        return self._even(super().get_train_dataloader())
+        return self._shard_evenly(super().get_train_dataloader())
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
-        return self._even(super().get_eval_dataloader(eval_dataset))
+        return self._shard_evenly(super().get_eval_dataloader(eval_dataset))
 
-    def rows(self, local: int) -> tuple[int, int]:
-        """Counts the rows of the current batch without padding.
+    def count_rows(self, local: int) -> tuple[int, int]:
+        """Counts the rows of the current batch, without those that only pad it.
 
         Args:
-            local: Rows in this process.
+            local: Number of rows in this process, padding included.
 
         Returns:
-            The rows that count in this process, and in all processes.
+            The numbers of rows that count in this process, and in all processes.
         """
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
@@ -67,8 +67,8 @@ class GlobalBatch(Trainer):
         return share + (self.args.process_index < extra), state.remainder
 
     def _mask_padding(self, inputs: Any) -> Any:
-        """Masks the labels of a row that does not count."""
-        if "labels" in inputs and self.rows(len(inputs["labels"]))[0] == 0:
+        """Masks the labels if this process has only a row that does not count."""
+        if "labels" in inputs and self.count_rows(len(inputs["labels"]))[0] == 0:
             inputs["labels"] = torch.full_like(inputs["labels"], -100)
         return inputs
 
@@ -78,7 +78,7 @@ class GlobalBatch(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if num_items_in_batch is None:
+        if num_items_in_batch is None:  # in evaluation; the loss would be a mean over this process
             num_items_in_batch = self._get_num_items_in_batch([inputs], self.args.device)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -88,7 +88,7 @@ class GlobalBatch(Trainer):
 
 
 class GlobalReward(GlobalBatch):
-    """A mixin before trl's RewardTrainer."""
+    """A mixin for trl's RewardTrainer. It comes before it in the bases."""
 
     args: RewardConfig
     _metrics: Any
@@ -104,7 +104,7 @@ class GlobalReward(GlobalBatch):
         losses = -nn.functional.logsigmoid(chosen - rejected - inputs.get("margin", 0))
         if coefficient is not None:
             losses = losses + coefficient * (chosen + rejected) ** 2
-        count, total = self.rows(len(losses))
+        count, total = self.count_rows(len(losses))
         weight = (torch.arange(len(losses), device=losses.device) < count).to(losses)
         # Gradients are averaged over the processes.
         loss = (losses * weight).sum() * self.args.world_size / total
@@ -114,26 +114,25 @@ class GlobalReward(GlobalBatch):
     def _log_metrics(self, mode: str, chosen: Tensor, rejected: Tensor, tokens: Tensor) -> None:
         """Computes trl's metrics over the pairs of all processes."""
         gathered = distributed.gather((chosen.tolist(), rejected.tolist(), int(tokens)))
-        wins, losses = (
-            torch.tensor([score for scores_of_process in gathered for score in scores_of_process[side]])
-            for side in (0, 1)
+        all_chosen, all_rejected = (
+            torch.tensor([score for process in gathered for score in process[side]]) for side in (0, 1)
         )
-        scores = torch.cat([wins, losses])
+        scores = torch.cat([all_chosen, all_rejected])
         if mode == "train":
-            self._total_train_tokens += sum(scores_of_process[2] for scores_of_process in gathered)
+            self._total_train_tokens += sum(process[2] for process in gathered)
         metrics = self._metrics[mode]
         metrics["num_tokens"] = [self._total_train_tokens]
         for name, value in (
             ("min_reward", scores.min()),
             ("mean_reward", scores.mean()),
             ("max_reward", scores.max()),
-            ("accuracy", (wins > losses).float().mean()),
-            ("margin", (wins - losses).mean()),
+            ("accuracy", (all_chosen > all_rejected).float().mean()),
+            ("margin", (all_chosen - all_rejected).mean()),
         ):
             metrics[name].append(float(value))
 
 
-def in_processes(trainer_class: Any) -> Any:
+def with_global_batch(trainer_class: Any) -> Any:
     """Adapts a trl trainer to several processes.
 
     Args:

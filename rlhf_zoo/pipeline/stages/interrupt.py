@@ -11,7 +11,7 @@ from ...modeling import distributed
 from ...modeling.time_limit import hurry
 from ...ppo.waiting import WaitEnded
 
-STDERR = 2
+STDERR_FD = 2
 
 
 class Stopped(KeyboardInterrupt):
@@ -27,8 +27,8 @@ class EvaluationEnded(WaitEnded):
 class Interruptible:
     """A context in which the first SIGINT or SIGTERM sets `requested`, and a second SIGINT aborts.
 
-    At the first one a running reward function gets at most `modeling.time_limit.GRACE` more seconds. Signals reach only
-    the main thread; elsewhere this changes nothing.
+    After the first one a running reward function has at most `modeling.time_limit.GRACE` more seconds. Python handles
+    signals only in the main thread, so in other threads this context does nothing.
 
     Args:
         activity: What is saved after a signal, for the message.
@@ -37,16 +37,16 @@ class Interruptible:
     def __init__(self, activity: str) -> None:
         self.requested = False
         self._activity = activity
-        self._before: dict[int, object] = {}
+        self._previous_handlers: dict[int, object] = {}
 
     def __enter__(self) -> Interruptible:
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._on_signal)
+                self._previous_handlers[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous_handlers.items():
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -59,5 +59,5 @@ class Interruptible:
                 f"\nSaving {self._activity} after this step, or after this batch of an evaluation; "
                 "press Ctrl-C again to abort.\n"
             )
-            os.write(STDERR, message.encode())
+            os.write(STDERR_FD, message.encode())
         hurry()  # so that a hanging reward function does not keep finished updates from being saved

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 def train_same_labels(context: RunContext) -> None:
-    """Trains the judge `same-labels`, unless there is one for this reward model.
+    """Trains the judge `same-labels`, unless this reward model already has one.
 
     Args:
         context: The run.
@@ -34,24 +34,24 @@ def train_same_labels(context: RunContext) -> None:
     Raises:
         ZooError: The run has no finished reward model.
     """
-    judge, reward_document = judge_run(context), context.record("reward").read()
+    judge_context, reward_document = judge_run(context), context.record("reward").read()
     if reward_document.get("status") != "finished":
         raise ZooError(
             f"The judge {SAME_LABELS} needs the reward model of this run, but {context.record('reward').path} has no "
             "finished one: train it there, or name another judge."
         )
-    judge_fingerprint = judge.record("reward").read().get("fingerprint", reward_document["fingerprint"])
-    with sole_writer(judge.directory, command=context.command):
-        reward.run(replace(judge, restart=judge_fingerprint != reward_document["fingerprint"]))
+    judge_fingerprint = judge_context.record("reward").read().get("fingerprint", reward_document["fingerprint"])
+    with sole_writer(judge_context.directory, command=context.command):
+        reward.run(replace(judge_context, restart=judge_fingerprint != reward_document["fingerprint"]))
 
 
-def check_on_pairs(context: RunContext, evaluator: Evaluator, own: Dataset | None) -> dict[str, JudgeCheck]:
+def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset | None) -> dict[str, JudgeCheck]:
     """Checks each judge on the reward model's held-out pairs, and on pairs of the policies' own outputs.
 
     Args:
         context: The run.
         evaluator: The judges and the rewards.
-        own: Pairs of the policies' own outputs, labeled; None if there are none.
+        own_pairs: Pairs of the policies' own outputs, labeled; None if there are none.
 
     Returns:
         The check of each judge, by the judge's name.
@@ -65,7 +65,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own: Dataset | Non
     return checked(
         evaluator.panel,
         _labeled_pairs(context),
-        own=own,
+        own=own_pairs,
         seed=context.shared.seed,
         reward=reward_models[0] if len(reward_models) == 1 else None,
         same_labels=same_labels,

@@ -32,11 +32,11 @@ def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
     path = parent.path
     if not (path / ADAPTER_CONFIG).is_file():
         return path
-    inside = any(path.is_relative_to(folder) for folder in (context.directory, context.base) if folder is not None)
+    is_of_run = any(path.is_relative_to(folder) for folder in (context.directory, context.base) if folder is not None)
     weights = hashlib.sha256((path / ADAPTER_WEIGHTS).read_bytes()).hexdigest()[:12]
-    target = path / MERGED_MODEL if inside else context.directory / MERGED_MODEL / weights
+    target = path / MERGED_MODEL if is_of_run else context.directory / MERGED_MODEL / weights
     if not (target / COMPLETE).is_file():
-        save_merged(path, target, dtype=context.settings("sft").model.dtype if inside else "auto")
+        save_merged(path, target, dtype=context.settings("sft").model.dtype if is_of_run else "auto")
     return target
 
 
@@ -49,19 +49,15 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
         dtype: The dtype of the saved weights: that of the base during training, or "auto" for the one on disk.
     """
     with doing(f"merging the adapter of {checkpoint.name} into its base"):
-        _save_merged(checkpoint, target, dtype=dtype)
-
-
-def _save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
-    shutil.rmtree(target, ignore_errors=True)
-    tokenizer = load_tokenizer(checkpoint)
-    is_classifier = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
-    load: Any = load_classifier if is_classifier else load_causal
-    model = load(checkpoint)
-    model.to(load(checkpoint, options=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
-    add_pad_embedding(model, tokenizer)
-    write_pad_id(model, tokenizer)
-    model.save_pretrained(target)
-    tokenizer.save_pretrained(target)
-    copy_code(target)
-    write_complete(target)
+        shutil.rmtree(target, ignore_errors=True)
+        tokenizer = load_tokenizer(checkpoint)
+        is_classifier = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
+        load: Any = load_classifier if is_classifier else load_causal
+        model = load(checkpoint)
+        model.to(load(checkpoint, options=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
+        add_pad_embedding(model, tokenizer)
+        write_pad_id(model, tokenizer)
+        model.save_pretrained(target)
+        tokenizer.save_pretrained(target)
+        copy_code(target)
+        write_complete(target)

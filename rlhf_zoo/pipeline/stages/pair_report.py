@@ -25,7 +25,7 @@ def held_out_report(
     seed: int,
     utility: Callable[[str], float] | None = None,
 ) -> dict[str, Any]:
-    """Measures a reward model on held-out pairs. It uses raw scores, for which σ(margin) is a probability.
+    """Measures a reward model on held-out pairs. It reads raw scores, because only their margins m give P = σ(m).
 
     Args:
         model: The reward model.
@@ -53,15 +53,15 @@ def held_out_report(
             side: [utility(a + b) for a, b in zip(prompts, texts, strict=True)] for side, texts in completions.items()
         }
         gold_margins = np.subtract(utilities["chosen"], utilities["rejected"])
-    strength = _margin(pairs) if gold_margins is None else gold_margins
+    strength = _margin_column(pairs) if gold_margins is None else gold_margins
     tied = are_ties(completions["chosen"], completions["rejected"], strength)
     equal_texts = [a == b for a, b in zip(completions["chosen"], completions["rejected"], strict=True)]
     untied = np.flatnonzero(~tied)
 
-    def of_clear(values: Any) -> Any:
+    def of_untied(values: Any) -> Any:
         return None if values is None else [values[index] for index in untied]
 
-    chosen = choices(
+    candidates = choices(
         prompts, completions["chosen"], completions["rejected"], seed=seed, without=set(np.flatnonzero(tied).tolist())
     )
     gold_utilities = None
@@ -71,27 +71,27 @@ def held_out_report(
                 utilities["chosen"][choice.pair],
                 *(utility(prompts[choice.pair] + completions["rejected"][index]) for index in choice.wrong),
             ]
-            for choice in chosen
+            for choice in candidates
         ]
     return {
         **report,
-        "best_of_n": best_of_n(chosen, _scores_of(chosen, scorer, pairs, scores), prompts, gold=gold_utilities),
+        "best_of_n": best_of_n(candidates, _scores_of(candidates, scorer, pairs, scores), prompts, gold=gold_utilities),
         "ties": ties(margins, tied, equal_texts, prompts, seed=seed),
         "hard": hard_pairs(
-            of_clear(margins),
-            of_clear(completions["chosen"]),
-            of_clear(completions["rejected"]),
-            (of_clear(lengths["chosen_lengths"]), of_clear(lengths["rejected_lengths"])),
-            of_clear(prompts),
-            strength=of_clear(strength),
-            gold=of_clear(gold_margins),
+            of_untied(margins),
+            of_untied(completions["chosen"]),
+            of_untied(completions["rejected"]),
+            (of_untied(lengths["chosen_lengths"]), of_untied(lengths["rejected_lengths"])),
+            of_untied(prompts),
+            strength=of_untied(strength),
+            gold=of_untied(gold_margins),
         )
         if len(untied)
         else None,
     }
 
 
-def _margin(pairs: Dataset) -> list[float] | None:
+def _margin_column(pairs: Dataset) -> list[float] | None:
     """The column `margin`, if it has a number for every pair."""
     margins = list(pairs["margin"]) if "margin" in pairs.column_names else [None]
     numbers = [float(margin) for margin in margins if finite(margin)]
@@ -101,22 +101,20 @@ def _margin(pairs: Dataset) -> list[float] | None:
 def _scores_of(
     candidates: Sequence[Choice], scorer: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
 ) -> list[list[float]]:
-    """Scores (C, n) of C choices among n completions each, the chosen one first.
+    """Returns scores (C, n) of C choices among n completions each, the chosen one first.
 
     A completion that was written for another prompt is scored after the prompt of the choice.
     """
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
-    other_prompt = [
+    foreign = [
         (choice.pair, row) for choice in candidates for row in choice.wrong if prompts[row] != prompts[choice.pair]
     ]
-    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in other_prompt]
-    other_prompt_scores = dict(
-        zip(other_prompt, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True)
-    )
+    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in foreign]
+    foreign_scores = dict(zip(foreign, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
     return [
         [
             scores["chosen"][choice.pair],
-            *(other_prompt_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
+            *(foreign_scores.get((choice.pair, row), scores["rejected"][row]) for row in choice.wrong),
         ]
         for choice in candidates
     ]
@@ -139,23 +137,23 @@ def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
     return scores
 
 
-def count_trained_pairs(held_out: Dataset, learned: Dataset) -> dict[str, int | None]:
+def count_trained_pairs(held_out: Dataset, trained: Dataset) -> dict[str, int | None]:
     """Counts the held-out pairs that a reward model was trained on.
 
     Args:
         held_out: The pairs that it is measured on.
-        learned: The pairs that it was trained on.
+        trained: The pairs that it was trained on.
 
     Returns:
         `prompts`: the number of distinct held-out prompts that were trained on, None if the pairs have no prompts;
         `pairs`: the number of pairs that were, whichever side was chosen.
     """
     has_prompts = any(question_text(row) for row in held_out)
-    repeated = sorted(overlap(held_out, learned).prompts)
-    learned_pairs = set(map(_pair_key, learned))
+    shared_rows = sorted(overlap(held_out, trained).prompts)
+    trained_keys = set(map(_pair_key, trained))
     return {
-        "prompts": count_distinct_prompts(held_out.select(repeated)["prompt"]) if has_prompts else None,
-        "pairs": sum(_pair_key(row) in learned_pairs for row in held_out),
+        "prompts": count_distinct_prompts(held_out.select(shared_rows)["prompt"]) if has_prompts else None,
+        "pairs": sum(_pair_key(row) in trained_keys for row in held_out),
     }
 
 

@@ -34,15 +34,15 @@ from ...runs.registry import REWARD_ROLES
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
 from .merged import merged_model
-from .train import quiet, train_stage
+from .train import silence_libraries, train_stage
 
 if TYPE_CHECKING:
     from ...ppo.trainer import PPOTrainer
 
 log = logging.getLogger(__name__)
 
-#: Number of prompts to try reward functions on.
-TRIED = 2
+#: Number of prompts that reward functions are tried on.
+TRIED_PROMPTS = 2
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:
@@ -70,9 +70,11 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
             raise ZooError(f"{key} of the stage ppo is {value!r}, but it has no reward model: give reward_model_path.")
     if data.reward_model_loader is not None:
         find_loader(data.reward_model_loader)
-    model = [_model_placeholder] if models else []
-    rewards = Rewards([*model, *functions], weights=settings.trainer.reward_weights)
-    _check_rule(settings, ["reward_model", *rewards.names[1:]] if model else rewards.names, rewards.weights)
+    # A placeholder for the reward models, which are not loaded here, so that the weights and names match.
+    placeholders = [_model_placeholder] if models else []
+    rewards = Rewards([*placeholders, *functions], weights=settings.trainer.reward_weights)
+    names = ["reward_model", *rewards.names[1:]] if models else rewards.names
+    _check_release_metric(settings, names, rewards.weights)
     return functions
 
 
@@ -115,30 +117,30 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The names of the columns, for messages.
+        The names of these columns, for messages.
 
     Raises:
         ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
     """
     verifiable = [function for function in functions if isinstance(function, Answered)]
     only_verifiable = len(verifiable) == len(functions) and not reward_roles(settings.data.reward_model_path)
-    for name, of in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
+    for name, subject in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
         rows = data.get(name)
         if rows is None or not verifiable:
             continue
-        flags_by_function = [function.answered(rows, subject=of) for function in verifiable]
+        flags_by_function = [function.answered(rows, subject=subject) for function in verifiable]
         missing = next((row for row, flags in enumerate(zip(*flags_by_function, strict=True)) if not any(flags)), None)
         if only_verifiable and missing is not None:
             columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
             raise ZooError(
-                f"Row {missing} of {of} has no answer in the column {columns}, and no other reward applies to it: "
+                f"Row {missing} of {subject} has no answer in the column {columns}, and no other reward applies to it: "
                 "write one, remove the row, or add a reward."
             )
     return ", ".join(function.column for function in verifiable) or "no reward reads answers"
 
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
-    """Calls the reward functions as the trainer will, on the first prompts with their own texts as completions.
+    """Calls the reward functions as the trainer will, on the first prompts, with the prompts' own texts as completions.
 
     Args:
         settings: The stage's settings.
@@ -151,7 +153,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     from transformers import TrainerState
 
     args, prompts = settings.trainer, data["train_dataset"]
-    first_rows = prompts.select(range(min(TRIED, len(prompts)))).to_list()
+    first_rows = prompts.select(range(min(TRIED_PROMPTS, len(prompts)))).to_list()
     rows = [row for row in first_rows for _ in range(args.num_generations)]
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
     columns = {name: [row[name] for row in rows] for name in columns_for_functions(rows[0])}
@@ -178,7 +180,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
         The prompts, completions and minibatches of an update, for messages.
 
     Raises:
-        ZooError: There are too few.
+        ZooError: There are too few prompts.
     """
     args, count = settings.trainer, len(data["train_dataset"])
     needed = args.prompts_per_update * args.world_size
@@ -220,9 +222,9 @@ def within_length(
         The data sets without them, and the number of training prompts that were left out.
     """
     limit, fitting_data, left_out = settings.data.max_prompt_length, dict(data), 0
-    for name, of in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
+    for name, subject in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
         if fitting_data[name] is not None:
-            fitting_data[name], left_out = fitting(fitting_data[name], tokenizer, limit, subject=of)
+            fitting_data[name], left_out = fitting(fitting_data[name], tokenizer, limit, subject=subject)
     return fitting_data, left_out
 
 
@@ -266,7 +268,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     settings = context.settings("ppo")
     if "sft" in parent_names(settings).values():
         context.check_shared()
-    quiet()
+    silence_libraries()
     functions = reward_functions(settings)
     source = stage_source(context, "ppo")
     parents = {role: parent(context, name) for role, name in parent_names(settings).items()}
@@ -282,7 +284,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         left_out.update({"max_prompt_length": n_too_long} if n_too_long else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
-        set_seed(settings.trainer.seed)  # again: an adapter's start must not depend on how models were loaded
+        set_seed(settings.trainer.seed)  # again: loading may draw random numbers, and an adapter is initialized next
         return build_trainer(settings, functions, processing_class=tokenizer, **models, **data)
 
     return train_stage(
@@ -293,7 +295,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         started=started,
         build=build,
         publisher=publisher,
-        conclude=_conclude,
+        conclude=_count_truncated,
         left_out=left_out,
     )
 
@@ -311,16 +313,16 @@ def _load_models(
     }
 
 
-def _conclude(trainer: Any, _: Path) -> dict[str, Any]:
-    """Fields of run.json at the end of training: how many texts the reward models truncated."""
+def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
+    """Counts the texts that the reward models truncated, as a field of run.json; {} if there are none."""
     n_truncated = sum(model.truncated_count for model in trainer.rewards.models)
     if n_truncated:
         log.warning("%d texts were longer than the reward model's context: it read only their end.", n_truncated)
     return {"reward_cut": n_truncated} if n_truncated else {}
 
 
-def _check_rule(settings: StageSettings, names: list[str], weights: list[float]) -> None:
-    """Raises ZooError if the checkpoint would be chosen by a reward that PPO maximizes, or by an unknown one."""
+def _check_release_metric(settings: StageSettings, names: list[str], weights: list[float]) -> None:
+    """Raises ZooError if `release: best` would choose by a reward that PPO maximizes, or that does not exist."""
     metric = metric_name(settings.trainer) or ""
     if settings.release.release != "best" or not metric.startswith(REWARD_METRICS):
         return

@@ -35,7 +35,7 @@ from .merged import merged_model
 from .pair_report import count_trained_pairs, held_out_report
 from .pairs import held_out_pairs, open_pairs, training_pairs
 from .samples import SFTSamples, preference_of, prompts_of, sft_samples, simulated_pairs, utility_of
-from .train import quiet, train_stage
+from .train import silence_libraries, train_stage
 from .trainers import make_trainer
 
 log = logging.getLogger(__name__)
@@ -59,9 +59,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     from trl import RewardTrainer, get_peft_config
 
     started = time.monotonic()
-    context.settings("reward")  # so that mistakes in them are reported before data are prepared
+    context.settings("reward")  # reports mistakes in them before data are prepared
     context.check_shared()
-    quiet()
+    silence_libraries()
     context, source = open_pairs(context)
     settings = context.settings("reward")
     sft = context.checkpoint("sft")
@@ -73,7 +73,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     def build() -> Any:
         nonlocal inputs
-        inputs = _load(context, settings, source, sft, tokenizer, left_out)
+        inputs = _load_inputs(context, settings, source, sft, tokenizer, left_out)
         set_seed(settings.trainer.seed)
         return make_trainer(
             with_finite_steps(RewardTrainer),
@@ -86,11 +86,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         )
 
     def finish_checkpoint(trainer: Any, path: Path) -> None:
-        """Stores μ and σ of the scores in every checkpoint, as they depend on its weights."""
+        """Stores μ and σ of the scores in every checkpoint, because they depend on its weights."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         with sharding.unsharded(model):
             if distributed.is_main_process():
-                _center(model, tokenizer, inputs.samples, path)
+                _write_score_statistics(model, tokenizer, inputs.samples, path)
 
     def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
         return {"reward_model": _report(context, settings, tokenizer, inputs, chosen)}
@@ -137,7 +137,7 @@ def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> PreTrainedToke
     return tokenizer
 
 
-def _load(
+def _load_inputs(
     context: RunContext,
     settings: StageSettings,
     source: DataSource,
@@ -145,7 +145,7 @@ def _load(
     tokenizer: PreTrainedTokenizerBase,
     left_out: dict[str, int],
 ) -> _Inputs:
-    """Reads the pairs and draws the samples. Counts the rows that are not trained on in `left_out`, by reason."""
+    """Reads the pairs and draws the samples. Adds the numbers of rows not trained on to `left_out`, by reason."""
     data, location = settings.data, source.location
     pairs, left_out_counts = training_pairs(context, source, marked=True)
     if conversational(pairs):
@@ -154,14 +154,14 @@ def _load(
     left_out.update(left_out_counts | ({"max_prompt_length": n_long_prompts} if n_long_prompts else {}))
     if not context.preflight_passed and conversational(pairs):
         check_conversations(context, "reward", source, tokenizer)
-    train = _as_read(pairs, tokenizer)
+    train = _tokenize_pairs(pairs, tokenizer)
     _check_equal_sides(train, subject=location)
     if (n_long_pairs := _count_too_long(train, settings.trainer.max_length)) > 0:
         left_out["max_length"] = n_long_pairs
     validation = None
     if data.dataset_validation_split is not None:
         rows = stage_rows(context, "reward", source, data.dataset_validation_split)
-        validation = _as_read(fitting(rows, tokenizer, data.max_prompt_length, subject=location)[0], tokenizer)
+        validation = _tokenize_pairs(fitting(rows, tokenizer, data.max_prompt_length, subject=location)[0], tokenizer)
     samples = sft_samples(context, settings, source, sft)
     return _Inputs(train, validation, pairs, samples, held_out_pairs(context, source))
 
@@ -185,10 +185,10 @@ def _model(
     return model
 
 
-def _center(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples, path: Path) -> None:
+def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples, path: Path) -> None:
     """Writes the mean and standard deviation of the model's scores for the samples into the checkpoint's config."""
     model.config.rlhf_zoo = None
-    # RewardModel freezes the model and sets it to evaluation mode; training continues after this.
+    # RewardModel freezes the model and sets it to evaluation mode, but training continues after this.
     training, trainable = model.training, [parameter.requires_grad for parameter in model.parameters()]
     with doing(f"reward: scoring {len(samples.texts)} samples of the SFT policy"):
         raw_scores = RewardModel(model, tokenizer, tokenizer).score_texts(samples.texts, ended=samples.ended)
@@ -203,7 +203,7 @@ def _center(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples,
     set_score_statistics(
         model, mean=float(raw_scores.mean()), std=float(raw_scores.std()), measured_on="samples of the SFT model"
     )
-    if is_peft(model):  # peft saves no configuration with an adapter, but it has the statistics
+    if is_peft(model):  # peft saves no model configuration with an adapter, but that holds the statistics
         model.config.architectures = [type(model.get_base_model()).__name__]
     model.config.save_pretrained(path)
 
@@ -231,8 +231,8 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
         tokenizer: The SFT policy's tokenizer; None before there is one.
 
     Raises:
-        ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, nothing is left to train on or
-            to measure, there are no prompts, or nothing labels simulated pairs.
+        ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, nothing is left to train or
+            measure on, there are no prompts, or no function labels simulated pairs.
     """
     owner, source = open_pairs(context)
     data = owner.settings("reward").data
@@ -250,14 +250,14 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
     if data.held_out_share is not None:
         hold_out(pairs, data.held_out_share)
     if all(chosen == rejected for chosen, rejected in zip(pairs["chosen"], pairs["rejected"], strict=True)):
-        raise _all_equal(source.location)
+        raise _no_preference(source.location)
     if tokenizer is not None and conversational(pairs):
         check_conversations(owner, "reward", source, tokenizer)
     if own_prompts:
         prompts_of(owner, source, "train")
 
 
-def _as_read(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
+def _tokenize_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Tokenizes pairs in the same way as for scoring."""
     ids = {
         f"{side}_ids": [
@@ -276,12 +276,12 @@ def _check_equal_sides(pairs: Dataset, *, subject: str) -> None:
         for chosen_ids, rejected_ids in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
     )
     if equal == len(pairs):
-        raise _all_equal(subject)
+        raise _no_preference(subject)
     if equal:
-        log.warning("%d of %d pairs of %s have equal sides, which train nothing.", equal, len(pairs), subject)
+        log.warning("%d of %d pairs of %s have equal sides, which teach nothing.", equal, len(pairs), subject)
 
 
-def _all_equal(subject: str) -> ZooError:
+def _no_preference(subject: str) -> ZooError:
     return ZooError(f"All pairs of {subject} have equal sides, so there is no preference to learn: give other pairs.")
 
 

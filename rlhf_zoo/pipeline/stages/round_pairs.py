@@ -30,21 +30,21 @@ from ...runs.settings.judge_names import kind_of
 from . import ppo
 from .evaluate import origins
 from .pairs import open_pairs
-from .samples import Labeler, labels_of, ordered_pairs, two_samples
+from .samples import Labeler, labeler_of, ordered_pairs, sample_pairs
 
 log = logging.getLogger(__name__)
 
-#: Random stream of a round's samples; the round's number follows it.
+#: Keeps the random numbers of a round's samples apart from others under one seed; the round's number follows it.
 STREAM = 11
 
 
-def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str, Any]:
+def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict[str, Any]:
     """Writes the pairs of a round, once.
 
     Args:
-        this: The round.
-        before: The previous round.
-        wanted: Pairs to label.
+        context: The round.
+        previous: The previous round.
+        count: Number of pairs to sample and label.
 
     Returns:
         made.json: the numbers of new and old pairs, and the lineage of the data.
@@ -52,87 +52,87 @@ def make_pairs(this: RunContext, before: RunContext, *, wanted: int) -> dict[str
     Raises:
         ZooError: The folder holds other pairs, or none could be made.
     """
-    assert this.round is not None
-    folder, policy = this.round.folder, this.round.previous_policy
+    assert context.round is not None
+    folder, policy = context.round.folder, context.round.previous_policy
     request = {
         "policy": policy.lineage["fingerprint"],
         "step": policy.path.name,
-        "labels": this.round.labeler,
-        "pairs": wanted,
-        "seed": this.settings("reward").trainer.seed,
+        "labels": context.round.labeler,
+        "pairs": count,
+        "seed": context.settings("reward").trainer.seed,
     }
     document_path = folder / PAIRS_FILE
-    document = read_json(document_path) if document_path.is_file() and not this.restart else None
+    document = read_json(document_path) if document_path.is_file() and not context.restart else None
     if document is not None and document["request"] != request:
         key = first_difference(document["request"], request)
         raise ZooError(
-            f"{folder} holds pairs that another value of {key!r} made: choose another --output_dir, or remove "
-            f"{folder.parent}, which makes this round again; --restart begins with the first."
+            f"{folder} holds pairs made with another value of {key!r}: choose another --output_dir, or remove "
+            f"{folder.parent} to make this round again; --restart begins with the first round."
         )
     if document is None:
-        rows = _labeled(this, before, wanted)
+        rows = _sample_and_label(context, previous, count)
         shutil.rmtree(folder, ignore_errors=True)
-        splits = _older(before)
+        splits = _previous_pairs(previous)
         splits["train"] += rows
         write_configuration(folder, CONFIGURATION, splits)
-        write_text(folder / "README.md", _card(this, splits))
+        write_text(folder / "README.md", _card(context, splits))
         lineage = {"repo": None, "commit": None, "fingerprint": digest(folder, ".jsonl")}
         document = {"request": request, "new": len(rows), "old": len(splits["train"]) - len(rows), "lineage": lineage}
         write_json(document_path, document)
-    if this.publish and document["lineage"]["repo"] is None:
-        document["lineage"] |= _send(this)
+    if context.publish and document["lineage"]["repo"] is None:
+        document["lineage"] |= _publish(context)
         write_json(document_path, document)
     return document
 
 
-def _older(before: RunContext) -> dict[str, list[dict[str, Any]]]:
-    """The pairs that the previous round was trained on, and measured on."""
-    owner, source = open_pairs(before)
+def _previous_pairs(previous: RunContext) -> dict[str, list[dict[str, Any]]]:
+    """The pairs that the previous round was trained on and measured on, as rows by split."""
+    owner, source = open_pairs(previous)
     data = owner.settings("reward").data
-    splits = {"train": [_pair(row) for row in learned_rows(owner, "reward", source)[0]]}
+    splits = {"train": [_row_of_round(row) for row in learned_rows(owner, "reward", source)[0]]}
     for name, split in (("test", data.dataset_test_split), ("validation", data.dataset_validation_split)):
         if split is not None and (name != "test" or data.held_out_share is None):
-            splits[name] = [_pair(row) for row in stage_rows(owner, "reward", source, split)]
+            splits[name] = [_row_of_round(row) for row in stage_rows(owner, "reward", source, split)]
     return splits
 
 
-def _pair(row: Mapping[str, Any]) -> dict[str, Any]:
+def _row_of_round(row: Mapping[str, Any]) -> dict[str, Any]:
     return {"round": row.get("round") or 1, **{name: row[name] for name in ("prompt", "chosen", "rejected")}}
 
 
-def _labeled(this: RunContext, before: RunContext, wanted: int) -> list[dict[str, Any]]:
+def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> list[dict[str, Any]]:
     """Samples two completions of the policy for each of PPO's training prompts in turn, and labels them."""
-    assert this.round is not None
-    if kind_of(this.round.labeler)[0] == "votes":
-        return _voted(this, before)
-    policy, data = this.round.previous_policy, ppo.load_data(before, stage_source(before, "ppo"))
-    tokenizer = ppo.policy_tokenizer(before, policy.path, data)
-    usable = ppo.within_length(before.settings("ppo"), tokenizer, data)[0]["train_dataset"]
-    rows = usable.select([index % len(usable) for index in range(wanted)]).to_dict()
-    prompts, columns = rows["prompt"], columns_for_functions(rows)
-    seed = this.settings("reward").trainer.seed
-    indices, *texts = two_samples(before, prompts, seed, (STREAM, this.round.number), policy)
+    assert context.round is not None
+    if kind_of(context.round.labeler)[0] == "votes":
+        return _pairs_from_votes(context, previous)
+    policy, data = context.round.previous_policy, ppo.load_data(previous, stage_source(previous, "ppo"))
+    tokenizer = ppo.policy_tokenizer(previous, policy.path, data)
+    usable = ppo.within_length(previous.settings("ppo"), tokenizer, data)[0]["train_dataset"]
+    prompt_columns = usable.select([index % len(usable) for index in range(count)]).to_dict()
+    prompts, columns = prompt_columns["prompt"], columns_for_functions(prompt_columns)
+    seed = context.settings("reward").trainer.seed
+    indices, *texts = sample_pairs(previous, prompts, seed, (STREAM, context.round.number), policy)
     prompts = [prompts[index] for index in indices]
     columns = {key: [values[index] for index in indices] for key, values in columns.items()}
-    rows = ordered_pairs(prompts, texts[0], texts[1], _labeler(this)(prompts, texts[0], texts[1], columns))
-    pairs = [{"round": this.round.number, **row} for row in rows]
+    rows = ordered_pairs(prompts, texts[0], texts[1], _labeler(context)(prompts, texts[0], texts[1], columns))
+    pairs = [{"round": context.round.number, **row} for row in rows]
     if not pairs:
         raise ZooError(
-            f"Of {wanted} pairs of samples of round {this.round.number - 1} none is left: no two "
-            "differed, ended by themselves and got different scores; stop PPO earlier, or raise kl_coef."
+            f"None of {count} pairs of samples of round {context.round.number - 1} can be used: no two differed, ended "
+            "by themselves and got different scores; stop PPO earlier, or raise kl_coef."
         )
     return pairs
 
 
 def _labeler(context: RunContext) -> Labeler:
     assert context.round is not None
-    labels, config, seed = context.round.labeler, evaluation_of(context), context.shared.seed
-    if labels == GOLD:
+    name, config, seed = context.round.labeler, evaluation_of(context), context.shared.seed
+    if name == GOLD:
         prefer = load_object(context.settings("reward").data.preference, group=PREFERENCES)
         rng = random.Random(f"round {context.round.number} {context.settings('reward').trainer.seed}")
-        return labels_of(prefer, rng)
+        return labeler_of(prefer, rng)
     panel = open_panel(
-        [labels],
+        [name],
         llm=config.asked_llm,
         labeled=lambda: labeled_rows(context),
         folder=context.round.folder.parent,
@@ -141,7 +141,7 @@ def _labeler(context: RunContext) -> Labeler:
         hub=context.hub,
         headline=False,
     )
-    if kind_of(labels)[0] in ("llm", "pairs"):
+    if kind_of(name)[0] in ("llm", "pairs"):
         comparing = panel.comparing[-1]
         return lambda prompts, first, second, _: [
             {1.0: 0, 0.0: 1}.get(comparison.score)
@@ -158,15 +158,17 @@ def _labeler(context: RunContext) -> Labeler:
     return by_score
 
 
-def _voted(this: RunContext, before: RunContext) -> list[dict[str, Any]]:
+def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[str, Any]]:
     """People's votes on completions of the policy, as stored by a comparison page; ties are left out."""
     from ...evaluation.votes.data import HubVotes
 
-    assert this.round is not None
-    name = kind_of(this.round.labeler)[1]
-    policy_origins = origins(before, "ppo", this.round.previous_policy)
-    with refusals_as(f"The votes of {name} cannot be read on {this.hub.name}", "check the name, --hub and the token."):
-        votes = HubVotes(name, hub=this.hub).read()
+    assert context.round is not None
+    name = kind_of(context.round.labeler)[1]
+    policy_origins = origins(previous, "ppo", context.round.previous_policy)
+    with refusals_as(
+        f"The votes of {name} cannot be read on {context.hub.name}", "check the name, --hub and the token."
+    ):
+        votes = HubVotes(name, hub=context.hub).read()
     pairs = []
     for vote in votes:
         preferred, other = vote.chosen, vote.rejected
@@ -174,17 +176,17 @@ def _voted(this: RunContext, before: RunContext) -> list[dict[str, Any]]:
             continue
         published_sides = [(side.repo, side.commit) for side in (preferred, other) if side.repo and side.commit]
         if any(
-            equal_weights((str(repo), str(commit)), policy_origin, hub=this.hub)
+            equal_weights((str(repo), str(commit)), policy_origin, hub=context.hub)
             for repo, commit in published_sides
             for policy_origin in policy_origins
         ):
             pair = {"chosen": preferred.completion, "rejected": other.completion}
-            pairs.append({"round": this.round.number, "prompt": vote.prompt, **pair})
+            pairs.append({"round": context.round.number, "prompt": vote.prompt, **pair})
     if not pairs:
-        repo = before.repo("ppo")
+        repo = previous.repo("ppo")
         raise ZooError(
-            f"None of the {len(votes)} votes of {name} prefers a text of {repo} or another to it: gather some by "
-            f"`rlhf-zoo compare {repo} --votes {name}`; the same command then goes on."
+            f"None of the {len(votes)} votes of {name} decides between a text of {repo} and another: collect some "
+            f"with `rlhf-zoo compare {repo} --votes {name}`, then run the same command again."
         )
     return pairs
 
@@ -196,17 +198,19 @@ def _card(context: RunContext, splits: Mapping[str, Sequence[Any]]) -> str:
     return (
         f"{card_head(vars(context.shared), recipe, {CONFIGURATION: splits})}# {recipe}: pairs of round {number}\n\n"
         f"What the reward model of round {number} learns from: {counts}. The column `round` says when a pair was made. "
-        f"Those of {number} are of the PPO policy of round {number - 1}, put in order by {context.round.labeler}; the "
-        "test split is the first round's.\n"
+        f"The pairs of round {number} are samples of the PPO policy of round {number - 1}, labeled by "
+        f"{context.round.labeler}; the test split is the first round's.\n"
     )
 
 
-def _send(context: RunContext) -> dict[str, Any]:
-    """Sends the pairs as a data set. If the Hub refuses, warns and returns {}; cards then name no commit."""
+def _publish(context: RunContext) -> dict[str, Any]:
+    """Publishes the pairs as a data set. If the Hub refuses, warns and returns {}; cards then name no commit."""
     assert context.round is not None
     repo = f"{context.dataset_repo}-round-{context.round.number}"
     try:
-        with refusals_as(f"The pairs cannot be sent to {repo} on {context.hub.described}", "cards will not name them."):
+        with refusals_as(
+            f"The pairs cannot be published as {repo} on {context.hub.described}", "cards will not name them."
+        ):
             commit = publish_folder(
                 context.round.folder,
                 repo,

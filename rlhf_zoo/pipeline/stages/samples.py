@@ -29,6 +29,9 @@ from ...runs.settings.parse import StageSettings
 from .merged import merged_model
 from .pairs import training_pairs
 
+#: Keep the random numbers of different samples apart under one seed.
+SCORE_STREAM, TRAIN_STREAM, TEST_STREAM = 2, 3, 4
+#: (first text, second text, random numbers) -> the preferred text, 0 or 1.
 Preference = Callable[[str, str, random.Random], int]
 #: (prompts, first completions, second ones, columns) -> the preferred one of each pair, 0 or 1; None for a tie.
 Labeler = Callable[[Sequence[Any], Sequence[str], Sequence[str], Mapping[str, Sequence[Any]]], list[int | None]]
@@ -107,29 +110,29 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(merged_model(context, sft))
     model, options = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
-    longest, advice = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
+    max_tokens, advice = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
     limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
-    if limit is not None and limit < longest:
-        longest, advice = limit, "raise PPO's max_prompt_length"
-    prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= longest]
+    if limit is not None and limit < max_tokens:
+        max_tokens, advice = limit, "raise PPO's max_prompt_length"
+    prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= max_tokens]
     if not prompts:
         raise ZooError(
-            f"No prompt of {source.location} has at most {longest:g} tokens, so there are no SFT samples to center "
+            f"No prompt of {source.location} has at most {max_tokens:g} tokens, so there are no SFT samples to center "
             f"scores by: {advice}."
         )
     count = settings.data.score_samples
-    chosen = [prompts[i % len(prompts)] for i in range(count)]
+    repeated = [prompts[i % len(prompts)] for i in range(count)]
     samples = complete(
         model,
         tokenizer,
-        chosen,
-        keys=[(2, i) for i in range(count)],
+        repeated,
+        keys=[(SCORE_STREAM, i) for i in range(count)],
         seed=settings.trainer.seed,
         desc="samples to center scores",
         **options,
     )
-    texts = [append_completion(prompt, text) for prompt, text in zip(chosen, samples.texts, strict=True)]
-    return SFTSamples(chosen, texts, samples.ended)
+    texts = [append_completion(prompt, text) for prompt, text in zip(repeated, samples.texts, strict=True)]
+    return SFTSamples(repeated, texts, samples.ended)
 
 
 def pairs_seed(settings: StageSettings) -> int:
@@ -211,41 +214,41 @@ def simulated_pairs(
             name: asdict(value) if isinstance(value, Truncation) else value for name, value in sampling(context).items()
         },
     }
-    note = folder / "made.json"
-    if distributed.from_main_process(lambda: note.is_file() and read_json(note) == inputs):
+    inputs_file = folder / "made.json"
+    if distributed.from_main_process(lambda: inputs_file.is_file() and read_json(inputs_file) == inputs):
         return source
     rng = random.Random(seed)
     splits = {}
     for split, part, count, stream in (
-        ("train", "train", data.simulated_pairs, 3),
-        ("test", "validation", data.simulated_test_pairs, 4),
+        ("train", "train", data.simulated_pairs, TRAIN_STREAM),
+        ("test", "validation", data.simulated_test_pairs, TEST_STREAM),
     ):
         prompts = prompts_of(context, source, part)
-        chosen = [prompts[i % len(prompts)] for i in range(count)]
-        splits[split] = _pairs(chosen, two_samples(context, chosen, seed, (stream,), sft), prefer, rng)
+        repeated = [prompts[i % len(prompts)] for i in range(count)]
+        splits[split] = _labeled_rows(repeated, sample_pairs(context, repeated, seed, (stream,), sft), prefer, rng)
     with distributed.main_process_first():
         if distributed.is_main_process():
-            note.unlink(missing_ok=True)  # if the process is killed now, the note must not describe other pairs
+            inputs_file.unlink(missing_ok=True)  # if the process is killed now, it must not describe other pairs
             source = add_configuration(context, "preferences", splits)
-            write_json(note, inputs)
+            write_json(inputs_file, inputs)
     return source
 
 
-def _pairs(
-    prompts: list[str], drawn: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
+def _labeled_rows(
+    prompts: list[str], samples: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
 ) -> list[dict[str, Any]]:
-    indices, first, second = drawn
-    chosen = [prompts[index] for index in indices]
-    rows = ordered_pairs(chosen, first, second, labels_of(prefer, rng)(chosen, first, second, {}))
+    indices, first, second = samples
+    kept = [prompts[index] for index in indices]
+    rows = ordered_pairs(kept, first, second, labeler_of(prefer, rng)(kept, first, second, {}))
     if not rows:
         raise ZooError(
-            f"None of {len(prompts)} simulated pairs can be used, as no two samples of the SFT model differed and both "
-            "ended: train it longer, or raise PPO's response_length."
+            f"None of {len(prompts)} simulated pairs can be used, because no two samples of the SFT model differed and "
+            "both ended: train it longer, or raise PPO's response_length."
         )
     return [{**row, "simulated": True} for row in rows]
 
 
-def labels_of(prefer: Preference, rng: random.Random) -> Labeler:
+def labeler_of(prefer: Preference, rng: random.Random) -> Labeler:
     """Turns a preference function into a labeler.
 
     Args:
@@ -277,16 +280,16 @@ def ordered_pairs(
     return rows
 
 
-def two_samples(
+def sample_pairs(
     context: RunContext, prompts: Sequence[Prompt], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
 ) -> tuple[list[int], list[str], list[str]]:
-    """Draws two samples of a policy for each prompt, with PPO's sampling. Keeps pairs that differ and both ended.
+    """Draws two samples of a policy for each prompt, with PPO's sampling. Keeps those that differ and both ended.
 
     Args:
         context: The run.
         prompts: Texts or conversations.
         seed: The seed of the samples.
-        stream: Separates these random numbers from others under the seed.
+        stream: Keeps these random numbers apart from others under the seed.
         policy: The checkpoint to draw from.
 
     Returns:

@@ -32,7 +32,7 @@ from ...runs.dataset import data_source, parts, stage_source
 from ...runs.models import ParentCheckpoint, folder_lineage
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
-from .train import quiet, train_stage
+from .train import silence_libraries, train_stage
 from .trainers import make_trainer
 
 log = logging.getLogger(__name__)
@@ -57,11 +57,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
     started = time.monotonic()
     settings = context.settings("sft")
-    quiet()
+    silence_libraries()
     opened_source = data_source(context, again=context.restart) if settings.data.dataset_name is None else None
     source = stage_source(context, "sft", opened_source)
-    base = _base(context, settings)
-    adapter = _adapter(settings, base)
+    base = _find_base(context, settings)
+    adapter = _adapter_config(settings, base)
     left_out: dict[str, int] = {}
     cut_rows: dict[str, int] = {}
 
@@ -69,11 +69,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         train, held_out, left_out_counts = parts(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
-        tokenizer_settings = _settle_tokenizer(context, settings, source, model, tokenizer, train)
-        train, n_left_out = _as_trained(train, settings, tokenizer, subject=source.location)
+        tokenizer_settings = _set_up_tokenizer(context, settings, source, model, tokenizer, train)
+        train, n_left_out = _usable_rows(train, settings, tokenizer, subject=source.location)
         left_out.update(left_out_counts | ({"max_prompt_length": n_left_out} if n_left_out else {}))
         if held_out is not None:
-            held_out, _ = _as_trained(held_out, settings, tokenizer, subject=source.location)
+            held_out, _ = _usable_rows(held_out, settings, tokenizer, subject=source.location)
         cut_report = count_cut_rows(
             train, tokenizer, tokenizer_settings.trainer, field=settings.trainer.dataset_text_field
         )
@@ -90,7 +90,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             peft_config=adapter,
         )
         if not trainer.args.packing and (n_left_out := len(train) - len(trainer.train_dataset)) > 0:
-            message = "%d of %d rows are left out, as max_length, %s, leaves no token of their answers."
+            message = "%d of %d rows are left out, because max_length, %s, leaves no token of their answers."
             log.warning(message, n_left_out, len(train), trainer.args.max_length)
             left_out["max_length"] = n_left_out
         disable_router_logits(trainer.model)  # trl turns them on
@@ -109,7 +109,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     )
 
 
-def _adapter(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
+def _adapter_config(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
     """The configuration of the adapter to train; None without one."""
     from trl import get_peft_config
 
@@ -119,7 +119,7 @@ def _adapter(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
     return adapter
 
 
-def _settle_tokenizer(
+def _set_up_tokenizer(
     context: RunContext,
     settings: StageSettings,
     source: DataSource,
@@ -127,22 +127,22 @@ def _settle_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     train: Dataset,
 ) -> StageSettings:
-    """Sets the tokenizer's special tokens and template; returns settings with which the trainer leaves them alone."""
-    if (line := switch_off_eos(tokenizer)) is not None:
-        log.warning("%s", line)
+    """Sets the tokenizer's special tokens and template. Returns settings under which trl does not change them again."""
+    if (warning := switch_off_eos(tokenizer)) is not None:
+        log.warning("%s", warning)
     settings = _with_template(settings, model, tokenizer, context.hub)
     pad_token, eos_token = settings.trainer.pad_token, settings.trainer.eos_token
-    if (line := settle_padding(tokenizer, model, pad_token=pad_token, eos_token=eos_token)) is not None:
-        log.warning("%s", line)
+    if (warning := settle_padding(tokenizer, model, pad_token=pad_token, eos_token=eos_token)) is not None:
+        log.warning("%s", warning)
     if conversational(train):
-        _settle_chat(context, source, settings, tokenizer)
+        _set_up_chat(context, source, settings, tokenizer)
     return settings
 
 
-def _as_trained(
+def _usable_rows(
     rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, subject: str
 ) -> tuple[Dataset, int]:
-    """Leaves out rows over max_prompt_length and removes a second BOS. Returns the rows, and how many were left out."""
+    """Leaves out rows over max_prompt_length and removes second BOS. Returns the rows, and how many were left out."""
     rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
     return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
 
@@ -155,7 +155,7 @@ def _model_and_tokenizer(
     Raises:
         ZooError: The base has fewer embeddings than its tokenizer has tokens.
     """
-    shared, options = settings.recipe, loading_of(settings)
+    shared, loading = settings.recipe, loading_of(settings)
     if base is None:
         architecture = shared.architecture or {}
         tokenizer = train_tokenizer(
@@ -163,12 +163,12 @@ def _model_and_tokenizer(
             max_length=architecture.get("max_position_embeddings", 512),
             **(shared.tokenizer or {}),
         )
-        return build_causal(architecture, tokenizer, options=options), tokenizer
+        return build_causal(architecture, tokenizer, how=loading), tokenizer
     path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
     tokenizer = load_tokenizer(path)
-    model = load_causal(path, options=options)
-    table: Any = model.get_input_embeddings()
-    if (highest := highest_id(tokenizer)) >= (rows := len(table.weight)):
+    model = load_causal(path, how=loading)
+    embeddings: Any = model.get_input_embeddings()
+    if (highest := highest_id(tokenizer)) >= (rows := len(embeddings.weight)):
         raise ZooError(
             f"{base.path} has {rows} embedding rows, but its tokenizer has the token {highest}: give a model with the "
             "tokenizer that it was trained with."
@@ -176,7 +176,7 @@ def _model_and_tokenizer(
     return model, tokenizer
 
 
-def _settle_chat(
+def _set_up_chat(
     context: RunContext, source: DataSource, settings: StageSettings, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Writes the recipe's chat settings into the tokenizer's template.
@@ -192,11 +192,11 @@ def _settle_chat(
             tokenizer.chat_template = get_training_chat_template(tokenizer)
     settings.recipe.chat.write(tokenizer)
     check_conversations(context, "sft", source, tokenizer)
-    if not _ends_otherwise(context):
+    if not _ppo_sets_stops(context):
         check_answers_end(tokenizer, assistant_only=assistant_only)
 
 
-def _ends_otherwise(context: RunContext) -> bool:
+def _ppo_sets_stops(context: RunContext) -> bool:
     """Whether PPO has its own stop tokens or stop texts, so that SFT need not teach the model to end answers."""
     if "ppo" not in context.recipe.stages:
         return False
@@ -205,7 +205,7 @@ def _ends_otherwise(context: RunContext) -> bool:
 
 
 def without_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names: str) -> Dataset:
-    """Removes the BOS at the beginning of texts, where the tokenizer adds one anyway.
+    """Removes the BOS at the beginning of texts if the tokenizer adds one anyway.
 
     Args:
         rows: Rows with texts in these columns or in `prompt`; other values are unchanged.
@@ -245,10 +245,11 @@ def _with_template(
     return replace(settings, trainer=trainer)
 
 
-def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
+def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
     """The model that SFT starts from; None for random weights. Raises ZooError if no Hub has it.
 
-    A model on a Hub is pinned to the commit of its revision when the run started, a folder to the digest of its files.
+    The run uses a model on a Hub at the commit that its revision had at the start. A folder is identified by the digest
+    of its files.
     """
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
     if name is None:
@@ -268,6 +269,6 @@ def _base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | No
         with refusals_as(f"The model {name} cannot be found on {hub.name}", advice):
             return str(hub.api().model_info(name, revision=revision).sha)
 
-    at, commit = ask(name, context.hub, commit_on)
-    lineage = {"repo": name, "commit": commit, "fingerprint": name_at_revision, **came_from(at, context.hub)}
+    hub, commit = ask(name, context.hub, commit_on)
+    lineage = {"repo": name, "commit": commit, "fingerprint": name_at_revision, **came_from(hub, context.hub)}
     return ParentCheckpoint(Path(name), lineage)

@@ -22,7 +22,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
 
     Args:
         context: The run.
-        trained: Whether this process trained any stage; the memory of one that only published is not recorded.
+        trained: Whether this process trained any stage. If not, its memory is not that of training and is not recorded.
 
     Returns:
         The path of summary.json.
@@ -32,7 +32,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
     path = context.directory / SUMMARY
     seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
     prepared = context.record("data").read().get("seconds", 0.0)
-    # Of a resumed run, the largest process counts.
+    # A resumed run records the largest peak of its processes.
     peaks = [read_json(path).get("peak_rss_mib", 0.0)] if path.is_file() else []
     if trained or not peaks:
         peaks.append(peak_rss_mib())

@@ -45,8 +45,8 @@ from .running_metrics import RunningMetrics
 log = logging.getLogger(__name__)
 
 
-def quiet() -> None:
-    """Turns off the progress bars and the advice of transformers and datasets; rlhf-zoo has its own bars."""
+def silence_libraries() -> None:
+    """Turns off the progress bars and the advice of transformers and datasets, because rlhf-zoo has its own bars."""
     import datasets
     import transformers
 
@@ -121,10 +121,10 @@ def train_stage(
         started: time.monotonic() when the stage began.
         build: Builds the trainer; called only if there is something to train.
         publisher: Sends each checkpoint as it is saved.
-        finish_checkpoint: Takes the trainer and a checkpoint, and adds to it before it counts as complete.
+        finish_checkpoint: Takes the trainer and a checkpoint, and adds files before it counts as complete.
         conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
-        left_out: The number of rows that `build` leaves out of training, by the key that causes it.
-        cut_rows: Counts of the rows that max_length cuts, which `build` fills in.
+        left_out: The number of rows left out of training, by the key that causes it; `build` fills it.
+        cut_rows: Counts of the rows that max_length cuts; `build` fills it.
 
     Returns:
         Whether it trained.
@@ -150,12 +150,12 @@ def train_stage(
         _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
             trainer = build()
-        # After `build`, so that settings that it refuses neither claim the directory nor delete files in it.
+        # After `build`, because settings that it refuses must neither claim the directory nor delete files in it.
         if distributed.is_main_process():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
             _begin(run, resolved, lineage, data, optional)
         distributed.wait()
-        if not _train_to_end(run, trainer, stop, finish_checkpoint):
+        if not _train_and_record(run, trainer, stop, finish_checkpoint):
             return True
         if distributed.is_main_process():
             _finish(run, trainer, conclude)
@@ -170,10 +170,10 @@ def _reset_precision(settings: StageSettings) -> None:
         AcceleratorState._reset_state()
 
 
-def _train_to_end(
+def _train_and_record(
     run: _Run, trainer: Any, stop: Interruptible, finish_checkpoint: Callable[[Any, Path], None] | None
 ) -> bool:
-    """Trains. Returns whether it reached the last step. Raises Stopped if a signal ended training before that."""
+    """Trains, and records an early end. Returns whether it reached the last step; raises Stopped after a signal."""
     context = run.context
     callback = _add_callbacks(run, trainer, stop, finish_checkpoint)
     run_name = f"{context.recipe.name}-{run.settings.stage}-{context.run_id(run.settings.stage)}"
@@ -245,7 +245,7 @@ def _begin(
         record.clear()
         (context.directory / SUMMARY).unlink(missing_ok=True)
         if publisher is not None:
-            claim_stage_repository(context, stage)  # without the tags of the earlier run
+            claim_repository(context, stage)  # without the tags of the earlier run, whose records are gone now
     record.write(
         **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
@@ -288,7 +288,7 @@ def _plan(
     code: Mapping[str, Any],
     publisher: Publisher | None,
 ) -> _Plan:
-    """Returns what remains. Raises ZooError if the stage cannot start, resume, or be published under its name."""
+    """Returns what remains to be done. Raises ZooError if the stage cannot start, resume, or be published."""
     stage = settings.stage
     record = context.record(stage)
     recipe = context.recipe.name
@@ -313,7 +313,7 @@ def _plan(
     resume_from = None
     if not starts_over:
         record.remove_incomplete()
-        resume_from = _last_intact(record)
+        resume_from = _resumable_checkpoint(record)
         record.truncate_metrics(checkpoint_step(resume_from) if resume_from else -1)
     return _Plan(finished=False, starts_over=starts_over, previous_run=previous_run, resume_from=resume_from)
 
@@ -336,7 +336,7 @@ def _check_files(
     check_unchanged(f"The chat template {path}", _template_lineage(settings), previous_run.get("chat_template"))
 
 
-def _last_intact(record: StageRecord) -> Path | None:
+def _resumable_checkpoint(record: StageRecord) -> Path | None:
     """Returns the last intact checkpoint. Renames damaged checkpoints after it, with a warning."""
     problems = record.set_damaged_aside()
     resume = record.last_checkpoint()
@@ -368,7 +368,7 @@ def _train(run: _Run, trainer: Any) -> None:
             trainer.train()
             return
         state = TrainerState.load_from_json(str(resume_from / TRAINER_STATE_NAME))
-        must_evaluate = _owes_evaluation(state, record)
+        must_evaluate = _is_evaluation_due(state, record)
         if state.global_step < state.max_steps:
             trainer.args.eval_on_start = must_evaluate
             trainer.train(resume_from_checkpoint=str(resume_from))
@@ -388,7 +388,8 @@ def _train(run: _Run, trainer: Any) -> None:
         if distributed.is_main_process():
             record.write(status="interrupted", seconds=run.seconds())
         step = trainer.state.global_step
-        raise type(error)(f"{error} Step {step} is saved, and the same command goes on from it.") from error.__cause__
+        message = f"{error} Step {step} is saved: run the same command again to resume from it."
+        raise type(error)(message) from error.__cause__
 
 
 def _save_finished(trainer: Any, record: StageRecord, error: UpdateFailed | WaitEnded) -> bool:
@@ -409,7 +410,7 @@ def _save_finished(trainer: Any, record: StageRecord, error: UpdateFailed | Wait
     return True
 
 
-def _owes_evaluation(state: TrainerState, record: StageRecord) -> bool:
+def _is_evaluation_due(state: TrainerState, record: StageRecord) -> bool:
     """Whether an evaluation was due after this step but did not finish."""
     callbacks: Any = state.stateful_callbacks
     control = (callbacks or {}).get("TrainerControl", {}).get("args", {})
@@ -420,7 +421,7 @@ def _owes_evaluation(state: TrainerState, record: StageRecord) -> bool:
 
 @contextlib.contextmanager
 def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
-    """Deletes an incomplete checkpoint if losses are not finite, or if the disk is full, and then raises ZooError."""
+    """A context that deletes an incomplete checkpoint, and raises, if a loss is not finite or the disk is full."""
     try:
         yield
     except (NotFinite, NoRoom):
@@ -432,8 +433,8 @@ def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
         if not distributed.is_main_process():
             raise
         # torch reports a full disk as a RuntimeError without a reason.
-        no_room = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20
-        if not no_room and not is_disk_full(error):
+        is_out_of_space = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20
+        if not is_out_of_space and not is_disk_full(error):
             raise
         record.remove_incomplete()
         record.write(status="interrupted")
@@ -451,10 +452,10 @@ def _add_callbacks(
 
     context, settings, record = run.context, run.settings, run.record
     trainer.remove_callback(PrinterCallback)
-    if hasattr(trainer, "_total_train_tokens"):  # of trl; PPOTrainer saves its own
+    if hasattr(trainer, "_total_train_tokens"):  # a trl trainer; PPOTrainer saves its own averages
         trainer.add_callback(RunningMetrics(trainer))
 
-    def saved() -> None:
+    def after_save() -> None:
         unsent: set[int] = set()
         if run.publisher is not None:
             run.publisher.notify()
@@ -465,6 +466,8 @@ def _add_callbacks(
         delete_old_optimizer_states(record, keep=settings.release.save_optimizer_limit)
 
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)
-    callback = StageCallback(record, stop, finish_checkpoint=finish, saved=saved, stop_after=context.stop_after)
+    callback = StageCallback(
+        record, stop, finish_checkpoint=finish, after_save=after_save, stop_after=context.stop_after
+    )
     trainer.add_callback(callback)
     return callback

@@ -43,7 +43,7 @@ def count_trained_prompts(
 
 def _advice(context: RunContext) -> str:
     """Advice on how to keep the evaluation's prompts out of training."""
-    if evaluated_part(context)["held_out_share"] is not None:  # stages that are trained from now on leave them out
+    if evaluated_part(context)["held_out_share"] is not None:  # stages trained from now on leave them out
         return "train these stages again with --restart to leave them out"
     if context.settings("ppo").data.held_out_share is not None:
         return (
@@ -79,7 +79,8 @@ def _count(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) 
 def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:
     """The rows that a stage trains on; None for pairs that are still to be simulated from PPO's prompts.
 
-    `left_out` is what a finished stage left out. If the stage would leave out other rows now, it trained on all rows.
+    `left_out` is what a finished stage left out. If it would leave out other rows now, it is taken to have trained on
+    all rows.
     """
     if stage == "reward":
         if left_out is None and context.settings("reward").data.simulated_pairs is not None:

@@ -23,17 +23,17 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
     """
     from ...modeling.fsdp_trainer import with_sharding
     from ...modeling.length_grouping import with_length_grouping
-    from .global_batch import in_processes
+    from .global_batch import with_global_batch
 
     trainer_class = with_length_grouping(trainer_class)
     if getattr(settings.data, "fsdp2", False):  # a third-party stage need not have this key
         trainer_class = with_sharding(trainer_class)
     try:
         # The trainer changes its arguments, so it gets a copy.
-        trainer = in_processes(trainer_class)(args=copy.copy(settings.trainer), **parts)
+        trainer = with_global_batch(trainer_class)(args=copy.copy(settings.trainer), **parts)
     except ValueError as error:
-        first = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
-        raise ZooError(f"The settings of the stage {settings.stage} do not work: {first}.") from error
+        reason = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
+        raise ZooError(f"The settings of the stage {settings.stage} do not work: {reason}.") from error
     # trl would write a card of its own, with local paths, into each checkpoint.
     trainer.create_model_card = lambda **_: None
     for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16: small steps vanish

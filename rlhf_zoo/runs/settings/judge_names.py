@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ...errors import ZooError
-from ...plugins import JUDGES, REWARDS, check_word, did_you_mean, registered
+from ...plugins import JUDGES, REWARDS, check_registered, did_you_mean, registered
 
 SAME_LABELS = "same-labels"
 KINDS = ("reward", "rule", "llm", "pairs", "votes", "unlabeled")
@@ -46,7 +46,7 @@ def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
     """
     judge_kind, argument = kind_of(name)
     if judge_kind == "rule":
-        check_word(argument, group=REWARDS)
+        check_registered(argument, group=REWARDS)
     if judge_kind != "function":
         return
     judges = [*also, "classifier", SAME_LABELS, *registered(JUDGES)]

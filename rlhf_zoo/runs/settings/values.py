@@ -336,5 +336,5 @@ def checked_keys(
             typed[name] = coerce(value, hints[name])
         except ValueError as error:
             raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
-        check_limits(name.rpartition(".")[2], typed[name], shown=written)
+        check_limits(name.rpartition(".")[2], typed[name], label=written)
     return typed
