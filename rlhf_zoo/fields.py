@@ -42,9 +42,6 @@ class Limit:
     def fix(self, value: float) -> str | None:
         """Checks a number.
 
-        Args:
-            value: A number.
-
         Returns:
             How to fix it, as the end of a sentence; None if it is within the bounds.
         """

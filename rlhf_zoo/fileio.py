@@ -121,9 +121,6 @@ def write_json(path: Path | str, value: Any) -> None:
 def read_json(path: Path | str) -> Any:
     """Reads a JSON document.
 
-    Args:
-        path: The file.
-
     Raises:
         FileNotFoundError: There is no such file.
         ZooError: It is not JSON within the bounds of `parse_json`.
@@ -279,7 +276,7 @@ def hub_id(name: Any) -> str | None:
 
 
 def at(value: Any, *path: str) -> Any:
-    """Returns the value at a path of keys; None where a key is missing.
+    """Returns the value at a path of keys; None if a key is missing.
 
     Args:
         value: Nested mappings.

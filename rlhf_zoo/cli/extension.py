@@ -21,7 +21,7 @@ def install() -> None:
         click.echo(f"`hf rlhf-zoo` runs {script} already.")
         return
     instead = f" instead of {previous_script}" if previous_script else ""
-    click.echo(f"`hf rlhf-zoo` runs {script}{instead}; {folder()} says so to `hf`.")
+    click.echo(f"`hf rlhf-zoo` runs {script}{instead}: `hf` reads this from {folder()}.")
     click.echo("`rlhf-zoo uninstall-hf-extension` removes it.")
 
 

@@ -102,11 +102,7 @@ def plan(
 
 
 def print_plan(result: Plan) -> None:
-    """Prints a plan: tables of each stage's phases and models, and what does not fit.
-
-    Args:
-        result: The plan.
-    """
+    """Prints a plan: tables of each stage's phases and models, and what does not fit."""
     from ..pipeline.plan.plan import gib, seconds
 
     click.echo(f"{result.recipe} on {result.device}: GiB on each device\n")

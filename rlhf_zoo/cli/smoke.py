@@ -50,7 +50,7 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         hub = stack.enter_context(open_hub("local", push_to_hub=False))
         from rich.console import Console
 
-        from ..pipeline import run_recipe as pipeline
+        from ..pipeline import run_recipe
         from ..pipeline.smoke.run import publish_miniatures, small_flags
 
         quiet_hub()
@@ -61,9 +61,9 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         run = open_run(loaded, directory, small_flags(loaded), hub, push_to_hub=True)
         with locked(directory), run as (context, publisher):
             try:
-                pipeline.run(context, console, publisher)
+                run_recipe.run(context, console, publisher)
                 if "ppo" in loaded.stages:
-                    pipeline.show(context, Console(quiet=True))
+                    run_recipe.show_published(context, Console(quiet=True))
             except ZooError as error:
                 failure = str(error)
             except Exception as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "--ablation",
     metavar="REPO",
     multiple=True,
-    help="Another run from the same SFT checkpoint; may be repeated. PPO itself stands for none.  [default: by recipe]",
+    help="Another run from the same SFT checkpoint; may be repeated. Give PPO itself for none.  [default: by recipe]",
 )
 @click.option("--private/--public", default=None, help="Visibility.  [default: private if one of its models is]")
 @HUB

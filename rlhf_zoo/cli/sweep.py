@@ -184,7 +184,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
 
 
 def _key_types(keys: Iterable[str]) -> dict[str, Any]:
-    """The types of PPO's keys, without a slow import of the dataclass where no other types are needed."""
+    """The types of PPO's keys. Imports the dataclass, which is slow, only for a type that its source does not say."""
     from ..runs.settings.declared import declared_keys
 
     declared = {key: entry.hint for key, entry in declared_keys("ppo").items()}

@@ -19,7 +19,7 @@ COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "s
 UNBROKEN = 16
 
 
-def print_json(document: Any) -> None:
+def print_json(document: object) -> None:
     """Prints a document as JSON, and escapes characters that control a terminal.
 
     Args:

@@ -71,11 +71,7 @@ def run_one(
 
 
 def stage_command(stage: Stage) -> click.Command:
-    """Makes the command that runs one stage of a recipe.
-
-    Args:
-        stage: The stage.
-    """
+    """Makes the command that runs one stage of a recipe."""
 
     @click.command(
         stage.name,
@@ -142,7 +138,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
 @click.option(
     "--labels",
     help="Labeler of the new pairs: gold (`preference` of the reward stage), judge (the judge of the evaluation), "
-    "votes:NAMESPACE/NAME, or a judge as in `rlhf-zoo eval`.  [default: gold where the recipe has it, else judge]",
+    "votes:NAMESPACE/NAME, or a judge as in `rlhf-zoo eval`.  [default: gold if the recipe has it, else judge]",
 )
 @click.option(
     "--round_pairs",
@@ -209,7 +205,7 @@ def run(
             return
         if "ppo" in context.recipe.stages:
             if context.publish:
-                run_recipe.show(context, console)
+                run_recipe.show_published(context, console)
             run_recipe.print_headline(context, console)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())

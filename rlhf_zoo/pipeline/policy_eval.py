@@ -229,7 +229,7 @@ def _run_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None
     return source
 
 
-def _check_recorded_judge(evaluation: StageRecord, judge: Any) -> None:
+def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
     """Raises ZooError if the evaluation is not from this user's own run, and names code or a paid judge."""
     if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
         return
@@ -264,13 +264,13 @@ def _truncation_keys(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
     return fields if fields["shortest"] or fields["text"] else {}
 
 
-def _reward_functions(settings: Any) -> frozenset[str]:
+def _reward_functions(settings: object) -> frozenset[str]:
     """The reward functions that training used, from the settings of a run or of a card, which are not trusted."""
-    settings = settings if isinstance(settings, Mapping) else {}
-    names, weights = settings.get("reward_funcs"), settings.get("reward_weights")
+    keys = settings if isinstance(settings, Mapping) else {}
+    names, weights = keys.get("reward_funcs"), keys.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return frozenset()
-    learned = settings.get("reward_model_path") is not None
+    learned = keys.get("reward_model_path") is not None
     return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=learned)
 
 
@@ -380,10 +380,10 @@ def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset,
     return parts_of(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
 
 
-def _held_out(settings: Any) -> tuple[float, str] | tuple[None, None]:
+def _held_out(settings: object) -> tuple[float, str] | tuple[None, None]:
     """The share of prompts that PPO held out, and from which split, from the settings of a run or a card."""
-    settings = settings if isinstance(settings, Mapping) else {}
-    share, split = settings.get("held_out_share"), settings.get("dataset_train_split", "train")
+    keys = settings if isinstance(settings, Mapping) else {}
+    share, split = keys.get("held_out_share"), keys.get("dataset_train_split", "train")
     if not finite(share) or not 0 < share < 1 or not isinstance(split, str):
         return None, None
     return float(share), split

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN_PROMPTS = 6
-#: Keeps the random numbers of `show` apart from others under one seed.
+#: Keeps the random numbers of `show_published` apart from others under one seed.
 SHOW_STREAM = 6
 
 
@@ -100,9 +100,6 @@ def _warn_if_evaluation_would_fail(context: RunContext) -> None:
 
 def check(context: RunContext) -> None:
     """Checks all stages, before the first one trains.
-
-    Args:
-        context: The run.
 
     Raises:
         ZooError: A setting, the data, a model, a reward or a judge does not work.
@@ -319,7 +316,7 @@ def _verdict_phrase(results: Mapping[str, Any]) -> str:
     return f"verdict {results['verdict']}{why}, recommended {recommended}"
 
 
-def show(context: RunContext, console: "Console") -> None:
+def show_published(context: RunContext, console: "Console") -> None:
     """Pulls each stage from the Hub into an empty cache, and prints completions of SFT and PPO for held-out prompts.
 
     Args:

@@ -49,7 +49,7 @@ def test_installed_run_and_removed(tmp_path):
     other.mkdir(parents=True)
     done = zoo("install-hf-extension", home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert f"`hf rlhf-zoo` runs {SCRIPT};" in done.stdout
+    assert f"`hf rlhf-zoo` runs {SCRIPT}:" in done.stdout
     assert "uninstall-hf-extension" in done.stdout
     before = files(tmp_path / FOLDER)
     assert zoo("install-hf-extension", home=tmp_path).stdout == f"`hf rlhf-zoo` runs {SCRIPT} already.\n"

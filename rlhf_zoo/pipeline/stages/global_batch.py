@@ -135,9 +135,6 @@ class GlobalReward(GlobalBatch):
 def with_global_batch(trainer_class: Any) -> Any:
     """Adapts a trl trainer to several processes.
 
-    Args:
-        trainer_class: Its class.
-
     Returns:
         A subclass, or the class itself in a single process.
     """

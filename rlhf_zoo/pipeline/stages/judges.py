@@ -28,9 +28,6 @@ log = logging.getLogger(__name__)
 def train_same_labels(context: RunContext) -> None:
     """Trains the judge `same-labels`, unless this reward model already has one.
 
-    Args:
-        context: The run.
-
     Raises:
         ZooError: The run has no finished reward model.
     """

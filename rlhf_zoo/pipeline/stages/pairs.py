@@ -12,9 +12,6 @@ from ...runs.pairs import named_pairs, on_pairs
 def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     """Opens the data set of the reward model's pairs.
 
-    Args:
-        context: The run.
-
     Returns:
         The run that trains the reward model (a different one if `--dataset_name` names only pairs), and the data set.
     """

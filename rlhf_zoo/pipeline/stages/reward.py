@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from ...errors import ZooError
 from ...modeling import distributed
@@ -71,7 +71,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     left_out: dict[str, int] = {}
     inputs: _Inputs  # set by `build`
 
-    def build() -> Any:
+    def build() -> Trainer:
         nonlocal inputs
         inputs = _load_inputs(context, settings, source, sft, tokenizer, left_out)
         set_seed(settings.trainer.seed)
@@ -85,14 +85,14 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
             peft_config=get_peft_config(replace(settings.model, lora_task_type="SEQ_CLS")),
         )
 
-    def finish_checkpoint(trainer: Any, path: Path) -> None:
+    def finish_checkpoint(trainer: Trainer, path: Path) -> None:
         """Stores μ and σ of the scores in every checkpoint, because they depend on its weights."""
         model = trainer.accelerator.unwrap_model(trainer.model)
         with sharding.unsharded(model):
             if distributed.is_main_process():
                 _write_score_statistics(model, tokenizer, inputs.samples, path)
 
-    def conclude(trainer: Any, chosen: Path) -> dict[str, Any]:
+    def conclude(trainer: Trainer, chosen: Path) -> dict[str, Any]:
         return {"reward_model": _report(context, settings, tokenizer, inputs, chosen)}
 
     return train_stage(

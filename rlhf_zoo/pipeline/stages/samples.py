@@ -25,7 +25,7 @@ from ...runs.dataset import DataSource, parts, stage_rows, stage_source
 from ...runs.models import ParentCheckpoint
 from ...runs.pairs import sampling
 from ...runs.prepared import add_configuration
-from ...runs.settings.parse import StageSettings
+from ...runs.settings.parse import RewardArguments, StageSettings
 from .merged import merged_model
 from .pairs import training_pairs
 
@@ -34,10 +34,10 @@ SCORE_STREAM, TRAIN_STREAM, TEST_STREAM = 2, 3, 4
 #: (first text, second text, random numbers) -> the preferred text, 0 or 1.
 Preference = Callable[[str, str, random.Random], int]
 #: (prompts, first completions, second ones, columns) -> the preferred one of each pair, 0 or 1; None for a tie.
-Labeler = Callable[[Sequence[Any], Sequence[str], Sequence[str], Mapping[str, Sequence[Any]]], list[int | None]]
+Labeler = Callable[[Sequence[Prompt], Sequence[str], Sequence[str], Mapping[str, Sequence[Any]]], list[int | None]]
 
 
-def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]:
+def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
     """Returns the prompts for samples of the SFT policy, which are the prompts that PPO trains on.
 
     Without a ppo stage, they come from the data set's configuration `prompts`, else from the pairs. In a later round,
@@ -62,7 +62,7 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Any]
     return list(stage_rows(context, "ppo", source, split)["prompt"])
 
 
-def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Any]:
+def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
     """The prompts of a recipe without PPO: from the configuration `prompts`, else from the pairs to train on."""
     if not Path(source.location).is_file():  # a file has no configurations
         try:
@@ -89,8 +89,8 @@ class SFTSamples:
         ended: N, whether the completion ended by itself.
     """
 
-    prompts: list[Any]
-    texts: list[Any]
+    prompts: list[Prompt]
+    texts: list[Prompt]
     ended: list[bool]
 
 
@@ -144,7 +144,7 @@ def pairs_seed(settings: StageSettings) -> int:
     return settings.trainer.seed if settings.data.pairs_seed is None else settings.data.pairs_seed
 
 
-def are_simulated(context: RunContext, data: Any) -> bool:
+def are_simulated(context: RunContext, data: RewardArguments) -> bool:
     """Whether `preference` labeled the held-out pairs. A later round uses the held-out pairs of the first round.
 
     Args:
@@ -168,7 +168,7 @@ def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], 
     return utility
 
 
-def preference_of(data: Any) -> Preference:
+def preference_of(data: RewardArguments) -> Preference:
     """The function that labels simulated pairs.
 
     Args:
@@ -235,7 +235,7 @@ def simulated_pairs(
 
 
 def _labeled_rows(
-    prompts: list[str], samples: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
+    prompts: list[Prompt], samples: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
 ) -> list[dict[str, Any]]:
     indices, first, second = samples
     kept = [prompts[index] for index in indices]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from ...errors import ZooError
 from ...hub.client.connect import Hub
@@ -65,7 +65,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     left_out: dict[str, int] = {}
     cut_rows: dict[str, int] = {}
 
-    def build() -> Any:
+    def build() -> Trainer:
         train, held_out, left_out_counts = parts(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accelerate.state import AcceleratorState
-from transformers import TrainerState
+from transformers import Trainer, TrainerState
 from transformers.trainer import TRAINER_STATE_NAME
 
 from ...errors import NotFinite, ZooError
@@ -104,9 +104,9 @@ def train_stage(
     data: Mapping[str, Any],
     parents: Mapping[str, ParentCheckpoint],
     started: float,
-    build: Callable[[], Any],
+    build: Callable[[], Trainer],
     publisher: Publisher | None = None,
-    finish_checkpoint: Callable[[Any, Path], None] | None = None,
+    finish_checkpoint: Callable[[Trainer, Path], None] | None = None,
     conclude: Callable[[Any, Path], Mapping[str, Any]] | None = None,
     left_out: Mapping[str, int] | None = None,
     cut_rows: Mapping[str, int] | None = None,
@@ -171,7 +171,7 @@ def _reset_precision(settings: StageSettings) -> None:
 
 
 def _train_and_record(
-    run: _Run, trainer: Any, stop: Interruptible, finish_checkpoint: Callable[[Any, Path], None] | None
+    run: _Run, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
 ) -> bool:
     """Trains, and records an early end. Returns whether it reached the last step; raises Stopped after a signal."""
     context = run.context
@@ -200,7 +200,7 @@ def _train_and_record(
     return False
 
 
-def _finish(run: _Run, trainer: Any, conclude: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
+def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
     """Chooses the checkpoint of a stage that trained to its end, and records it."""
     release = run.settings.release
     chosen = choose(run.record, release, trainer.args)
@@ -268,9 +268,6 @@ def _begin(
 
 def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     """Lists the remote code of models that ran in this process.
-
-    Args:
-        context: The run.
 
     Returns:
         The lineage of each model's code. Code that an earlier stage recorded keeps the name from that stage.
@@ -344,7 +341,7 @@ def _resumable_checkpoint(record: StageRecord) -> Path | None:
         log.warning(
             "%s: its checkpoint is renamed to damaged-checkpoint-*, and training resumes from %s.",
             problem,
-            resume.name if resume is not None else "the start, as no other is intact",
+            resume.name if resume is not None else "the start, because no other is intact",
         )
     return resume
 
@@ -354,7 +351,7 @@ def _publication(context: RunContext) -> dict[str, Any]:
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 
 
-def _train(run: _Run, trainer: Any) -> None:
+def _train(run: _Run, trainer: Trainer) -> None:
     """Trains. If an update fails, or a signal ends a wait or an evaluation, saves the updates finished before that.
 
     An evaluation that a signal ended is repeated when training resumes.
@@ -392,7 +389,7 @@ def _train(run: _Run, trainer: Any) -> None:
         raise type(error)(message) from error.__cause__
 
 
-def _save_finished(trainer: Any, record: StageRecord, error: UpdateFailed | WaitEnded) -> bool:
+def _save_finished(trainer: Trainer, record: StageRecord, error: UpdateFailed | WaitEnded) -> bool:
     """Saves the finished updates. Returns False if there are none, or if other processes are still waiting.
 
     Re-raises the error if the disk is full.
@@ -445,7 +442,7 @@ def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
 
 
 def _add_callbacks(
-    run: _Run, trainer: Any, stop: Interruptible, finish_checkpoint: Callable[[Any, Path], None] | None
+    run: _Run, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
 ) -> StageCallback:
     """Adds the stage's callbacks to a trainer."""
     from transformers import PrinterCallback
