@@ -26,11 +26,11 @@ def card(run: Path, step: int | None) -> None:
     from ..publishing.cards.card import make_card
     from ..runs.record import StageRecord
 
-    for stage in stage_directories(run):
-        StageRecord(stage).check_own()
+    for folder in stage_directories(run):
+        StageRecord(folder).check_own()
         # A stage's directory is inside that of its run, which training locks.
-        with locked(stage.absolute().parent if stage.name in STAGES else stage):
-            click.echo(str(make_card(stage, step=step)))
+        with locked(folder.absolute().parent if folder.name in STAGES else folder):
+            click.echo(str(make_card(folder, step=step)))
 
 
 @click.command()
@@ -67,7 +67,7 @@ def push(
     from ..runs.record import StageRecord
     from ..runs.rounds import round_of
 
-    folders = [stage for stage in stage_directories(run) if stage.name in STAGES]
+    folders = [folder for folder in stage_directories(run) if folder.name in STAGES]
     if not folders:
         raise ZooError(f"{run} holds nothing to publish: give the directory of a run, or of its {' or '.join(STAGES)}.")
     documents = [StageRecord(folder).read() for folder in folders]

@@ -155,24 +155,23 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, settings_by_st
     }
     models = named_models(settings_by_stage, hub, leniently=True)
     unchecked |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
-    if "ppo" in settings_by_stage:
-        check_label(models, settings_by_stage["ppo"])
-        check_tokenizers(models, settings_by_stage["ppo"])
-        check_response_length(shared, settings_by_stage["ppo"], models.get("policy"))
-        names = with_judge(shared.evaluation, settings_by_stage["ppo"]).names
+    if (ppo := settings_by_stage.get("ppo")) is not None:
+        check_label(models, ppo)
+        check_tokenizers(models, ppo)
+        check_response_length(shared, ppo, models.get("policy"))
+        names = with_judge(shared.evaluation, ppo).names
         check_names(names, shared.evaluation.asked_llm, hub=None)
-        _try_rules(shared, settings_by_stage["ppo"], names, hub)
+        _try_on_local_prompts(shared, ppo, names, hub)
         if "classifier" in names:
             with needing_labels():
                 unchecked |= {f"the labels of {name}": cause for name, cause in check_labeled(shared, hub).items()}
         check_tasks(shared.evaluation.lm_eval)
         unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, shared, hub).items()}
-    truncation = (
-        cut_by_sft(shared, settings_by_stage["sft"], models.get("policy"), hub) if "sft" in settings_by_stage else None
-    )
+    sft = settings_by_stage.get("sft")
+    truncation = None if sft is None else cut_by_sft(shared, sft, models.get("policy"), hub)
     click.echo(f"{recipe.name} is valid: {', '.join(recipe.stages)}.")
     if truncation is not None and truncation.cut:
-        click.echo(f"Of the stage sft {truncation.line}.")
+        click.echo(f"The stage sft: {truncation.line}.")
     if unchecked:
         cause = next(iter(unchecked.values())) if failure is None else f"it does not answer: {reason(failure)}"
         click.echo(
@@ -181,7 +180,7 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, settings_by_st
         )
 
 
-def _try_rules(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
+def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
     """Tries reward functions and rule judges on prompts in local files, as `run` does before it trains."""
     from ..evaluation.judges.rule import RuleJudge
     from ..pipeline.stages.ppo import check_answers, reward_functions, try_functions

@@ -155,13 +155,13 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     data = None
     if terms.dataset_name is not None:
         data = find_data(terms.dataset_name, terms.dataset_revision, hub)
-    stage = _ppo_stage(Path(policy))
-    if stage is not None:
+    stage_folder = _ppo_stage(Path(policy))
+    if stage_folder is not None:
         subject = find(policy, sft=against, reward=reward_name, hub=hub)
         recorded = recorded_settings(
             subject.resolved, "ppo", ("response_length", "temperature"), where=str(subject.where)
         )
-        evaluation = StageRecord(stage.parent / "eval")
+        evaluation = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
         loader = _reward_loader(subject.resolved, str(subject.where)) if reward is None else None
@@ -169,19 +169,19 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             _check_recorded_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=FLAG)
-        data_folder = stage.parent / "data"
+        data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" is the user's own, not the run's.
-        is_of_run = find_download(stage) is None or find_download(data_folder) is not None
+        is_of_run = find_download(stage_folder) is None or find_download(data_folder) is not None
         if data is None and is_of_run and (data_folder / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(data_folder), None, {})
-        data = data or _run_data(stage, subject, hub)
+        data = data or _run_data(stage_folder, subject, hub)
         return PolicyPair(
             subject.policy,
             subject.reference,
             () if no_reward else subject.rewards,
             data,
             {name: float(value) for name, value in recorded.items()},
-            judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
+            judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
             functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
@@ -194,9 +194,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     lineage = find_policy(policy, against=against, reward=reward_name, without_reward=no_reward, hub=hub)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", default_of("ppo", "response_length"))
-    judge_name: Any = lineage.card
-    for key in ("evaluation", "judge", "target"):
-        judge_name = judge_name.get(key) if isinstance(judge_name, Mapping) else None
+    judge_name = at(lineage.card, "evaluation", "judge", "target")
     return PolicyPair(
         lineage.ppo,
         lineage.sft,
@@ -214,7 +212,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
     )
 
 
-def _run_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
+def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
     """The data set of a run's PPO stage, at the commit that the run used. For an untrusted run, it must be on a Hub."""
     resolved = subject.resolved
     shared = resolved.get("recipe") or {}
@@ -223,7 +221,7 @@ def _run_data(stage: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None
         return None
     if not subject.trusted:
         check_repository(name, key="dataset_name", where=str(subject.where))
-    recorded = StageRecord(stage).read().get("dataset")
+    recorded = StageRecord(stage_folder).read().get("dataset")
     source = find_data(name, keys.get("dataset_revision"), hub, before=recorded)
     check_unchanged(f"The data set {name}", source.lineage, recorded)
     return source
@@ -276,9 +274,9 @@ def _reward_functions(settings: object) -> frozenset[str]:
 
 def _ppo_stage(path: Path) -> Path | None:
     """Finds the PPO stage of a path: the path itself, its subfolder or its parent; None for any other path."""
-    for stage in (path, path / "ppo", path.parent):
-        if path.is_dir() and StageRecord(stage).read().get("stage") == "ppo":
-            return stage
+    for stage_folder in (path, path / "ppo", path.parent):
+        if path.is_dir() and StageRecord(stage_folder).read().get("stage") == "ppo":
+            return stage_folder
     return None
 
 

@@ -128,7 +128,7 @@ def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], t
 
 def test_validate_counts_what_max_length_cuts(zoo: Callable[..., None], mine: Path, capsys) -> None:
     zoo("recipes", "validate", "mine", "--sft.max_length", "4")
-    assert "\nOf the stage sft max_length, 4, cuts 24 of 24 rows; of 24 it leaves no" in capsys.readouterr().out
+    assert "\nThe stage sft: max_length, 4, cuts 24 of 24 rows; of 24 it leaves no" in capsys.readouterr().out
     zoo("recipes", "validate", "mine", "--sft.max_length", "512")
     assert "max_length" not in capsys.readouterr().out
 

@@ -42,7 +42,7 @@ class GlobalBatch(Trainer):
     """A mixin for trl's trainers, such as SFTTrainer. It comes before them in the bases."""
 
     def _shard_evenly(self, loader: Any) -> Any:
-        loader.batch_sampler.__class__ = _EvenShards
+        loader.batch_sampler.__class__ = _EvenShards  # accelerate makes the sampler and takes no class for it
         return loader
 
     def get_train_dataloader(self) -> Any:
