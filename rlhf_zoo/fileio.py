@@ -216,7 +216,7 @@ def _integral_floats_as_int(value: Any) -> Any:
 
 
 def _permissions(path: Path) -> int:
-    """The permissions that the file has, or that a new file would get; those of mkstemp are for the owner alone."""
+    """The permissions that the file has, or that `open` gives a new one; mkstemp gives them to the owner alone."""
     if path.exists():
         return path.stat().st_mode & 0o777
     with _UMASK_LOCK:  # the umask can be read only by setting it, and another thread would read our 0

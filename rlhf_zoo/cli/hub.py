@@ -90,7 +90,7 @@ def export(
 @click.option("--source", help="Where the model comes from, for its card.")
 @json_option()
 def add(path: str, repository: str, license_name: str | None, source: str | None, as_json: bool) -> None:
-    """Put the model in a folder or a GGUF file on the embedded Hub.
+    """Put a model on the embedded Hub, from a folder or a GGUF file.
 
     It may be a language model, a reward model, or a sentence embedder for `relevance`. Recipes then name it by
     NAMESPACE/NAME, as they would on the Hugging Face Hub, and adapters and cards name it as their base. A GGUF file is

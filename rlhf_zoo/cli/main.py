@@ -1,4 +1,4 @@
-"""The command line. Nothing heavy is imported before a command runs, and the Hub is chosen before that."""
+"""The command line. A command imports heavy packages only when it runs, after it has chosen the Hub."""
 
 import contextlib
 import importlib
@@ -175,7 +175,7 @@ def main() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, partial(_treat_as_ctrl_c, os.getpid()))
     if distributed.launched_count() > 1:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # DDP's advice to developers
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides DDP's advice to developers
     if not sys.warnoptions:
         # Users cannot act on warnings for developers, pin_memory without an accelerator is harmless, and the output of
         # an FSDP2 module, which that warning forbids changing in place, is never changed here.
@@ -192,7 +192,7 @@ def main() -> None:
         logging.lastResort.setFormatter(PrintableFormatter())
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # β in the C locale
+            stream.reconfigure(errors="replace")  # the C locale cannot encode β
     try:
         for argument in sys.argv[1:]:
             if any("\ud800" <= character <= "\udfff" for character in argument):

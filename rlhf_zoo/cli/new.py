@@ -41,7 +41,7 @@ from .options import SOURCE_HUB, TRUST, UserPath
 @click.option(
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
-    help="Memory of the GPU, GiB.  [default: this GPU's, or this machine's for its CPU]",
+    help="Memory of the GPU in GiB.  [default: this GPU's, or this machine's for its CPU]",
 )
 @SOURCE_HUB
 @TRUST

@@ -45,7 +45,7 @@ def open_hub(
 
 
 class ContextOptions(TypedDict, total=False):
-    """Options of `rlhf-zoo run`, and fields of `RunContext`, that `open_run` needs only for the context."""
+    """Options of `rlhf-zoo run`, and fields of `RunContext`, that `open_run` only passes on to the context."""
 
     private: bool
     overwrite_repo: bool
@@ -200,8 +200,8 @@ def open_run(
         restart: Whether to discard the run so far.
         resume: The value of --resume, to check.
         patience: Seconds to wait at the end for a Hub that fails; None for the default.
-        stages: See `Sender`.
-        resend_cards: See `Sender`.
+        stages: The stages to publish; None for those whose run.json names this Hub and namespace.
+        resend_cards: Whether to publish the final cards again.
         **options: See `ContextOptions`.
 
     Raises:
@@ -210,7 +210,7 @@ def open_run(
     """
     if resume is not None and restart:
         raise ZooError("--resume auto resumes the run and --restart discards it: pass only one.")
-    quiet_hub()  # uploads continue behind the progress bar of training
+    quiet_hub()  # because uploads continue behind the progress bar of training
     context = _context(
         recipe,
         directory,
@@ -222,7 +222,7 @@ def open_run(
         restart=restart,
         **options,
     )
-    if not restart:  # before anything is sent under this recipe's names
+    if not restart:  # before anything is published under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
     with publishing(context, patience=patience, stages=stages, resend_cards=resend_cards) as publisher:
         yield context, publisher
@@ -293,8 +293,8 @@ def publishing(
     Args:
         context: The run.
         patience: Seconds to wait at the end for a Hub that fails; None for the default.
-        stages: See `Sender`.
-        resend_cards: See `Sender`.
+        stages: The stages to publish; None for those whose run.json names this Hub and namespace.
+        resend_cards: Whether to publish the final cards again.
 
     Yields:
         The outbox; None for a run that publishes nothing.

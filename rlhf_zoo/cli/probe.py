@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     "--against",
     required=True,
     type=UserPath(exists=True, dir_okay=False),
-    help="Completions of the SFT model for the same prompts, as another file.",
+    help="Completions of the SFT model for the same prompts, in another file.",
 )
 @click.option("--model", help="The SFT model, a folder or NAMESPACE/NAME[@TAG]: two probes read its log-probabilities.")
 @click.option(

@@ -83,8 +83,8 @@ def push(
             )
         if hub not in (None, destination["hub"]) or namespace not in (None, destination["namespace"]):
             raise ZooError(
-                f"--resume sends {run} to {destination['namespace']} on {destination['hub']}, as training was to: "
-                "leave --resume out to send all of it elsewhere."
+                f"--resume sends {run} to {destination['namespace']} on {destination['hub']}, where training was to "
+                "publish it: leave --resume out to publish all of it elsewhere."
             )
         hub, namespace, private = destination["hub"], destination["namespace"], private or destination["private"]
     root = folders[0].parent

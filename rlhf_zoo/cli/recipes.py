@@ -95,7 +95,7 @@ def recipes_copy(recipe: str, target: Path) -> None:
     """
     from ..runs.recipe import copy_recipe
 
-    click.echo(f"{copy_recipe(recipe, target)} is yours: edit it, then `rlhf-zoo run {shlex.quote(str(target))}`.")
+    click.echo(f"Copied to {copy_recipe(recipe, target)}: edit it, then `rlhf-zoo run {shlex.quote(str(target))}`.")
 
 
 @recipes.command("validate", context_settings=RECIPE_KEYS_AS_FLAGS)

@@ -22,10 +22,10 @@ log = logging.getLogger(__name__)
 
 @click.command()
 @click.argument("recipe")
-@click.option("--keep", type=UserPath(), help="Keep the run and its Hub in this folder, which is new or empty.")
+@click.option("--keep", type=UserPath(), help="Keep the run and its Hub in this folder, which must be new or empty.")
 @json_option()
 def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
-    """Train a recipe for a few steps on miniatures of its models and data, through every stage and a Hub of its own.
+    """Run every stage of a recipe for a few steps, on miniatures of its models and data and with a separate Hub.
 
     A miniature has the model's configuration class, vocabulary size, special tokens and chat template, and the data's
     columns; its weights are random. Nothing is downloaded. The exit code is 1 if a stage fails.

@@ -278,7 +278,7 @@ def _show_samples(console: Console, outcomes: Sequence[Outcome]) -> None:
 
 
 def _over_seeds(figure: Spread, *, digits: int = 2) -> str:
-    """Formats a mean over seeds, with its 95% interval; with few seeds, with the range instead."""
+    """Formats a mean over seeds with its 95% interval, or with its range if there are few seeds."""
     low, high = (f"{end:.{digits}f}" for end in figure.ci95 or figure.range)
     spread = f" [{low}, {high}]" if figure.ci95 else f" ({low} to {high})"
     return f"{figure.mean:.{digits}f}" + (spread if figure.n > 1 else "")

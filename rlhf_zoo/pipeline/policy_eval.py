@@ -66,8 +66,8 @@ class Terms:
     """How two policies are compared.
 
     Attributes:
-        prompts: Held-out prompts.
-        samples: Completions per prompt.
+        prompts: Number of held-out prompts.
+        samples: Number of completions per prompt.
         split: Split of the prompts; None for what training held out, else test.
         seed: Seed of the samples.
         temperature, max_new_tokens: Sampling settings; None for those of the policy's training.
@@ -298,7 +298,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
         command: The command line, to record.
 
     Returns:
-        What evaluation.json holds.
+        The content of evaluation.json.
 
     Raises:
         ZooError: A judge, prompts or a model cannot be loaded, or the policies have different tokenizers.

@@ -116,7 +116,7 @@ def test_recipes_are_shown_copied_and_validated(tmp_path):
     shown = zoo("recipes", "show", "tiny-world", home=tmp_path).stdout
     assert all(f"# {name}.yaml\n" in shown for name in ("recipe", "sft", "reward", "ppo"))
     done = zoo("recipes", "copy", "tiny-world", "mine", home=tmp_path, cwd=tmp_path)
-    assert done.stdout == "mine is yours: edit it, then `rlhf-zoo run mine`.\n"
+    assert done.stdout == "Copied to mine: edit it, then `rlhf-zoo run mine`.\n"
     done = zoo("recipes", "validate", "mine", "--ppo.kl_coef", "0.2", "--seed=2", home=tmp_path, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "mine is valid: sft, reward, ppo.\n", "")
 
@@ -148,7 +148,7 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
         ("run tiny-world --hub embedded", "--hub is 'embedded': use 'local' or an address"),
         ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
         ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
-        ("card nowhere", "nowhere is no run directory: it holds no run.json"),
+        ("card nowhere", "nowhere is not a run directory: neither it nor a stage in it has a run.json"),
     ],
 )
 def test_mistakes_found_at_once(tmp_path, arguments, message):

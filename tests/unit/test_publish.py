@@ -348,7 +348,7 @@ def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread
     assert (done.returncode, done.stdout) == (0, "elsewhere/toy-ppo: step-000005\n"), done.stderr
     assert thread_hub.api().model_info("elsewhere/toy-ppo").private is True
     done = zoo("push", "--resume", "run", "--namespace", "third", **env)
-    assert done.returncode == 2 and f"sends run to elsewhere on {thread_hub.url}, as training was to" in done.stderr
+    assert done.returncode == 2 and f"sends run to elsewhere on {thread_hub.url}, where training was" in done.stderr
 
 
 @pytest.mark.parametrize("finished", [False, True])

@@ -70,7 +70,7 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
             raise ZooError(f"{key} of the stage ppo is {value!r}, but it has no reward model: give reward_model_path.")
     if data.reward_model_loader is not None:
         find_loader(data.reward_model_loader)
-    # A placeholder for the reward models, which are not loaded here, so that the weights and names match.
+    # The reward models are not loaded here, so a placeholder takes their place among the names and weights.
     placeholders = [_model_placeholder] if models else []
     rewards = Rewards([*placeholders, *functions], weights=settings.trainer.reward_weights)
     names = ["reward_model", *rewards.names[1:]] if models else rewards.names

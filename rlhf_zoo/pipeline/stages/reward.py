@@ -286,7 +286,7 @@ def _no_preference(subject: str) -> ZooError:
 
 
 def _count_too_long(pairs: Dataset, limit: int | None) -> int:
-    """Counts the pairs that trl will leave out as too long, with a warning."""
+    """Counts the pairs that trl will leave out as too long, and warns about them."""
     if limit is None:
         return 0
     sides = zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)

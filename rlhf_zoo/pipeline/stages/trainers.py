@@ -36,9 +36,9 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {reason}.") from error
     # trl would write a card of its own, with local paths, into each checkpoint.
     trainer.create_model_card = lambda **_: None
-    for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16: small steps vanish
+    for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16
         if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
-            weight.data = weight.data.float()
+            weight.data = weight.data.float()  # small steps would vanish in bfloat16
     check_step_size(trainer.model, trainer.args.learning_rate, subject=f"the model of the stage {settings.stage}")
     if len(trainer.train_dataset) == 0:
         raise ZooError(
