@@ -18,7 +18,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..modeling.words import words
 from .stats import share
-from .text import plain
+from .text import normalized
 
 CANDIDATES = 4
 #: Maximum number of choices, and of other prompts that are searched for similar ones.
@@ -66,7 +66,7 @@ def choices(
         The choices. Pairs with too few distinct wrong candidates are left out, so the list may be empty.
     """
     rng = random.Random(seed)
-    right, wrong = [plain(text) for text in chosen], [plain(text) for text in rejected]
+    right, wrong = [normalized(text) for text in chosen], [normalized(text) for text in rejected]
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
     of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):

@@ -69,36 +69,44 @@ class Compute:
             ValueError: A role has two sizes.
         """
         models = dict(self.models)
-        for role, more in other.models.items():
-            own = models.get(role, Passes(more.parameters))
+        for role, passes in other.models.items():
+            own = models.get(role, Passes(passes.parameters))
             # Models of different sizes cannot share one token count.
-            if own.parameters != more.parameters:
-                raise ValueError(f"The {role} has {own.parameters} parameters in one and {more.parameters} in another.")
+            if own.parameters != passes.parameters:
+                raise ValueError(
+                    f"The {role} has {own.parameters} parameters in one and {passes.parameters} in another."
+                )
             models[role] = Passes(
-                own.parameters, own.generated + more.generated, own.read + more.read, own.trained + more.trained
+                own.parameters, own.generated + passes.generated, own.read + passes.read, own.trained + passes.trained
             )
         return Compute(models)
 
     def times(self, factor: float) -> Compute:
-        """Scales every token count, as for n samples or a mean over runs.
+        """Scales every token count.
 
         Args:
-            factor: The factor.
+            factor: For example n for n samples, or 1/n for the mean of n runs.
 
         Returns:
             The scaled compute.
         """
         return Compute(
             {
-                role: Passes(used.parameters, used.generated * factor, used.read * factor, used.trained * factor)
-                for role, used in self.models.items()
+                role: Passes(
+                    passes.parameters, passes.generated * factor, passes.read * factor, passes.trained * factor
+                )
+                for role, passes in self.models.items()
             }
         )
 
     def to_json(self) -> dict[str, Any]:
         """Returns tokens by kind, FLOPs, and the passes of each model as JSON."""
         kinds = {f"tokens_{kind}": self.total(kind) for kind in ("generated", "read", "trained")}
-        return {**kinds, "flops": self.flops, "models": {role: dict(vars(used)) for role, used in self.models.items()}}
+        return {
+            **kinds,
+            "flops": self.flops,
+            "models": {role: dict(vars(passes)) for role, passes in self.models.items()},
+        }
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Compute:
@@ -110,11 +118,11 @@ class Compute:
         Returns:
             The compute.
         """
-        return cls({role: Passes(**used) for role, used in document["models"].items()})
+        return cls({role: Passes(**passes) for role, passes in document["models"].items()})
 
 
 def _rollout(sizes: Mapping[str, int], prompts: float, completions: float) -> dict[str, Passes]:
-    """Counts sampling, and one pass over prompt and completion by each of reference, reward and critic that exists."""
+    """Counts the sampling, and one pass over prompt and completion by each reader: reference, reward and critic."""
     tokens = prompts + completions
     # Each scores the whole sequence in one forward pass.
     readers = {role: Passes(sizes[role], read=tokens) for role in ("reference", "reward", "critic") if role in sizes}
@@ -156,9 +164,11 @@ def rloo_compute(
     """
     tokens = prompt_tokens + completion_tokens
     # The policy reads the rollout again for the old log-probabilities before it trains.
-    again = Passes(sizes["policy"], read=tokens, trained=iterations * tokens)
-    without = {role: size for role, size in sizes.items() if role != "critic"}
-    return Compute(_rollout(without, prompt_tokens, completion_tokens)) + Compute({"policy": again})
+    policy_passes = Passes(sizes["policy"], read=tokens, trained=iterations * tokens)
+    sizes_without_critic = {role: size for role, size in sizes.items() if role != "critic"}
+    return Compute(_rollout(sizes_without_critic, prompt_tokens, completion_tokens)) + Compute(
+        {"policy": policy_passes}
+    )
 
 
 def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) -> Compute:
@@ -181,7 +191,7 @@ def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) 
 def sft_compute(
     sizes: Mapping[str, int], *, trained_tokens: float, prompt_tokens: float = 0.0, completion_tokens: float = 0.0
 ) -> Compute:
-    """Counts SFT, with the sampling of its texts if the policy wrote them (rejection sampling).
+    """Counts SFT, and the sampling of its texts if the policy wrote them (rejection sampling).
 
     Args:
         sizes: Parameters N by role.
@@ -201,7 +211,7 @@ def sft_compute(
 def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float, completion_tokens: float) -> Compute:
     """Counts serving one completion by best-of-n: n samples, each read by the reward.
 
-    For n = 1 the reward has nothing to choose. This is plain sampling, which every trained policy costs to serve.
+    For n = 1 the reward has nothing to choose, so this is the cost of plain sampling, as from a trained policy.
 
     Args:
         sizes: Parameters N by role.
@@ -217,20 +227,21 @@ def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float,
     return Compute(_rollout(served, prompt_tokens, completion_tokens)).times(n)
 
 
-def break_even(training: float, per_completion: float, *, other_training: float, other: float) -> float | None:
-    """Computes after how many completions training pays off against a method that costs more to serve.
+def break_even(
+    training: float, per_completion: float, *, other_training: float, other_per_completion: float
+) -> float | None:
+    """Computes after how many served completions a method costs less than another one.
 
     Args:
-        training: FLOPs that the first method trains with.
-        per_completion: FLOPs per completion that the first method serves.
-        other_training: FLOPs that the second method trains with.
-        other: FLOPs per completion that the second method serves.
+        training: FLOPs of the first method's training.
+        per_completion: FLOPs that the first method needs to serve one completion.
+        other_training: FLOPs of the second method's training.
+        other_per_completion: FLOPs that the second method needs to serve one completion.
 
     Returns:
-        The number of completions; None where the second method is never dearer to serve, 0 where the first is cheaper
-        from the start.
+        The number of completions; 0 if the first method's training costs no more. None if the second method costs no
+        more to serve, because the first then never catches up.
     """
-    # The second method costs no more to serve, so the training never pays off.
-    if other <= per_completion:
+    if other_per_completion <= per_completion:
         return None
-    return max(0.0, (training - other_training) / (other - per_completion))
+    return max(0.0, (training - other_training) / (other_per_completion - per_completion))

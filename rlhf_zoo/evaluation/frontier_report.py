@@ -75,7 +75,7 @@ class BesidePPO:
                     self.ppo.training.flops,
                     self.ppo.serving.flops,
                     other_training=point.training.flops,
-                    other=point.serving.flops,
+                    other_per_completion=point.serving.flops,
                 )
         return documents
 

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..modeling.words import words
 from .stats import bootstrap_mean, equal_parts, share
-from .text import plain
+from .text import normalized
 
 #: Number of parts, and the largest relative difference of two lengths that count as the same.
 PARTS, SAME_LENGTH = 4, 0.1
@@ -48,7 +48,7 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
     Returns:
         (N,) True where the strength is 0, or the texts are equal up to case and spacing.
     """
-    alike = np.array([plain(a) == plain(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
+    alike = np.array([normalized(a) == normalized(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
     return alike if strength is None else alike | (np.abs(np.asarray(strength, dtype=float)) < _SAME)
 
 

@@ -230,7 +230,7 @@ class HeadToHead:
             },
             "repetition": self._mean([repetition(text) for text in measured.completions]),
             "sft_perplexity": bootstrap_perplexity(
-                measured.sft_logprob, measured.length, self.groups, seed=self.seed
+                measured.ref_logprob_sums, measured.length, self.groups, seed=self.seed
             ).to_json(),
         }
 
@@ -254,7 +254,7 @@ class HeadToHead:
             estimate = distinct_n_difference(ours.completions, theirs.completions, self.groups, n)
             differences[f"distinct_{n}"] = estimate.to_json()
         perplexity = perplexity_difference(
-            (ours.sft_logprob, ours.length), (theirs.sft_logprob, theirs.length), self.groups, seed=self.seed
+            (ours.ref_logprob_sums, ours.length), (theirs.ref_logprob_sums, theirs.length), self.groups, seed=self.seed
         )
         return {**differences, "sft_perplexity": perplexity.to_json()}
 

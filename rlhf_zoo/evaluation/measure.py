@@ -43,8 +43,8 @@ from .judges.scalar import FunctionJudge, Judge
 from .reward_reading import reading_of
 from .stats import group_indices
 
-MAX_COMPLETIONS = 64  # whose logits under both policies are in memory at once
-MAX_LOGITS = 2**28  # of one policy in memory at once; with a large vocabulary, these are fewer completions
+MAX_COMPLETIONS = 64  # completions whose logits under both policies are in memory at once
+MAX_LOGITS = 2**28  # logits of one policy in memory at once; a large vocabulary leaves room for fewer completions
 
 
 def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
@@ -58,13 +58,13 @@ def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
         A number from 1 to `MAX_COMPLETIONS`.
     """
     # The embedding may be padded beyond the tokenizer's vocabulary, and the logits are as wide as the embedding.
-    table: Any = policy.get_input_embeddings()
-    return max(1, min(MAX_COMPLETIONS, MAX_LOGITS // (tokens * table.weight.shape[0])))
+    embedding: Any = policy.get_input_embeddings()
+    return max(1, min(MAX_COMPLETIONS, MAX_LOGITS // (tokens * embedding.weight.shape[0])))
 
 
 @dataclass(frozen=True)
 class Evaluator:
-    """What every policy is measured with.
+    """The models, rewards and judges that every policy is measured with.
 
     Attributes:
         reference: The SFT policy.
@@ -189,10 +189,10 @@ class PolicyMeasurements:
     @cached_property
     def kl(self) -> list[float]:
         """Σ_t log π − log π_SFT of each completion, nats (the estimator k1)."""
-        return [math.fsum(ours) - theirs for ours, theirs in zip(self.logprobs, self.sft_logprob, strict=True)]
+        return [math.fsum(row) - reference for row, reference in zip(self.logprobs, self.ref_logprob_sums, strict=True)]
 
     @cached_property
-    def sft_logprob(self) -> list[float]:
+    def ref_logprob_sums(self) -> list[float]:
         """Σ_t log π_SFT of each completion, nats."""
         return [math.fsum(row) for row in self.ref_logprobs]
 
@@ -275,7 +275,7 @@ def measure(
     samples = evaluator.sample(policy, prompts, keys=keys, seed=seed, desc=desc)
     metrics_by_batch: dict[int, _BatchMetrics] = {}
     # Logits over the whole vocabulary are the largest tensors here, so a batch is split by their size.
-    parts, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
+    micro_batches, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
     for number, batch in enumerate(samples.batches):
         row_slice = slice(start, start + len(batch))
         start += len(batch)
@@ -283,7 +283,7 @@ def measure(
         if not distributed.is_my_batch(number):
             continue
         reward = evaluator.score_batch(batch, row_slice, prompts, samples.texts, columns or {})
-        kl_parts = list(parts.run(partial(_kl_to_reference, policy, evaluator, batch), range(len(batch))))
+        kl_parts = list(micro_batches.run(partial(_kl_to_reference, policy, evaluator, batch), range(len(batch))))
         metrics_by_batch[number] = (
             reward,
             [value for part_kl, _ in kl_parts for value in part_kl],
@@ -338,7 +338,7 @@ def _kl_to_reference(
 
 def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
     """Splits values (B, T) into each completion's own tokens."""
-    return [row[keep].tolist() for row, keep in zip(values, batch.mask, strict=True)]
+    return [row[is_token].tolist() for row, is_token in zip(values, batch.mask, strict=True)]
 
 
 def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
@@ -428,7 +428,7 @@ def weighted_functions(
 
 
 def function_judges(evaluator: Evaluator, functions: Collection[str]) -> frozenset[str]:
-    """Finds the judges that are one of these functions, ignoring the unit that either counts in.
+    """Finds the judges that are one of these functions, whatever unit (words or tokens) either counts in.
 
     Args:
         evaluator: The judges.
@@ -464,11 +464,11 @@ def reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
         for judge in evaluator.panel.scoring
         if isinstance(judge, RewardJudge)
         and isinstance(judge.model, RewardModel)
-        and any(_equal(judge.model.model.state_dict(), model.model.state_dict()) for model in models)
+        and any(_equal_tensors(judge.model.model.state_dict(), model.model.state_dict()) for model in models)
     )
 
 
-def _equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
+def _equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
     # In float32, since the two may be loaded in different dtypes.
     return a.keys() == b.keys() and all(torch.equal(a[name].cpu().float(), b[name].cpu().float()) for name in a)
 

@@ -50,8 +50,8 @@ def metric_folder(name: str) -> Path:
 def load_metric(name: str, config_name: str | None = None) -> Any:
     """Loads an `evaluate.Metric` from the file that came with the package, without a request.
 
-    Rows are kept in memory, so several processes need no lock, and no cache is involved: `evaluate.load` imports from
-    the first cache on the path, which may be another than it copied to when one process uses several Hubs.
+    Rows are kept in memory, so several processes need no lock. `evaluate.load` would copy the file into a cache, and
+    may import it from another one if the process uses several Hubs.
 
     Args:
         name: A name in `METRICS`.
@@ -66,8 +66,8 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
     # run_path executes the file from the package; `evaluate.load` would import a copy from a cache.
     script = runpy.run_path(str(metric_folder(name) / f"{name}.py"))
     # A class is named after its module: `win_rate` holds WinRate.
-    kind = "".join(part.capitalize() for part in name.split("_"))
-    return script[kind](config_name=config_name, keep_in_memory=True)
+    class_name = "".join(part.capitalize() for part in name.split("_"))
+    return script[class_name](config_name=config_name, keep_in_memory=True)
 
 
 @cache
@@ -104,7 +104,7 @@ def win_rate_of_scores(
     Raises:
         ValueError: Lengths differ, there are no rows, or a score is not finite.
     """
-    a, b = _pair(ours, theirs, ("predictions", "references"))
+    a, b = _checked_pair(ours, theirs, ("predictions", "references"))
     return win_rate(a, b, _groups(prompts, len(a)), tolerance=tolerance)
 
 
@@ -122,7 +122,7 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
     Raises:
         ValueError: Lengths differ, there are no pairs, or a score is not finite.
     """
-    good, bad = _pair(chosen, rejected, ("predictions", "references"))
+    good, bad = _checked_pair(chosen, rejected, ("predictions", "references"))
     # Strictly: a model that scores all texts alike must not look right.
     right = good > bad
     if prompts is None:
@@ -252,7 +252,7 @@ def _groups(prompts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
     return list(prompts)
 
 
-def _pair(a: ArrayLike, b: ArrayLike, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+def _checked_pair(a: ArrayLike, b: ArrayLike, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
     sides = []
     for side, name in zip((a, b), names, strict=True):
         values = np.asarray(side, dtype=float)

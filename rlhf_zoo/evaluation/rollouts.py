@@ -25,9 +25,9 @@ COLUMNS = {
     "logprobs": ("logprobs",),
 }
 
-#: Maximum number of completions in a file; so many take minutes and some GiB.
+#: Maximum number of completions in a file; this many take minutes and a few GiB.
 MAX_ROWS = 250_000
-#: Largest absolute score: sums of that many scores, and of their squares, stay finite.
+#: Largest absolute score. Sums of `MAX_ROWS` such scores, and of their squares, stay finite.
 MAX_SCORE = 1e100
 
 _JUDGE_IS_REWARD = (
@@ -46,7 +46,7 @@ class RolloutFindings:
         verdict: By the same rule as a run's, with one checkpoint.
         prompts: Number of prompts that both sides answered.
         completions: Number of the policy's completions to these.
-        left_out: Lines of the policy, and of SFT, whose prompt the other side lacks.
+        left_out: Number of lines of the policy, and of SFT, whose prompt the other side lacks.
         split_half: How far the judge agrees with itself, see `judges.check`; None if that is unknown, and for a
             verifiable reward, which is a program.
     """
@@ -85,8 +85,8 @@ def read_rollouts(path: Path) -> Completions:
                 # Line numbers count blank lines too, as editors show them.
                 if line.strip():
                     if len(rows) == MAX_ROWS:
-                        raise ZooError(f"{path} holds over {MAX_ROWS:,} completions: give a random part of them.")
-                    rows[number] = _row(line, f"{path}, line {number}")
+                        raise ZooError(f"{path} holds over {MAX_ROWS:,} completions: give a random sample of them.")
+                    rows[number] = _parse_line(line, f"{path}, line {number}")
     except UnicodeDecodeError as error:
         raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error
     except OSError as error:
@@ -108,7 +108,7 @@ def read_rollouts(path: Path) -> Completions:
     )
 
 
-def _row(line: str, where: str) -> dict[str, Any]:
+def _parse_line(line: str, where: str) -> dict[str, Any]:
     try:
         document = parse_json(line)
     except ValueError as error:
@@ -121,13 +121,13 @@ def _row(line: str, where: str) -> dict[str, Any]:
         # A null counts as missing.
         value = next((document[key] for key in names if document.get(key) is not None), None)
         if value is not None:
-            row[name] = _checked(name, value, where)
+            row[name] = _parse_value(name, value, where)
         elif name in ("prompt", "completion"):
             raise ZooError(f"{where} has no {name}: give it as {' or '.join(repr(key) for key in names)}.")
     return row
 
 
-def _checked(name: str, value: Any, where: str) -> Any:
+def _parse_value(name: str, value: Any, where: str) -> Any:
     if name in ("prompt", "completion"):
         text = message_text(value)
         if text is None:
@@ -160,12 +160,13 @@ def check_same_columns(policy: Path, ours: Completions, sft: Path, theirs: Compl
         ours: Its completions.
         sft: Path of SFT's file.
         theirs: Its completions.
-        logprobs: Whether log-probabilities are read.
+        logprobs: Whether the column logprobs is checked too.
 
     Raises:
         ZooError: Only one file has a column that needs the other's.
     """
-    for name, field in (("reward", "rewards"), ("judge", "judged"), ("logprobs", "logprobs"))[: 3 if logprobs else 2]:
+    fields = {"reward": "rewards", "judge": "judged", **({"logprobs": "logprobs"} if logprobs else {})}
+    for name, field in fields.items():
         paths_with_column = [
             path for path, completions in ((policy, ours), (sft, theirs)) if getattr(completions, field) is not None
         ]
@@ -244,7 +245,7 @@ def probe_rollouts(
             if judge_is_reward
             else JudgeReliability()
         )
-    wins = agreement = None
+    wins = self_agreement = None
     if judged is not None:
         samples = [
             [values[group == n] for n in range(len(prompt_number))]
@@ -256,10 +257,10 @@ def probe_rollouts(
             for policy_scores, sft_scores in zip(*samples, strict=True)
         ]
         # Halves need rows of equal length, so surplus samples are dropped.
-        fewest = min(len(scores) for side in samples for scores in side)
-        rows = [scores[:fewest] for side in samples for scores in side]
-        agreement = None if verifiable else split_half(rows, [*range(len(prompt_number))] * 2, seed=seed)
-        reliability = replace(reliability, split_half=agreement)
+        fewest = min(len(prompt_scores) for side in samples for prompt_scores in side)
+        score_rows = [prompt_scores[:fewest] for side in samples for prompt_scores in side]
+        self_agreement = None if verifiable else split_half(score_rows, [*range(len(prompt_number))] * 2, seed=seed)
+        reliability = replace(reliability, split_half=self_agreement)
     proxies, judges = _prompt_means(rewards, groups), _prompt_means(judged, groups)
     evidence = Evidence(
         # There is no KL: rollouts of other trainers do not include it.
@@ -270,7 +271,7 @@ def probe_rollouts(
     )
     left_out = (len(policy) - len(shared_rows[0]), len(sft) - len(shared_rows[1]))
     return RolloutFindings(
-        report, decide(evidence, seed=seed), len(prompt_number), len(shared_rows[0]), left_out, agreement
+        report, decide(evidence, seed=seed), len(prompt_number), len(shared_rows[0]), left_out, self_agreement
     )
 
 

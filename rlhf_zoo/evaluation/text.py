@@ -11,7 +11,7 @@ from ..modeling.words import words
 from .stats import Estimate, group_indices, jackknife
 
 
-def plain(text: str) -> str:
+def normalized(text: str) -> str:
     """Normalizes a text for comparison: lower case, single spaces.
 
     Args:
@@ -20,7 +20,7 @@ def plain(text: str) -> str:
     Returns:
         The normalized text.
     """
-    # Models often differ from each other in nothing but spaces and capitals.
+    # Two models' texts often differ only in spaces and capitals.
     return " ".join(text.lower().split())
 
 
@@ -59,8 +59,8 @@ def distinct_n(texts: Sequence[str], n: int = 2) -> float:
     Source: Li et al. 2016, section 5.2.
     """
     # Over all texts together: a phrase that recurs in another text is no new n-gram.
-    every = [gram for text in texts for gram in _plain_ngrams(text, n)]
-    return len(set(every)) / len(every) if every else 0.0
+    grams = [gram for text in texts for gram in _plain_ngrams(text, n)]
+    return len(set(grams)) / len(grams) if grams else 0.0
 
 
 def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int = 2) -> Estimate:
@@ -87,7 +87,7 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
 def distinct_n_difference(
     ours: Sequence[str], theirs: Sequence[str], groups: Sequence[Hashable], n: int = 2
 ) -> Estimate:
-    """Computes our `distinct_n` less theirs, leaving each prompt out of both at a time.
+    """Computes distinct_n(ours) − distinct_n(theirs), with a jackknife that leaves the same prompt out of both.
 
     Args:
         ours: (N,) completions of the first side.
@@ -98,13 +98,15 @@ def distinct_n_difference(
     Returns:
         The difference.
     """
-    (first, without), (second, theirs_without) = (_distinct_left_out(texts, groups, n) for texts in (ours, theirs))
-    left_out = [a - b for a, b in zip(without, theirs_without, strict=True)]
-    return jackknife(first - second, left_out, n=len(groups))
+    (our_value, our_left_out), (their_value, their_left_out) = (
+        _distinct_left_out(texts, groups, n) for texts in (ours, theirs)
+    )
+    left_out = [a - b for a, b in zip(our_left_out, their_left_out, strict=True)]
+    return jackknife(our_value - their_value, left_out, n=len(groups))
 
 
 def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
-    """Distinct-n of all texts, and without each group, by first appearance."""
+    """Returns distinct-n of all texts, and its (G,) values without each group in turn, by first appearance."""
     index = group_indices(groups)
     counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
     for text, group in zip(texts, index, strict=True):
@@ -115,9 +117,8 @@ def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int)
     left_out = []
     for count in counts:
         remaining = total - count.total()
-        # N-grams that only this group has.
-        own = sum(holders[gram] == 1 for gram in count)
-        left_out.append((distinct - own) / remaining if remaining else 0.0)
+        only_here = sum(holders[gram] == 1 for gram in count)
+        left_out.append((distinct - only_here) / remaining if remaining else 0.0)
     return distinct / total if total else 0.0, left_out
 
 

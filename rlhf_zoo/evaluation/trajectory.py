@@ -306,7 +306,7 @@ def _completions(
             evaluator.tokenizer,
             prompts,
             measured.tokens,
-            measured.sft_logprob,
+            measured.ref_logprob_sums,
             seed=seed,
             temperature=evaluator.temperature,
         ),

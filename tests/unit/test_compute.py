@@ -65,11 +65,11 @@ def test_sums_keep_roles_apart_and_refuse_two_sizes() -> None:
 
 
 def test_break_even_is_where_both_have_spent_the_same() -> None:
-    count = break_even(1000.0, 2.0, other_training=100.0, other=12.0)
+    count = break_even(1000.0, 2.0, other_training=100.0, other_per_completion=12.0)
     assert count == 90
     assert 1000 + count * 2 == 100 + count * 12
-    assert break_even(1000.0, 2.0, other_training=0.0, other=2.0) is None
-    assert break_even(10.0, 2.0, other_training=100.0, other=12.0) == 0
+    assert break_even(1000.0, 2.0, other_training=0.0, other_per_completion=2.0) is None
+    assert break_even(10.0, 2.0, other_training=100.0, other_per_completion=12.0) == 0
 
 
 def test_parameters_that_tokens_are_multiplied_by() -> None:

@@ -95,7 +95,7 @@ def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batch
     whole, halved = measured(None), measured(2)
     assert sizes == [len(PROMPTS)] * 2
     assert (halved.completions, halved.tokens, halved.judges) == (whole.completions, whole.tokens, whole.judges)
-    for name in ("reward", "exact_kl", "kl", "sft_logprob"):
+    for name in ("reward", "exact_kl", "kl", "ref_logprob_sums"):
         assert getattr(halved, name) == pytest.approx(getattr(whole, name), abs=1e-4), name
     tokens = [[5, 6, 7], [6, 7, 8, 9, 10, 11], [7], [8, 9, 10, 11]]
     policy, narrow = make_policy(), make_policy()
