@@ -20,9 +20,9 @@ from ..modeling.words import words
 from .stats import share
 from .text import normalized
 
-CANDIDATES = 4
-#: Maximum number of choices, and of other prompts that are searched for similar ones.
-MOST, MOST_SEARCHED = 500, 1000
+CANDIDATES = 4  # completions per choice
+MAX_CHOICES = 500
+MAX_SEARCHED_PROMPTS = 1000  # other prompts that are searched for similar ones
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ def choices(
     candidates: int = CANDIDATES,
     without: Collection[int] = (),
 ) -> list[Choice]:
-    """Builds one choice for each pair, or for `MOST` randomly drawn pairs if there are more.
+    """Builds one choice for each pair, or for `MAX_CHOICES` randomly drawn pairs if there are more.
 
     Texts are compared without case and spacing. A wrong candidate is never a text that was chosen for this prompt; one
     from another prompt is never a text that was chosen for any prompt. No candidate occurs twice.
@@ -68,49 +68,52 @@ def choices(
     rng = random.Random(seed)
     right, wrong = [normalized(text) for text in chosen], [normalized(text) for text in rejected]
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
-    of_prompt: dict[str, list[int]] = defaultdict(list)
+    pairs_of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
         # The chosen text of a tie is never a wrong candidate either, but a tie yields no choice and lends no text.
         chosen_by_prompt[prompt].add(right[pair])
         if pair not in without:
-            of_prompt[prompt].append(pair)
+            pairs_of_prompt[prompt].append(pair)
     # Without ties, and without pairs whose two texts are the same.
-    usable = [pair for pairs in of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]
-    selected = sorted(usable if len(usable) <= MOST else rng.sample(usable, MOST))
-    every = list(of_prompt)
+    usable = [pair for pairs in pairs_of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]
+    selected = sorted(usable if len(usable) <= MAX_CHOICES else rng.sample(usable, MAX_CHOICES))
+    all_prompts = list(pairs_of_prompt)
     # Similarity is computed against each of them, so their number is bounded.
-    other_prompts = every if len(every) <= MOST_SEARCHED else rng.sample(every, MOST_SEARCHED)
+    searched = (
+        all_prompts if len(all_prompts) <= MAX_SEARCHED_PROMPTS else rng.sample(all_prompts, MAX_SEARCHED_PROMPTS)
+    )
     # A text chosen for another prompt may answer this one well too, so it cannot serve as a wrong candidate.
-    anywhere = set(right)
-    words_by_prompt = {prompt: set(words(prompt)) for prompt in {*other_prompts, *(prompts[pair] for pair in selected)}}
+    chosen_anywhere = set(right)
+    words_by_prompt = {prompt: set(words(prompt)) for prompt in {*searched, *(prompts[pair] for pair in selected)}}
     result = []
     for pair in selected:
         taken, excluded = [pair], {wrong[pair], *chosen_by_prompt[prompts[pair]]}
 
-        def take(places: Sequence[int], taken: list[int] = taken, excluded: set[str] = excluded) -> None:
-            for place in rng.sample(places, len(places)):
-                if len(taken) < candidates - 1 and wrong[place] not in excluded:
-                    taken.append(place)
-                    excluded.add(wrong[place])
+        # The defaults bind this pair's collections, which the loop replaces for the next pair.
+        def take(pairs: Sequence[int], taken: list[int] = taken, excluded: set[str] = excluded) -> None:
+            for other in rng.sample(pairs, len(pairs)):
+                if len(taken) < candidates - 1 and wrong[other] not in excluded:
+                    taken.append(other)
+                    excluded.add(wrong[other])
 
-        take(of_prompt[prompts[pair]])
-        own = len(taken)
-        if own < candidates - 1:
-            excluded |= anywhere
-            here = words_by_prompt[prompts[pair]]
+        take(pairs_of_prompt[prompts[pair]])
+        own_count = len(taken)
+        if own_count < candidates - 1:
+            excluded |= chosen_anywhere
+            own_words = words_by_prompt[prompts[pair]]
             # The random number breaks ties between equally similar prompts.
-            order = {prompt: (-_alike(here, words_by_prompt[prompt]), rng.random()) for prompt in other_prompts}
+            order = {prompt: (-_word_overlap(own_words, words_by_prompt[prompt]), rng.random()) for prompt in searched}
             for prompt in sorted(order, key=order.__getitem__):
                 if prompt != prompts[pair]:
-                    take(of_prompt[prompt])
+                    take(pairs_of_prompt[prompt])
                 if len(taken) == candidates - 1:
                     break
         if len(taken) == candidates - 1:
-            result.append(Choice(pair, tuple(taken), len(taken) - own))
+            result.append(Choice(pair, tuple(taken), len(taken) - own_count))
     return result
 
 
-def _alike(a: set[str], b: set[str]) -> float:
+def _word_overlap(a: set[str], b: set[str]) -> float:
     """Returns the share of words that both sets have (Jaccard index)."""
     return len(a & b) / max(len(a | b), 1)
 
@@ -131,12 +134,12 @@ def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def best_of_n(
-    made: Sequence[Choice], scores: ArrayLike, prompts: Sequence[str], *, gold: ArrayLike | None = None
+    built: Sequence[Choice], scores: ArrayLike, prompts: Sequence[str], *, gold: ArrayLike | None = None
 ) -> dict[str, Any] | None:
     """Computes what a card reports about C choices.
 
     Args:
-        made: The C choices.
+        built: The C choices.
         scores: (C, n) scores of each choice's candidates, the chosen completion first.
         prompts: (N,) the prompt of each pair, by which the intervals resample.
         gold: (C, n) the utility of the same texts, where the labels were drawn from one.
@@ -144,14 +147,14 @@ def best_of_n(
     Returns:
         The figures as JSON; None where there are no choices.
     """
-    if not made:
+    if not built:
         return None
     table = np.asarray(scores, dtype=float)
-    groups = [prompts[choice.pair] for choice in made]
+    groups = [prompts[choice.pair] for choice in built]
     return {
         "candidates": table.shape[1],
         "chance": 1 / table.shape[1],
         **share(credits_of(table), groups).to_json(),
-        "borrowed": sum(choice.borrowed for choice in made) / (len(made) * (table.shape[1] - 1)),
+        "borrowed": sum(choice.borrowed for choice in built) / (len(built) * (table.shape[1] - 1)),
         "gold": None if gold is None else share(credits_of(gold), groups).to_json(),
     }

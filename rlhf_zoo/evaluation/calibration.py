@@ -64,18 +64,18 @@ def reliability(margins: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
     Returns:
         For each bin: low, high, n, confidence and accuracy (means), and ci95 of the accuracy (Wilson).
     """
-    confidence, right = _answers(margins)
-    place = _places(confidence, bins)
+    confidence, right = _confidence_and_correctness(margins)
+    bin_of = _bin_indices(confidence, bins)
     return [
         {
             "low": 0.5 + part / (2 * bins),
             "high": 0.5 + (part + 1) / (2 * bins),
-            "n": int(here.sum()),
-            "confidence": float(confidence[here].mean()),
-            **_accuracy(right[here]),
+            "n": int(in_bin.sum()),
+            "confidence": float(confidence[in_bin].mean()),
+            **_accuracy(right[in_bin]),
         }
         for part in range(bins)
-        if (here := place == part).any()
+        if (in_bin := bin_of == part).any()
     ]
 
 
@@ -92,16 +92,16 @@ def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
         For each part: low and high (|margin|, in the model's units), n, accuracy (a margin of 0 is half right), and
         ci95 (Wilson).
     """
-    _, right = _answers(margins)
-    apart = np.abs(np.asarray(margins, dtype=float))
+    _, right = _confidence_and_correctness(margins)
+    sizes = np.abs(np.asarray(margins, dtype=float))
     return [
         {
-            "low": float(apart[here].min()),
-            "high": float(apart[here].max()),
-            "n": len(here),
-            **_accuracy(right[here]),
+            "low": float(sizes[rows].min()),
+            "high": float(sizes[rows].max()),
+            "n": len(rows),
+            **_accuracy(right[rows]),
         }
-        for here in equal_parts(apart, parts)
+        for rows in equal_parts(sizes, parts)
     ]
 
 
@@ -128,9 +128,10 @@ def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
 def calibration_error_by_chance(
     margins: ArrayLike, *, seed: int, bins: int = 10, draws: int = 1000
 ) -> tuple[float, float]:
-    """Simulates the ECE that a perfectly calibrated model with these confidences would show.
+    """Simulates the ECE that a perfectly calibrated model with these confidences would show by chance.
 
-    It is above 0, because finite bins scatter. Each answer is drawn right with its own confidence as probability.
+    It is above 0, because the accuracy in a finite bin varies. Each answer is drawn right with its own confidence as
+    probability.
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
@@ -141,15 +142,14 @@ def calibration_error_by_chance(
     Returns:
         The mean and the 95th percentile of the ECE.
     """
-    confidence, _ = _answers(margins)
-    place = _places(confidence, bins)
+    confidence, _ = _confidence_and_correctness(margins)
+    bin_of = _bin_indices(confidence, bins)
     rng = np.random.default_rng(seed)
     # n_b/N · |accuracy_b − confidence_b| = |Σ right − Σ confidence| / N, so sums per bin are enough.
-    sums = np.bincount(place, weights=confidence, minlength=bins)
+    sums = np.bincount(bin_of, weights=confidence, minlength=bins)
     errors = []
     for _ in range(draws):
-        # Each simulated answer is right with its own confidence.
-        right = np.bincount(place, weights=rng.random(len(confidence)) < confidence, minlength=bins)
+        right = np.bincount(bin_of, weights=rng.random(len(confidence)) < confidence, minlength=bins)
         errors.append(float(np.abs(right - sums).sum() / len(confidence)))
     return float(np.mean(errors)), float(np.quantile(errors, 0.95))
 
@@ -238,9 +238,9 @@ def preference_report(
     right = accuracy(margins > 0, prompts)
     scores, lengths = np.concatenate([good, bad]), np.concatenate([long_good, long_bad])
     # Both sides of a pair belong to one prompt, so the resamples keep them together.
-    texts = [*prompts, *prompts]
-    by_rank = correlation(scores, lengths, texts, seed=seed, ranks=True)
-    by_value = correlation(scores, lengths, texts, seed=seed)
+    text_prompts = [*prompts, *prompts]
+    by_rank = correlation(scores, lengths, text_prompts, seed=seed, ranks=True)
+    by_value = correlation(scores, lengths, text_prompts, seed=seed)
     # Sign −1, 0, 1 becomes 0, ½, 1 below.
     longer = np.sign(long_good - long_bad)
     return {
@@ -267,13 +267,13 @@ def preference_report(
     }
 
 
-def _answers(margins: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(confidence, rightness) of each pair."""
+def _confidence_and_correctness(margins: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Returns (N,) the confidence in each pair, and (N,) 1 where the preferred side is the chosen one, ½ for a tie."""
     values = np.asarray(margins, dtype=float)
-    # exp(log σ(|margin|)) is the confidence; the sign of the margin says whether the preferred side is the chosen one.
+    # σ(|margin|) is the confidence. A positive margin prefers the chosen side.
     return np.exp(-pair_losses(np.abs(values))), (np.sign(values) + 1) / 2
 
 
-def _places(confidence: NDArray[np.float64], bins: int) -> NDArray[np.intp]:
+def _bin_indices(confidence: NDArray[np.float64], bins: int) -> NDArray[np.intp]:
     # A confidence of exactly 1 belongs to the last bin.
     return np.minimum(((confidence - 0.5) * 2 * bins).astype(np.intp), bins - 1)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .stats import Estimate, bootstrap_mean, resampled
+from .stats import Estimate, bootstrap_mean, resample_counts
 
 #: Share of the best checkpoint's gain over SFT. A loss that leaves more does not matter, however certain it is.
 MIN_SHARE_KEPT = 0.9
@@ -63,20 +63,20 @@ class Fall:
         }
 
 
-def difference(scores: Floats, of: int, less: int, seed: int, resamples: int) -> Estimate:
-    """Computes row `of` − row `less` with its 95% interval, paired by prompt.
+def difference(scores: Floats, first: int, second: int, seed: int, resamples: int) -> Estimate:
+    """Computes row `first` − row `second` with its 95% interval, paired by prompt.
 
     Args:
         scores: (J, P) a row for each policy, a column for each prompt.
-        of: Index of the first row.
-        less: Index of the row to subtract.
+        first: Index of the first row.
+        second: Index of the row to subtract.
         seed: Seed of the resamples.
         resamples: Number of resamples.
 
     Returns:
         The mean difference.
     """
-    return bootstrap_mean(scores[of] - scores[less], range(scores.shape[1]), seed=seed, resamples=resamples)
+    return bootstrap_mean(scores[first] - scores[second], range(scores.shape[1]), seed=seed, resamples=resamples)
 
 
 def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int) -> Fall:
@@ -97,7 +97,7 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     contrasts = _contrasts(len(means)) @ scores
     scale = float(np.abs(scores).max())
     observed, largest = _largest_t(contrasts, scale, seed, resamples)
-    # The power refers to the best checkpoint before the last, since the last cannot fall from itself.
+    # Power is computed for the best checkpoint before the last, because the last cannot fall from itself.
     earlier = int(means[:-1].argmax())
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
@@ -132,13 +132,13 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
     tiny = 1e-12 * scale  # rounding error, where two policies score alike on every prompt
     means = values.mean(1)
     observed = _t(means, values.std(1), tiny, prompts)
-    share = np.concatenate(list(resampled(prompts, seed, resamples))) / prompts
+    weights = np.concatenate(list(resample_counts(prompts, seed, resamples))) / prompts
     # Centering imposes the null hypothesis that all contrasts are 0.
     centered = values - means[:, None]
     # Resampled means and standard deviations of all contrasts, with the same prompts for each.
-    moved = share @ centered.T
-    spread = np.sqrt(np.maximum(share @ np.square(centered).T - moved**2, 0.0))
-    return float(observed.max()), _t(moved, spread, tiny, prompts).max(1)
+    drawn_means = weights @ centered.T
+    drawn_spread = np.sqrt(np.maximum(weights @ np.square(centered).T - drawn_means**2, 0.0))
+    return float(observed.max()), _t(drawn_means, drawn_spread, tiny, prompts).max(1)
 
 
 def _t(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:

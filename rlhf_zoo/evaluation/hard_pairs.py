@@ -16,9 +16,9 @@ from ..modeling.words import words
 from .stats import bootstrap_mean, equal_parts, share
 from .text import normalized
 
-#: Number of parts, and the largest relative difference of two lengths that count as the same.
-PARTS, SAME_LENGTH = 4, 0.1
-_SAME = 1e-9
+PARTS = 4  # quarters
+SAME_LENGTH = 0.1  # largest relative difference of two lengths that count as the same
+_ZERO_STRENGTH = 1e-9
 
 
 def overlap(a: str, b: str) -> float:
@@ -49,13 +49,13 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
         (N,) True where the strength is 0, or the texts are equal up to case and spacing.
     """
     alike = np.array([normalized(a) == normalized(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
-    return alike if strength is None else alike | (np.abs(np.asarray(strength, dtype=float)) < _SAME)
+    return alike if strength is None else alike | (np.abs(np.asarray(strength, dtype=float)) < _ZERO_STRENGTH)
 
 
 def ties(
     margins: ArrayLike, tied: ArrayLike, same: ArrayLike, prompts: Sequence[Hashable], *, seed: int
 ) -> dict[str, Any] | None:
-    """Compares how far apart the two scores of a tie are with the same distance in pairs that are not ties.
+    """Compares the mean distance between the two scores of a tie with that of pairs that are not ties.
 
     RewardBench 2 expects equally good completions to score closer together than right and wrong ones.
 
@@ -70,18 +70,17 @@ def ties(
         The figures as JSON; None where there are no ties.
     """
     apart, equal = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
-    # Identical texts are left out of the ties: every model scores them equally.
-    these, untied = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
-    if not len(these):
+    tied_rows, untied_rows = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
+    if not len(tied_rows):
         return None
     means = [
-        bootstrap_mean(apart[here], [prompts[place] for place in here.tolist()], seed=seed) if len(here) else None
-        for here in (these, untied)
+        bootstrap_mean(apart[rows], [prompts[row] for row in rows.tolist()], seed=seed) if len(rows) else None
+        for rows in (tied_rows, untied_rows)
     ]
     tie, other = means
     assert tie is not None
     return {
-        "n": len(these),
+        "n": len(tied_rows),
         "apart": tie.to_json(),
         "others": other.to_json() if other else None,
         "ratio": tie.value / other.value if other and other.value > 0 else None,
@@ -115,22 +114,22 @@ def hard_pairs(
     """
     # Sign −1, 0, 1 becomes 0, ½, 1.
     right = (np.sign(np.asarray(margins, dtype=float)) + 1) / 2
-    ceiling = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
+    gold_right = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
     ours, theirs = (np.asarray(side, dtype=float) for side in lengths)
     overlaps = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
     # Relative to the longer side, since ten tokens matter in a short text and not in a long one.
     same_length = np.abs(ours - theirs) <= SAME_LENGTH * np.maximum(ours, theirs)
 
-    def accuracy(here: NDArray[np.intp]) -> dict[str, Any] | None:
-        if not len(here):
+    def accuracy(rows: NDArray[np.intp]) -> dict[str, Any] | None:
+        if not len(rows):
             return None
-        best_possible = None if ceiling is None else float(ceiling[here].mean())
-        return {**share(right[here], [prompts[place] for place in here.tolist()]).to_json(), "gold": best_possible}
+        best_possible = None if gold_right is None else float(gold_right[rows].mean())
+        return {**share(right[rows], [prompts[row] for row in rows.tolist()]).to_json(), "gold": best_possible}
 
     def quarters(values: NDArray[np.float64], *, highest_first: bool) -> list[dict[str, Any]]:
         return [
-            {"low": float(values[here].min()), "high": float(values[here].max()), **(accuracy(here) or {})}
-            for here in equal_parts(-values if highest_first else values, PARTS)
+            {"low": float(values[rows].min()), "high": float(values[rows].max()), **(accuracy(rows) or {})}
+            for rows in equal_parts(-values if highest_first else values, PARTS)
         ]
 
     # The sign shows which side is better; only the size makes a pair hard.

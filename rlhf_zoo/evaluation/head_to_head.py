@@ -34,11 +34,11 @@ _SIDES = ("sft", "ppo")
 
 @dataclass(frozen=True)
 class HeadToHead:
-    """The measurements of sft, ppo (the policy) and control (SFT again with other random numbers), by (prompt, sample).
+    """The measurements of SFT, of PPO (the policy) and of the control (SFT again with other random numbers).
 
     Attributes:
         evaluator: The reference, the reward and the judges.
-        measured: Completions and their scores, by policy.
+        measured: For sft, ppo and control: completions and their scores, one entry per (prompt, sample).
         prompts: The prompt of each completion.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
@@ -151,22 +151,22 @@ class HeadToHead:
 
     def _judge_facts(self) -> dict[str, Any]:
         judge = self.evaluator.judge
-        about: dict[str, object] = {
+        facts: dict[str, object] = {
             "name": judge.name,
             "description": judge.description,
             "is_training_reward": judge.name in self.reward_judges,
         }
         if judge.name in self.answers:
-            about["checks_answers"] = True
+            facts["checks_answers"] = True
         if isinstance(judge, FunctionJudge | RuleJudge):
-            about["target"] = judge.target
+            facts["target"] = judge.target
         if isinstance(judge, ClassifierJudge):
-            about["accuracy"] = judge.accuracy.to_json()
-        if consistency := self._consistency():
-            about["split_half"] = consistency.to_json()
-        return {**about, **self._check(judge.name)}
+            facts["accuracy"] = judge.accuracy.to_json()
+        if self_agreement := self._self_agreement():
+            facts["split_half"] = self_agreement.to_json()
+        return {**facts, **self._check(judge.name)}
 
-    def _consistency(self) -> Estimate | None:
+    def _self_agreement(self) -> Estimate | None:
         """How well the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
         # Both policies answered the same prompts, so their rows have the same groups.
         rows = [np.reshape(self.measured[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
@@ -183,11 +183,11 @@ class HeadToHead:
             **means,
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
-            **({"checks_answers": True, "answers": self._accepted_answers(name)} if name in self.answers else {}),
+            **({"checks_answers": True, "answers": self._answer_figures(name)} if name in self.answers else {}),
             **self._check(name),
         }
 
-    def _accepted_answers(self, name: str) -> dict[str, Any]:
+    def _answer_figures(self, name: str) -> dict[str, Any]:
         """Both policies' figures by a rule that checks answers, and the paired difference of their accuracies."""
         sft, ppo = (self.answers[name][side] for side in _SIDES)
         return {
@@ -215,17 +215,20 @@ class HeadToHead:
         return {**figures, **self._check(name)}
 
     def _policy_metrics(self, side: str) -> dict[str, Any]:
-        measured, by_prompt = self.measured[side], list(map(str, self.groups))
+        # The metric modules take prompts as texts.
+        measured, prompt_keys = self.measured[side], list(map(str, self.groups))
         kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
             **({"reward": self._mean(measured.reward)} if measured.reward else {}),
             "judge": self._mean(measured.judges[self.judge]),
-            "kl": metric("kl_divergence").compute(**kl, prompts=by_prompt, seed=self.seed),
+            "kl": metric("kl_divergence").compute(**kl, prompts=prompt_keys, seed=self.seed),
             "exact_kl": self._mean(measured.exact_kl),
             "length": self._mean(measured.length),
             "eos_rate": self._mean(list(map(float, measured.ended))),
             **{
-                f"distinct_{n}": metric("distinct_n").compute(predictions=measured.completions, prompts=by_prompt, n=n)
+                f"distinct_{n}": metric("distinct_n").compute(
+                    predictions=measured.completions, prompts=prompt_keys, n=n
+                )
                 for n in (1, 2)
             },
             "repetition": self._mean([repetition(text) for text in measured.completions]),
@@ -235,7 +238,7 @@ class HeadToHead:
         }
 
     def _difference(self) -> dict[str, Any]:
-        """The figures of ppo minus those of sft, over the same resampled prompts. KL already is a difference."""
+        """The figures of ppo minus those of sft, over the same resampled prompts. KL is itself relative to SFT."""
         ours, theirs = (self.measured[side] for side in ("ppo", "sft"))
         values_by_name = {
             "reward": (ours.reward, theirs.reward),
@@ -263,9 +266,8 @@ class HeadToHead:
 
     def _win_rate(self, side: str, judge: str) -> dict[str, Any]:
         ours, theirs = self.measured[side].judges[judge], self.measured["sft"].judges[judge]
-        by_prompt = list(map(str, self.groups))
         estimate: dict[str, object] = metric("win_rate").compute(
-            predictions=ours, references=theirs, prompts=by_prompt, tolerance=TIE_TOLERANCE
+            predictions=ours, references=theirs, prompts=list(map(str, self.groups)), tolerance=TIE_TOLERANCE
         )
         return estimate
 

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .logistic import fit_logistic, sigmoid
-from .stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
+from .stats import Estimate, WinRate, group_indices, proportion, quantile_levels, win_rate
 
 RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons, as small as a thousandth of a comparison
-#: Largest difference of the mean lengths, in standard deviations. At 1, equally good policies would get 0.36.
-FARTHEST = 0.5
+#: Largest mean length difference, in standard deviations, without a warning. At 1, equally good policies get 0.36.
+MAX_SHIFT = 0.5
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class LengthControlled(Estimate):
         plain: The win rate without length control.
         slope: Log-odds per unit of tanh(difference / scale); positive where the judge likes length.
         scale: Standard deviation of the length differences, in the unit of the lengths.
-        longer: How often the first side is longer; equal lengths count half.
+        longer: Share of comparisons in which the first side is longer; equal lengths count half.
         shift: The mean length difference in units of `scale`.
     """
 
@@ -42,13 +42,13 @@ class LengthControlled(Estimate):
     @property
     def warning(self) -> str | None:
         """A sentence on why the figure may mislead; None if the lengths of the two sides overlap."""
-        if abs(self.shift) <= FARTHEST:
+        if abs(self.shift) <= MAX_SHIFT:
             return None
         side = "longer" if self.shift > 0 else "shorter"
         apart = f"{abs(self.shift):.2g} standard deviations" if math.isfinite(self.shift) else "always"
         return (
-            f"The win rate at equal length is not identified: the first side is {apart} {side}, so that few pairs tell "
-            "what happens at equal length, and where good texts are longer the figure takes a part of what is good."
+            f"The win rate at equal length is not identified: the first side is {apart} {side}, so few pairs show what "
+            "happens at equal length. If better texts are also longer, the correction removes part of their advantage."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def length_controlled_win_rate(
     value = float(sigmoid(coefficients[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
-    # Every resample would have only wins or only losses, without any spread.
+    # If one side won every comparison, so it does in every resample: percentiles would show no spread.
     if plain.value in (0.0, 1.0):
         interval = proportion(round(plain.value * size), size).ci95
     else:
@@ -116,7 +116,7 @@ def length_controlled_win_rate(
             _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), coefficients)[0][0]
             for _ in range(resamples)
         ]
-        low, high = np.quantile(sigmoid(np.array(drawn)), levels(size))
+        low, high = np.quantile(sigmoid(np.array(drawn)), quantile_levels(size))
         interval = (float(low), float(high))
     # Equal lengths count one half.
     longer = float(((np.sign(difference) + 1) / 2).mean())

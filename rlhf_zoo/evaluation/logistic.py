@@ -1,7 +1,5 @@
 """Logistic regression with fractional targets and weights."""
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,12 +19,12 @@ def fit_logistic(
         targets: (N,) in [0, 1].
         weights: (N,) weight of each row.
         ridge: The penalty's weight.
-        start: (K,) where to start; zeros where None.
+        start: (K,) initial β; None for zeros.
 
     Returns:
         (K,) β that minimizes Σ w·[log(1 + e^(xβ)) − y·xβ] + ½·ridge·‖β‖².
     """
-    from scipy.optimize import minimize  # takes longer to import than most commands to start
+    from scipy.optimize import minimize  # importing it takes longer than most commands take to start
 
     def loss(beta: NDArray[np.float64]) -> float:
         logits = features @ beta
@@ -39,18 +37,19 @@ def fit_logistic(
         chance = sigmoid(features @ beta)
         return (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
 
-    begin = np.zeros(features.shape[1]) if start is None else start
-    solution = minimize(loss, begin, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
+    initial = np.zeros(features.shape[1]) if start is None else start
+    solution = minimize(loss, initial, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
     return np.asarray(solution.x)
 
 
-def sigmoid(x: Any) -> Any:
+def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
     """Computes 1 / (1 + e^(−x)) without overflow.
 
     Args:
-        x: Numbers of any size and shape.
+        x: Log-odds of any shape.
 
     Returns:
-        The same shape, from 0 to 1.
+        Probabilities of the same shape.
     """
-    return np.exp(-np.logaddexp(0.0, -x))
+    probabilities: NDArray[np.float64] = np.exp(-np.logaddexp(0.0, -x))
+    return probabilities

@@ -1,4 +1,4 @@
-"""Several answers to each prompt: how many are right, whether one of k is, and whether the majority's is."""
+"""Several answers to each prompt: accuracy, pass@k, and whether the majority's answer is right."""
 
 import math
 from collections import Counter
@@ -19,7 +19,7 @@ class Answers:
     """S answers to each of P prompts.
 
     Attributes:
-        right: (P, S), 1 or 0.
+        right: (P, S) 1 for a right answer, else 0.
         readings: (P, S), the parsed answer in each text: equal for equal answers, None if nothing could be parsed.
             Without it there is no majority vote.
         prompts: (P,) keys that tell prompts apart, where some may be equal; intervals resample equal ones together.
@@ -34,7 +34,7 @@ class Answers:
         """The number of answers per prompt, S."""
         return int(self.right.shape[1])
 
-    def passed(self, k: int) -> Floats:
+    def pass_at(self, k: int) -> Floats:
         """Estimates pass@k, the chance that one of k answers is right, without bias.
 
         Args:
@@ -54,11 +54,11 @@ class Answers:
         # math.comb is exact, and 0 where fewer than k answers are wrong.
         return np.array([1 - math.comb(size - int(c), k) / math.comb(size, k) for c in self.right.sum(1)])
 
-    def voted(self) -> Floats:
+    def majority_correct(self) -> Floats:
         """Computes whether the most frequent answer is right (self-consistency). Unreadable answers do not vote.
 
         Returns:
-            (P,) 1 or 0; between equally frequent answers, the share of them that are right.
+            (P,) 1 or 0; if several answers are equally frequent, the share of them that are right.
 
         Raises:
             ValueError: The readings are missing.
@@ -67,35 +67,35 @@ class Answers:
         """
         if self.readings is None:
             raise ValueError("A majority vote needs the reading of each answer.")
-        return np.array([_voted(answers, right) for answers, right in zip(self.readings, self.right, strict=True)])
+        return np.array(
+            [_majority_correct(answers, right) for answers, right in zip(self.readings, self.right, strict=True)]
+        )
 
-    def of_all(self) -> dict[str, Floats]:
+    def joint_figures(self) -> dict[str, Floats]:
         """Returns, by name, the (P,) figures that need all S answers together: the majority vote and pass@S."""
         if self.samples < 2:
             return {}
-        votes = {} if self.readings is None else {f"majority of {self.samples}": self.voted()}
-        return {**votes, f"pass@{self.samples}": self.passed(self.samples)}
+        votes = {} if self.readings is None else {f"majority of {self.samples}": self.majority_correct()}
+        return {**votes, f"pass@{self.samples}": self.pass_at(self.samples)}
 
     def to_json(self) -> dict[str, Any]:
         """Returns accuracy, pass_at by k (powers of two, and S), and majority_at S, each {value, ci95, n}."""
         prompts = range(len(self.right)) if self.prompts is None else self.prompts
-        most = self.samples
-        # Powers of two up to S, and S itself.
-        sizes = sorted({most, *(2**power for power in range(most.bit_length()))})
+        samples = self.samples
+        sizes = sorted({samples, *(2**power for power in range(samples.bit_length()))})
         figures: dict[str, object] = {
-            "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(most)]).to_json(),
-            "pass_at": {str(k): share(self.passed(k), prompts).to_json() for k in sizes},
+            "accuracy": accuracy(self.right.ravel(), [prompt for prompt in prompts for _ in range(samples)]).to_json(),
+            "pass_at": {str(k): share(self.pass_at(k), prompts).to_json() for k in sizes},
         }
         if self.readings is not None:
-            figures["majority_at"] = {str(most): share(self.voted(), prompts).to_json()}
+            figures["majority_at"] = {str(samples): share(self.majority_correct(), prompts).to_json()}
         return figures
 
 
-def _voted(readings: Sequence[Hashable], right: Floats) -> float:
+def _majority_correct(readings: Sequence[Hashable], right: Floats) -> float:
     votes = Counter(answer for answer in readings if answer is not None)
-    # Unreadable answers do not vote.
     most = max(votes.values(), default=0)
     # Equal readings are equally right, so the first answer of each stands for all.
-    first = [readings.index(answer) for answer, count in votes.items() if count == most]
+    winners = [readings.index(answer) for answer, count in votes.items() if count == most]
     # No readable answer at all counts as wrong.
-    return float(np.mean([right[place] for place in first])) if first else 0.0
+    return float(np.mean([right[row] for row in winners])) if winners else 0.0

@@ -1,4 +1,4 @@
-"""Compares SFT and PPO with reference answers in the data, as published summarization runs are measured."""
+"""Compares SFT and PPO with reference answers in the data, as papers on summarization do."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -32,7 +32,7 @@ def compare_with_references(
 
     Args:
         comparison: The measured policies.
-        rows: The rows that were sampled for, with the reference answers.
+        rows: The rows that `comparison` was sampled for, with the reference answers.
         policy: Loads the PPO policy; called only where `temperature` is given.
         column: The column of the reference answers.
         temperature: Samples both policies again at this temperature; None compares the first completion of each prompt.
@@ -43,27 +43,31 @@ def compare_with_references(
     evaluator, judge = comparison.evaluator, comparison.evaluator.judge
     _, prompts, columns = repeat_prompts(rows, 1)
     groups = prompt_groups(prompts)
-    written = [_without_special_tokens(text_of(item), evaluator.tokenizer.all_special_tokens) for item in rows[column]]
+    reference_texts = [
+        _without_special_tokens(text_of(value), evaluator.tokenizer.all_special_tokens) for value in rows[column]
+    ]
     # The first sample of each prompt, since there is one reference answer.
     texts = {side: comparison.measured[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
     if temperature is not None:
-        at, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
+        sampler, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
         for side, model in {"sft": evaluator.reference, "ppo": policy()}.items():
             move(model, evaluator.reference.device)
-            texts[side] = at.sample(model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}").texts
-    comparing = next((item for item in evaluator.panel.comparing if item.name == judge.name), None)
+            texts[side] = sampler.sample(
+                model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}"
+            ).texts
+    pair_judge = next((item for item in evaluator.panel.comparing if item.name == judge.name), None)
 
-    def preferred(side: str) -> WinRate:
-        if comparing is None:
-            ours, theirs = (scores(judge, prompts, item, columns) for item in (texts[side], written))
+    def win_rate_over_references(side: str) -> WinRate:
+        if pair_judge is None:
+            ours, theirs = (scores(judge, prompts, answers, columns) for answers in (texts[side], reference_texts))
             return win_rate(ours, theirs, groups, tolerance=TIE_TOLERANCE)
         prompt_texts = [plain_text(prompt) for prompt in prompts]
-        # A judge may cost money, so one process asks for all.
+        # A judge may cost money, so one process asks it and passes the result to the others.
         return distributed.from_main_process(
-            lambda: compare_pairs(comparing, prompt_texts, texts[side], written, seed=comparison.seed).win_rate
+            lambda: compare_pairs(pair_judge, prompt_texts, texts[side], reference_texts, seed=comparison.seed).win_rate
         )
 
-    rates = {side: preferred(side).to_json() for side in ("sft", "ppo")}
+    rates = {side: win_rate_over_references(side).to_json() for side in ("sft", "ppo")}
     return {"column": column, "temperature": temperature, **rates}
 
 

@@ -16,8 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 _Z = NormalDist().inv_cdf(0.975)
 #: Smallest number of seeds for which the interval of their mean is given.
-LEAST_SEEDS = 5
-_CELLS = 4_000_000  # resamples × groups held in memory at once
+MIN_SEEDS = 5
+_MAX_CELLS = 4_000_000  # resamples × groups held in memory at once
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Spread:
         mean: The mean over seeds.
         range: The lowest and the highest.
         n: Number of seeds.
-        ci95: 95% interval of the mean, for `LEAST_SEEDS` seeds or more; with fewer, the range says more.
+        ci95: 95% interval of the mean, for `MIN_SEEDS` seeds or more; with fewer, the range says more.
     """
 
     mean: float
@@ -83,7 +83,7 @@ def over_seeds(values: Sequence[float]) -> Spread:
         The spread; t is Student's with N − 1 degrees of freedom.
     """
     mean, span = math.fsum(values) / len(values), (min(values), max(values))
-    if len(values) < LEAST_SEEDS:
+    if len(values) < MIN_SEEDS:
         return Spread(mean, span, len(values))
     half = _t_quantile(len(values) - 1) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Spread(mean, span, len(values), (mean - half, mean + half))
@@ -123,7 +123,7 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
     """Computes a mean with an interval over resampled groups.
 
     Each resample draws G of the G groups with replacement and takes the mean of all their values, so a group's weight
-    is its number of values. The percentiles come from `levels`.
+    is its number of values. The percentiles are those of `quantile_levels`.
 
     Args:
         values: (N,) numbers.
@@ -170,7 +170,7 @@ def perplexity_difference(
     seed: int,
     resamples: int = 2000,
 ) -> Estimate:
-    """Computes our perplexity less theirs, with the same resampled prompts for both.
+    """Computes perplexity(ours) − perplexity(theirs), with the same resampled prompts for both.
 
     Args:
         ours: (logprobs, lengths) as in `bootstrap_perplexity`, (N,) each.
@@ -182,12 +182,12 @@ def perplexity_difference(
     Raises:
         ValueError: As in `bootstrap_perplexity`.
     """
-    values, draws = [], []
+    values, resampled_values = [], []
     for logprobs, lengths in (ours, theirs):
         sums, counts = _nats_and_tokens(logprobs, lengths, groups)
         values.append(math.exp(float(sums.sum() / counts.sum())))
-        draws.append(np.exp(_draws(sums, counts, seed, resamples)))
-    low, high = np.quantile(draws[0] - draws[1], levels(len(sums)))
+        resampled_values.append(np.exp(_resampled_ratios(sums, counts, seed, resamples)))
+    low, high = np.quantile(resampled_values[0] - resampled_values[1], quantile_levels(len(sums)))
     return Estimate(values[0] - values[1], (float(low), float(high)), len(groups))
 
 
@@ -199,17 +199,17 @@ def _nats_and_tokens(
     tokens, _ = _checked(lengths, groups)
     sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
     if not (counts > 0).all():
-        raise ValueError("A perplexity is per token, and some prompt has none.")
+        raise ValueError("A perplexity is a mean over tokens, but the texts of some prompt have none.")
     return sums, counts
 
 
 def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> tuple[float, float]:
     """The 95% interval of Σ sums / Σ counts over resampled groups (G,)."""
-    low, high = np.quantile(_draws(sums, counts, seed, resamples), levels(len(sums)))
+    low, high = np.quantile(_resampled_ratios(sums, counts, seed, resamples), quantile_levels(len(sums)))
     return float(low), float(high)
 
 
-def levels(groups: int) -> tuple[float, float]:
+def quantile_levels(groups: int) -> tuple[float, float]:
     """Computes which quantiles of the resamples bound 95%.
 
     Plain percentiles are too narrow with few groups. These are widened to match Student's t and a variance with
@@ -229,12 +229,14 @@ def levels(groups: int) -> tuple[float, float]:
     return low, 1 - low
 
 
-def _draws(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
+def _resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
     """(resamples,) Σ sums / Σ counts over resampled groups (G,); equal G and seed draw the same groups."""
-    return np.concatenate([(drawn @ sums) / (drawn @ counts) for drawn in resampled(len(counts), seed, resamples)])
+    return np.concatenate(
+        [(drawn @ sums) / (drawn @ counts) for drawn in resample_counts(len(counts), seed, resamples)]
+    )
 
 
-def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
+def resample_counts(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:
     """Counts how often each group is drawn when `size` groups are drawn with replacement.
 
     Args:
@@ -246,17 +248,17 @@ def resampled(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float
         All resamples, as arrays of (n, size) counts; a single array if they fit in memory.
     """
     # Every figure of an evaluation uses the same groups and seed, so the last few draws are cached.
-    if size * resamples <= _CELLS:
-        return [_drawn(size, seed, resamples)]
-    rng, step = np.random.default_rng(seed), max(1, _CELLS // size)
+    if size * resamples <= _MAX_CELLS:
+        return [_cached_counts(size, seed, resamples)]
+    rng, step = np.random.default_rng(seed), max(1, _MAX_CELLS // size)
     return (_multinomial(rng, size, min(step, resamples - start)) for start in range(0, resamples, step))
 
 
 @lru_cache(maxsize=2)
-def _drawn(size: int, seed: int, resamples: int) -> NDArray[np.float64]:
-    drawn = _multinomial(np.random.default_rng(seed), size, resamples)
-    drawn.flags.writeable = False  # callers share the cached array
-    return drawn
+def _cached_counts(size: int, seed: int, resamples: int) -> NDArray[np.float64]:
+    counts = _multinomial(np.random.default_rng(seed), size, resamples)
+    counts.flags.writeable = False  # callers share the cached array
+    return counts
 
 
 def _multinomial(rng: np.random.Generator, size: int, n: int) -> NDArray[np.float64]:
@@ -326,11 +328,11 @@ def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _t_quantile(freedom: int) -> float:
-    """The 0.975 quantile of Student's t with `freedom` degrees of freedom."""
+def _t_quantile(degrees: int) -> float:
+    """The 0.975 quantile of Student's t with `degrees` degrees of freedom."""
     from scipy.special import stdtrit  # importing it takes longer than most commands take to start
 
-    return float(stdtrit(freedom, 0.975))
+    return float(stdtrit(degrees, 0.975))
 
 
 def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
@@ -346,10 +348,10 @@ def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
-    right, index = _checked(correct, groups)
-    if len(right) == int(index.max()) + 1:
-        return proportion(int(right.sum()), len(right))
-    return share(right, groups)
+    answers, index = _checked(correct, groups)
+    if len(answers) == int(index.max()) + 1:
+        return proportion(int(answers.sum()), len(answers))
+    return share(answers, groups)
 
 
 def correlation(
@@ -373,6 +375,7 @@ def correlation(
     """
     first, index = _checked(x, groups)
     second, _ = _checked(y, groups)
+    # The index of each value among the sorted distinct values, from which any resample's ranks follow.
     places = [np.unique(side, return_inverse=True)[1] for side in (first, second)]
 
     def measure(weights: NDArray[np.float64]) -> float:
@@ -387,15 +390,14 @@ def correlation(
     size = int(index.max()) + 1
     chance = np.full(size, 1 / size)
     drawn = [measure(rng.multinomial(size, chance)[index].astype(float)) for _ in range(resamples)]
-    defined = [
-        value for value in drawn if not math.isnan(value)
-    ]  # a resample with a single distinct value has no correlation
-    low, high = np.quantile(defined, levels(size)) if defined else (-1.0, 1.0)
+    # A resample in which x or y does not vary has no correlation.
+    defined = [value for value in drawn if not math.isnan(value)]
+    low, high = np.quantile(defined, quantile_levels(size)) if defined else (-1.0, 1.0)
     return Estimate(measure(np.ones(len(first))), (float(low), float(high)), len(first))
 
 
 def _weighted_ranks(place: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks observations that occur `weights` times each. place: (N,) 0 … U−1, the order of each value."""
+    """Ranks N values that occur `weights` times each. place: (N,) their indices among the sorted distinct values."""
     counts = np.bincount(place, weights=weights)
     return (np.cumsum(counts) - counts + (counts + 1) / 2)[place]
 
@@ -408,7 +410,7 @@ def proportion(successes: int, n: int) -> Estimate:
         n: Number of trials.
 
     Raises:
-        ValueError: N is 0, or successes are not from 0 to n.
+        ValueError: `n` is 0, or `successes` is not from 0 to `n`.
 
     Source: Wilson 1927, JASA 22:209.
     """
@@ -422,13 +424,13 @@ def proportion(successes: int, n: int) -> Estimate:
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
     """Computes `value` ± 1.96 standard errors from the values with one group left out.
 
-    se² = (G−1)/G · Σ(θ_i − θ̄)². For statistics that a bootstrap would bias, because it draws duplicates. With one
-    group the interval is the whole line.
+    se² = (G−1)/G · Σ(θ_i − θ̄)². Meant for statistics that a bootstrap would bias, because it draws duplicates. With
+    one group the interval is (−∞, ∞).
 
     Args:
         value: The statistic of all groups.
         left_out: (G,) the statistic without each of the groups in turn.
-        n: Number of observations, for the estimate.
+        n: Number of observations behind the estimate.
 
     Source: Tukey 1958.
     """
@@ -444,7 +446,7 @@ def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
 def _checked(values: ArrayLike, groups: Sequence[Hashable]) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     sample = np.asarray(values, dtype=float)
     if sample.ndim != 1 or len(sample) == 0:
-        raise ValueError(f"Values must be a row of at least one number, not of shape {sample.shape}.")
+        raise ValueError(f"Values must be a flat list of at least one number, not of shape {sample.shape}.")
     if len(groups) != len(sample):
         raise ValueError(f"There are {len(sample)} values and {len(groups)} groups: each value needs its group.")
     if not np.isfinite(sample).all():

@@ -1,4 +1,4 @@
-"""Existing texts under a model: log p of their tokens after their own prompts and after others."""
+"""Scores of existing texts: log p of their tokens after their own and after other prompts, and their reward."""
 
 from collections.abc import Mapping, Sequence
 
@@ -31,7 +31,7 @@ def written_samples(
         stops: Token ids that end a text.
 
     Returns:
-        The samples; their log-probabilities are zeros, which nothing reads.
+        The samples. Their log-probabilities are zeros, because rewards do not read them.
     """
     fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     prompt_ids, prompt_mask = left_pad([tokenize_prompt(prompt, tokenizer) for prompt in prompts], fill, "cpu")
@@ -70,7 +70,7 @@ def logprobs_under(
         part = written_samples([prompts[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
         part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
         values = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
-        return [row[keep].tolist() for row, keep in zip(values, part.mask, strict=True)]
+        return [row[is_token].tolist() for row, is_token in zip(values, part.mask, strict=True)]
 
     if not tokens:
         return []
@@ -90,7 +90,7 @@ def dependence(
 ) -> list[float] | None:
     """Measures how much each text depends on its prompt: log p(text | prompt) − log mean p over several prompts.
 
-    The mean is over its own and `OTHER_PROMPTS` more, so the value is at max_tokens log 9. This is the bound of van den
+    The mean is over its own prompt and `OTHER_PROMPTS` (8) more, so the value is at most log 9, the bound of van den
     Oord et al. 2018 (arXiv:1807.03748, eq. 4). No single unlikely prompt moves it.
 
     Args:
@@ -105,17 +105,21 @@ def dependence(
     Returns:
         (N,) values, nats; None if there are fewer than `OTHER_PROMPTS` other prompts.
     """
-    names = [display_text(prompt) for prompt in prompts]
-    different = list(dict.fromkeys(names))
-    if len(different) <= OTHER_PROMPTS:
+    prompt_texts = [display_text(prompt) for prompt in prompts]
+    distinct_texts = list(dict.fromkeys(prompt_texts))
+    if len(distinct_texts) <= OTHER_PROMPTS:
         return None
-    first = {name: prompts[names.index(name)] for name in different}
-    # The same cyclic shifts for all texts: each prompt then serves equally often as another's.
-    shift = np.random.default_rng(seed).permutation(np.arange(1, len(different)))[:OTHER_PROMPTS]
-    place = {name: k for k, name in enumerate(different)}
-    other_prompts = [first[different[(place[name] + step) % len(different)]] for name in names for step in shift]
-    repeated = [ids for ids in tokens for _ in shift]
-    logprobs = logprobs_under(model, tokenizer, other_prompts, repeated, temperature=temperature)
+    prompt_of = {text: prompts[prompt_texts.index(text)] for text in distinct_texts}
+    # Every text uses the same cyclic shifts, so each prompt serves equally often as the other prompt of a text.
+    shifts = np.random.default_rng(seed).permutation(np.arange(1, len(distinct_texts)))[:OTHER_PROMPTS]
+    index_of = {text: k for k, text in enumerate(distinct_texts)}
+    other_prompts = [
+        prompt_of[distinct_texts[(index_of[text] + shift) % len(distinct_texts)]]
+        for text in prompt_texts
+        for shift in shifts
+    ]
+    repeated_tokens = [ids for ids in tokens for _ in shifts]
+    logprobs = logprobs_under(model, tokenizer, other_prompts, repeated_tokens, temperature=temperature)
     under_other_prompts = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHER_PROMPTS)
     # Its own prompt in column 0, then the others.
     logprobs_by_prompt = np.column_stack([np.asarray(own_logprobs, dtype=float), under_other_prompts])
@@ -127,7 +131,7 @@ def dependence(
 def score_by_reward_and_judge(
     evaluator: Evaluator, prompts: Sequence[Prompt], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
 ) -> tuple[list[float], list[float]]:
-    """Computes reward and headline judge's score of edited texts.
+    """Computes the reward and the headline judge's score of texts.
 
     Args:
         evaluator: The reward and the judges.
@@ -136,7 +140,7 @@ def score_by_reward_and_judge(
         columns: The prompts' other columns.
 
     Returns:
-        (N,) rewards, or [] without a reward, and (N,) judge's scores.
+        (N,) rewards, or [] without a reward, and (N,) scores by the judge.
     """
     return score_by_reward(evaluator, prompts, texts, columns), scores(evaluator.judge, prompts, texts, columns)
 
@@ -161,7 +165,7 @@ def score_by_reward(
     if evaluator.rewards is None:
         return []
     stops = evaluator.stops or stop_ids(evaluator.reference, evaluator.tokenizer)
-    # Edits lengthen a text, here at max_tokens to twice a completion.
+    # Edits lengthen a text, so it may have up to twice the tokens of a completion.
     max_tokens, context = 2 * evaluator.max_new_tokens, context_length(evaluator.reference)
     if context is not None:
         longest_prompt = max((len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts), default=0)

@@ -28,7 +28,7 @@ from .evidence import Checkpoint, Evidence, JudgeReliability
 from .head_to_head import preferences
 from .judges.check import split_half
 from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
-from .overoptimization import fit, root_kl
+from .overoptimization import MIN_POINTS, fit, root_kl
 from .probes import Completions, Report, probe
 from .probes.reward_effect import RewardEffect, make_edits
 from .stats import Estimate, bootstrap_mean
@@ -60,7 +60,7 @@ class Trajectory:
         judge: Name of the headline's judge.
         seed: Seed of sampling, permutations and resamples.
         reliability: What is known about the judge.
-        reward_effects: The effect on the reward of each habit that the probes found.
+        reward_effects: The last checkpoint's habits (families of probes that fired), with their effect on the reward.
         trivial: The trivial policies chosen here for comparison.
         confirmation: The candidate's step and its gain on other prompts, once measured.
         prompt_source: The split and data of the prompts, see `evaluated_part`.
@@ -115,16 +115,16 @@ class Trajectory:
         assert candidate is not None
         return replace(self, confirmation=(candidate, gain))
 
-    def with_reliability(self, judge: JudgeReliability) -> Trajectory:
+    def with_reliability(self, reliability: JudgeReliability) -> Trajectory:
         """Replaces the facts known about the judge.
 
         Args:
-            judge: The facts.
+            reliability: The facts.
 
         Returns:
             A copy.
         """
-        return replace(self, reliability=judge)
+        return replace(self, reliability=reliability)
 
     def _checkpoint(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(measured, name) for name in ("kl", "reward", "judge"))
@@ -184,8 +184,7 @@ class Trajectory:
     def _fit(self, name: str) -> dict[str, Any] | None:
         """Fits Gao et al.'s form for RL to the checkpoints; None if there are fewer than three."""
         kl = np.stack([self._by_prompt(point.measured, "kl") for point in self.points])
-        # A form has two coefficients, so fewer than three distinct distances cannot show a misfit.
-        if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < _MIN_FITTED_POINTS:
+        if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < MIN_POINTS:
             return None
         base = self._by_prompt(self.sft, name)
         # Gains by prompt, so that the fit's intervals can resample prompts across all checkpoints at once.
@@ -194,7 +193,6 @@ class Trajectory:
 
 
 _METRICS = ("reward", "judge", "kl")
-_MIN_FITTED_POINTS = 3
 
 
 def evaluate_checkpoints(
@@ -228,23 +226,25 @@ def evaluate_checkpoints(
     # The first rows are all distinct prompts. A verdict compares policies prompt by prompt.
     count = min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))
     groups, prompts, columns = repeat_prompts(rows.select(range(count)), config.checkpoint_samples)
-    keys = [(STREAM, place, k % config.checkpoint_samples) for k, place in enumerate(groups)]
+    keys = [(STREAM, prompt, k % config.checkpoint_samples) for k, prompt in enumerate(groups)]
 
-    def measured(policy: PreTrainedModel, desc: str, seed: int = seed) -> PolicyMeasurements:
+    def measure_policy(policy: PreTrainedModel, desc: str, seed: int = seed) -> PolicyMeasurements:
         return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
-    # The verdict uses only the headline's judge; the others would cost as much again for every checkpoint.
+    # The verdict uses only the headline's judge. Each further judge would have to score every checkpoint too.
     judge, evaluator = evaluator.judge.name, evaluator.with_headline_judge
     # The probes compare with SFT under other random numbers. With the same numbers, a policy that hardly changed would
     # write SFT's texts again.
-    sft = measured(evaluator.reference, "validating SFT")
-    theirs = _completions(evaluator, prompts, measured(evaluator.reference, "validating SFT again", seed + 1), seed)
+    sft = measure_policy(evaluator.reference, "validating SFT")
+    sft_again = measure_policy(evaluator.reference, "validating SFT again", seed + 1)
+    sft_completions = _completions(evaluator, prompts, sft_again, seed)
     points = []
     for path in paths:
         step = checkpoint_step(path)
-        result = measured(load_causal(path).eval(), f"validating step {step}")
-        ours = _completions(evaluator, prompts, result, seed)
-        points.append(_CheckpointMeasurements(step, result, probe(ours, theirs, seed=seed)))
+        result = measure_policy(load_causal(path).eval(), f"validating step {step}")
+        policy_completions = _completions(evaluator, prompts, result, seed)
+        report = probe(policy_completions, sft_completions, seed=seed)
+        points.append(_CheckpointMeasurements(step, result, report))
     # The judge's agreement with itself, over SFT and the last checkpoint.
     judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, points[-1].measured)]
     return Trajectory(
@@ -258,7 +258,7 @@ def evaluate_checkpoints(
         trivial=choose_trivial(
             evaluator, prompts, columns, sft, points[-1].measured, samples=config.checkpoint_samples
         ),
-        reward_effects=_reward_effects(evaluator, prompts, columns, points[-1].report, ours, theirs),
+        reward_effects=_reward_effects(evaluator, prompts, columns, report, policy_completions, sft_completions),
         prompt_source=evaluated_part(context, "validation"),
     )
 

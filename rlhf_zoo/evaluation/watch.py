@@ -32,7 +32,7 @@ def watch(
     """Wraps a reward function so that it also probes the policy's completions against the SFT model's.
 
     The rewards stay the same. After every `every` completions the last `size` are probed. Each family's effect goes to
-    TRL's `log_metric` as probes/FAMILY, and a family that becomes present is logged as a warning.
+    TRL's `log_metric` as probes/FAMILY, and a family that fires for the first time is logged as a warning.
 
     Args:
         reward_func: A reward function of TRL's form.
@@ -40,19 +40,19 @@ def watch(
             completions scored, because training starts at SFT.
         size: Completions in a probe.
         every: Completions between two probes.
-        stop: Whether to raise `Hacked` where a family that destroys text is at five times its minimum.
+        stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
 
     Returns:
-        A reward function, which raises ZooError where prompts and completions differ in number.
+        A reward function, which raises ZooError if prompts and completions differ in number.
 
     Raises:
-        ZooError: `reward_func` is no plain function, a size is too small, or the file cannot be read.
+        ZooError: `reward_func` is not a plain function, `size` or `every` is too small, or the file cannot be read.
     """
     if not callable(reward_func):
         raise ZooError(f"watch needs a reward function of TRL's form, not {reward_func!r}.")
     # The wrapper is synchronous and would return the coroutine instead of rewards.
     if inspect.iscoroutinefunction(reward_func):
-        raise ZooError("watch takes a reward function that is no coroutine: wrap the plain function within it.")
+        raise ZooError("watch cannot wrap a coroutine function: wrap the plain reward function that it awaits.")
     if size < _MIN_SIZE or every < 1:
         raise ZooError(f"watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
     if isinstance(against, str | Path):
@@ -63,14 +63,14 @@ def watch(
 
     @functools.wraps(reward_func)
     def watched(*args: Any, **columns: Any) -> Sequence[float | None]:
-        # The reward comes first, so an error in it looks the same as without the wrapper.
+        # The reward is computed first, so that its errors look the same as without the wrapper.
         rewards = reward_func(*args, **columns)
         # The trainer may pass prompts and completions by position or by name.
         prompts, completions = (
-            columns.get(name, args[place] if place < len(args) else None)
-            for place, name in enumerate(("prompts", "completions"))
+            columns.get(name, args[position] if position < len(args) else None)
+            for position, name in enumerate(("prompts", "completions"))
         )
-        watcher.see(prompts or (), completions or (), columns.get("log_metric"))
+        watcher.collect(prompts or (), completions or (), columns.get("log_metric"))
         return rewards
 
     return watched
@@ -82,12 +82,14 @@ _MIN_SIZE = 40
 class _Watcher:
     def __init__(self, sft: Completions | None, size: int, every: int, stop: bool) -> None:
         self.sft, self.size, self.every, self.stop = sft, size, every, stop
-        self.first: list[tuple[str, str]] = []
-        self.last: deque[tuple[str, str]] = deque(maxlen=size)
-        self.new = 0
-        self.warned: set[str] = set()
+        self.first_texts: list[tuple[str, str]] = []  # (prompt, completion)
+        self.last_texts: deque[tuple[str, str]] = deque(maxlen=size)
+        self.unprobed = 0  # completions since the last probe
+        self.warned: set[str] = set()  # families that were logged
 
-    def see(self, prompts: Sequence[object], completions: Sequence[object], metric: Callable[..., None] | None) -> None:
+    def collect(
+        self, prompts: Sequence[object], completions: Sequence[object], log_metric: Callable[..., None] | None
+    ) -> None:
         """Collects completions, and probes when enough are new."""
         if len(prompts) != len(completions):
             raise ZooError(
@@ -97,25 +99,25 @@ class _Watcher:
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = (message_text(prompt) or "", message_text(completion) or "")
             # The first completions come from the policy before any update, so they are SFT's.
-            if self.sft is None and len(self.first) < self.size:
-                self.first.append(texts)
+            if self.sft is None and len(self.first_texts) < self.size:
+                self.first_texts.append(texts)
                 continue
-            self.last.append(texts)
-            self.new += 1
-        if self.sft is None and len(self.first) == self.size:
-            self.sft = Completions(*map(list, zip(*self.first, strict=True)))  # type: ignore[arg-type]
-        if self.sft is not None and len(self.last) == self.size and self.new >= self.every:
+            self.last_texts.append(texts)
+            self.unprobed += 1
+        if self.sft is None and len(self.first_texts) == self.size:
+            self.sft = Completions(*map(list, zip(*self.first_texts, strict=True)))  # type: ignore[arg-type]
+        if self.sft is not None and len(self.last_texts) == self.size and self.unprobed >= self.every:
             # Counting starts again before the probe, which may raise.
-            self.new = 0
-            ours = Completions(*map(list, zip(*self.last, strict=True)))  # type: ignore[arg-type]
+            self.unprobed = 0
+            ours = Completions(*map(list, zip(*self.last_texts, strict=True)))  # type: ignore[arg-type]
             # Training prompts differ from the first ones, so the two sets are paired in order.
-            self.report_findings(probe(ours, self.sft, by_position=True), metric)
+            self.report_findings(probe(ours, self.sft, by_position=True), log_metric)
 
-    def report_findings(self, report: Report, metric: Callable[..., None] | None) -> None:
+    def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
         """Logs effects with TRL, warns once about each family that appears, and stops training if configured."""
         for finding in report.probes:
-            if metric is not None:
-                metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
+            if log_metric is not None:
+                log_metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
             if finding.fired and finding.family not in self.warned:
                 self.warned.add(finding.family)
                 log.warning("Probe %s: %s", finding.family, finding.finding)

@@ -32,12 +32,12 @@ def test_the_answer_that_most_give_is_right_or_not() -> None:
     said = [["4", "5", "4", "5", "5"], ["7", "8", "8", None, None], ["1", "2", "1", "2", "3"], [None] * 5]
     right = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5], dtype=float)
     found = Answers(right, said)
-    assert found.voted().tolist() == [0, 0, 0.5, 0]
-    assert list(found.of_all()) == ["majority of 5", "pass@5"]
+    assert found.majority_correct().tolist() == [0, 0, 0.5, 0]
+    assert list(found.joint_figures()) == ["majority of 5", "pass@5"]
     assert found.to_json()["majority_at"]["5"]["value"] == 0.125
     with pytest.raises(ValueError, match="needs the reading of each answer"):
-        Answers(right).voted()
-    assert Answers(right[:, :1]).of_all() == {} and list(Answers(right).of_all()) == ["pass@5"]
+        Answers(right).majority_correct()
+    assert Answers(right[:, :1]).joint_figures() == {} and list(Answers(right).joint_figures()) == ["pass@5"]
 
 
 def broken(completions: list[str], **_: object) -> list[float]:
@@ -70,4 +70,4 @@ def test_rules_are_put_to_the_vote_by_what_they_read(
     assert own.readings == found["strict" if lenient is None else "lenient"].readings, (
         "a number without a marker is any number"
     )
-    assert found["strict"].right.tolist() == [[1, 1], [0, 0]] and found["strict"].voted().tolist() == [1, 0]
+    assert found["strict"].right.tolist() == [[1, 1], [0, 0]] and found["strict"].majority_correct().tolist() == [1, 0]

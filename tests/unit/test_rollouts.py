@@ -259,7 +259,7 @@ def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
         return []
 
     for given, message in (
-        ({"reward_func": slow}, "no coroutine"),
+        ({"reward_func": slow}, "coroutine"),
         ({"reward_func": short, "size": 3}, "40 or more"),
         ({"reward_func": 5}, "needs a reward function of TRL's form, not 5"),
         ({"reward_func": short, "against": 5}, "must be SFT's completions or a file of them, not 5"),

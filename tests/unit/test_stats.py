@@ -190,7 +190,7 @@ def test_a_perplexity_is_per_token_and_its_interval_over_prompts():
     assert found.ci95 == pytest.approx((math.exp(4 / 4), math.exp(6 / 4)))  # of two prompts, either twice
     alike = bootstrap_perplexity([-1.0] * 6, [1] * 6, range(6), seed=1)
     assert (alike.value, alike.ci95) == (pytest.approx(math.e), pytest.approx((math.e, math.e)))
-    with pytest.raises(ValueError, match="some prompt has none"):
+    with pytest.raises(ValueError, match="some prompt have none"):
         bootstrap_perplexity([0.0, -1.0], [0, 1], [0, 1], seed=1)
 
 
@@ -206,7 +206,7 @@ def test_a_difference_of_perplexities_is_paired():
     base = bootstrap_perplexity(theirs, lengths, groups, seed=1)
     assert apart.value == pytest.approx(base.value * (math.exp(0.1) - 1))
     assert apart.ci95 == pytest.approx([bound * (math.exp(0.1) - 1) for bound in base.ci95])
-    with pytest.raises(ValueError, match="some prompt has none"):
+    with pytest.raises(ValueError, match="some prompt have none"):
         perplexity_difference((ours, lengths * 0), (theirs, lengths), groups, seed=1)
 
 

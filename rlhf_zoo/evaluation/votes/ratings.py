@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..logistic import fit_logistic, sigmoid
-from ..stats import Estimate, WinRate, group_indices, levels, proportion, win_rate
+from ..stats import Estimate, WinRate, group_indices, proportion, quantile_levels, win_rate
 
 VERDICTS = ("left", "right", "tie", "both_bad")
 ELO_SCALE = 400 / math.log(10)  # points per nat of log-odds: 400 points are odds of 10 to 1 (Elo 1978)
@@ -166,7 +166,7 @@ def elo(
         rng = np.random.default_rng(seed)
         drawn = rng.multinomial(size, np.full(size, 1 / size), size=resamples)
         low, high = np.quantile(
-            [bradley_terry(wins(row[group].astype(float)), prior=prior) for row in drawn], levels(size), axis=0
+            [bradley_terry(wins(row[group].astype(float)), prior=prior) for row in drawn], quantile_levels(size), axis=0
         )
     votes = Counter([*a.tolist(), *b.tolist()])
     return {

@@ -106,7 +106,7 @@ class Baseline:
             if isinstance(judge, RuleJudge) and judge.name != self.judge:
                 figures[judge.name] = by_prompt(scores(judge, prompts, texts, columns), self.samples_per_prompt)
             elif isinstance(judge, RuleJudge) and checks_answers(judge):
-                figures |= as_answers(judge, prompts, texts, columns, samples=self.samples_per_prompt).of_all()
+                figures |= as_answers(judge, prompts, texts, columns, samples=self.samples_per_prompt).joint_figures()
         return figures
 
     @cached_property
