@@ -17,7 +17,7 @@ from ..modeling.chat_template import Prompt
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
 from .judges.pairwise import PairReport, compare_pairs
-from .judges.panel import answers, checks_answers
+from .judges.panel import answers_by_reading, checks_answers
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
@@ -368,7 +368,8 @@ def head_to_head(
     # Rules that check answers run again on each completion, for accuracy and pass@k.
     answers_by_judge = {
         judge.name: {
-            side: answers(judge, prompts, measured[side].completions, columns, samples=samples) for side in _SIDES
+            side: answers_by_reading(judge, prompts, measured[side].completions, columns, samples=samples)
+            for side in _SIDES
         }
         for judge in evaluator.panel.scoring
         if checks_answers(judge)

@@ -14,7 +14,7 @@ from ..errors import ZooError
 from ..evaluation.head_to_head import head_to_head
 from ..evaluation.judges.check import JudgeCheck
 from ..evaluation.judges.named import check_names, open_panel
-from ..evaluation.judges.pair_checks import checked
+from ..evaluation.judges.pair_checks import check_panel
 from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
 from ..evaluation.reward_reading import READ, reading_of
@@ -406,7 +406,7 @@ def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None
-    return checked(evaluator.panel, pairs, seed=terms.seed)
+    return check_panel(evaluator.panel, pairs, seed=terms.seed)
 
 
 def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.panel import answers, as_answers
+from rlhf_zoo.evaluation.judges.panel import answers_by_reading, check_answers
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.evaluation.pass_at_k import Answers
 from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
@@ -63,10 +63,10 @@ def test_rules_are_put_to_the_vote_by_what_they_read(
     rule: NumericMatch, texts: list[str], strict: list, lenient: list | None
 ) -> None:
     wanted = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}
-    found = answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
+    found = answers_by_reading(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
     assert found["strict"].readings == [strict[:2], strict[2:]]
     assert found["lenient"].readings == (lenient and [lenient[:2], lenient[2:]])
-    own = as_answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
+    own = check_answers(RuleJudge("rule", rule), ["?"] * 4, texts, wanted, samples=2)
     assert own.readings == found["strict" if lenient is None else "lenient"].readings, (
         "a number without a marker is any number"
     )

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from rlhf_zoo.evaluation.judges.check import JudgeCheck, PairCheck, check_pairs, settled, shared_errors, split_half
+from rlhf_zoo.evaluation.judges.check import (
+    JudgeCheck,
+    PairCheck,
+    check_pairs,
+    majority_preferences,
+    shared_errors,
+    split_half,
+)
 from rlhf_zoo.evaluation.judges.scalar import ClassifierJudge
 
 GOOD, BAD = ("sharp", "bright", "clear", "light"), ("weak", "slow", "dull", "heavy")
@@ -100,7 +107,7 @@ def test_who_made_noisy_labels_is_not_condemned_by_their_noise() -> None:
         return int(rng.random() < 1 / (1 + np.exp(float(first) - float(second))))
 
     assert independent(drawn, np.ones(2000, dtype=bool)) is False
-    meant = settled([(str(a), str(b)) for a, b in worth], prefer, seed=1)
+    meant = majority_preferences([(str(a), str(b)) for a, b in worth], prefer, seed=1)
     kept = np.array([one is not None for one in meant])
     assert 0.3 < kept.mean() < 0.9
     assert independent(np.array([-1 if one is None else one for one in meant]), kept) is True

@@ -12,7 +12,7 @@ from toy_run import make_context, make_recipe, save_stage, trained_policy
 from trainer_fixture import make_tokenizer
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.evaluation.judges.pair_checks import checked
+from rlhf_zoo.evaluation.judges.pair_checks import check_panel
 from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
 from rlhf_zoo.pipeline import run_recipe as pipeline
@@ -107,7 +107,7 @@ def test_a_rule_is_tried_on_the_pairs_that_have_answers() -> None:
     """A judge that no pair has an answer for is not tried on any; the evaluation once ended there."""
     pairs = datasets.Dataset.from_dict({"prompt": ["a"] * 4, "chosen": ["1"] * 4, "rejected": ["2"] * 4})
     rule = RuleJudge("numeric_match")
-    assert checked(Panel([rule]), pairs, seed=1)[rule.name].labeled is None
+    assert check_panel(Panel([rule]), pairs, seed=1)[rule.name].labeled is None
     some = pairs.add_column("answer", ["1", None, "1", None])
-    result = checked(Panel([rule]), some, seed=1)[rule.name].labeled
+    result = check_panel(Panel([rule]), some, seed=1)[rule.name].labeled
     assert result is not None and (result.accuracy.n, result.accuracy.value) == (2, 1.0)

@@ -63,7 +63,7 @@ def test_bootstrap_is_seeded_and_blind_to_the_names_and_order_of_groups():
 def test_resampling_in_blocks_changes_nothing(monkeypatch):
     values, groups = clustered(2)
     whole = bootstrap_mean(values, groups, seed=0)
-    monkeypatch.setattr("rlhf_zoo.evaluation.stats._CELLS", 1000)
+    monkeypatch.setattr("rlhf_zoo.evaluation.stats._MAX_CELLS", 1000)
     assert bootstrap_mean(values, groups, seed=0) == whole
 
 

@@ -10,7 +10,7 @@ is not independent if the excess is at least `MIN_EXCESS` (0.2) and its interval
 interval lies below `MIN_EXCESS`. Otherwise, or if either group has fewer than `MIN_PAIRS` (10) pairs, the answer is
 unknown. Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and
 they are the texts being judged. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge
-and reward, so labels that a recipe draws with noise must be settled first; see `settled`.
+and reward, so labels that a recipe draws with noise are replaced first; see `majority_preferences`.
 """
 
 import math
@@ -92,7 +92,7 @@ class PairCheck:
 
     @property
     def unfit(self) -> str | None:
-        """A sentence on why the judge is unfit; None if it is fit. The verdict demands more."""
+        """A sentence on why the judge is unfit; None if it is fit. `JudgeReliability` has further conditions."""
         if self.finding != "contradicts":
             return None
         low, high = self.accuracy.ci95
@@ -165,7 +165,7 @@ def check_pairs(
         prompts: (N,) the prompt of each pair.
         probabilities: Whether the scores are P(good), 0 to 1.
         seed: Seed of the resamples.
-        reward_margins: (N,) the training reward of the chosen side − that of the other; None without a reward.
+        reward_margins: (N,) reward(chosen) − reward(rejected); None without a training reward.
 
     Returns:
         The results.
@@ -199,17 +199,17 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
     Returns:
         The shared errors.
     """
-    errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
+    judge_errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
 
     def error_rate(selected: np.ndarray) -> Estimate | None:
         rows = np.flatnonzero(selected).tolist()
-        return share(errs[rows], [prompts[row] for row in rows]) if rows else None
+        return share(judge_errs[rows], [prompts[row] for row in rows]) if rows else None
 
     wrong, right = error_rate(reward_errs), error_rate(~reward_errs)
-    overall = error_rate(np.ones(len(errs), dtype=bool))
-    assert overall is not None  # there is a pair, or the accuracy would have been refused
+    overall = error_rate(np.ones(len(judge_errs), dtype=bool))
+    assert overall is not None  # `check_pairs` refuses an empty list
     return SharedErrors(
-        correlation(errs.astype(float), reward_errs.astype(float), prompts, seed=seed),
+        correlation(judge_errs.astype(float), reward_errs.astype(float), prompts, seed=seed),
         overall,
         wrong,
         right,
@@ -225,7 +225,7 @@ def _difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
     return Estimate(value, (low, high), a.n + b.n)
 
 
-def settled(
+def majority_preferences(
     pairs: Sequence[tuple[str, str]], prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> list[int | None]:
     """Decides which side of each pair a noisy preference favors, by drawing it `DRAWS` times.
@@ -234,7 +234,7 @@ def settled(
     the same error.
 
     Args:
-        pairs: (N,) two whole texts each.
+        pairs: (N,) two texts each, prompts included.
         prefer: Draws the preferred side of two texts, 0 or 1.
         seed: Seed of the draws.
 

@@ -1,4 +1,4 @@
-"""The judge `lexicon`: the balance of opinion words, from a list that the recipe's corpus reads."""
+"""The judge `lexicon`: the balance of opinion words, from word lists that the recipe's corpus reads."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def lexicon_judge(shared: RecipeConfig) -> LexiconJudge | None:
     if path is None:
         return None
     corpus = None if shared.corpus is None else load_object(shared.corpus, group=CORPORA)
-    read: Callable[[str], Mapping[str, int]] | None = getattr(corpus, "lexicon", None)
-    if read is None:
+    read_lexicon: Callable[[str], Mapping[str, int]] | None = getattr(corpus, "lexicon", None)
+    if read_lexicon is None:
         owner = "a recipe without a corpus" if corpus is None else f"the corpus {shared.corpus}"
         raise ZooError(f"evaluation.lexicon names {path}, but {owner} reads no lexicon: remove the key.")
-    signs = read(path)
-    positive, negative = ([word for word, sign in signs.items() if sign == wanted] for wanted in (1, -1))
+    signs = read_lexicon(path)
+    positive, negative = ([word for word, sign in signs.items() if sign == polarity] for polarity in (1, -1))
     return LexiconJudge(positive, negative)

@@ -38,11 +38,11 @@ _SCHEMA = 1
 _CHAT = "/chat/completions"
 _GRACE = 5.0  # seconds to wait for pending answers when a run stops, since they cost money anyway
 _LONGEST_WAIT = 300.0  # seconds; a server that asks for more ends the run
-_LARGEST_ANSWER = 2**22  # bytes
-_ENOUGH = 10  # with at least this many answers, a majority of unreadable ones makes the model unfit
-_KEPT_CHARACTERS = 2000
+_MAX_RESPONSE_BYTES = 2**22
+_MIN_ANSWERS = 10  # from this many answers on, a majority of unreadable ones makes the model unfit
+_KEPT_CHARACTERS = 2000  # of an answer
 # `fileio.write_json` reads the umask by setting it, which two threads must not do at once.
-_WRITING = threading.Lock()
+_WRITE_LOCK = threading.Lock()
 
 _Entry = dict[str, Any]  # an answer as its file holds it
 
@@ -50,8 +50,8 @@ _Entry = dict[str, Any]  # an answer as its file holds it
 class LLMJudge:
     """Compares pairs (`judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.scalar.Judge`).
 
-    An unreadable answer is requested once more, and then counts as a tie or as the middle of the scale, marked
-    `unparsed`. If most answers are unreadable, ZooError is raised.
+    After an unreadable answer the question is asked once more. A second one counts as a tie or as the middle of the
+    scale, marked `unparsed`. If most answers are unreadable, ZooError is raised.
 
     Args:
         endpoint: The base address, such as https://api.openai.com/v1.
@@ -118,10 +118,10 @@ class LLMJudge:
         if reserved:
             raise ZooError(f"parameters must not hold {', '.join(sorted(reserved))}: the judge sets these itself.")
         self._fields = {key: value for key, value in fields.items() if value is not None}
-        most = max(integer(self._fields.get(key)) or 0 for key in ("max_tokens", "max_completion_tokens"))
-        if budget is not None and most == 0:
+        max_answer_tokens = max(integer(self._fields.get(key)) or 0 for key in ("max_tokens", "max_completion_tokens"))
+        if budget is not None and max_answer_tokens == 0:
             raise ZooError("A budget needs a bound on the answer: set max_tokens or max_completion_tokens.")
-        self._meter = Meter(price, budget, most)
+        self._meter = Meter(price, budget, max_answer_tokens)
         self._memory: dict[str, _Entry] = {}
         self._not_before = 0.0  # monotonic seconds; the server asked for no earlier request
         proxies = urllib.request.ProxyHandler({}) if self._loopback else urllib.request.ProxyHandler()
@@ -195,7 +195,9 @@ class LLMJudge:
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Rates each completion from 1 to 10; 5.5 if the answer is unreadable. Raises as `compare` does."""
         if len(prompts) != len(completions):
-            raise ValueError(f"{len(prompts)} prompts and {len(completions)} completions do not fit.")
+            raise ValueError(
+                f"{len(prompts)} prompts and {len(completions)} completions: each prompt needs one completion."
+            )
         questions = [about_single(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
@@ -208,7 +210,7 @@ class LLMJudge:
     def _load(self, digest: str, question: Question) -> _Entry | None:
         if self._cache is None:
             return None
-        path = _file(self._cache, digest)
+        path = _cache_file(self._cache, digest)
         try:
             entry = read_json(path)
             if entry["schema"] != _SCHEMA or len(entry["tokens"]) != 2:
@@ -225,8 +227,8 @@ class LLMJudge:
     def _save(self, digest: str, entry: _Entry) -> None:
         self._memory[digest] = entry
         if self._cache is not None:
-            with _WRITING:
-                write_json(_file(self._cache, digest), entry)
+            with _WRITE_LOCK:
+                write_json(_cache_file(self._cache, digest), entry)
 
     def _ask(self, questions: Sequence[Question]) -> list[float | None]:
         """The score of each question; None where the answer is unreadable.
@@ -250,7 +252,7 @@ class LLMJudge:
                 raise type(error)(f"{error} ({count} of {len(unique)} answers are kept {where}.)") from error
         unread = [self._memory[digest]["answers"][-1] for digest in unique if self._memory[digest]["score"] is None]
         # A few unreadable answers are noise; a majority means that the model is unfit as a judge.
-        if len(unique) >= _ENOUGH and 2 * len(unread) > len(unique):
+        if len(unique) >= _MIN_ANSWERS and 2 * len(unread) > len(unique):
             raise ZooError(
                 f"{len(unread)} of {len(unique)} answers of {self._model} cannot be parsed, such as "
                 f"{_one_line(unread[0])[:60]!r}: use a model that follows the requested format, or raise max_tokens."
@@ -258,17 +260,17 @@ class LLMJudge:
         return [self._memory[digest]["score"] for digest in digests]
 
     def _ask_endpoint(self, questions: Mapping[str, Question], total: int) -> None:
-        """Asks with several threads, which save each answer as it comes. The first failure stops all and is raised."""
+        """Asks in several threads, which save each answer as it arrives. The first failure stops all and is raised."""
         from tqdm import tqdm
 
-        waiting, stop = deque(questions.items()), threading.Event()
+        pending, stop = deque(questions.items()), threading.Event()
         outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
 
         def work() -> None:
             while not stop.is_set():
                 try:
-                    digest, question = waiting.popleft()
-                except IndexError:  # none is left
+                    digest, question = pending.popleft()
+                except IndexError:  # all questions are taken
                     return
                 try:
                     self._save(digest, self._judge(question, stop))  # in the worker, where Ctrl-C cannot interrupt
@@ -281,8 +283,13 @@ class LLMJudge:
 
         # Daemon threads, because one that waits for the network must not keep an interrupted process alive.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
-        shown = {"desc": f"judging with {self._model}", "unit": "answer", "leave": False, "disable": not self._progress}
-        with tqdm(total=total, initial=total - len(questions), **shown) as bar:
+        bar_options = {
+            "desc": f"judging with {self._model}",
+            "unit": "answer",
+            "leave": False,
+            "disable": not self._progress,
+        }
+        with tqdm(total=total, initial=total - len(questions), **bar_options) as bar:
             try:
                 for worker in workers:
                     worker.start()
@@ -369,7 +376,7 @@ class LLMJudge:
         )
 
     def _exchange(self, body: bytes | None = None) -> tuple[int, Message, bytes]:
-        """Posts a request and returns status, headers and answer; without a body, lists the models."""
+        """Posts a request and returns status, headers and content; without a body, lists the models instead."""
         headers = {"Content-Type": "application/json", "Accept": "application/json", "User-Agent": "rlhf-zoo"}
         url = f"{self._url.removesuffix(_CHAT)}/models" if body is None else self._url
         request = urllib.request.Request(url, data=body, headers=headers)
@@ -386,15 +393,15 @@ class LLMJudge:
             request.add_unredirected_header("Authorization", f"Bearer {key}")
         try:
             with self._opener.open(request, timeout=self._timeout) as response:
-                return response.status, response.headers, response.read(_LARGEST_ANSWER)
+                return response.status, response.headers, response.read(_MAX_RESPONSE_BYTES)
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, error.headers, error.read(_LARGEST_ANSWER)
+                return error.code, error.headers, error.read(_MAX_RESPONSE_BYTES)
         except urllib.error.URLError as error:
             raise error.reason if isinstance(error.reason, OSError) else error from error
 
     def _key(self) -> str:
-        """The key, "" for none. It is read each time, so no object holds it."""
+        """The key; "" if the variable is not set. It is read for each request, so no object holds it."""
         return os.environ.get(self._key_name, "").strip()
 
     def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
@@ -462,9 +469,9 @@ def _address(endpoint: str) -> tuple[str, str, bool]:
     return address, host if port is None else f"{host}:{port}", loopback
 
 
-def _file(cache: Path, digest: str) -> Path:
+def _cache_file(cache: Path, digest: str) -> Path:
     return cache / digest[:2] / f"{digest}.json"
 
 
 def _one_line(text: str) -> str:
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    return " ".join("".join(char if char.isprintable() else " " for char in text).split())

@@ -17,7 +17,7 @@ class BudgetSpent(ZooError):
 
 @dataclass(frozen=True)
 class Usage:
-    """The requests of a judge since it was created.
+    """The requests, tokens and cost of a judge since it was created.
 
     Attributes:
         requests: Requests sent, retries included.
@@ -58,11 +58,11 @@ class Meter:
     Args:
         price: Price per million prompt tokens and per million completion tokens; None if unknown.
         budget: Largest total cost; None for no limit.
-        most: Largest number of tokens in an answer.
+        max_answer_tokens: Largest number of tokens in an answer.
     """
 
-    def __init__(self, price: tuple[float, float] | None, budget: float | None, most: int) -> None:
-        self._price, self._budget, self._most = price, budget, most
+    def __init__(self, price: tuple[float, float] | None, budget: float | None, max_answer_tokens: int) -> None:
+        self._price, self._budget, self._max_answer_tokens = price, budget, max_answer_tokens
         zero = None if price is None else 0.0
         self._usage = Usage(cost=zero, cached_cost=zero)
         self._bounds: list[float] = []  # the largest possible cost of each pending request
@@ -81,8 +81,8 @@ class Meter:
         """
         with self._changed:
             figures: dict[str, Any] = {name: getattr(self._usage, name) for name in amounts}
-            more = {name: figures[name] + amount for name, amount in amounts.items() if figures[name] is not None}
-            self._usage = replace(self._usage, **more)
+            sums = {name: figures[name] + amount for name, amount in amounts.items() if figures[name] is not None}
+            self._usage = replace(self._usage, **sums)
 
     def reuse(self, entry: Mapping[str, Any]) -> None:
         """Counts an answer read from the cache.
@@ -106,10 +106,9 @@ class Meter:
 
     @contextmanager
     def reserved(self, messages: Sequence[Mapping[str, str]], stop: threading.Event) -> Iterator[float]:
-        """Reserves the most that a request may cost, which no other request can spend meanwhile.
+        """Reserves the most that a request may cost, so that no parallel request can spend it.
 
-        A token is at least one byte of text. Waits where only the reservations of other requests leave no room, since
-        these may cost less.
+        Waits if pending requests reserve the rest of the budget, because they may turn out to cost less.
 
         Args:
             messages: The request's messages.
@@ -122,9 +121,9 @@ class Meter:
             BudgetSpent: The budget cannot cover the request.
             Stopped: `stop` was set.
         """
-        # Bytes bound the number of tokens without a tokenizer.
+        # A token is at least one byte of text, so bytes bound the tokens without a tokenizer.
         size = sum(len(message["content"].encode("utf-8", "replace")) for message in messages) + _TEMPLATE_TOKENS
-        bound = self._cost(size, self._most)
+        bound = self._cost(size, self._max_answer_tokens)
         with self._changed:
             while self._budget is not None and (self._usage.cost or 0.0) + sum(self._bounds) + bound > self._budget:
                 if stop.is_set():

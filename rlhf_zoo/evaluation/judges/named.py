@@ -40,9 +40,9 @@ from .scalar import ClassifierJudge, FunctionJudge, Judge
 
 log = logging.getLogger(__name__)
 
-ENDPOINT, OPENAI = "OPENAI_BASE_URL", "https://api.openai.com/v1"
+ENDPOINT_VARIABLE, DEFAULT_ENDPOINT = "OPENAI_BASE_URL", "https://api.openai.com/v1"
 
-OF_SAME_LABELS = (
+SAME_LABELS_DESCRIPTION = (
     "A reward model trained like PPO's, on pairs with the same labels but other prompts: it shares the errors of these "
     "labels."
 )
@@ -60,9 +60,9 @@ def check_names(
     Args:
         names: The judges.
         llm: Settings of the language models.
-        labeled: Rows for the classifier; None to skip them.
+        labeled: Loads rows for the classifier; None to check the classifier without any.
         seed: Seed of the classifier's split.
-        hub: The Hub to ask; None to ask none.
+        hub: The Hub on which to look for repositories; None to skip that.
         headline: Whether the first is the headline's and must score single completions.
 
     Raises:
@@ -85,7 +85,7 @@ def check_names(
         elif kind == "rule":
             RuleJudge(argument)
         elif kind == "llm":
-            _llm(argument, llm, None)
+            _open_llm(argument, llm, None)
         elif kind == "pairs":
             FunctionPairJudge(argument)
         elif kind == "function":
@@ -116,7 +116,7 @@ def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
     """
     for kind, model in map(kind_of, names):
         if kind == "llm":
-            _llm(model, llm, None).check_endpoint()
+            _open_llm(model, llm, None).check_endpoint()
 
 
 def open_panel(
@@ -129,12 +129,12 @@ def open_panel(
     Args:
         names: The judges; the first is the headline's.
         llm: Settings of the language models.
-        labeled: Rows with text and label for the classifier, read only if it is named.
-        folder: Folder for the answers of language models.
+        labeled: Loads rows with text and label; called only for judges that need them.
+        folder: Folder of the evaluation, in which language models cache their answers.
         seed: Seed of the classifier's split.
-        title: The name of a headline judge that is a function.
-        description: Its description.
-        extra: Further judges that have no name in recipes.
+        title: Name of the headline judge in reports if it is a function; None for the function's own.
+        description: Likewise its description.
+        extra: Further judges of single completions, which have no name in recipes.
         use_cpu: Whether models stay on the CPU.
         same_labels: The reward model of the judge `same-labels`.
         hub: The Hub to fetch reward models from.
@@ -154,21 +154,23 @@ def open_panel(
         if kind == "classifier":
             scoring.append(ClassifierJudge.train(labeled(), seed=seed))
         elif kind == "unlabeled":
-            scoring.append(_unlabeled(argument, labeled()))
+            scoring.append(_unlabeled_judge(argument, labeled()))
         elif kind == "reward":
-            scoring.append(RewardJudge(name, _reward(argument, use_cpu=use_cpu, hub=hub)))
+            scoring.append(RewardJudge(name, _load_reward_model(argument, use_cpu=use_cpu, hub=hub)))
         elif kind == SAME_LABELS:
             if same_labels is None:
                 raise ZooError(
                     f"The judge {SAME_LABELS} exists only in a recipe's run: name another, such as "
                     "reward:RUN/judge/reward."
                 )
-            reward_model = _reward(str(same_labels), use_cpu=use_cpu, hub=hub)
-            scoring.append(RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], reward_model, description=OF_SAME_LABELS))
+            reward_model = _load_reward_model(str(same_labels), use_cpu=use_cpu, hub=hub)
+            scoring.append(
+                RewardJudge(JUDGES_OF_LABELS[SAME_LABELS], reward_model, description=SAME_LABELS_DESCRIPTION)
+            )
         elif kind == "rule":
             scoring.append(RuleJudge(argument))
         elif kind == "llm":
-            model = _llm(argument, llm, folder / "llm")
+            model = _open_llm(argument, llm, folder / "llm")
             comparing.append(model)
             if place == 0:
                 scoring.append(model)
@@ -189,7 +191,7 @@ def open_panel(
 
 @contextlib.contextmanager
 def needing_labels() -> Iterator[None]:
-    """Turns an error in the block into one about missing labels for the judge `classifier`, with remedies."""
+    """Rewords an error of loading labeled texts: the judge `classifier` needs them, and other judges do not."""
     try:
         yield
     except ZooError as error:
@@ -207,23 +209,23 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
 
     model = split_label(name)[0]
     if Path(model).is_dir():
-        _check_outputs(name, Path(model))
+        _check_reward_files(name, Path(model))
         return
     repo, revision = split_revision(model)
     if hub_id(repo) is None:
         raise ZooError(f"The judge reward:{name} is neither a folder nor a repository: write reward:NAMESPACE/NAME.")
     if hub is not None and _check_on_hub(f"reward:{name}", repo, revision, repo_type="model", hub=hub):
-        read = ask(
+        _, folder = ask(
             repo,
             hub,
             lambda connection: connection.snapshot(
                 repo, revision=revision, allow_patterns=["config.json", "token*", "vocab*", "merges.txt", "special*"]
             ),
         )
-        _check_outputs(name, read[1])
+        _check_reward_files(name, folder)
 
 
-def _check_outputs(name: str, folder: Path) -> None:
+def _check_reward_files(name: str, folder: Path) -> None:
     from ...modeling.loading import TOKENIZER_FILES, load_tokenizer
     from ...modeling.model_files import json_object
     from ...modeling.special_tokens import has_own_pad
@@ -283,7 +285,7 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     return True
 
 
-def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
+def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     from ...modeling.loading import load_tokenizer
     from ...modeling.models import load_classifier
 
@@ -298,7 +300,7 @@ def _reward(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     return RewardModel(loaded, tokenizer, tokenizer, label=label, output="logprob", center=False, scale=False)
 
 
-def _unlabeled(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
+def _unlabeled_judge(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
     """Creates a judge from a function of unlabeled texts."""
     judge = run_judge(target, load_function(target), [str(row["text"]) for row in rows])
     if not isinstance(judge, Judge):
@@ -309,12 +311,12 @@ def _unlabeled(target: str, rows: Iterable[Mapping[str, object]]) -> Judge:
     return judge
 
 
-def _llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:
+def _open_llm(model: str, config: LLMConfig, cache: Path | None) -> LLMJudge:
     """Opens a language model at the environment's endpoint. A recipe must not choose where the key is sent."""
     options = {key: value for key, value in asdict(config).items() if value is not None}
     price = options.pop("price", None)
     return LLMJudge(
-        os.environ.get(ENDPOINT) or OPENAI,
+        os.environ.get(ENDPOINT_VARIABLE) or DEFAULT_ENDPOINT,
         model,
         name=f"llm:{model}",
         cache=cache,

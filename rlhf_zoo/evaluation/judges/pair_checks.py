@@ -11,17 +11,17 @@ from datasets import Dataset
 from ...modeling.chat import completion_text, plain_text
 from ...modeling.prompt_keys import prompt_key
 from ...rewards import RewardEnsemble, RewardModel
-from .check import JudgeCheck, PairCheck, check_pairs, settled
+from .check import JudgeCheck, PairCheck, check_pairs, majority_preferences
 from .llm import LLMJudge
 from .panel import Panel, RewardJudge, cheapest_first, scores
 from .rule import RuleJudge
 from .scalar import ClassifierJudge, Judge
 
-#: Maximum number of labeled pairs that a judge is checked on; with a language model each one costs money.
-CHECKED, CHECKED_BY_LLM = 500, 50
+MAX_PAIRS = 500  # pairs that a judge is checked on
+MAX_LLM_PAIRS = 50  # the same for a language model, which is paid for each pair
 
 
-def checked(
+def check_panel(
     panel: Panel, labeled: Dataset | None, *, own: Dataset | None = None, seed: int,
     reward: RewardModel | RewardEnsemble | None = None, same_labels: Collection[str] = (),
 ) -> dict[str, JudgeCheck]:  # fmt: skip
@@ -52,8 +52,8 @@ def checked(
 
 
 def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: int) -> PairCheck:
-    most = CHECKED_BY_LLM if isinstance(judge, LLMJudge) else CHECKED
-    columns = pairs.select(range(min(most, len(pairs)))).to_dict()
+    limit = MAX_LLM_PAIRS if isinstance(judge, LLMJudge) else MAX_PAIRS
+    columns = pairs.select(range(min(limit, len(pairs)))).to_dict()
     prompts = columns.pop("prompt")
     sides = [
         [completion_text(text, prompt) for prompt, text in zip(prompts, columns.pop(side), strict=True)]
@@ -74,12 +74,14 @@ def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: in
     )
 
 
-def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], int], *, seed: int) -> Dataset | None:
-    """Orders pairs by the expectation of a noisy preference, and drops those near a toss-up.
+def relabel_by_majority(
+    pairs: Dataset, prefer: Callable[[str, str, random.Random], int], *, seed: int
+) -> Dataset | None:
+    """Orders each pair by the majority of several draws of a noisy preference, and drops pairs near a toss-up.
 
     Args:
         pairs: Rows with prompt, chosen and rejected.
-        prefer: Draws the preferred side of two whole texts, 0 or 1.
+        prefer: Draws the preferred side of two texts (prompts included), 0 or 1.
         seed: Seed of the draws.
 
     Returns:
@@ -90,10 +92,11 @@ def settled_pairs(pairs: Dataset, prefer: Callable[[str, str, random.Random], in
         [plain_text(row["prompt"]) + completion_text(row[side], row["prompt"]) for row in rows]
         for side in ("chosen", "rejected")
     ]
+    preferences = majority_preferences(list(zip(*sides, strict=True)), prefer, seed=seed)
     kept = []
-    for row, better in zip(rows, settled(list(zip(*sides, strict=True)), prefer, seed=seed), strict=True):
-        if better is not None:
-            # The preference contradicts the label, so the sides are swapped.
-            turned = {"chosen": row["rejected"], "rejected": row["chosen"]} if better else {}
-            kept.append({**row, **turned})
+    for row, preferred_side in zip(rows, preferences, strict=True):
+        if preferred_side is not None:
+            # Side 1 is the rejected one: the majority contradicts the label, so the sides are swapped.
+            swapped = {"chosen": row["rejected"], "rejected": row["chosen"]} if preferred_side == 1 else {}
+            kept.append({**row, **swapped})
     return Dataset.from_list(kept) if kept else None

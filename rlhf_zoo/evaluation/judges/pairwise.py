@@ -121,7 +121,7 @@ class FunctionPairJudge:
                 "it must give one each."
             )
         for index, preference in enumerate(answer):
-            # With other numbers, agreement of the two orders would mean nothing.
+            # The two orders agree if their preferences are equal, which graded numbers would hardly ever be.
             if preference not in _PREFERENCES:
                 raise ZooError(
                     f"The judge {self._target!r} gave {preference!r} for pair {index}: it must be 1, 0.5 or 0."
@@ -193,8 +193,8 @@ def compare_pairs(
     scores = [verdict.score for verdict in verdicts]
     # Rows of one prompt are resampled together unless the caller groups them otherwise.
     labels = list(prompts if groups is None else groups)
-    agreements, first_shown_wins, win_labels = 0, [], []
-    # The judge is not asked about pairs of equal texts, so these have no orders.
+    agreements, first_shown_wins, shown_labels = 0, [], []
+    # A pair of equal texts may be a tie without a question, so it has no orders.
     readable = [
         (verdict.details["orders"], label)
         for verdict, label in zip(verdicts, labels, strict=True)
@@ -205,11 +205,11 @@ def compare_pairs(
         agreements += as_first == as_second
         # Both are preferences for the text that was shown first, so their mean measures position bias.
         first_shown_wins += [as_first, 1 - as_second]
-        win_labels += [label, label]
+        shown_labels += [label, label]
     return PairReport(
         win_rate=win_rate(scores, [1 - score for score in scores], labels),
         agreement=proportion(agreements, len(readable)) if readable else None,
-        shown_first=bootstrap_mean(first_shown_wins, win_labels, seed=seed) if first_shown_wins else None,
+        shown_first=bootstrap_mean(first_shown_wins, shown_labels, seed=seed) if first_shown_wins else None,
         unparsed=sum(None in verdict.details.get("orders", []) for verdict in verdicts),
         verdicts=verdicts,
     )

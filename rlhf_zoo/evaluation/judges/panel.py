@@ -48,7 +48,7 @@ class Panel:
 
 
 class RewardJudge:
-    """A reward model that PPO was not trained on. It scores each text as finished, as in its training.
+    """A reward model that PPO was not trained on. It scores each text as if it ended by itself, as in its training.
 
     Args:
         name: reward:MODEL or reward:MODEL#LABEL.
@@ -58,9 +58,11 @@ class RewardJudge:
 
     def __init__(self, name: str, model: RewardModel | RewardEnsemble, *, description: str | None = None) -> None:
         self.name, self.model = name, model
-        of, label = split_label(name.removeprefix("reward:"))
-        read = f"The scores of the reward model {of}." if label is None else f"The probability of {label!r} by {of}."
-        self.description = description or read
+        path, label = split_label(name.removeprefix("reward:"))
+        default = (
+            f"The scores of the reward model {path}." if label is None else f"The probability of {label!r} by {path}."
+        )
+        self.description = description or default
         self._is_probability = label is not None
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[str]) -> list[float]:
@@ -79,7 +81,7 @@ def checks_answers(judge: Judge) -> bool:
     return isinstance(judge, RuleJudge) and bool(judge.readings)
 
 
-def answers(
+def answers_by_reading(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
     *, samples: int,
 ) -> dict[str, Answers]:  # fmt: skip
@@ -96,10 +98,10 @@ def answers(
         Reading -> answers; {} for a judge that checks no answers.
     """
     rules = judge.readings if isinstance(judge, RuleJudge) else {}
-    return {name: as_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
+    return {name: check_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
 
 
-def as_answers(
+def check_answers(
     rule: RuleJudge,
     prompts: Sequence[Prompt],
     completions: Sequence[str],
@@ -107,7 +109,7 @@ def as_answers(
     *,
     samples: int,
 ) -> Answers:
-    """Checks `samples` answers to each prompt with a rule.
+    """Checks `samples` answers to each prompt with one rule.
 
     Args:
         rule: The rule.

@@ -31,7 +31,7 @@ def votes_on(
     Raises:
         ZooError: The data set cannot be read.
     """
-    # A private data set without a token looks like a missing one.
+    # The Hub answers the same for a missing data set and for a private one without a token.
     with refusals_as(f"Cannot read the votes of {name} on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
     same_weights: dict[tuple[str, Origin], bool] = {}
@@ -40,11 +40,13 @@ def votes_on(
         # Weights that were not published cannot be compared.
         if shown.repo is None or shown.commit is None:
             return False
-        at = (shown.repo, shown.commit)
-        if (shown.role, at) not in same_weights:
-            wanted = ppo if shown.role == "ppo" else sft
-            same_weights[shown.role, at] = any(equal_weights(at, origin, hub=hub) for origin in wanted)
-        return same_weights[shown.role, at]
+        shown_origin = (shown.repo, shown.commit)
+        if (shown.role, shown_origin) not in same_weights:
+            origins = ppo if shown.role == "ppo" else sft
+            same_weights[shown.role, shown_origin] = any(
+                equal_weights(shown_origin, origin, hub=hub) for origin in origins
+            )
+        return same_weights[shown.role, shown_origin]
 
     # A vote counts only if both sides have these weights, whatever their repository or commit.
     counted: list[Vote] = [vote for vote in votes if is_compared(vote.left) and is_compared(vote.right)]

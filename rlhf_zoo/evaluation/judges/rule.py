@@ -16,7 +16,7 @@ from ...rewards.functions import Batch, NamedReward, RewardFunction, convert_rew
 from ...rewards.rule import Rule, text_of
 from ...rewards.verifiable import Answered, Verifiable
 
-TRIED = 2  # number of prompts that a rule is tested on
+TRIAL_PROMPTS = 2  # prompts that a rule is tried on
 
 
 class RuleJudge:
@@ -45,8 +45,8 @@ class RuleJudge:
     def check_prompts(self, rows: Dataset, *, subject: str) -> None:
         """Checks, before training, that the rule can score answers to these prompts.
 
-        A rule that reads answers in a column is asked about every row. Any other is called on the first prompts, whose
-        own texts serve as answers.
+        If the rule reads answers in a column, every row is checked. Any other rule is called on the first prompts, with
+        their own texts as answers.
 
         Args:
             rows: The prompts, with their other columns.
@@ -57,14 +57,14 @@ class RuleJudge:
         """
         rule = self._reward.function
         if isinstance(rule, Answered):
-            answered = rule.answered(rows, subject=subject)
-            if not all(answered):
+            is_answered = rule.answered(rows, subject=subject)
+            if not all(is_answered):
                 raise ZooError(
-                    f"Row {answered.index(False)} of {subject} has no answer in the column {rule.column!r}, and the "
+                    f"Row {is_answered.index(False)} of {subject} has no answer in the column {rule.column!r}, and the "
                     f"judge {self.name} scores every row: add one, remove the row, or name another judge."
                 )
             return
-        columns = rows.select(range(min(TRIED, len(rows)))).to_dict()
+        columns = rows.select(range(min(TRIAL_PROMPTS, len(rows)))).to_dict()
         prompts = columns["prompt"]
         try:
             self.score(
@@ -90,8 +90,9 @@ class RuleJudge:
         # Pairs that lack the column can still check other judges.
         if rule.column not in columns_for_functions(rows.features):
             return None
-        answered = [place for place, has in enumerate(rule.answered(rows, subject="the pairs")) if has]
-        return rows.select(answered) if answered else None
+        is_answered = rule.answered(rows, subject="the pairs")
+        kept = [row for row, has_answer in enumerate(is_answered) if has_answer]
+        return rows.select(kept) if kept else None
 
     @property
     def description(self) -> str:
@@ -149,7 +150,7 @@ class RuleJudge:
             (N,) scores.
 
         Raises:
-            ZooError: The rule fails, or gives a row no number.
+            ZooError: The rule fails, or returns no score for a row.
         """
         column_lists = {name: list(values) for name, values in columns.items()}
         # Judges have only texts, so the token ids are empty; `__init__` refuses rules that count tokens.

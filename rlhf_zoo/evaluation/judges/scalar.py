@@ -59,7 +59,7 @@ class ClassifierJudge:
 
     name = "classifier"
     _SCHEMA = 1
-    # One-letter words count. With sublinear term frequency, "great" ten times is not ten times as good.
+    # The pattern keeps one-letter words. With sublinear term frequency, "great" ten times is not ten times as good.
     _FEATURES: Mapping[str, object] = {"ngram_range": (1, 2), "sublinear_tf": True, "token_pattern": r"(?u)\b\w+\b"}
 
     def __init__(
@@ -73,7 +73,9 @@ class ClassifierJudge:
         trained_on: int,
     ) -> None:
         if not len(terms) == len(idf) == len(weights):
-            raise ValueError(f"{len(terms)} terms, {len(idf)} idf values and {len(weights)} weights do not fit.")
+            raise ValueError(
+                f"{len(terms)} terms, {len(idf)} idf values and {len(weights)} weights: each term needs one of both."
+            )
         self._terms, self._idf, self._weights, self._bias = list(terms), idf, weights, bias
         self.accuracy = accuracy
         self.trained_on = trained_on
@@ -95,8 +97,8 @@ class ClassifierJudge:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression
 
-        texts, labels, is_held_out = _divided(rows, seed=seed)
-        training_texts = [text for text, out in zip(texts, is_held_out, strict=True) if not out]
+        texts, labels, is_held_out = _split(rows, seed=seed)
+        training_texts = [text for text, held_out in zip(texts, is_held_out, strict=True) if not held_out]
         features = TfidfVectorizer(**cls._FEATURES)
         # C = 4 had the best 5-fold accuracy among 1, 4, 16 on the judge split of pros_cons.
         model = LogisticRegression(C=4.0, max_iter=1000).fit(
@@ -111,7 +113,7 @@ class ClassifierJudge:
             trained_on=len(training_texts),
         )
         # The accuracy is measured with the same code that scores later.
-        scores = judge._scores([text for text, out in zip(texts, is_held_out, strict=True) if out])
+        scores = judge._scores([text for text, held_out in zip(texts, is_held_out, strict=True) if held_out])
         judge.accuracy = proportion(int(((scores > 0.5) == labels[is_held_out]).sum()), int(is_held_out.sum()))
         return judge
 
@@ -124,9 +126,9 @@ class ClassifierJudge:
             seed: Seed of the split.
 
         Raises:
-            ZooError: `train` would refuse them.
+            ZooError: As in `train`.
         """
-        _divided(rows, seed=seed)
+        _split(rows, seed=seed)
 
     @property
     def description(self) -> str:
@@ -138,8 +140,8 @@ class ClassifierJudge:
         )
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """Returns P(positive) of each text."""
-        return self._scores(_texts(prompts, completions)).tolist()
+        """Returns P(positive) of each prompt + completion."""
+        return self._scores(_join_texts(prompts, completions)).tolist()
 
     def save(self, path: Path | str) -> None:
         """Writes the judge into one npz file. Equal judges give equal bytes.
@@ -196,7 +198,7 @@ class ClassifierJudge:
             raise ZooError(f"There is no judge at {path}: run the evaluation, which trains and saves it.") from error
         except (ValueError, KeyError, TypeError, AttributeError, EOFError, zipfile.BadZipFile) as error:
             raise ZooError(
-                f"{path} is not a saved judge ({error}): delete it, and the evaluation trains it."
+                f"{path} is not a saved judge ({error}): delete it, and the next evaluation trains a new one."
             ) from error
 
     @cached_property
@@ -232,10 +234,9 @@ class LexiconJudge:
         {"no", "not", "never", "none", "nothing", "neither", "nor", "without", "lacks", "lacking", "hardly", "barely"}
         | {"scarcely", "cannot", "cant", "dont", "doesnt", "didnt", "isnt", "wasnt", "wont"}
     )
-    _REACH = 3
+    _REACH = 3  # words after a negation whose sign it flips
 
     def __init__(self, positive: Iterable[str], negative: Iterable[str]) -> None:
-        # Words on both lists count on neither.
         good, bad = ({word.strip().lower() for word in words} - {""} for words in (positive, negative))
         if not good - bad or not bad - good:
             raise ZooError("A lexicon judge needs positive and negative words: one of its lists has none of its own.")
@@ -248,12 +249,12 @@ class LexiconJudge:
         positive, negative = self._sizes
         return (
             f"Balance of opinion words, (positive − negative) / (positive + negative), by a lexicon of {positive} "
-            f"positive and {negative} negative words; a negation before a word turns it round."
+            f"positive and {negative} negative words; a negation before a word flips its sign."
         )
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """Returns the balance of each text, −1 to 1."""
-        return [self._score(text) for text in _texts(prompts, completions)]
+        """Returns the balance of each prompt + completion, −1 to 1."""
+        return [self._score(text) for text in _join_texts(prompts, completions)]
 
     def _score(self, text: str) -> float:
         opinions = []
@@ -294,7 +295,7 @@ class FunctionJudge:
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Returns the function's scores. Raises ZooError unless there is one finite number per completion."""
-        _texts(prompts, completions)
+        _join_texts(prompts, completions)  # for its check of the lengths
         answer = call_judge(self.target, self._function, list(prompts), list(completions))
         if len(answer) != len(completions):
             raise ZooError(
@@ -315,13 +316,15 @@ def _is_finite(score: Any) -> bool:
         return False
 
 
-def _texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
+def _join_texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
     if len(prompts) != len(completions):
-        raise ValueError(f"{len(prompts)} prompts and {len(completions)} completions do not fit.")
+        raise ValueError(
+            f"{len(prompts)} prompts and {len(completions)} completions: each prompt needs one completion."
+        )
     return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 
-def _labeled(rows: Iterable[Mapping[str, object]]) -> tuple[list[str], NDArray[np.bool_]]:
+def _parse_rows(rows: Iterable[Mapping[str, object]]) -> tuple[list[str], NDArray[np.bool_]]:
     texts, labels = [], []
     for index, row in enumerate(rows):
         for key in ("text", "label"):
@@ -336,11 +339,11 @@ def _labeled(rows: Iterable[Mapping[str, object]]) -> tuple[list[str], NDArray[n
     return texts, np.array(labels, dtype=bool)
 
 
-def _divided(
+def _split(
     rows: Iterable[Mapping[str, object]], *, seed: int
 ) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
     """Returns texts, their labels, and which are held out. Each part has both labels."""
-    texts, labels = _labeled(rows)
+    texts, labels = _parse_rows(rows)
     # Splitting distinct texts rather than rows keeps copies of training texts out of the test.
     keys = [text.strip().lower() for text in texts]
     unique = sorted(set(keys))

@@ -18,7 +18,7 @@ from ...errors import ZooError
 from ...evaluation.compute import Compute, Passes, ppo_compute
 from ...evaluation.frontier import Floats, by_prompt
 from ...evaluation.head_to_head import read_samples
-from ...evaluation.judges.panel import as_answers, checks_answers, scores
+from ...evaluation.judges.panel import check_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeat_prompts
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
@@ -106,7 +106,9 @@ class Baseline:
             if isinstance(judge, RuleJudge) and judge.name != self.judge:
                 figures[judge.name] = by_prompt(scores(judge, prompts, texts, columns), self.samples_per_prompt)
             elif isinstance(judge, RuleJudge) and checks_answers(judge):
-                figures |= as_answers(judge, prompts, texts, columns, samples=self.samples_per_prompt).joint_figures()
+                figures |= check_answers(
+                    judge, prompts, texts, columns, samples=self.samples_per_prompt
+                ).joint_figures()
         return figures
 
     @cached_property

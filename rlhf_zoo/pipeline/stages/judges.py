@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...evaluation.evidence import JudgeReliability
 from ...evaluation.judges.check import JudgeCheck
 from ...evaluation.judges.named import JUDGES_OF_LABELS
-from ...evaluation.judges.pair_checks import checked, settled_pairs
+from ...evaluation.judges.pair_checks import check_panel, relabel_by_majority
 from ...evaluation.judges.panel import checks_answers
 from ...evaluation.measure import Evaluator
 from ...plugins import PREFERENCES, load_object
@@ -59,7 +59,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
     ]
     if context.round is not None:  # the judge that labeled the pairs of the round
         same_labels += [judge.name for name, judge in evaluator.panel.named.items() if name == context.round.labeler]
-    return checked(
+    return check_panel(
         evaluator.panel,
         _labeled_pairs(context),
         own=own_pairs,
@@ -83,7 +83,7 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
     if held_out is None or not are_simulated(owner, data):
         return None if held_out is None else held_out[0]
     prefer = load_object(data.preference, group=PREFERENCES)
-    return settled_pairs(held_out[0], prefer, seed=context.shared.seed)
+    return relabel_by_majority(held_out[0], prefer, seed=context.shared.seed)
 
 
 def judge_reliability(evaluator: Evaluator, reward_judges: Collection[str], check: JudgeCheck) -> JudgeReliability:
