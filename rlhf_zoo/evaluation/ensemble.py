@@ -2,8 +2,7 @@
 
 A reward model learns from its pairs and guesses beyond them, and models with other seeds guess differently. So their
 disagreement on a policy's completions shows how far the policy has moved from what they learned (Coste et al. 2023,
-arXiv:2310.02743).
-Arrays of scores are (M, N): M models, N texts.
+arXiv:2310.02743). Arrays of scores are (M, N): M models, N texts.
 """
 
 import math
@@ -47,7 +46,7 @@ def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
     return np.asarray(scores, dtype=float).std(axis=0, ddof=1)
 
 
-def unrelated(models: int) -> float:
+def unrelated_disagreement(models: int) -> float:
     """Computes the mean disagreement of M models with independent standard normal scores.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .calibration import calibration
-from .ensemble import agreements, by_kl, disagreement, standardized, unrelated
+from .ensemble import agreements, by_kl, disagreement, standardized, unrelated_disagreement
 from .stats import accuracy, bootstrap_mean, correlation
 
 Scores = NDArray[np.float64]
@@ -39,12 +39,12 @@ class Texts:
 
 @dataclass(frozen=True)
 class EnsembleScores:
-    """What M reward models score.
+    """The scores of M reward models.
 
     Attributes:
         margins: (M, pairs) chosen − rejected on held-out pairs. A tie counts as wrong, as on a reward model's card.
         pair_prompts: Keys that tell the pairs' prompts apart.
-        raw: For sft, and ppo where it was evaluated, (M, N) scores of its completions.
+        raw: (M, N) scores of the completions of sft and, if it was evaluated, of ppo.
         texts: The completions of the same sides.
         seed: Seed of the resamples of intervals.
     """
@@ -67,20 +67,20 @@ class EnsembleScores:
             seeds: The seed of each model.
             directories: The directory of each model.
         """
-        # A model with larger scores would weigh more in the mean, so margins are in units of each one's deviation.
+        # A model with larger scores would weigh more in the mean, so each margin is divided by its model's deviation.
         mean_margin = (self.margins / self.raw["sft"].std(axis=1, keepdims=True)).mean(axis=0)
-        agreed = agreements(self.margins)
+        pair_agreements = agreements(self.margins)
         models = []
-        for place, margin in enumerate(self.margins):
+        for model, margin in enumerate(self.margins):
             calibrated = calibration(margin, seed=self.seed)
             models.append(
                 {
-                    "seed": seeds[place],
-                    "directory": directories[place],
+                    "seed": seeds[model],
+                    "directory": directories[model],
                     "accuracy": accuracy(margin > 0, self.pair_prompts).to_json(),
                     "ece": calibrated["ece"],
                     "ece_by_chance": calibrated["ece_by_chance"],
-                    **self._on_texts({side: rows[place] for side, rows in self.scores.items()}),
+                    **self._on_texts({side: rows[model] for side, rows in self.scores.items()}),
                 }
             )
         return {
@@ -91,8 +91,10 @@ class EnsembleScores:
                 **self._on_texts({side: rows.mean(axis=0) for side, rows in self.scores.items()}),
             },
             "agreement": {
-                "mean": fmean(share.value for share in agreed.values()),
-                "pairs": [{"seeds": [seeds[a], seeds[b]], **share.to_json()} for (a, b), share in agreed.items()],
+                "mean": fmean(share.value for share in pair_agreements.values()),
+                "pairs": [
+                    {"seeds": [seeds[a], seeds[b]], **share.to_json()} for (a, b), share in pair_agreements.items()
+                ],
             },
             "disagreement": self._disagreement(),
             "own_minus_others": self._first_model_excess(),
@@ -120,24 +122,24 @@ class EnsembleScores:
         return bootstrap_mean(values, self.texts["sft"].prompts, seed=self.seed).to_json()
 
     def _disagreement(self) -> dict[str, Any]:
-        apart = {side: disagreement(rows) for side, rows in self.scores.items()}
+        by_side = {side: disagreement(rows) for side, rows in self.scores.items()}
         ppo = self.texts.get("ppo")
         figures: dict[str, Any] = {
             "over": "completions of the evaluation" if ppo else "samples of the SFT model on training prompts",
-            "unrelated": unrelated(len(self.margins)),
-            "sft": self._mean(apart["sft"]),
+            "unrelated": unrelated_disagreement(len(self.margins)),
+            "sft": self._mean(by_side["sft"]),
             "ppo": None,
             "ppo_minus_sft": None,
             "by_kl": [],
         }
         if ppo is not None and ppo.kl is not None:
-            figures["ppo"] = self._mean(apart["ppo"])
-            figures["ppo_minus_sft"] = self._mean(apart["ppo"] - apart["sft"])
-            figures["by_kl"] = by_kl(apart["ppo"], ppo.kl, ppo.prompts, seed=self.seed)
+            figures["ppo"] = self._mean(by_side["ppo"])
+            figures["ppo_minus_sft"] = self._mean(by_side["ppo"] - by_side["sft"])
+            figures["by_kl"] = by_kl(by_side["ppo"], ppo.kl, ppo.prompts, seed=self.seed)
         return figures
 
     def _first_model_excess(self) -> dict[str, Any] | None:
-        """By how much the run's own model, the first, scores PPO's completions higher than the mean of the others."""
+        """By how much the first model, which PPO trained on, scores PPO's completions above the mean of the others."""
         if "ppo" not in self.texts:
             return None
         ppo = self.scores["ppo"]

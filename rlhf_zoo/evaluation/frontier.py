@@ -20,7 +20,7 @@ from .stats import Estimate, bootstrap_mean, group_indices, share
 Floats = NDArray[np.float64]
 
 #: Largest distance in √nats between two measured points for an interpolation between them.
-NEAR = 0.5
+MAX_GAP = 0.5
 
 
 @dataclass(frozen=True)
@@ -29,15 +29,15 @@ class Point:
 
     Attributes:
         label: The name in tables.
-        kl: (P,) mean KL to the SFT policy of each row's prompt, nats.
+        kl: (P,) mean KL to the SFT policy on each of P rows of prompts, nats.
         reward: (P,) mean reward.
-        judge: (P,) mean judge's score.
+        judge: (P,) mean score by the judge.
         n: Completions behind the point.
         wins: Opponent -> (P,) the share of comparisons won.
         kl_is_bound: Whether `kl` is an upper bound.
         training: Compute spent once.
         serving: Compute per served completion.
-        seeds: The points that this one is the mean of.
+        seed_points: The points of single seeds that this one is the mean of; () for one seed.
         extra_metrics: Other figures by name, (P,) each; empty for best-of-n, whose completions are not kept.
         prompts: (P,) keys that identify prompts, if rows may share one; intervals resample equal keys together.
     """
@@ -51,7 +51,7 @@ class Point:
     kl_is_bound: bool = False
     training: Compute = field(default_factory=Compute)
     serving: Compute = field(default_factory=Compute)
-    seeds: tuple[Point, ...] = ()
+    seed_points: tuple[Point, ...] = ()
     extra_metrics: Mapping[str, Floats] = field(default_factory=dict)
     prompts: Sequence[Hashable] | None = None
 
@@ -111,7 +111,7 @@ class Point:
         return self.training.flops + served * self.serving.flops
 
 
-def by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
+def mean_by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
     """Averages the values of each prompt.
 
     Args:
@@ -124,62 +124,62 @@ def by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
     return np.asarray(values, dtype=float).reshape(-1, per_prompt).mean(1)
 
 
-def wins(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -> Floats:
+def win_shares(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -> Floats:
     """Computes how often each of our samples beats another method's samples of the same prompt.
 
     Averaged over a pool, with each sample weighted by its chance to be chosen, this is the expected win rate of the
     choice.
 
     Args:
-        ours: (P, N) our scores.
-        theirs: (P, S) the other method's scores.
+        ours: (P, N) scores of our samples.
+        theirs: (P, S) scores of the other method's samples.
         tolerance: Scores at most this far apart tie; a tie counts one half.
 
     Returns:
-        (P, N) shares of the other method's samples that each of ours beats.
+        (P, N) for each of our samples, the share of the other method's samples that it beats.
     """
     # (P, N, S): every sample of ours against every one of theirs.
     gap = np.asarray(ours, dtype=float)[:, :, None] - np.asarray(theirs, dtype=float)[:, None, :]
     return np.asarray(np.where(np.abs(gap) <= tolerance, 0.5, gap > 0).mean(2), dtype=float)
 
 
-def mixed(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
+def weighted_mean(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
     """Averages points on the same prompts.
 
     Args:
         points: The points.
         weights: A weight for each point, summing to 1; None for the plain mean over seeds, which keeps `points` as
-            `seeds`.
+            `seed_points`.
         label: The label of the result.
 
     Returns:
         The weighted mean of every figure. `extra_metrics` keeps the figures that all points have.
     """
-    parts = [1 / len(points)] * len(points) if weights is None else list(weights)
+    shares = [1 / len(points)] * len(points) if weights is None else list(weights)
 
     def mean(arrays: Sequence[Floats]) -> Floats:
-        return np.asarray(sum(part * item for part, item in zip(parts, arrays, strict=True)), dtype=float)
+        return np.asarray(sum(share * array for share, array in zip(shares, arrays, strict=True)), dtype=float)
 
     # Compute is averaged by role, so a mean over seeds costs what one run costs.
     compute = [
-        [getattr(item, kind).times(part) for part, item in zip(parts, points, strict=True)]
+        [getattr(point, kind).times(share) for share, point in zip(shares, points, strict=True)]
         for kind in ("training", "serving")
     ]
     return Point(
         label,
-        mean([item.kl for item in points]),
-        mean([item.reward for item in points]),
-        mean([item.judge for item in points]),
-        sum(item.n for item in points),
-        {name: mean([item.wins[name] for item in points]) for name in points[0].wins},
-        any(item.kl_is_bound for item in points),
+        mean([point.kl for point in points]),
+        mean([point.reward for point in points]),
+        mean([point.judge for point in points]),
+        sum(point.n for point in points),
+        {name: mean([point.wins[name] for point in points]) for name in points[0].wins},
+        any(point.kl_is_bound for point in points),
         sum(compute[0], Compute()),
         sum(compute[1], Compute()),
         tuple(points) if weights is None else (),
         {
-            name: mean([item.extra_metrics[name] for item in points])
+            name: mean([point.extra_metrics[name] for point in points])
             for name in points[0].extra_metrics
-            if all(name in item.extra_metrics for item in points)
+            if all(name in point.extra_metrics for point in points)
         },
         points[0].prompts,
     )
@@ -197,7 +197,7 @@ def at_kl(points: Sequence[Point], kl: float) -> Point | None:
         kl: Where to read it, nats.
 
     Returns:
-        The point there; None outside the measured range, and where the two neighbors are more than `NEAR` apart.
+        The point there; None outside the measured range, and where the two neighbors are more than `MAX_GAP` apart.
     """
     ordered = sorted(points, key=lambda point: point.mean_kl)
     roots = [math.sqrt(max(point.mean_kl, 0.0)) for point in ordered]
@@ -206,19 +206,19 @@ def at_kl(points: Sequence[Point], kl: float) -> Point | None:
     if not ordered or not roots[0] <= target <= roots[-1]:
         return None
     upper = next(place for place, root in enumerate(roots) if root >= target)
-    # A measured point needs no interpolation, and has no neighbor below when it is the first.
+    # A measured point needs no interpolation, and the first one has no neighbor below it.
     if roots[upper] == target:
         return ordered[upper]
     gap = roots[upper] - roots[upper - 1]
-    if gap > NEAR:
+    if gap > MAX_GAP:
         return None
     low, high = ordered[upper - 1], ordered[upper]
     # Interpolation in √KL, not KL, where the curve is closest to a line.
-    part = (target - roots[upper - 1]) / gap
-    return mixed([low, high], [1 - part, part], label=f"between {low.label} and {high.label}")
+    fraction = (target - roots[upper - 1]) / gap
+    return weighted_mean([low, high], [1 - fraction, fraction], label=f"between {low.label} and {high.label}")
 
 
-def filtered(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
+def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
     """Computes the cheapest filter of SFT's samples that reaches a mean reward: the baseline that a policy has to beat.
 
     The filter keeps, of each prompt, the share of samples with the highest reward. Restricting a distribution to a part

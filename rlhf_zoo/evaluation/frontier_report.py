@@ -1,4 +1,4 @@
-"""Methods beside PPO: each point as JSON, and a method at PPO's KL and at PPO's compute."""
+"""Compares methods with PPO, at PPO's KL and at PPO's compute, as JSON."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 
 from .compute import break_even
-from .frontier import NEAR, Floats, Point, at_kl, best_within, difference
+from .frontier import MAX_GAP, Floats, Point, at_kl, best_within, difference
 from .overoptimization import MIN_POINTS, fit
 from .stats import Estimate
 
 
 @dataclass(frozen=True)
 class BesidePPO:
-    """What methods are compared with, all on the same prompts.
+    """The policies that a method is compared with, all measured on the same prompts.
 
     Attributes:
         sft: The SFT policy.
         ppo: PPO, over its seeds.
         ablated: PPO under other β.
         seed: Seed of the resamples of intervals.
-        served: Completions that compute counts beside training.
+        served: Number of served completions whose compute is added to that of training.
     """
 
     sft: Point
@@ -55,21 +55,22 @@ class BesidePPO:
                 "flops": point.flops(self.served),
             },
         }
-        if point.seeds:
+        if point.seed_points:
             document["seeds"] = [
                 {"label": each.label, **{name: float(getattr(each, name).mean()) for name in ("reward", "judge", "kl")}}
-                for each in point.seeds
+                for each in point.seed_points
             ]
         return document
 
     def rows(self, points: Sequence[Point]) -> list[dict[str, Any]]:
-        """Returns the points of a method as JSON, each beside PPO at the same KL where PPO was run under other β.
+        """Returns the points of a method as JSON, each with PPO at the same KL if PPO was run with other β.
 
         Args:
             points: The points.
         """
-        documents = [{**self.row(point), **self._ppo_there(point)} for point in points]
-        if points[0].kl_is_bound:  # of best-of-n; n = 1 is SFT, which serves at PPO's price for as many tokens
+        documents = [{**self.row(point), **self._ppo_at_kl_of(point)} for point in points]
+        # For best-of-n. Its first point, n = 1, is skipped: serving SFT costs as much as serving PPO.
+        if points[0].kl_is_bound:
             for document, point in zip(documents[1:], points[1:], strict=True):
                 document["break_even"] = break_even(
                     self.ppo.training.flops,
@@ -80,24 +81,25 @@ class BesidePPO:
         return documents
 
     def at_equal_kl(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Reads a method at PPO's KL, or where it was not measured near it, PPO at the KL of its farthest point.
+        """Reads a method at PPO's KL. If it was not measured near there, reads PPO at the KL of its farthest point.
 
         Args:
-            points: The method's points. Each line begins at SFT, where β is infinite, or n is one.
+            points: The method's points. The line through them begins at SFT (infinite β, or n = 1).
         """
         ppo, line = self.ppo, points if points[0].kl_is_bound else [self.sft, *points]
         there = at_kl(line, ppo.mean_kl)
-        if there is not None:  # a mixture's KL is linear in its share and not in √KL, so PPO's is written
+        # `at_kl` averages two points by √KL, so the KL of the mixture is not exactly PPO's.
+        if there is not None:
             return {"inside": True, **self._compared(there, ppo), "kl": ppo.mean_kl}
-        reach = sorted(max(0.0, point.mean_kl) for point in line)  # a mean of log-ratios may be negative
-        why = f"outside its range: KL {reach[0]:.2f} to {reach[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
-        if reach[0] <= ppo.mean_kl <= reach[-1]:
-            below, above = max(kl for kl in reach if kl <= ppo.mean_kl), min(kl for kl in reach if kl >= ppo.mean_kl)
+        kls = sorted(max(0.0, point.mean_kl) for point in line)  # an estimated KL may be negative
+        why = f"outside its range: KL {kls[0]:.2f} to {kls[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
+        if kls[0] <= ppo.mean_kl <= kls[-1]:
+            below, above = max(kl for kl in kls if kl <= ppo.mean_kl), min(kl for kl in kls if kl >= ppo.mean_kl)
             why = (
                 f"not measured: its points next to PPO's KL of {ppo.mean_kl:.2f} are at {below:.2f} and {above:.2f}, "
-                f"more than {NEAR} √nats apart; run one between"
+                f"more than {MAX_GAP} √nats apart; run one between"
             )
-        farthest = self._ppo_there(max(points, key=lambda point: point.mean_kl))
+        farthest = self._ppo_at_kl_of(max(points, key=lambda point: point.mean_kl))
         return {"inside": False, "reason": why, "farthest": farthest.get("ppo_at_its_kl")}
 
     def at_equal_compute(self, points: Sequence[Point]) -> dict[str, Any]:
@@ -109,21 +111,21 @@ class BesidePPO:
         limit = self.ppo.flops(self.served)
         best = best_within(points, limit, served=self.served)
         if best is None:
-            least = min(point.flops(self.served) for point in points) / limit
-            return {"inside": False, "reason": f"every point takes more: the cheapest {least:.2f} times PPO's FLOPs"}
+            cheapest = min(point.flops(self.served) for point in points) / limit
+            return {"inside": False, "reason": f"every point takes more: the cheapest {cheapest:.2f} times PPO's FLOPs"}
         return {"inside": True, "share_of_flops": best.flops(self.served) / limit, **self._compared(best, self.ppo)}
 
     def fitted(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Fits d·(α − β·d) of Gao et al. 2022 to the gains of best-of-n over n = 1, d the root of the bound on its KL.
+        """Fits d·(α − β·d) of Gao et al. 2022 to the gains of best-of-n over n = 1; d² is the bound on its KL.
 
-        n = 1 is the SFT policy on the samples that are chosen among. The SFT policy of the evaluation drew other
-        samples, whose difference would bend the curve.
+        n = 1 is the SFT policy on the pool that best-of-n chooses from. The evaluation's own samples of SFT differ from
+        this pool by chance, which would bend the curve.
 
         Args:
             points: The points of best-of-n, n = 1 first.
 
         Returns:
-            The fits of proxy and judge; {} where n has fewer than three values above 1.
+            The fits of proxy and judge; {} if there are fewer than three n above 1.
         """
         moved = [point for point in points if point.mean_kl > 0]
         if len(moved) < MIN_POINTS:
@@ -139,18 +141,18 @@ class BesidePPO:
         return {name: point.estimate(getattr(point, name), seed=self.seed).to_json() for name in ("reward", "judge")}
 
     def _extra_metric(self, name: str, values: Floats, point: Point) -> Estimate:
-        """A rule's score of each completion is any number; a figure over all of a prompt's is a share of prompts."""
+        """Averages a metric: a rule's scores are any numbers, and every other metric is a share of prompts."""
         if name.startswith("rule:"):
             return point.estimate(values, seed=self.seed)
-        return point.rate(values, n=len(values) * max(1, len(point.seeds)))
+        return point.rate(values, n=len(values) * max(1, len(point.seed_points)))
 
-    def _ppo_there(self, point: Point) -> dict[str, Any]:
-        """PPO at the KL of another's point; {} where PPO was not run under other β, or not so far."""
+    def _ppo_at_kl_of(self, point: Point) -> dict[str, Any]:
+        """PPO at the KL of a method's point; {} if PPO was not run with other β, or did not reach that KL."""
         there = at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
         return {} if there is None else {"ppo_at_its_kl": self._compared(point, there)}
 
     def _compared(self, point: Point, ppo: Point) -> dict[str, Any]:
-        less = difference(ppo, point, seed=self.seed)
         return {
-            "label": point.label, "kl": point.mean_kl, **self._scores(point), "ppo": ppo.label, "ppo_minus_this": less,
+            "label": point.label, "kl": point.mean_kl, **self._scores(point), "ppo": ppo.label,
+            "ppo_minus_this": difference(ppo, point, seed=self.seed),
         }  # fmt: skip

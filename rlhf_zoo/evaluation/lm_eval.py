@@ -1,7 +1,7 @@
 """Tasks of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness) on SFT and PPO policies.
 
-The package `lm_eval` is imported where a recipe or a flag names tasks, and nowhere else. A task is a name that it
-knows, or the path of a task's YAML file, which can run code: only a text with a folder or the ending .yaml is a path,
+The package `lm_eval` is imported only if a recipe or a flag names tasks. A task is a name that the package knows, or
+the path of a YAML file. Such a file can run code, so only a text with a folder or the ending .yaml counts as a path,
 and no download may name one (`runs.settings.key_classes`). Both policies get the same seed, examples and shots.
 """
 
@@ -47,10 +47,10 @@ def check_tasks(tasks: Sequence[str]) -> None:
     )
     if unknown is not None:
         # A misspelled name gets a suggestion, otherwise the ways to name a task.
-        near = did_you_mean(unknown, available) or (
+        hint = did_you_mean(unknown, available) or (
             ": `lm_eval ls tasks` lists them, or give a YAML file with its ending or its folder, such as ./TASK."
         )
-        raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{near}")
+        raise ZooError(f"lm-evaluation-harness has no task {unknown!r}{hint}")
 
 
 def _is_path(task: str) -> bool:
@@ -92,7 +92,7 @@ def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
 
 @cache
 def _manager() -> Any:
-    # Only its errors concern a run.
+    # Of the harness's log, only errors concern a run.
     logging.getLogger(HARNESS).setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
 
@@ -146,7 +146,7 @@ def on_tasks(
                 torch_random_seed=seed,
                 fewshot_random_seed=seed,
             )
-    # Both policies ran the same tasks, so the first says which there are.
+    # Both policies ran the same tasks, so the first result has the names of all.
     first = next(iter(results.values()))
     return {
         "version": importlib.metadata.version(HARNESS),
@@ -156,23 +156,23 @@ def on_tasks(
                 "n": (first.get("n-samples", {}).get(task) or {}).get("effective"),
                 "fewshot": first.get("n-shot", {}).get(task),
                 "metrics": {
-                    metric: {side: _figure(of["results"][task], metric) for side, of in results.items()}
-                    for metric in measured
+                    metric: {side: _figure(result["results"][task], metric) for side, result in results.items()}
+                    for metric in metrics
                 },
             }
-            for task, reached in first["results"].items()
-            if (measured := _metrics(reached))
+            for task, figures in first["results"].items()
+            if (metrics := _metrics(figures))
         },
     }
 
 
-def _metrics(reached: Mapping[str, object]) -> list[str]:
+def _metrics(figures: Mapping[str, object]) -> list[str]:
     """The names METRIC,FILTER of a task's figures, without their standard errors."""
     # Other entries are names, such as the task's alias.
-    return [key for key, value in reached.items() if "," in key and "_stderr," not in key and finite(value)]
+    return [key for key, value in figures.items() if "," in key and "_stderr," not in key and finite(value)]
 
 
-def _figure(reached: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    name, _, kept = metric.partition(",")
-    error = reached.get(f"{name}_stderr,{kept}")
-    return {"value": float(reached[metric]), "stderr": float(error) if finite(error) else None}
+def _figure(figures: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    name, _, filter_name = metric.partition(",")
+    error = figures.get(f"{name}_stderr,{filter_name}")
+    return {"value": float(figures[metric]), "stderr": float(error) if finite(error) else None}

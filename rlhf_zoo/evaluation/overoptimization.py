@@ -26,9 +26,9 @@ Floats = NDArray[np.float64]
 
 #: Smallest number of points: two for the coefficients, and one more to show a misfit.
 MIN_POINTS = 3
-PATTERN_FROM = 6  # points: fewer have too few orders of the residuals for a p-value of 0.01
-MISFIT = 0.01
-_LEAST_ERROR = 0.1  # of the median standard error: no point weighs more than 100 points with the median error
+MIN_PATTERN_POINTS = 6  # fewer points have too few orders of the residuals for a p-value of 0.01
+MISFIT_LEVEL = 0.01  # p-value below which residuals do not look like noise
+_MIN_ERROR = 0.1  # share of the median standard error; no point weighs more than 100 points with the median error
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Fit:
         r_squared: Share of the (weighted) variance of the gains about their mean that the form explains.
         scatter: Weighted squared residuals divided by those that measurement noise would leave; None if unknown.
         scatter_p: How often noise alone would leave as much.
-        pattern_p: How often residuals in random order would be as smooth along d.
+        pattern_p: How often residuals in random order would be as smooth along d; None if there are too few points.
         fits: False if the residuals are larger than noise and smooth; None if there are too few points to tell.
         peak: None unless these data identify it.
         no_peak: A sentence on why there is no peak.
@@ -141,7 +141,7 @@ def fit(
     Args:
         form: "rl" or "best-of-n".
         kl: (K,) KL of each checkpoint in nats, or (K, P) by prompt.
-        gains: The score − the SFT model's: (K, P) on the same P prompts, or (K,) means.
+        gains: Scores − the SFT model's: (K, P) on the same P prompts, or (K,) means.
         errors: (K,) standard errors of mean gains; computed from (K, P) gains.
         seed: Seed of the resamples.
         resamples: Number of resamples.
@@ -164,7 +164,11 @@ def fit(
 
     draws, scatter, scatter_p = _coefficient_draws(form, points, design, coefficients, misfit, rng, resamples)
     pattern_p = _pattern(residuals * root, float(np.abs(means * root).max()), rng, resamples)
-    fits = None if pattern_p is None else not (pattern_p < MISFIT and (scatter_p is None or scatter_p < MISFIT))
+    fits = (
+        None
+        if pattern_p is None
+        else not (pattern_p < MISFIT_LEVEL and (scatter_p is None or scatter_p < MISFIT_LEVEL))
+    )
 
     alpha, beta = (_interval(float(coefficients[i]), draws[:, i], n) for i in (0, 1))
     observed = (float(distances[0]), float(distances[-1]))
@@ -214,7 +218,13 @@ def _coefficient_draws(
 class _Points:
     """K checkpoints with KL above 0, by increasing KL.
 
-    nats: (K,) or (K, P) KL. scores: (K,) or (K, P) gains. error: (K,) standard errors, None where unknown.
+    Attributes:
+        nats: (K,) or (K, P) KL.
+        scores: (K,) or (K, P) gains.
+        means: (K,) mean gains.
+        error: (K,) standard errors of the means; None if unknown.
+        distances: (K,) d = √KL of the mean KL.
+        weights: (K,) weights of the least squares.
     """
 
     nats: Floats
@@ -250,7 +260,7 @@ def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Point
     if error is not None and not np.median(error) > 0:
         error = None
     # The floor keeps one nearly noiseless point from deciding the whole fit.
-    weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _LEAST_ERROR * np.median(error)) ** 2
+    weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _MIN_ERROR * np.median(error)) ** 2
     return _Points(nats, scores, means, error, distances, weights)
 
 
@@ -275,7 +285,7 @@ def best_of_n_weights(pool: int, n: int) -> Floats:
     """Computes the chance that the sample of each rank is the best of n drawn without replacement.
 
     Args:
-        pool: N, the number of samples.
+        pool: The number of samples, N.
         n: The number of samples drawn, 1 ≤ n ≤ N.
 
     Returns:
@@ -329,8 +339,8 @@ def _checked(kl: ArrayLike, gains: ArrayLike) -> tuple[Floats, Floats]:
     nats, scores = np.asarray(kl, dtype=float), np.asarray(gains, dtype=float)
     if scores.ndim not in (1, 2) or scores.size == 0 or nats.shape not in {scores.shape, scores.shape[:1]}:
         raise ValueError(
-            f"KL is (checkpoints,) or like the gains, and gains are (checkpoints,) or (checkpoints, prompts); these are"
-            f" {nats.shape} and {scores.shape}."
+            f"Gains must have the shape (checkpoints,) or (checkpoints, prompts), not {scores.shape}, and KL the same "
+            f"shape or (checkpoints,), not {nats.shape}."
         )
     if not (np.isfinite(nats).all() and np.isfinite(scores).all()):
         raise ValueError("A KL or a gain is not finite: remove that checkpoint.")
@@ -357,12 +367,12 @@ def _redraw(points: _Points, error: Floats, rng: np.random.Generator, resamples:
         return points.means + error * rng.standard_normal((resamples, len(points.means))), points.distances
     prompts = points.n
     # KL and gains of every checkpoint use the same resampled prompts, which keeps them paired.
-    share = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
-    return share @ points.scores.T, root_kl(share @ points.nats.T) if points.nats.ndim == 2 else points.distances
+    weights = rng.multinomial(prompts, np.full(prompts, 1 / prompts), size=resamples) / prompts
+    return weights @ points.scores.T, root_kl(weights @ points.nats.T) if points.nats.ndim == 2 else points.distances
 
 
 def _scatter(misfit: float, noise: Floats, design: Floats, weights: Floats) -> tuple[float | None, float | None]:
-    """Returns misfit / the misfit of noise (B, K), and how often noise has as much; None if noise has none."""
+    """Returns misfit / the mean misfit of noise (B, K), and how often noise has as much; None if noise has none."""
     # Residuals of noise after fitting the form to it. The form is linear, so the curve itself cancels.
     root = np.sqrt(weights)
     projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
@@ -384,17 +394,17 @@ def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
 
 def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
     """Draws (B, 2) coefficients from their t distribution, with the residuals' variance as the error variance."""
-    freedom = len(design) - 2
+    degrees = len(design) - 2
     factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
     # A draw of the error variance; dividing a normal draw by its root makes a t draw.
-    scale = np.sqrt(misfit / rng.chisquare(freedom, size))
+    scale = np.sqrt(misfit / rng.chisquare(degrees, size))
     return center + scale[:, None] * (rng.standard_normal((size, 2)) @ factor.T)
 
 
 def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
     """Computes how often residuals (K,) in random order have squared steps as small (von Neumann 1941, one-sided)."""
     # Residuals that are all rounding error have no pattern.
-    if len(residuals) < PATTERN_FROM or np.ptp(residuals) <= 1e-12 * scale:
+    if len(residuals) < MIN_PATTERN_POINTS or np.ptp(residuals) <= 1e-12 * scale:
         return None
     shuffled = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)
     steps = np.square(np.diff(shuffled, axis=1)).sum(1)
@@ -424,23 +434,23 @@ def _top(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
 def _peak(
     form: Form, alpha: Estimate, beta: Estimate, draws: Floats, observed: tuple[float, float], fits: bool | None, n: int
 ) -> tuple[Peak | None, str | None]:
-    def unseen(why: str) -> tuple[None, str]:
+    def no_peak(why: str) -> tuple[None, str]:
         return None, f"No peak in the observed range: {why}."
 
     if fits is False:
-        return unseen("the form does not fit these scores")
+        return no_peak("the form does not fit these scores")
     # With β ≤ 0 the curve keeps rising.
     if beta.ci95[0] <= 0:
-        return unseen(f"β is {beta.value:.3g} ({_span(beta.ci95)}), so the curve may not bend down at all")
+        return no_peak(f"β is {beta.value:.3g} ({_span(beta.ci95)}), so the curve may not bend down at all")
     places, heights = _top(form, draws[:, 0], draws[:, 1])
     top = _top(form, np.array(alpha.value), np.array(beta.value))
     place, height = (_interval(float(value), drawn, n) for value, drawn in zip(top, (places, heights), strict=True))
     low, high = observed
     within = f"d from {low:.3g} to {high:.3g} was observed"
     if not low <= place.value <= high:
-        return unseen(f"the curve would peak at d = {place.value:.3g}, and {within}")
+        return no_peak(f"the curve would peak at d = {place.value:.3g}, and {within}")
     if place.ci95[0] < low or place.ci95[1] > high or height.ci95[0] <= 0:
-        return unseen(f"the peak lies somewhere in d = {_span(place.ci95)}, and {within}")
+        return no_peak(f"the peak lies somewhere in d = {_span(place.ci95)}, and {within}")
     return Peak(place, height), None
 
 

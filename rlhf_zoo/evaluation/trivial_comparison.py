@@ -12,7 +12,15 @@ from .judges.panel import scores
 from .measure import Evaluator, PolicyMeasurements, repeat_prompts
 from .stats import bootstrap_mean, win_rate
 from .text_logprobs import score_by_reward
-from .trivial_policies import TrivialPolicy, TrivialScore, TrivialScores, candidates, choose, dealt, with_ending
+from .trivial_policies import (
+    TrivialPolicy,
+    TrivialScore,
+    TrivialScores,
+    candidates,
+    choose,
+    shift_by_prompt,
+    with_ending,
+)
 
 
 def choose_trivial(
@@ -37,8 +45,9 @@ def choose_trivial(
     Returns:
         The policies.
     """
-    each = slice(None, None, samples)
-    distinct_prompts, columns = prompts[each], {name: values[each] for name, values in columns.items()}
+    first_of_each = slice(None, None, samples)
+    distinct_prompts = prompts[first_of_each]
+    columns = {name: values[first_of_each] for name, values in columns.items()}
     # Without a reward there is no favorite, and the other policies remain.
     favorite = None
     if sft.reward and ppo.reward:
@@ -66,8 +75,8 @@ def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], row
         The scores.
     """
     _, prompts, columns = repeat_prompts(rows, comparison.samples)
-    paid_for = isinstance(comparison.evaluator.judge, LLMJudge)
-    affordable = [policy for policy in policies if policy.kind == "constant" or not paid_for]
+    is_paid = isinstance(comparison.evaluator.judge, LLMJudge)
+    affordable = [policy for policy in policies if policy.kind == "constant" or not is_paid]
     return TrivialScores([_score(comparison, policy, prompts, columns) for policy in affordable])
 
 
@@ -75,18 +84,18 @@ def _score(
     comparison: HeadToHead, policy: TrivialPolicy, prompts: Sequence[Prompt], columns: Mapping[str, Sequence[object]]
 ) -> TrivialScore:
     sft, ppo = (comparison.measured[side].completions for side in ("sft", "ppo"))
-    every = 1
-    if policy.kind == "constant":  # every sample of a prompt is the same text: it is scored once
-        # Skip the repeats: one score per prompt, repeated below.
-        every, texts = comparison.samples, [policy.text] * len(prompts)
+    repeats = 1
+    if policy.kind == "constant":
+        # Every sample of a prompt is the same text, so it is scored once and the score is repeated below.
+        repeats, texts = comparison.samples, [policy.text] * len(prompts)
     elif policy.kind == "ending":
         texts = [with_ending(text, policy.text) for text in sft]
     else:
-        texts = dealt(ppo, comparison.samples)
-    scored_prompts, written = prompts[::every], texts[::every]
-    scored_columns = {name: values[::every] for name, values in columns.items()}
-    judged = np.repeat(scores(comparison.evaluator.judge, scored_prompts, written, scored_columns), every)
-    reward = np.repeat(score_by_reward(comparison.evaluator, scored_prompts, written, scored_columns), every)
+        texts = shift_by_prompt(ppo, comparison.samples)
+    scored_prompts, scored_texts = prompts[::repeats], texts[::repeats]
+    scored_columns = {name: values[::repeats] for name, values in columns.items()}
+    judged = np.repeat(scores(comparison.evaluator.judge, scored_prompts, scored_texts, scored_columns), repeats)
+    reward = np.repeat(score_by_reward(comparison.evaluator, scored_prompts, scored_texts, scored_columns), repeats)
     groups, seed = comparison.groups, comparison.seed
     return TrivialScore(
         policy,

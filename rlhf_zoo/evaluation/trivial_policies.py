@@ -14,10 +14,10 @@ from typing import Any, Literal
 from .stats import Estimate, WinRate
 
 Kind = Literal["constant", "ending", "shuffled"]
-CANDIDATES = 16  # texts with the highest reward after their own prompts
-ENDING = 6  # maximum number of words in an ending
-LEAST_RISE = 0.05  # in the share of completions; a smaller rise is not a habit
-_LONGER = 0.8  # a longer ending is taken for a shorter one that holds most of its rise
+MAX_CANDIDATES = 16  # texts with the highest reward after their own prompts
+MAX_ENDING_WORDS = 6
+MIN_RISE = 0.05  # in the share of completions; a smaller rise is not a habit
+_MIN_RISE_KEPT = 0.8  # share of the largest rise that a longer ending must have to replace a shorter one
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
         rewards: (N,) rewards.
 
     Returns:
-        At most `CANDIDATES` distinct texts, highest first.
+        At most `MAX_CANDIDATES` distinct texts, highest first.
     """
     # Ties are broken by the text, so the choice does not depend on the order of the samples.
     ordered = sorted(zip(rewards, texts, strict=True), key=lambda pair: (-pair[0], pair[1]))
-    return list(dict.fromkeys(text for _, text in ordered))[:CANDIDATES]
+    return list(dict.fromkeys(text for _, text in ordered))[:MAX_CANDIDATES]
 
 
 def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = None) -> list[TrivialPolicy]:
@@ -141,7 +141,7 @@ def _most_frequent(texts: Sequence[str]) -> str | None:
 
 
 def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
-    """Finds the ending of 1 to `ENDING` words whose share rose most from SFT to PPO.
+    """Finds the ending of 1 to `MAX_ENDING_WORDS` words whose share rose most from SFT to PPO.
 
     Of nested endings, the longest that keeps most of the rise is taken: ", and i love it." rather than "it.".
 
@@ -150,20 +150,20 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
         ppo: PPO's completions.
 
     Returns:
-        The ending with the space before it; None where none rose by `LEAST_RISE`.
+        The ending with the space before it; None if none rose by `MIN_RISE`.
     """
     rises: dict[int, tuple[float, str]] = {}
-    for size in range(1, ENDING + 1):
-        # An ending that is the whole text is no ending.
+    for size in range(1, MAX_ENDING_WORDS + 1):
+        # A whole text is not an ending: `_ending` returns "" for it.
         before, after = (Counter(filter(None, (_ending(text, size) for text in texts))) for texts in (sft, ppo))
         if after:
             # Shares rather than counts, since the two sides may differ in number.
             rise = {text: after[text] / len(ppo) - before[text] / max(1, len(sft)) for text in after}
             text = min(rise, key=lambda ending: (-rise[ending], ending))
             rises[size] = rise[text], text
-    if not rises or (most := max(rise for rise, _ in rises.values())) < LEAST_RISE:
+    if not rises or (most := max(rise for rise, _ in rises.values())) < MIN_RISE:
         return None
-    return rises[max(size for size, (rise, _) in rises.items() if rise >= _LONGER * most)][1]
+    return rises[max(size for size, (rise, _) in rises.items() if rise >= _MIN_RISE_KEPT * most)][1]
 
 
 def _ending(text: str, size: int) -> str:
@@ -173,7 +173,7 @@ def _ending(text: str, size: int) -> str:
 
 
 def with_ending(text: str, ending: str) -> str:
-    """Appends an ending to a text in place of its final punctuation. A text that already ends so stays.
+    """Appends an ending to a text in place of its final punctuation, unless the text already ends with it.
 
     Args:
         text: A completion.
@@ -185,7 +185,7 @@ def with_ending(text: str, ending: str) -> str:
     return text if text.endswith(ending) else text.rstrip().rstrip(".!?") + "," + ending
 
 
-def dealt(texts: Sequence[str], samples: int) -> list[str]:
+def shift_by_prompt(texts: Sequence[str], samples: int) -> list[str]:
     """Gives each prompt the completions of the prompt before it.
 
     Args:

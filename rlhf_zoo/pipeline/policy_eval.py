@@ -17,7 +17,7 @@ from ..evaluation.judges.named import check_names, open_panel
 from ..evaluation.judges.pair_checks import check_panel
 from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
-from ..evaluation.reward_reading import READ, reading_of
+from ..evaluation.reward_reading import READING_KEYS, reading_of
 from ..fields import check_limits
 from ..fileio import at, finite, hub_id, now, write_json, write_text
 from ..hub.client.connect import CLIENT, Hub
@@ -186,8 +186,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
-            reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
-            cuts=_truncation_keys(subject.resolved, str(subject.where)),
+            reading=reading_of(recorded_settings(subject.resolved, "ppo", READING_KEYS, where=str(subject.where))),
+            cuts=_cuts(subject.resolved, str(subject.where)),
             loader=loader,
             hub=hub,
         )

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.evaluation.compute import Compute, Passes
-from rlhf_zoo.evaluation.frontier import Point, at_kl, best_within, by_prompt, difference, filtered, mixed, wins
+from rlhf_zoo.evaluation.frontier import (
+    Point,
+    at_kl,
+    best_within,
+    cheapest_filter,
+    difference,
+    mean_by_prompt,
+    weighted_mean,
+    win_shares,
+)
 from rlhf_zoo.evaluation.stats import bootstrap_mean, proportion, win_rate
 
 
@@ -44,8 +53,8 @@ def test_nothing_is_extrapolated_nor_read_off_a_long_chord() -> None:
 def test_seeds_are_averaged_and_kept() -> None:
     first = point("seed 1", 1.0, [0.0, 2.0], training=100, wins={"sft": np.array([0.0, 1.0])})
     second = point("seed 2", 3.0, [2.0, 2.0], training=300, wins={"sft": np.array([1.0, 1.0])})
-    both = mixed([first, second], label="β = 0.1")
-    assert both.mean_kl == 2.0 and both.n == 4 and both.seeds == (first, second)
+    both = weighted_mean([first, second], label="β = 0.1")
+    assert both.mean_kl == 2.0 and both.n == 4 and both.seed_points == (first, second)
     np.testing.assert_allclose(both.judge, [1.0, 2.0])
     np.testing.assert_allclose(both.wins["sft"], [0.5, 1.0])
     assert both.flops(0) == 200, "a seed is a run: what one costs"
@@ -63,7 +72,7 @@ def test_the_best_that_can_be_paid_for() -> None:
 
 
 def test_a_difference_below_the_tolerance_is_a_tie() -> None:
-    np.testing.assert_array_equal(wins([[1.0, 1.2]], [[1.0 + 1e-12, 1.1]]), [[(0.5 + 0) / 2, 1.0]])
+    np.testing.assert_array_equal(win_shares([[1.0, 1.2]], [[1.0 + 1e-12, 1.1]]), [[(0.5 + 0) / 2, 1.0]])
 
 
 def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
@@ -72,9 +81,9 @@ def test_means_of_prompts_give_the_intervals_of_their_completions() -> None:
     groups = [i // 3 for i in range(30)]
     direct = bootstrap_mean(ours, groups, seed=5)
     one = replace(point("a", 1.0, [0.0] * 10), n=30)
-    found = one.estimate(by_prompt(ours, 3), seed=5)
+    found = one.estimate(mean_by_prompt(ours, 3), seed=5)
     assert found.n == 30 and found.value == pytest.approx(direct.value) and found.ci95 == pytest.approx(direct.ci95)
-    won = by_prompt(wins(ours[:, None], theirs[:, None])[:, 0], 3)
+    won = mean_by_prompt(win_shares(ours[:, None], theirs[:, None])[:, 0], 3)
     direct = win_rate(ours, theirs, groups)
     assert one.rate(won).ci95 == pytest.approx(direct.ci95)
     assert one.rate(np.ones(20), n=60).ci95 == proportion(20, 20).ci95, "winning everywhere is not certainty"
@@ -91,7 +100,7 @@ def test_differences_are_paired_by_prompt() -> None:
 
 def test_the_price_of_a_filter() -> None:
     reward = np.array([[0.0, 4.0, 1.0, 3.0], [2.0, 0.0, 6.0, 0.0]])
-    found = filtered(reward, reward / 2, 3.5)
+    found = cheapest_filter(reward, reward / 2, 3.5)
     assert found == {"share": 0.5, "kl": pytest.approx(np.log(2)), "reward": 3.75, "judge": 1.875}
-    assert filtered(reward, reward, 0.0) == {"share": 1.0, "kl": 0.0, "reward": 2.0, "judge": 2.0}
-    assert filtered(reward, reward, 5.1) is None, "not the best sample of each prompt has as much"
+    assert cheapest_filter(reward, reward, 0.0) == {"share": 1.0, "kl": 0.0, "reward": 2.0, "judge": 2.0}
+    assert cheapest_filter(reward, reward, 5.1) is None, "not the best sample of each prompt has as much"

@@ -7,8 +7,8 @@ from rlhf_zoo.evaluation.trivial_policies import (
     TrivialScores,
     candidates,
     choose,
-    dealt,
     risen_ending,
+    shift_by_prompt,
     with_ending,
 )
 
@@ -32,7 +32,9 @@ def test_what_is_chosen() -> None:
 def test_what_they_write() -> None:
     assert with_ending(" lasts two days.", " and i love it.") == " lasts two days, and i love it."
     assert with_ending(PPO[0], " and i love it.") == PPO[0], "it ends so already"
-    assert dealt(["a1", "a2", "b1", "b2"], 2) == ["b1", "b2", "a1", "a2"], "all samples of a prompt go together"
+    assert shift_by_prompt(["a1", "a2", "b1", "b2"], 2) == ["b1", "b2", "a1", "a2"], (
+        "all samples of a prompt go together"
+    )
 
 
 def score(kind: str, low: float) -> TrivialScore:

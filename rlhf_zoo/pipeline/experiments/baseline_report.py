@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ...evaluation.compute import Compute, best_of_n_compute
-from ...evaluation.frontier import Floats, Point, by_prompt, filtered, mixed, wins
+from ...evaluation.frontier import Floats, Point, cheapest_filter, mean_by_prompt, weighted_mean, win_shares
 from ...evaluation.frontier_report import BesidePPO
 from ...evaluation.head_to_head import read_lines, read_samples
 from ...evaluation.overoptimization import best_of_n, best_of_n_kl
@@ -42,7 +42,9 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
             ppo_lines = [line["ppo"] for line in lines]
             by_beta[beta].setdefault(seed, _point_of(baseline, f"seed {seed}", ppo_lines, Compute()))
     points = {
-        beta: mixed(list(seeds.values()), label=f"PPO, β = {beta:g}") if len(seeds) > 1 else next(iter(seeds.values()))
+        beta: weighted_mean(list(seeds.values()), label=f"PPO, β = {beta:g}")
+        if len(seeds) > 1
+        else next(iter(seeds.values()))
         for beta, seeds in sorted(by_beta.items())
     }
     mean = points.pop(ppo_args.kl_coef)
@@ -72,12 +74,12 @@ def _point_of(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]]
     judge, win_rates = scores["judge"], {}
     for side, opponent in baseline.lines.items():
         # Each sample against the same sample of the same prompt, drawn with the same random numbers: 1, 0 or one half.
-        win_rates[side] = by_prompt(wins(judge[:, None], _column(opponent, "judge")[:, None])[:, 0], samples)
+        win_rates[side] = mean_by_prompt(win_shares(judge[:, None], _column(opponent, "judge")[:, None])[:, 0], samples)
     return Point(
         label,
-        by_prompt(scores["kl"], samples),
-        by_prompt(scores["reward"], samples),
-        by_prompt(judge, samples),
+        mean_by_prompt(scores["kl"], samples),
+        mean_by_prompt(scores["reward"], samples),
+        mean_by_prompt(judge, samples),
         len(judge),
         win_rates,
         training=training,
@@ -114,7 +116,7 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
     for beta, rate in sorted(by_settings, key=lambda settings: (settings[0] or 0.0, settings[1] or 0.0)):
         label = _LABELS_WITHOUT_BETA[method] if beta is None else f"β = {beta:g}"
         suffix = f", {'its own learning rate' if rate is None else f'learning rate {rate:g}'}" if several_rates else ""
-        points.append(mixed(by_settings[beta, rate], label=label + suffix))
+        points.append(weighted_mean(by_settings[beta, rate], label=label + suffix))
     return points
 
 
@@ -148,7 +150,7 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
     win_rates = {}
     for side, opponent in baseline.lines.items():
         opponent_scores = _column(opponent, "judge").reshape(-1, baseline.samples_per_prompt)
-        win_rates[side] = best_of_n(reward, sizes, judge=wins(judge, opponent_scores))
+        win_rates[side] = best_of_n(reward, sizes, judge=win_shares(judge, opponent_scores))
     length = float(pool["length"].mean())
     return [
         Point(
@@ -206,7 +208,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         **description,
         "trivial": read_json(context.record("eval").path / "evaluation.json").get("trivial"),
         "fits": {"best-of-n": fit} if fit else {},
-        "filter": None if pool is None else filtered(pool["reward"], pool["judge"], float(ppo.reward.mean())),
+        "filter": None if pool is None else cheapest_filter(pool["reward"], pool["judge"], float(ppo.reward.mean())),
         "ppo_ablation": [comparison.row(point) for point in ablated],
         "methods": series,
         "commands": {name: _command(baseline, name, method) for name in methods},
