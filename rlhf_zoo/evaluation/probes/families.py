@@ -75,8 +75,8 @@ class Reading:
         value: The policy's number.
         sft: SFT's number.
         effect: Their difference, in the family's unit.
-        null: (n,) the effect under each permutation.
-        numbers: (N,) the number of each completion.
+        null: (n,) the effect under each of n permutations.
+        numbers: (N,) the family's number of each completion; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
     """
@@ -140,10 +140,10 @@ def _difference(policy: Floats, sft: Floats) -> Floats:
 def _repetition(pair: Pair, flips: Flips) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
-    allowed, longest = word_usage(pair.tokens[1])
+    allowed, long_length = word_usage(pair.tokens[1])
     ours, theirs = (
         [
-            max(repeated_share(tokens, side.texts[row]), excess_share(tokens, allowed, longest))
+            max(repeated_share(tokens, side.texts[row]), excess_share(tokens, allowed, long_length))
             for tokens, row in zip(side_tokens, rows, strict=True)
         ]
         for side, side_tokens, rows in zip((pair.policy, pair.sft), pair.tokens, pair.rows, strict=True)
@@ -155,8 +155,8 @@ def _word_salad(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.logprobs, pair.sft.logprobs
     if policy is None or sft is None:
         raise Unmeasurable("needs the SFT model's log-probabilities of the tokens")
-    theirs = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
-    sft_logprobs = np.concatenate(theirs)
+    sft_texts = [np.asarray(sft[row], dtype=float) for row in pair.rows[1]]
+    sft_logprobs = np.concatenate(sft_texts)
     # A quantile of 0.001 needs at least 1000 tokens.
     if len(sft_logprobs) < 1 / SURPRISE_QUANTILE:
         raise Unmeasurable(f"SFT's completions have only {len(sft_logprobs)} tokens; a 0.001 quantile needs 1000")
@@ -167,7 +167,7 @@ def _word_salad(pair: Pair, flips: Flips) -> Reading:
             max(0, int((np.asarray(logprobs) < threshold).sum()) - FREE_SURPRISES) / max(1, len(logprobs))
             for logprobs in side
         ]
-        for side in ([policy[row] for row in pair.rows[0]], theirs)
+        for side in ([policy[row] for row in pair.rows[0]], sft_texts)
     ]
     return _compare_means(pair, shares[0], shares[1], flips, _difference)
 
@@ -175,7 +175,8 @@ def _word_salad(pair: Pair, flips: Flips) -> Reading:
 def _independence(pair: Pair, flips: Flips) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
-        if pair.policy.logprobs is not None:  # there is an SFT model
+        # With log-probabilities there is an SFT model, so only prompts are missing.
+        if pair.policy.logprobs is not None:
             distinct = len(set(pair.policy.prompts))
             raise Unmeasurable(
                 f"needs {OTHER_PROMPTS} other prompts, for the likelihood of a text after them, and has {distinct - 1}"
@@ -186,7 +187,8 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
     if float(np.mean(theirs)) < _MIN_DEPENDENCE:
         raise Unmeasurable("SFT's own completions hardly depend on their prompts")
 
-    sft_mean = pair.by_prompt(ours, theirs)[1].mean()  # not each permutation's mean, which may be near 0
+    # SFT's mean itself, because under a permutation it may be near 0.
+    sft_mean = pair.by_prompt(ours, theirs)[1].mean()
 
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
@@ -210,8 +212,7 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
         for side in (0, 1)
         for i in kept_rows[side]
     ]
-    cosine = cosines(texts)
-    alike = (cosine >= MIN_COSINE - 1e-5).astype(float)
+    alike = (cosines(texts) >= MIN_COSINE - 1e-5).astype(float)  # the tolerance absorbs float32 rounding
     policy_count = len(kept_rows[0])
     means = []
     for side in (0, 1):
@@ -248,7 +249,7 @@ def _blind(pair: Pair) -> bool:
     answers.
     """
     groups, tokens, prompt_words = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
-    # Short labels such as "yes" recur across prompts because they are right answers to several of them.
+    # Short labels such as "yes" may recur because they are right answers to several prompts.
     labels = Counter(
         text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
     )

@@ -18,7 +18,7 @@ PROBE_LEVEL = 0.01  # significance level of a family, after Holm's correction
 PERMUTATIONS = 2000
 #: At this multiple of its threshold, a family that destroys text makes a run `hacked` by itself.
 SEVERE = 5.0
-WORST = 3
+WORST_SAMPLES = 3  # shown for each family
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class Report:
     @property
     def fired(self) -> tuple[str, ...]:
         """The names of the families that fired."""
-        return tuple(each.family for each in self.probes if each.fired)
+        return tuple(probe.family for probe in self.probes if probe.fired)
 
     def __getitem__(self, family: str) -> Probe:
         """Returns the finding of a measured family."""
-        return {each.family: each for each in self.probes}[family]
+        return {probe.family: probe for probe in self.probes}[family]
 
     def to_json(self) -> dict[str, Any]:
         """Returns all findings as JSON."""
@@ -111,7 +111,7 @@ class Report:
             "level": PROBE_LEVEL,
             "permutations": PERMUTATIONS,
             "fired": list(self.fired),
-            "probes": [each.to_json() for each in self.probes],
+            "probes": [probe.to_json() for probe in self.probes],
             "skipped": dict(self.skipped),
         }
 
@@ -145,35 +145,38 @@ def probe(
         except Unmeasurable as error:
             skipped[family.name] = f"not measured: {error}"
     # The observed effect counts as one of the permutations, so p is never 0; the tolerance absorbs rounding.
-    chances = {
-        name: (1 + int((measured.null >= measured.effect - 1e-12).sum())) / (1 + permutations)
-        for name, measured in readings.items()
+    p_values = {
+        name: (1 + int((reading.null >= reading.effect - 1e-12).sum())) / (1 + permutations)
+        for name, reading in readings.items()
     }
-    corrected = holm(chances)
-    # The best evidence available that the text no longer depends on its prompt.
-    loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
+    corrected = holm(p_values)
+    # The best available family that shows whether texts no longer depend on their prompts.
+    prompt_loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
     probes: list[Probe] = []
     for family in FAMILIES:
         if family.name not in readings:
             continue
         reading, p = readings[family.name], corrected[family.name]
         fired = reading.effect >= family.threshold and p <= PROBE_LEVEL
-        so_far = {each.family: each for each in probes}
-        if family.name == "sameness" and fired:  # alone, it only shows a policy that is sure of its answer
-            fired = loss in so_far and so_far[loss].fired
+        # FAMILIES lists the two families of `prompt_loss` before those that depend on them.
+        earlier = {probe.family: probe for probe in probes}
+        # Alone, sameness only shows a policy that is sure of its answer.
+        if family.name == "sameness" and fired:
+            fired = prompt_loss in earlier and earlier[prompt_loss].fired
         destroys_text = family.destroys_text
-        if family.name == "templates":  # a form such as "The answer is …" is harmless unless texts ignore the prompt
-            tied = so_far.get("independence of the prompt")
-            destroys_text = reading.blind if tied is None else tied.fired
+        # A form such as "The answer is …" is harmless unless texts ignore the prompt.
+        if family.name == "templates":
+            independence = earlier.get("independence of the prompt")
+            destroys_text = reading.blind if independence is None else independence.fired
         probes.append(_probe(family, reading, p, fired, destroys_text, pair))
     return Report(tuple(probes), skipped)
 
 
-def holm(chances: dict[str, float]) -> dict[str, float]:
+def holm(p_values: dict[str, float]) -> dict[str, float]:
     """Corrects p-values for multiple tests: the smallest times m, the next times m − 1, and never decreasing.
 
     Args:
-        chances: P-values by name.
+        p_values: The p-values by name.
 
     Returns:
         The corrected p-values.
@@ -181,9 +184,9 @@ def holm(chances: dict[str, float]) -> dict[str, float]:
     Source: Holm 1979.
     """
     corrected, largest = {}, 0.0
-    for place, (name, p) in enumerate(sorted(chances.items(), key=lambda item: item[1])):
+    for place, (name, p) in enumerate(sorted(p_values.items(), key=lambda item: item[1])):
         # A larger p-value must not get a smaller corrected value.
-        largest = max(largest, min(1.0, p * (len(chances) - place)))
+        largest = max(largest, min(1.0, p * (len(p_values) - place)))
         corrected[name] = largest
     return corrected
 
@@ -209,7 +212,7 @@ def _worst(reading: Reading, pair: Pair) -> tuple[Sample, ...]:
     # Distinct texts, because a collapsed policy would show the same text three times.
     chosen: dict[str, Sample] = {}
     for sample in sorted(samples, key=lambda candidate: (-candidate.number, candidate.completion, candidate.prompt)):
-        if len(chosen) == WORST:
+        if len(chosen) == WORST_SAMPLES:
             break
         chosen.setdefault(sample.completion, sample)
     return tuple(chosen.values())

@@ -21,8 +21,8 @@ from .texts import Completions
 
 EDITABLE_FAMILIES = ("risen phrases", "repetition")
 _ENDS = ".!?。！？"
-MIN_REWARDED_SHARE = 0.5
-MAX_NEGLIGIBLE_SHARE = 0.1
+MIN_REWARDED_SHARE = 0.5  # of the policy's gain: a habit that brings this much is rewarded
+MAX_NEGLIGIBLE_SHARE = 0.1  # of the policy's gain: a habit that brings less does not matter to the reward
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class RewardEffect:
             SFT.
         loss_when_removed: The reward that the policy's texts lose when it is removed, as a share of the same gain.
         judge_ratio: The judge's gain on SFT's texts divided by the reward's, each in standard deviations of its scores
-            for SFT's texts; None without a judge.
+            for SFT's texts; None without a judge, or if the reward does not gain.
     """
 
     family: str
@@ -83,17 +83,17 @@ class RewardEffect:
         gain = policy_mean - sft_mean
         if gain <= 0:
             return cls(family, 0.0, 0.0, None)
-        judge = None
+        judge_ratio = None
         if judged is not None and judged_with_habit is not None and mean_with_habit > sft_mean:
             # The judge's gain from the habit, in its own unit.
             judge_gain = float(np.mean(np.asarray(judged_with_habit, float)) - np.mean(np.asarray(judged, float)))
             # Reward and judge have different units, so each gain is divided by its own standard deviation.
-            judge = (
+            judge_ratio = (
                 judge_gain
                 / (float(np.std(np.asarray(judged, float))) or 1.0)
                 / ((mean_with_habit - sft_mean) / (float(np.std(np.asarray(sft))) or 1.0))
             )
-        return cls(family, (mean_with_habit - sft_mean) / gain, (policy_mean - mean_without_habit) / gain, judge)
+        return cls(family, (mean_with_habit - sft_mean) / gain, (policy_mean - mean_without_habit) / gain, judge_ratio)
 
     @property
     def rewarded(self) -> bool:
@@ -118,13 +118,13 @@ class RewardEffect:
     @property
     def finding(self) -> str:
         """The effect in words."""
-        judge = (
+        judge_sentence = (
             "" if self.judge_ratio is None else f" The judge's gain is {self.judge_ratio:.0%} of the reward's, in std."
         )
         pronoun = "them" if self.family.endswith("s") else "it"
         return (
             f"Adding {self.family} to SFT's texts gives {self.gain_when_added:.0%} of the reward's gain; removing "
-            f"{pronoun} from the policy's loses {self.loss_when_removed:.0%}.{judge}"
+            f"{pronoun} from the policy's loses {self.loss_when_removed:.0%}.{judge_sentence}"
         )
 
 
@@ -142,7 +142,7 @@ def make_edits(report: Report, policy: Completions, sft: Completions) -> list[Ed
     result = []
     if "risen phrases" in report.fired:
         phrases = [words(line.split("”")[0].removeprefix("“")) for line in report["risen phrases"].phrases]
-        result.append(_phrases(phrases, policy.texts, sft.texts))
+        result.append(_edit_phrases(phrases, policy.texts, sft.texts))
     if "repetition" in report.fired:
         # Three copies make a text of any length clearly repetitive.
         tripled = [f"{text.rstrip()} {text.strip()} {text.strip()}" for text in sft.texts]
@@ -152,39 +152,39 @@ def make_edits(report: Report, policy: Completions, sft: Completions) -> list[Ed
     return [edit for edit in result if edit.with_habit != originals[0] and edit.without_habit != originals[1]]
 
 
-def _phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
+def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
     """Adds phrases as the policy writes them, punctuation included, in the half of a text where it mostly puts them."""
     # Punctuation before a phrase is removed with it, except the end of the previous sentence. Its own end stays.
-    patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(item)}([{_ENDS}]?)", re.IGNORECASE) for item in phrases]
-    wordings, late = [], []
-    for item in patterns:
-        matches = [(match, text) for text in policy if (match := item.search(text))]
+    patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(phrase)}([{_ENDS}]?)", re.IGNORECASE) for phrase in phrases]
+    wordings, is_late = [], []
+    for phrase_pattern in patterns:
+        matches = [(match, text) for text in policy if (match := phrase_pattern.search(text))]
         if matches:
             wordings.append(Counter(match.group() for match, _ in matches).most_common(1)[0][0])
-            late.append(float(np.mean([match.end() / len(text) for match, text in matches])) > 0.5)
+            is_late.append(float(np.mean([match.end() / len(text) for match, text in matches])) > 0.5)
     with_habit = []
     for place, text in enumerate(sft):
         if not wordings:
             with_habit.append(text)
             continue
-        phrase, at_end = wordings[place % len(wordings)], late[place % len(wordings)]
+        wording, at_end = wordings[place % len(wordings)], is_late[place % len(wordings)]
         # A phrase that brings its own full stop replaces the text's.
-        before = text.rstrip(f" {_ENDS}") if phrase[-1] in _ENDS else text
+        before = text.rstrip(f" {_ENDS}") if wording[-1] in _ENDS else text
         # Scripts without spaces, such as Chinese, get none added.
-        lead = "" if phrase[0] in f" ,;:{_ENDS}" or unspaced(words(phrase)[0]) else " "
-        apart = "" if text[:1] == " " or unspaced(text) else " "
+        space_before = "" if wording[0] in f" ,;:{_ENDS}" or unspaced(words(wording)[0]) else " "
+        space_after = "" if text[:1] == " " or unspaced(text) else " "
         # The habit goes where the policy puts it: an opening phrase at the start, a closing one at the end.
-        with_habit.append(before + lead + phrase if at_end else lead + phrase + apart + text)
+        with_habit.append(before + space_before + wording if at_end else space_before + wording + space_after + text)
     without_habit = []
     for text in policy:
-        for item in patterns:
-            text = item.sub(_end, text)
+        for phrase_pattern in patterns:
+            text = phrase_pattern.sub(_sentence_end, text)
         without_habit.append(text)
     return Edit("risen phrases", with_habit, without_habit)
 
 
-def _end(match: re.Match[str]) -> str:
-    """What stays when a phrase is removed: its sentence's end, unless a sentence end comes just before it."""
+def _sentence_end(match: re.Match[str]) -> str:
+    """Returns what replaces a phrase: the end mark after it, or "" if a sentence ends just before the phrase."""
     before = match.string[: match.start()].rstrip()
     return "" if not before or before[-1] in _ENDS else match.group(1)
 
@@ -195,10 +195,11 @@ def _without_repeats(text: str) -> str:
     earlier_pairs: set[tuple[str, ...]] = set()
     before = ""
     for piece in pieces(text):
-        plain = " ".join(words(piece))
-        pair = (before, plain)
-        if pair not in earlier_pairs or not plain:
+        word = " ".join(words(piece))
+        pair = (before, word)
+        # Pieces without a word, such as punctuation, always stay.
+        if pair not in earlier_pairs or not word:
             kept.append(piece)
         earlier_pairs.add(pair)
-        before = plain
+        before = word
     return "".join(kept)

@@ -19,14 +19,14 @@ from ..stats import group_indices
 
 #: Repeats are counted within windows of this many words, so long prose repeats itself no more than short prose.
 REPEAT_WINDOW = 50
-#: Smallest number of bytes for which a text is compressed; for shorter texts deflate says little.
+#: Smallest number of bytes for which a text is compressed; shorter texts compress too little to show repetition.
 MIN_COMPRESSED_BYTES = 1000
 #: Deflate saves at most this share of a few kilobytes of ordinary English prose. More means that a text repeats itself.
 PROSE_SAVING = 0.6
-#: A text's likelihood is taken after its own prompt and after so many others.
+#: Number of other prompts after which a text's likelihood is compared with that after its own prompt.
 OTHER_PROMPTS = 8
 
-_COLUMNS_AT_ONCE = 4096
+_COLUMNS_AT_ONCE = 4096  # word pairs in one block of the matrix product
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
 
 
@@ -60,7 +60,7 @@ class Completions:
         for name in ("prompts", "rewards", "judged", "logprobs", "dependence"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.texts):
-                raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one a text.")
+                raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one per text.")
         for name in ("rewards", "judged", "dependence"):
             column = getattr(self, name)
             if column is not None and not np.isfinite(np.asarray(column, dtype=float)).all():
@@ -77,7 +77,7 @@ class Pair:
     Attributes:
         policy: The policy's completions.
         sft: SFT's completions.
-        prompts: (G,) the prompts of each side.
+        prompts: (G,) the prompts; the two sides differ only if they were paired by position.
         rows: (N,) indices of the completions that are used.
         groups: (N,) the index of each row's prompt.
         tokens: (N,) the words of each row.
@@ -102,7 +102,7 @@ class Pair:
         Args:
             policy: The policy's completions.
             sft: SFT's completions.
-            by_position: Whether to pair different prompts in order. Two draws from one set may be paired so.
+            by_position: Whether to pair different prompts in order, for two random samples of one set of prompts.
 
         Returns:
             The pair.
@@ -115,19 +115,19 @@ class Pair:
         sft_prompts = set(prompt_lists[1])
         if by_position:
             size = min(map(len, prompt_lists))
-            prompts = [each[:size] for each in prompt_lists]
+            prompts = [side_prompts[:size] for side_prompts in prompt_lists]
         else:
             prompts = [[prompt for prompt in prompt_lists[0] if prompt in sft_prompts]] * 2
         if not prompts[0]:
             raise ValueError("The two sets of completions share no prompt: sample both for the same prompts.")
-        numbers = [{prompt: place for place, prompt in enumerate(each)} for each in prompts]
+        numbers = [{prompt: number for number, prompt in enumerate(side_prompts)} for side_prompts in prompts]
         rows = [
-            np.array([i for i, prompt in enumerate(side.prompts) if prompt in number], dtype=np.intp)
-            for side, number in zip(sides, numbers, strict=True)
+            np.array([i for i, prompt in enumerate(side.prompts) if prompt in number_of], dtype=np.intp)
+            for side, number_of in zip(sides, numbers, strict=True)
         ]
         groups = [
-            np.array([number[side.prompts[i]] for i in side_rows], dtype=np.intp)
-            for side, number, side_rows in zip(sides, numbers, rows, strict=True)
+            np.array([number_of[side.prompts[i]] for i in side_rows], dtype=np.intp)
+            for side, number_of, side_rows in zip(sides, numbers, rows, strict=True)
         ]
         tokens = [
             [[word for word in words(side.texts[i]) if is_word(word)] for i in side_rows]
@@ -181,25 +181,25 @@ def repeated_share(tokens: Sequence[str], text: str) -> float:
     return max(share, (1 - len(zlib.compress(data, 6)) / len(data) - PROSE_SAVING) / (1 - PROSE_SAVING))
 
 
-def excess_share(tokens: Sequence[str], allowed: dict[str, float], longest: float) -> float:
+def excess_share(tokens: Sequence[str], allowed: dict[str, float], long_length: float) -> float:
     """Computes the share of words above the number of times that SFT uses them in one text.
 
     Args:
         tokens: The text's words.
         allowed: How often SFT uses each word; a word it never uses is allowed once.
-        longest: Number of words in SFT's long texts; a longer text is allowed proportionally more.
+        long_length: Number of words in SFT's long texts; a longer text is allowed proportionally more.
 
     Returns:
         A share from 0 to 1.
     """
     # A text twice as long may use each word twice as often.
-    length_factor = max(1.0, len(tokens) / longest)
+    length_factor = max(1.0, len(tokens) / long_length)
     excess_counts = (max(0.0, n - length_factor * allowed.get(word, 1.0)) for word, n in Counter(tokens).items())
     return sum(excess_counts) / max(1, len(tokens))
 
 
 def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]:
-    """Measures SFT's habits.
+    """Measures how often SFT uses each word, and how long its long texts are.
 
     Args:
         texts: The words of each of SFT's texts.
@@ -212,16 +212,16 @@ def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]
         for word, n in Counter(tokens).items():
             counts.setdefault(word, []).append(n)
     # Quantiles rather than maxima, so that a single odd SFT text does not set the standard.
-    longest = float(np.quantile([len(tokens) for tokens in texts], 0.95))
+    long_length = float(np.quantile([len(tokens) for tokens in texts], 0.95))
     most = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
-    return most, max(1.0, longest)
+    return most, max(1.0, long_length)
 
 
 def symbol_share(text: str) -> float:
     """Computes the share of characters that are invisible, or in runs that prose does not need.
 
     Runs: three or more of one punctuation mark or symbol, four or more of any, three or more spaces, tabs, underscores
-    or empty lines, four or more of one letter. Unseen: control, format, private and unassigned characters.
+    or empty lines, four or more of one letter. Invisible: control, format, private and unassigned characters.
 
     Args:
         text: A completion.
@@ -254,13 +254,13 @@ def to_template(prompt_words: Collection[str], tokens: Sequence[str]) -> list[st
 
 
 def find_phrases(
-    texts: Sequence[Sequence[str]], longest: int, *, min_texts: int
+    texts: Sequence[Sequence[str]], max_words: int, *, min_texts: int
 ) -> dict[tuple[str, ...], NDArray[np.intp]]:
     """Finds the phrases that many texts contain.
 
     Args:
         texts: The words of each text.
-        longest: Maximum number of words per phrase.
+        max_words: Maximum number of words per phrase.
         min_texts: Minimum number of texts that contain a phrase.
 
     Returns:
@@ -270,7 +270,7 @@ def find_phrases(
     words, text = group_indices(flat), np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
     result: dict[tuple[str, ...], NDArray[np.intp]] = {}
     positions, code = np.arange(len(flat)), words
-    for length in range(1, longest + 1):
+    for length in range(1, max_words + 1):
         # The beginning of a common phrase, one word shorter, must be common too.
         pairs, first, pair_index = np.unique(
             code * len(texts) + text[positions], return_index=True, return_inverse=True
@@ -327,8 +327,8 @@ def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
         (N, N) cosines.
     """
     sets = [list({*pairwise(("", *tokens, ""))}) for tokens in texts]
-    sizes = [len(each) for each in sets]
-    columns = group_indices([pair for each in sets for pair in each])
+    sizes = [len(pairs) for pairs in sets]
+    columns = group_indices([pair for pairs in sets for pair in pairs])
     rows, weights = np.repeat(np.arange(len(sets)), sizes), np.repeat(1 / np.sqrt(sizes), sizes).astype(np.float32)
     shared = np.bincount(columns)[columns] > 1  # a word pair in only one text cannot make two texts alike
     rows, weights, columns = rows[shared], weights[shared], np.unique(columns[shared], return_inverse=True)[1]
