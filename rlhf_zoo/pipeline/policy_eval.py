@@ -55,9 +55,9 @@ from .stages.train import silence_libraries
 
 log = logging.getLogger(__name__)
 
-CONFIGURATION = "prompts"
-PAIRS = "preferences"
-#: With fewer prompts than this, a bootstrap interval over them is too narrow.
+CONFIGURATION = "prompts"  # default configuration of the data set with prompts
+PAIRS = "preferences"  # its configuration with labeled pairs
+#: With fewer prompts, a bootstrap interval over them is too narrow.
 FEW_PROMPTS = 20
 
 
@@ -67,8 +67,8 @@ class Terms:
 
     Attributes:
         prompts: Number of held-out prompts.
-        samples: Number of completions per prompt.
-        split: Split of the prompts; None for what training held out, else test.
+        samples: Completions per prompt.
+        split: Split of the prompts; None for the prompts that training held out, or test if it held out none.
         seed: Seed of the samples.
         temperature, max_new_tokens: Sampling settings; None for those of the policy's training.
         dataset_name, dataset_revision: The data set with the prompts; None for that of the policy's run or card.
@@ -100,23 +100,23 @@ class Terms:
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """A policy and the policy that it is compared with.
+    """A policy, the policy that it is compared with, and what is known about its training.
 
     Attributes:
         policy: The policy.
         against: The policy it is compared with.
         rewards: The policy's reward models; () without one.
-        data: The data set of its prompts; None if its run or card does not say.
-        settings: `temperature` and `response_length` (tokens) of its training.
+        data: The data set of its prompts; None if neither its run nor its card names one.
+        settings: Temperature and response_length of its training.
         judge: The judge of its run on this machine; None for other policies.
-        judge_in_card: The judge that its card names, for messages.
+        card_judge: Name of the judge in its card; None if the card names none.
         labeled: The location of the texts that the judge `classifier` learns from.
         functions: Names of the reward functions of its training.
         prompts_at: See `Lineage.prompts_at`.
         held_out: The share of prompts that its training held out, and the split it was taken from.
         reading: How to read its reward models, as keywords of `load_reward`.
-        cuts: How its training truncated completions, as fields of `Truncation`.
-        loader: The code that loads its reward model, for a run on this machine.
+        cuts: How its training truncated completions, as fields of `Truncation`; {} if it did not.
+        loader: The code that loads its reward model, for a run on this machine; None for a plain classifier.
         hub: The Hub.
     """
 
@@ -126,7 +126,7 @@ class PolicyPair:
     data: DataSource | None
     settings: Mapping[str, float]
     judge: str | None = None
-    judge_in_card: str | None = None
+    card_judge: str | None = None
     labeled: LabeledArguments = field(default_factory=LabeledArguments)
     functions: frozenset[str] = frozenset()
     prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
@@ -201,7 +201,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         lineage.rewards,
         data or _published_data(lineage, hub),
         settings,
-        judge_in_card=clean(judge_name) if isinstance(judge_name, str) else None,
+        card_judge=clean(judge_name) if isinstance(judge_name, str) else None,
         labeled=_published_labels(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
@@ -227,8 +227,8 @@ def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource
     return source
 
 
-def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
-    """Raises ZooError if the evaluation is not from this user's own run, and names code or a paid judge."""
+def _check_judge(evaluation: StageRecord, judge: Any) -> None:
+    """Raises ZooError if a run of someone else names a judge that would run code or cost money."""
     if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
         return
     raise ZooError(
@@ -239,8 +239,8 @@ def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
 
 def _reward_loader(resolved: Mapping[str, Any], where: str) -> str | None:
     """The custom code that loads a run's reward model; None if it is loaded as a classifier."""
-    name = "reward_model_loader"
-    loader: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
+    key = "reward_model_loader"
+    loader: str | None = recorded_settings(resolved, "ppo", (key,), where=where)[key]
     return loader
 
 
@@ -268,8 +268,9 @@ def _reward_functions(settings: object) -> frozenset[str]:
     names, weights = keys.get("reward_funcs"), keys.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return frozenset()
-    learned = keys.get("reward_model_path") is not None
-    return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=learned)
+    has_reward_model = settings.get("reward_model_path") is not None
+    weights = weights if isinstance(weights, list) else None
+    return weighted_functions(names, weights, has_reward_model=has_reward_model)
 
 
 def _ppo_stage(path: Path) -> Path | None:
@@ -292,7 +293,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     """Compares two policies on held-out prompts. Writes evaluation.json, samples.jsonl and a plot.
 
     Args:
-        pair: The policies, as `find_pair` returns them.
+        pair: The policies.
         terms: How they are compared.
         out: Folder for the files.
         command: The command line, to record.
@@ -304,24 +305,22 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
         ZooError: A judge, prompts or a model cannot be loaded, or the policies have different tokenizers.
     """
     started = time.monotonic()
-    silence_libraries()
+    quiet()
     names = terms.judges or (pair.judge or "classifier",)
     check_names(names, terms.llm, hub=pair.hub)
     if pair.data is None:
-        raise ZooError(
-            f"Neither run nor card of {pair.policy.name} names its prompts: give a data set with --dataset_name."
-        )
+        raise ZooError(f"Nothing says which prompts {pair.policy.name} is for: name a data set with --dataset_name.")
     rows, split = _prompts(pair, pair.data, terms)
     rows = distinct_first(rows)
     rows = rows.select(range(min(terms.prompts, len(rows))))
     if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
-        log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
+        log.warning("The split %s has only %s prompts: all are taken.", split, describe_prompt_count(rows))
     if distinct < FEW_PROMPTS:
-        log.warning("The evaluation has only %d prompts, so its intervals are too narrow.", distinct)
+        log.warning("With only %d prompts, the intervals are too narrow.", distinct)
     evaluator = _make_evaluator(pair, pair.data, terms, names, out)
     policy = load_causal(pair.policy.path).eval()
-    _check_context_length(policy, evaluator, rows["prompt"])
-    checks = _check_judges(evaluator, pair.data, terms)
+    _check_room(policy, evaluator, rows["prompt"])
+    checks = _checks(evaluator, pair.data, terms)
     comparison = head_to_head(
         policy,
         evaluator,
@@ -333,16 +332,16 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     )
     figures = comparison.to_json()
     if evaluator.panel.votes:
-        sides = {"ppo": _commits(pair.policy), "sft": _commits(pair.against)}
+        sides = {"ppo": _origins(pair.policy), "sft": _origins(pair.against)}
         figures["votes"] = {
             name: votes_on(name, **sides, seed=terms.seed, hub=pair.hub) for name in evaluator.panel.votes
         }
     document = {
         "schema": 1,
-        "policy": _checkpoint_entry(pair.policy),
-        "against": _checkpoint_entry(pair.against),
-        "reward": _checkpoint_entry(pair.rewards[0]) if pair.rewards else None,
-        **({"rewards": list(map(_checkpoint_entry, pair.rewards))} if len(pair.rewards) > 1 else {}),
+        "policy": _source_json(pair.policy),
+        "against": _source_json(pair.against),
+        "reward": _source_json(pair.rewards[0]) if pair.rewards else None,
+        **({"rewards": list(map(_source_json, pair.rewards))} if len(pair.rewards) > 1 else {}),
         "data": {"location": pair.data.location, "revision": pair.data.revision, "split": split},
         "split": split,
         "seed": terms.seed,
@@ -414,7 +413,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     if not same_tokenizer(tokenizer, other_tokenizer):
         raise ZooError(
             f"{pair.policy.name} and {pair.against.name} have different tokenizers, so there is no KL between "
-            "them: give policies trained from one base model."
+            "them: give policies that came from one base model."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
@@ -427,7 +426,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     panel = open_panel(
         names,
         llm=terms.llm,
-        labeled=lambda: _labeled_texts(pair, data),
+        labeled=lambda: _labeled(pair, data),
         folder=out,
         seed=terms.seed,
         hub=pair.hub,
@@ -449,7 +448,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     )
 
 
-def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
+def _labeled(pair: PolicyPair, data: DataSource) -> Dataset:
     source = pair.labeled
     where = f"configuration {source.dataset_config}, split {source.dataset_train_split}"
     try:
@@ -460,11 +459,11 @@ def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
             rows, "labeled", columns=source.columns, turns=False, text="text", subject=f"The data set, {where},"
         )
     except ZooError as error:
-        hint = f", such as {pair.judge_in_card}, which its card names" if pair.judge_in_card is not None else ""
+        hint = f", such as {pair.card_judge}, which its card names" if pair.card_judge is not None else ""
         raise ZooError(
             f"The data set {data.location} has no labeled texts for the judge classifier ({where}): name another judge "
-            f"with --judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION. The recipe's README or the "
-            "card of its last checkpoint may name one."
+            f"with --judge{hint}. A judge is reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION; the recipe's "
+            "README or the card of its last checkpoint may name one."
         ) from error
 
 
@@ -473,6 +472,6 @@ def _commits(source: Checkpoint) -> list[tuple[str, str]]:
     return [(repo, commit)] if repo is not None and commit is not None else []
 
 
-def _checkpoint_entry(source: Checkpoint) -> dict[str, Any]:
+def _source_json(source: Checkpoint) -> dict[str, Any]:
     repo, commit, tag = source.published_at
     return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

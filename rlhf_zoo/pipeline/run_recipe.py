@@ -33,7 +33,7 @@ from ..runs.registry import STAGES
 from ..runs.settings.loading import check_installed
 from ..runs.status_line import doing
 from .stages import evaluate, ppo
-from .stages.evaluate import check_judges, check_prompts, check_rules, same_weights
+from .stages.evaluate import check_judges, check_rules, evaluation_prompts, same_weights
 from .stages.merged import merged_model
 from .stages.reward import check_pairs
 from .stages.summary import write_summary
@@ -90,7 +90,7 @@ def _warn_if_evaluation_would_fail(context: RunContext) -> None:
         return
     try:
         source = stage_source(context, "ppo")
-        prompts = check_prompts(context, source)
+        prompts = evaluation_prompts(context, source)
         count_trained_prompts(context, prompts, planned=["ppo"])
         check_rules(context, source, prompts)
         check_judges(context)
@@ -133,7 +133,7 @@ def check(context: RunContext) -> None:
         if "ppo" in to_train(context):
             distributed.from_main_process(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
-        prompts = check_prompts(context, source)
+        prompts = evaluation_prompts(context, source)
         count_trained_prompts(context, prompts, planned=to_train(context))
         check_rules(context, source, prompts)
         check_judges(context, restart=context.restart)

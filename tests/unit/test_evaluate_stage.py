@@ -33,7 +33,7 @@ from rlhf_zoo.pipeline import run_recipe as pipeline
 from rlhf_zoo.pipeline.policy_eval import Terms, find_pair
 from rlhf_zoo.pipeline.policy_eval import evaluate as evaluate_pair
 from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
-from rlhf_zoo.pipeline.stages.evaluate import check_prompts
+from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import parts_of
@@ -136,7 +136,7 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     found = read_json(trained.record("eval").path / "evaluation.json")["reference"]
     samples = (trained.record("eval").path / "samples.jsonl").read_text().splitlines()
     lengths = [len(json.loads(line)["sft"]["completion"]) for line in samples[:: EVALUATION["samples"]]]
-    rows = check_prompts(trained, stage_source(trained, "ppo"))
+    rows = evaluation_prompts(trained, stage_source(trained, "ppo"))
     apart = [length - len(answer) for length, answer in zip(lengths, rows["answer"], strict=True)]
     assert found["sft"]["value"] == sum(1.0 if one > 0 else 0.5 if one == 0 else 0.0 for one in apart) / len(apart)
     assert found["column"] == "answer" and found["temperature"] is None and found["ppo"]["n"] == len(rows)
@@ -175,7 +175,7 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
 )
 def test_answers_that_are_not_there(trained: RunContext, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message):
-        check_prompts(asked := judged(trained, JUDGE, reference=keys), stage_source(asked, "ppo"))
+        evaluation_prompts(asked := judged(trained, JUDGE, reference=keys), stage_source(asked, "ppo"))
 
 
 class Silent:

@@ -12,7 +12,7 @@ from schemas import make_recipe
 
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.modeling.chat import plain_text
-from rlhf_zoo.pipeline.stages.evaluate import check_prompts
+from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
 from rlhf_zoo.pipeline.stages.pair_report import count_trained_pairs
 from rlhf_zoo.pipeline.stages.trained_prompts import count_trained_prompts
 from rlhf_zoo.runs.context import RunContext
@@ -189,7 +189,7 @@ def test_prompts_that_each_stage_trains_on_are_counted(
 ) -> None:
     """The evaluation asks for two prompts; of a split of its own PPO holds out one of them, which only watches."""
     context = replace(a_run(tmp_path), flags=flags)
-    prompts = check_prompts(context, data_source(context))
+    prompts = evaluation_prompts(context, data_source(context))
     assert count_trained_prompts(context, prompts, planned=["sft", "ppo"]) == seen
     told = [
         record.getMessage() for record in caplog.records if record.name == "rlhf_zoo.pipeline.stages.trained_prompts"

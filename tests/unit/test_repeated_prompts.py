@@ -19,7 +19,7 @@ from rlhf_zoo.modeling.prompt_keys import count_distinct_prompts, format_prompt_
 from rlhf_zoo.pipeline.inspect.doctor import examine
 from rlhf_zoo.pipeline.new.data import inspect_data, stage_data
 from rlhf_zoo.pipeline.stages import evaluate, ppo
-from rlhf_zoo.pipeline.stages.evaluate import check_prompts
+from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.layout import distinct_first
 from rlhf_zoo.runs.dataset import stage_source
@@ -108,7 +108,7 @@ def asking(context: RunContext, prompts: int) -> RunContext:
 
 def test_an_evaluation_says_prompts_and_rows(both: dict[str, Any]) -> None:
     once, two = both["once"], both["twice"]
-    asked = [check_prompts(one, stage_source(one, "ppo")) for one in (once, two)]
+    asked = [evaluation_prompts(one, stage_source(one, "ppo")) for one in (once, two)]
     assert asked[0]["prompt"][:] == asked[1]["prompt"][:], "as many different ones as before"
     said = {one.check: one.detail for one in examine(two)}
     assert said["prompts"].startswith("12 (in 24 rows) for rollouts, 12 (in 24 rows) held out")

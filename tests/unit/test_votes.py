@@ -227,7 +227,7 @@ def test_a_kill_at_any_moment(journal, moment):
     for vote in cast:
         killed.cast(vote)
     if moment == "begun":
-        killed._journal._begin(cast)
+        killed._journal._create_batch(cast)
     else:
         killed._journal.next_batch()
         killed._journal.write(cast[1])

@@ -1,6 +1,6 @@
-"""Votes on their way: written to disk when they are cast, then sent by a thread, whatever the Hub does.
+"""Stores votes on disk when they are cast, and sends them from a thread, even if the Hub fails meanwhile.
 
-The journal is a folder, which several processes may share. No part of a vote is only in memory:
+The journal is a folder, which several processes may share. Every vote is on disk at all times:
 
     votes/ID.json       cast, in no batch yet
     batches/NAME.json   what one commit sends: NAME and content are fixed before it is sent, so that sending a batch
@@ -32,8 +32,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds between two commits of a box, so that a busy Space does not make one for every vote.
 INTERVAL = 30.0
-PATIENCE = 180.0
-ERROR_PATIENCE = 10.0
+PATIENCE = 180.0  # seconds without progress after which `drain` gives up
+ERROR_PATIENCE = 10.0  # the same while an exception ends the program
 CLOSE_SECONDS = 30.0  # how long closing waits for the batch that is being sent
 MAX_BATCH_VOTES = 1000
 POLL_SECONDS = 0.2  # seconds between checks while another process sends
@@ -73,19 +73,18 @@ class _Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._read: dict[Path, tuple[Vote, ...]] = {}  # batches, which never change
+        self._batch_votes: dict[Path, tuple[Vote, ...]] = {}  # cached, because a batch never changes
 
     def write(self, vote: Vote) -> None:
         write_text(self.path / "votes" / f"{vote.id}.json", _dump(vote.to_row()))
 
     @contextlib.contextmanager
     def sending(self) -> Iterator[bool]:
-        """Yields whether this process may send now. One process does at a time; a killed one releases the lock."""
+        """Yields whether this process may send now. One process sends at a time; a killed one releases the lock."""
         with self._lock_file() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # Another process sends; its batch is not ours to send as well.
-            except BlockingIOError:
+            except BlockingIOError:  # another process sends
                 yield False
                 return
             yield True
@@ -104,18 +103,18 @@ class _Journal:
 
     def next_batch(self) -> tuple[str, list[Vote]] | None:
         """Returns name and votes of the batch to send, or None if nothing waits. Call only while `sending`."""
-        begun = self._files("batches")
-        if not begun:
+        batches = self._files("batches")
+        if not batches:
             sent = self._ids("sent")
             waiting = [vote for vote in self.waiting() if vote.id not in sent]
             if waiting:
-                self._begin(waiting[:MAX_BATCH_VOTES])
-            begun = self._files("batches")
+                self._create_batch(waiting[:MAX_BATCH_VOTES])
+            batches = self._files("batches")
         self._delete_copies()
-        if not begun:
+        if not batches:
             return None
-        votes = self._votes(begun[0])
-        return (_batch_name(begun[0]), list(votes)) if votes else None
+        votes = self._votes(batches[0])
+        return (_batch_name(batches[0]), list(votes)) if votes else None
 
     def acknowledge(self, name: str) -> None:
         """Moves a batch to the sent ones. Call only while `sending`."""
@@ -127,7 +126,7 @@ class _Journal:
             sync_folder(folder)
 
     def waiting(self) -> list[Vote]:
-        """Returns the votes that are in no batch yet, or still have a copy next to their batch, oldest first."""
+        """Returns the votes in the folder `votes`, oldest first; a copy of some may already be in a batch."""
         votes = []
         for path in self._files("votes"):
             with contextlib.suppress(FileNotFoundError):  # another process has just put it into a batch
@@ -135,7 +134,7 @@ class _Journal:
         return merge_votes(votes)
 
     def due(self) -> set[str]:
-        """Returns the ids of the votes that are not acknowledged."""
+        """Returns the ids of the votes that the Hub has not acknowledged."""
         # Read in the order in which votes move, so that none is missed on its way.
         cast = {path.stem for path in self._files("votes")}
         return (cast | self._ids("batches")) - self._ids("sent")
@@ -145,7 +144,7 @@ class _Journal:
         waiting = self.waiting()
         return merge_votes(waiting, *(self._votes(path) for kind in ("batches", "sent") for path in self._files(kind)))
 
-    def _begin(self, votes: Sequence[Vote]) -> None:
+    def _create_batch(self, votes: Sequence[Vote]) -> None:
         day, clock = now()[:19].split("T")
         # Date and time sort batches by age; the random part keeps two processes apart.
         name = f"{day}_{clock.replace(':', '')}-{uuid.uuid4().hex[:8]}.json"
@@ -153,13 +152,13 @@ class _Journal:
 
     def _delete_copies(self) -> None:
         """Deletes single votes that a batch holds. After a kill they may exist twice."""
-        held = self._ids("batches") | self._ids("sent")
+        batched = self._ids("batches") | self._ids("sent")
         for path in self._files("votes"):
-            if path.stem in held:
+            if path.stem in batched:
                 path.unlink(missing_ok=True)
 
     def _files(self, folder: str) -> list[Path]:
-        """The files of one of the folders, by name. A folder of such a name is set aside."""
+        """The .json files of a folder of the journal, in order of their names. A folder among them is set aside."""
         paths = sorted((self.path / folder).glob("*.json"))
         for path in paths:
             # Reading a folder as a file would fail on every attempt and block the others.
@@ -171,12 +170,12 @@ class _Journal:
         return {vote.id for path in self._files(folder) for vote in self._votes(path)}
 
     def _votes(self, path: Path) -> tuple[Vote, ...]:
-        # By the name alone, so that a batch is not read again after it moves from `batches` to `sent`.
+        # The key leaves out the folder, so a batch is not read again after it moves from `batches` to `sent`.
         key = path.parent.parent / path.name
-        if key not in self._read:
+        if key not in self._batch_votes:
             with contextlib.suppress(FileNotFoundError):  # acknowledged meanwhile, by another process
-                self._read[key] = tuple(_load(path))
-        return self._read.get(key, ())
+                self._batch_votes[key] = tuple(_load(path))
+        return self._batch_votes.get(key, ())
 
 
 def _batch_name(path: Path) -> str:
@@ -190,7 +189,7 @@ def _dump(row: Mapping[str, object]) -> str:
 
 
 def _load(path: Path) -> list[Vote]:
-    """The votes of a journal file, which is complete or absent. A file that the disk damaged is set aside."""
+    """The votes of a journal file. Files appear complete or not at all, so an unreadable one is set aside."""
     try:
         return [Vote.from_row(json.loads(line)) for line in path.read_bytes().splitlines()]
     except (ValueError, RecursionError, ZooError) as error:
@@ -203,7 +202,7 @@ def _load(path: Path) -> list[Vote]:
 
 
 def _set_aside(path: Path, why: str) -> None:
-    """Renames a file that is not a vote, so that it is not read again; if that fails, it is skipped every time."""
+    """Renames a file that is not a vote, so that it is not read again. If that fails, every read skips it."""
     aside = path.with_suffix(".unreadable")
     if aside.exists():
         aside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.unreadable")
@@ -220,7 +219,7 @@ def _set_aside(path: Path, why: str) -> None:
 class VoteBox:
     """Takes votes at any time and sends them from a thread of its own; a context manager.
 
-    A Hub that fails is tried again after a pause that grows to half a minute, or as long as its Retry-After demands.
+    After a failure the Hub is tried again. The pause grows to half a minute, or is as long as Retry-After demands.
     Votes that a killed process had not sent are sent by the next box with the same journal.
 
     Args:
@@ -237,9 +236,10 @@ class VoteBox:
         self._journal = _Journal(journal if journal is not None else default_journal(store.name))
         self._interval, self._patience = interval, patience
         self._changed = threading.Condition()
-        self._wake, self._drains, self._closing = True, 0, False
-        self._failing: str | None = None
-        self._failures = 0
+        self._wake, self._closing = True, False
+        self._drains = 0  # calls of `drain` in progress
+        self._failing: str | None = None  # why the last attempt failed
+        self._failures = 0  # attempts that failed in a row
         self._thread = threading.Thread(target=self._run, name="votes", daemon=True)
 
     def __enter__(self) -> VoteBox:
@@ -265,7 +265,7 @@ class VoteBox:
         Raises:
             ZooError: The disk refuses, and the vote is not stored.
         """
-        # First the disk, then the thread: a vote that returned is never lost.
+        # The disk comes first, so that no vote is lost once this method has returned.
         self._journal.write(vote)
         with self._changed:
             self._wake = True
@@ -281,7 +281,7 @@ class VoteBox:
 
     @property
     def failing(self) -> str | None:
-        """Why the last attempt to send failed; None where it succeeded."""
+        """Why the last attempt to send failed; None if it succeeded."""
         return self._failing
 
     def drain(self, patience: float | None = None) -> None:
@@ -295,19 +295,19 @@ class VoteBox:
         """
         patience = self._patience if patience is None else patience
         # Only the votes cast so far: on a busy page, waiting for an empty journal might never end.
-        left, progress = self._journal.due(), time.monotonic()
+        unsent, last_progress = self._journal.due(), time.monotonic()
         with self._changed:
             self._drains += 1
             self._wake = True
             self._changed.notify_all()
         try:
-            while left:
+            while unsent:
                 with self._changed:
                     self._changed.wait(0.1)
-                before, left = left, left & self._journal.due()
-                if left != before:  # by this box, or by another one over this journal
-                    progress = time.monotonic()
-                elif time.monotonic() - progress > patience:
+                before, unsent = unsent, unsent & self._journal.due()
+                if unsent != before:  # sent by this box, or by another one with the same journal
+                    last_progress = time.monotonic()
+                elif time.monotonic() - last_progress > patience:
                     count = len(self._journal.due())
                     raise ZooError(
                         f"{count} vote{'s' * (count > 1)} for {self._store.name} are not on the Hub yet "
@@ -323,7 +323,7 @@ class VoteBox:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        # Bounded, because a request that hangs must not keep the page from closing.
+        # With a timeout, because a request that hangs must not keep the page from closing.
         if self._thread.is_alive():
             self._thread.join(timeout=CLOSE_SECONDS)
 
@@ -335,7 +335,7 @@ class VoteBox:
                     return
                 self._wake = False
             try:
-                sent = self._step()
+                sent = self._send_batch()
             except Exception as error:
                 # Expected failures are logged once by `_failed`; anything else gets its traceback.
                 if not isinstance(error, (ZooError, OSError, *client_errors())):
@@ -344,7 +344,7 @@ class VoteBox:
             else:
                 self._wait(self._interval if sent else 0.0, unless_draining=True)
 
-    def _step(self) -> bool:
+    def _send_batch(self) -> bool:
         """Sends a batch if one waits, and returns whether it did."""
         with self._journal.sending() as may_send:
             batch = self._journal.next_batch() if may_send else None

@@ -21,9 +21,9 @@ from .vote import CONFIGURATIONS, MODEL_KEYS, SAMPLING_KEYS, Vote, merge_votes, 
 
 log = logging.getLogger(__name__)
 
-#: Maximum bytes (unpacked) and rows of a file of votes. A batch has up to a thousand, of some kilobytes each.
+#: Maximum bytes (unpacked) and rows of a file of votes. A batch has up to a thousand votes, of some kilobytes each.
 MAX_FILE_BYTES, MAX_ROWS = 2**28, 2**20
-BATCH_ROWS = 16  # rows that are unpacked together: a dictionary's text is repeated in each of them
+BATCH_ROWS = 16  # rows unpacked together; few, because a dictionary-encoded text is copied into each row
 
 
 class HubVotes:
@@ -68,7 +68,7 @@ class HubVotes:
 
         def operations(head: str) -> list[Any]:
             card = None if self._ready else self._updated_card(api, head)
-            self._ready = False  # if this fails, the README is checked again
+            self._ready = False  # if the commit fails, the README is checked again
             added = {**files, "README.md": card.encode() if card else None}
             return [CommitOperationAdd(name, content) for name, content in added.items() if content is not None]
 
@@ -78,7 +78,7 @@ class HubVotes:
 
     def _head_commit(self, api: Any) -> str:
         refs = api.list_repo_refs(self.name, repo_type="dataset")
-        # The commit, so that all of one reading is from one state of the repository.
+        # A commit rather than "main", so that one call of `read` sees one state of the repository.
         return next(ref.target_commit for ref in refs.branches if ref.name == "main")
 
     def _updated_card(self, api: Any, head: str) -> str | None:
@@ -135,7 +135,6 @@ class HubVotes:
 
         try:
             head = self._head_commit(self.hub.api())
-            # Nothing new since the last reading.
             if self._cached is not None and self._cached[0] == head:
                 return list(self._cached[1])
             patterns = [f"{name}/*/*.parquet" for name in CONFIGURATIONS]
@@ -145,9 +144,9 @@ class HubVotes:
         votes: list[Vote] = []
         invalid = 0
         for path in sorted(folder.glob("*/*/*.parquet")):
-            file_votes, left_out = _read_votes(path)
+            file_votes, file_invalid = _read_votes(path)
             votes += file_votes
-            invalid += left_out
+            invalid += file_invalid
         if invalid:
             log.warning("%s holds %d rows that are not votes of rlhf-zoo; they are skipped.", self.name, invalid)
         self._cached = (head, merge_votes(votes))
@@ -159,13 +158,13 @@ def _schema(configuration: str) -> Any:
 
     sides = side_names(configuration)
     model = dict(zip(MODEL_KEYS, [*[pa.string()] * 4, pa.float64(), pa.bool_()], strict=True))
-    drawn = dict(
+    sampling = dict(
         zip(SAMPLING_KEYS, [pa.float64(), pa.float64(), pa.int64(), pa.int64(), pa.string(), pa.string()], strict=True)
     )
     # An explicit schema: a column that is empty in one file would otherwise get another type there.
     texts = dict.fromkeys(("prompt", *sides, "verdict"), pa.string())
     models = {f"{side}_{key}": kind for side in sides for key, kind in model.items()}
-    return pa.schema(list((texts | models | drawn).items()))
+    return pa.schema(list((texts | models | sampling).items()))
 
 
 def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
@@ -197,10 +196,10 @@ def _read_votes(path: Path) -> tuple[list[Vote], int]:
     votes, invalid = [], 0
     try:
         with parquet.ParquetFile(path) as file:
-            described = file.metadata
-            size = sum(described.row_group(place).total_byte_size for place in range(described.num_row_groups))
-            if size > MAX_FILE_BYTES or described.num_rows > MAX_ROWS:
-                raise ValueError(f"{described.num_rows} rows of {size} bytes exceed the limit of a file of votes")
+            metadata = file.metadata
+            size = sum(metadata.row_group(index).total_byte_size for index in range(metadata.num_row_groups))
+            if size > MAX_FILE_BYTES or metadata.num_rows > MAX_ROWS:
+                raise ValueError(f"{metadata.num_rows} rows of {size} bytes exceed the limit of a file of votes")
             columns = [
                 field.name for field in file.schema_arrow if field.name in vote_columns and _is_plain(field.type)
             ]
@@ -250,9 +249,9 @@ def _new_card(name: str) -> str:
 
 # Votes
 
-What visitors of a comparison page of rlhf-zoo preferred. Each saw a prompt and two
-completions of it, by an SFT model and by the PPO model trained from it (or by two checkpoints), drawn with the same
-seed, on sides that were shuffled and not labeled, and said which is better, that they tie, or that both are bad.
+What visitors of a comparison page of rlhf-zoo preferred. Each visitor saw a prompt and two completions of it: one by an
+SFT model and one by the PPO model trained from it (or by two checkpoints), sampled with the same seed. The sides were
+shuffled and not labeled. The visitor chose the better side, a tie, or "both are bad".
 
 | configuration | what it holds |
 |---|---|
@@ -262,15 +261,14 @@ seed, on sides that were shuffled and not labeled, and said which is better, tha
 Both have one split, `train`, in which every commit adds a file. Further columns:
 
 - `verdict`: the side that was preferred (`left`, `right`), `tie` or `both_bad`.
-- of each side: `role` (`ppo`, `sft`), `repo`, `commit` and `tag` of the model, `reward` as the page showed it after the
-  vote, and `ended`, whether the model stopped by itself (if not, its text was cut off).
-- `temperature`, `top_p`, `seed`, `max_new_tokens`: how both were drawn.
-- `time` (UTC, to the second) and `id`, a random one of the vote.
+- for each side: `role` (`ppo`, `sft`), `repo`, `commit` and `tag` of the model, `reward` as the page showed it after
+  the vote, and `ended`, whether the model stopped by itself (if not, its text was cut off).
+- `temperature`, `top_p`, `seed`, `max_new_tokens`: how both were sampled.
+- `time` (UTC, to the second) and `id`, a random id of the vote.
 
-**No personal data**: nothing is kept of who voted, neither name nor address nor session. Prompts are what visitors
-typed or chose. Nobody checked votes or prompts. Whoever opens the page may vote, from one address up to a bound in an
-hour and on one prompt, so they are no sample of any population. Completions were written by models and may be wrong or
-offensive.
+**No personal data**: nothing about the voter is stored, neither name nor address nor session. Prompts are what visitors
+typed or chose. Nobody checked votes or prompts. Anyone who opens the page may vote, up to a limit for each address, so
+voters are not a sample of any population. Completions were written by models and may be wrong or offensive.
 
 ```python
 from datasets import load_dataset
@@ -279,5 +277,5 @@ pairs = load_dataset("{name}", split="train")
 ties = load_dataset("{name}", "ties", split="train")
 ```
 
-A reward model is trained on the pairs by `rlhf-zoo reward RECIPE --dataset_name {name}`.
+Train a reward model on the pairs with `rlhf-zoo reward RECIPE --dataset_name {name}`.
 """

@@ -20,15 +20,15 @@ _MAX_VOTERS = 20_000
 
 
 class TooManyVotesError(ZooError):
-    """A vote that is refused because of others from the same address."""
+    """A vote is refused because its address has cast too many."""
 
 
 class VoteLimits:
     """Counts votes by address. Threads may share it, under a lock of its own.
 
     Args:
-        per_hour: Maximum votes per hour. The limit is a sixth of it per minute, but at least 10; four times as many per
-            day; and per pair (a prompt and two models) a twentieth, but at least 3.
+        per_hour: Maximum votes per hour. The other limits follow: a sixth of it per minute (at least 10), four times as
+            many per day, and a twentieth per pair of a prompt and two models (at least 3).
         clock: A monotonic clock, in seconds.
     """
 
@@ -51,18 +51,18 @@ class VoteLimits:
         Raises:
             TooManyVotesError: The address has cast too many votes, in all or on this pair.
         """
-        now, on = self._clock(), self._digest(*pair)
+        now, voted_pair = self._clock(), self._digest(*pair)
         with self._lock:
             votes = list(self._votes.get(self._digest(address), ()))
-        for most, seconds in self._bounds:
+        for limit, seconds in self._bounds:
             recent = [at for at, _ in votes if at > now - seconds]
-            if len(recent) >= most:
+            if len(recent) >= limit:
                 raise TooManyVotesError(
-                    f"One address may cast {most} votes in {_in_words(seconds)}: try again in "
-                    f"{_in_words(recent[-most] + seconds - now)}."
+                    f"One address may cast {limit} votes in {_in_words(seconds)}: try again in "
+                    f"{_in_words(recent[-limit] + seconds - now)}."
                 )
-        # On one pair a single voter must not decide the result.
-        if sum(each == on and at > now - _DAY for at, each in votes) >= self._per_pair:
+        # A single voter must not decide the result of a pair.
+        if sum(other == voted_pair and at > now - _DAY for at, other in votes) >= self._per_pair:
             raise TooManyVotesError(f"One address may cast {self._per_pair} votes on one prompt: judge another prompt.")
 
     def count(self, address: str, pair: tuple[str, ...]) -> None:
@@ -74,9 +74,9 @@ class VoteLimits:
         """
         voter = self._digest(address)
         with self._lock:
-            # No bound needs more votes than the daily one.
-            most, _ = self._bounds[-1]
-            self._votes.setdefault(voter, deque(maxlen=most)).append((self._clock(), self._digest(*pair)))
+            # The daily limit is the largest, so no check needs more votes than that.
+            daily_limit, _ = self._bounds[-1]
+            self._votes.setdefault(voter, deque(maxlen=daily_limit)).append((self._clock(), self._digest(*pair)))
             self._votes.move_to_end(voter)
             # Memory stays bounded: the address that has been silent longest is forgotten.
             if len(self._votes) > _MAX_VOTERS:
@@ -95,11 +95,11 @@ def voter_address(peer: str | None, forwarded: str | None) -> str:
             elsewhere, because anybody may send one.
 
     Returns:
-        The last public address in the header, which the proxy itself saw; the sender may have written those before it.
-        Of IPv6 the /64 network, because one household has all of it.
+        The last public address in the header, which the proxy itself saw (the sender may have forged those before it),
+        or the peer's. For IPv6 its /64 network, because one household has all of it.
     """
-    for each in reversed((forwarded or "").split(",")):
-        if (address := _address(each.strip())) is not None and address.is_global:
+    for entry in reversed((forwarded or "").split(",")):
+        if (address := _address(entry.strip())) is not None and address.is_global:
             return _network(address)
     address = _address(peer or "")
     return _network(address) if address is not None else peer or ""
@@ -122,6 +122,6 @@ def _in_words(seconds: float) -> str:
     """A duration in the largest unit that fits: "12 seconds", "1 minute"."""
     for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size or size == 1:
-            count = max(1, -(-int(seconds * 1000) // (size * 1000)))  # rounded up: earlier is too early
+            count = max(1, -(-int(seconds * 1000) // (size * 1000)))  # rounded up, so that nobody tries too early
             return f"{count} {unit}{'s' * (count > 1)}"
     raise AssertionError(seconds)

@@ -20,7 +20,7 @@ from ..stats import Estimate, WinRate, group_indices, proportion, quantile_level
 VERDICTS = ("left", "right", "tie", "both_bad")
 ELO_SCALE = 400 / math.log(10)  # points per nat of log-odds: 400 points are odds of 10 to 1 (Elo 1978)
 ELO_MEAN = 1000.0
-FEW_PROMPTS = 20  # resampling so few prompts says too little of how they differ
+FEW_PROMPTS = 20  # with fewer prompts, resampling understates how much they differ
 _Z = NormalDist().inv_cdf(0.975)
 _ROLES = ("ppo", "sft")
 
@@ -58,9 +58,9 @@ class Ballot(Protocol):
 def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     """Computes how often a side is preferred.
 
-    From `FEW_PROMPTS` prompts on the interval is that of `stats.win_rate`. Below, it is Wilson's with as many trials as
-    there are prompts, however many votes each had. Where the number of wins is not whole, the wider of both neighbors'
-    bounds is taken.
+    With `FEW_PROMPTS` prompts or more, the interval is that of `stats.win_rate`. With fewer, it is Wilson's with one
+    trial per prompt, however many votes each had. If the number of wins is not whole, it is rounded down for the lower
+    bound and up for the upper one.
 
     Args:
         scores: (N,) 1 won, ½ tied, 0 lost.
@@ -75,7 +75,6 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     sample = np.asarray(scores, dtype=float)
     estimate = win_rate(sample, 1 - sample, prompts)
     size = len(set(prompts))
-    # With few prompts, resampling understates how much they differ.
     if size >= FEW_PROMPTS:
         return estimate
     # Rounded first, so that 3.0000000001 wins do not count as 4.
@@ -89,8 +88,8 @@ def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
 
     Args:
         wins: (K, K) how often row i beat column j, a tie half for each.
-        prior: This many games of each player against one of strength 0, half won and half lost. They keep θ finite
-            where a player never lost, and weigh less with every vote.
+        prior: Number of virtual games of each player against one of strength 0, half won and half lost. They keep θ
+            finite for a player that never lost, and matter less with every vote.
 
     Returns:
         (K,) θ in log-odds, with mean 0.
@@ -100,11 +99,11 @@ def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     won = np.array(wins, dtype=float)
     np.fill_diagonal(won, 0.0)  # a model against itself tells nothing
     games = won + won.T
-    each = np.eye(len(won))
+    one_hot = np.eye(len(won))
     first, second = np.nonzero(np.triu(games))
     # Each pair of players is one weighted row of a logistic regression; the prior adds a row for each player.
     theta = fit_logistic(
-        np.vstack([each[first] - each[second], each]),
+        np.vstack([one_hot[first] - one_hot[second], one_hot]),
         np.concatenate([won[first, second] / games[first, second], np.full(len(won), 0.5)]),
         np.concatenate([games[first, second], np.full(len(won), prior)]),
         ridge=0.0,
@@ -124,8 +123,9 @@ def elo(
 ) -> dict[Player, Estimate]:
     """Computes Elo ratings by `bradley_terry`, with mean `ELO_MEAN`. There must be at least one vote.
 
-    Intervals resample whole prompts. Below `FEW_PROMPTS` prompts they are ±1.96 standard errors of the likelihood in
-    which all votes on a prompt together weigh as one. Ratings compare only players that a chain of votes links.
+    Intervals resample whole prompts. With fewer than `FEW_PROMPTS` prompts they are ±1.96 standard errors, from the
+    likelihood in which all votes on a prompt together weigh as one. Only ratings of players that a chain of votes links
+    can be compared.
 
     Args:
         first: (N,) one player of each vote.
@@ -141,32 +141,34 @@ def elo(
     """
     sample = np.asarray(scores, dtype=float)
     players = list(dict.fromkeys([name for pair in zip(first, second, strict=True) for name in pair]))
-    place = {name: index for index, name in enumerate(players)}
-    a, b = (np.array([place[name] for name in side]) for side in (first, second))
+    index_of = {name: index for index, name in enumerate(players)}
+    a, b = (np.array([index_of[name] for name in side]) for side in (first, second))
     group = group_indices(prompts)
     size = int(group.max()) + 1
 
-    def wins(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    def win_table(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         table = np.zeros((len(players), len(players)))
         np.add.at(table, (a, b), weights * sample)
         np.add.at(table, (b, a), weights * (1 - sample))
         return table
 
-    theta = bradley_terry(wins(np.ones(len(sample))), prior=prior)
+    theta = bradley_terry(win_table(np.ones(len(sample))), prior=prior)
     if size < FEW_PROMPTS:
         # All votes on a prompt together weigh as one.
-        table = wins((1 / np.bincount(group))[group])
+        table = win_table((1 / np.bincount(group))[group])
         # Without a prior only differences of strengths are identified, hence the pseudo-inverse.
-        spread = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
+        covariance = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
         # Ratings are relative to their mean, so the mean's uncertainty is projected out.
         centered = np.eye(len(players)) - 1 / len(players)
-        error = np.sqrt(np.diag(centered @ spread @ centered))
+        error = np.sqrt(np.diag(centered @ covariance @ centered))
         low, high = theta - _Z * error, theta + _Z * error
     else:
         rng = np.random.default_rng(seed)
         drawn = rng.multinomial(size, np.full(size, 1 / size), size=resamples)
         low, high = np.quantile(
-            [bradley_terry(wins(row[group].astype(float)), prior=prior) for row in drawn], quantile_levels(size), axis=0
+            [bradley_terry(win_table(row[group].astype(float)), prior=prior) for row in drawn],
+            quantile_levels(size),
+            axis=0,
         )
     votes = Counter([*a.tolist(), *b.tolist()])
     return {
@@ -192,19 +194,19 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
     # A batch that was sent twice, or a copy in another file, must not count twice.
     distinct = list({vote.id: vote for vote in votes}.values())
     # Votes between two checkpoints of PPO say nothing about PPO against SFT.
-    between = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
+    ppo_against_sft = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
     names = _names(distinct)
     pairs: dict[tuple[_Key, _Key], list[Ballot]] = {}
-    for vote in between:
+    for vote in ppo_against_sft:
         ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
         pairs.setdefault((_key(ppo), _key(sft)), []).append(vote)
     decisive = Counter(vote.verdict for vote in distinct if vote.verdict in ("left", "right"))
     return {
         "votes": len(distinct),
-        **_tally(between),
+        **_tally(ppo_against_sft),
         "pairs": [
-            {"ppo": names[ppo], "sft": names[sft], **_tally(some)}
-            for (ppo, sft), some in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
+            {"ppo": names[ppo], "sft": names[sft], **_tally(pair_votes)}
+            for (ppo, sft), pair_votes in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
         ],
         "elo": _ratings([vote for vote in distinct if vote.verdict != "both_bad"], names, seed),
         "left": proportion(decisive["left"], decisive.total()).to_json() if decisive else None,
@@ -261,7 +263,7 @@ def _ratings(
 ) -> list[dict[str, Any]]:
     """Rows {role, repo, commit, tag, elo: estimate, among}; each set of linked models is rated separately."""
     rows = []
-    for among, linked in enumerate(_linked(votes)):
+    for set_number, linked in enumerate(_linked(votes)):
         ratings = elo(
             [_key(vote.left) for vote in linked],
             [_key(vote.right) for vote in linked],
@@ -270,7 +272,7 @@ def _ratings(
             seed=seed,
         )
         best = sorted(ratings.items(), key=lambda item: -item[1].value)
-        rows += [{**names[key], "elo": rating.to_json(), "among": among} for key, rating in best]
+        rows += [{**names[key], "elo": rating.to_json(), "among": set_number} for key, rating in best]
     return rows
 
 
@@ -279,7 +281,6 @@ def _linked(votes: Sequence[Ballot]) -> list[list[Ballot]]:
     leader: dict[_Key, _Key] = {}
 
     def find(key: _Key) -> _Key:
-        # Union-find: each set of linked models has one leader.
         while leader.setdefault(key, key) != key:
             key = leader[key]
         return key
@@ -289,7 +290,7 @@ def _linked(votes: Sequence[Ballot]) -> list[list[Ballot]]:
     sets: dict[_Key, list[Ballot]] = {}
     for vote in votes:
         sets.setdefault(find(_key(vote.left)), []).append(vote)
-    return sorted(sets.values(), key=lambda some: -len(some))
+    return sorted(sets.values(), key=lambda linked: -len(linked))
 
 
 def _points(theta: float) -> float:

@@ -17,11 +17,11 @@ from ...fileio import finite, hub_id, integer, now
 from .ratings import VERDICTS
 
 MAX_TEXT = 32_768  # characters of a prompt or a completion
-#: Of the data set: votes that prefer a side, and the others.
+#: Configurations of the data set: votes that prefer a side, and the others.
 CONFIGURATIONS = ("default", "ties")
 DECISIVE = ("left", "right")
 ROLES = ("ppo", "sft")
-MODEL_KEYS = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, behind its name
+MODEL_KEYS = ("role", "repo", "commit", "tag", "reward", "ended")  # columns of each side, prefixed with its name
 SAMPLING_KEYS = ("temperature", "top_p", "seed", "max_new_tokens", "time", "id")
 
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -40,7 +40,7 @@ class ShownCompletion:
             machine's user.
         commit: Its commit.
         tag: Its tag.
-        reward: As the page showed it; None if it showed none.
+        reward: The reward as the page showed it; None if it showed none.
         ended: Whether the model stopped by itself.
 
     Raises:
@@ -59,7 +59,9 @@ class ShownCompletion:
         _check_text("completion", self.completion)
         _check(self.role in ROLES, "role", self.role, "use ppo or sft")
         _check(self.repo is None or hub_id(self.repo) is not None, "repo", self.repo, "use an id on the Hub, or none")
-        _check(self.commit is None or _is(_COMMIT, self.commit), "commit", self.commit, "use all 40 digits, or none")
+        _check(
+            self.commit is None or _matches(_COMMIT, self.commit), "commit", self.commit, "use all 40 digits, or none"
+        )
         if self.tag is not None:
             _check_text("tag", self.tag)
         _check(self.reward is None or finite(self.reward), "reward", self.reward, "use a finite number, or none")
@@ -76,10 +78,10 @@ class Vote:
         left: The left side.
         right: The right side.
         verdict: left, right, tie or both_bad.
-        temperature: Of the sampling, as are top_p, seed and max_new_tokens.
+        temperature: Sampling temperature.
         top_p: Nucleus probability.
-        seed: The same for both sides.
-        max_new_tokens: The longest completion.
+        seed: Seed of the sampling, the same for both sides.
+        max_new_tokens: Maximum length of a completion.
         id: A random uuid.
         time: UTC, to the second.
 
@@ -112,8 +114,8 @@ class Vote:
         )
         length = self.max_new_tokens
         _check(integer(length) is not None and length > 0, "max_new_tokens", length, "use an integer of at least 1")
-        _check(_is(_ID, self.id), "id", self.id, "use a random uuid")
-        _check(_is(_TIME, self.time), "time", self.time, "use UTC, to the second")
+        _check(_matches(_ID, self.id), "id", self.id, "use a random uuid")
+        _check(_matches(_TIME, self.time), "time", self.time, "use UTC, to the second")
         _set_floats(self, "temperature", "top_p")
 
     @property
@@ -181,12 +183,12 @@ def side_names(configuration: str) -> tuple[str, str]:
     return ("chosen", "rejected") if configuration == "default" else ("left", "right")
 
 
-def _check(good: bool, name: str, value: object, remedy: str) -> None:
-    if not good:
+def _check(is_valid: bool, name: str, value: object, remedy: str) -> None:
+    if not is_valid:
         raise ZooError(f"The {name} of a vote is {reprlib.repr(value)}: {remedy}.")
 
 
-def _is(form: re.Pattern[str], text: object) -> bool:
+def _matches(form: re.Pattern[str], text: object) -> bool:
     return isinstance(text, str) and form.fullmatch(text) is not None
 
 

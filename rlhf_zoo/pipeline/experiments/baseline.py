@@ -34,7 +34,7 @@ from ...runs.judge import evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.record import first_difference
 from ...runs.settings.parse import stage_keys
-from ..stages.evaluate import check_prompts, identity_keys
+from ..stages.evaluate import evaluation_prompts, identity_keys
 from ..stages.pairs import open_pairs, training_pairs
 from ..stages.train import silence_libraries
 
@@ -259,7 +259,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
             )
     _check_settings(context)
     source = stage_source(context, "ppo")
-    rows = check_prompts(context, source, context.checkpoint("sft").path)
+    rows = evaluation_prompts(context, source, context.checkpoint("sft").path)
     checkpoints = {stage: context.checkpoint(stage) for stage in stages}
     path, per_prompt = context.record("eval").path / "samples.jsonl", context.shared.evaluation.samples
     lines = read_samples(path, rows["prompt"], per_prompt)

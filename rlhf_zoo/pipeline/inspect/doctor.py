@@ -44,7 +44,7 @@ from ...runs.parents import is_trained, parent, parent_names, reward_names, rewa
 from ...runs.registry import REWARD_ROLES, is_member
 from ...runs.settings.loading import check_installed, loading_of
 from ...runs.settings.parse import StageSettings
-from ..stages.evaluate import check_judges, check_prompts, check_rules
+from ..stages.evaluate import check_judges, check_rules, evaluation_prompts
 from ..stages.ppo import (
     build_trainer,
     check_answers,
@@ -196,7 +196,7 @@ def _check_room(context: RunContext, models: dict[str, Named], data: dict[str, A
 def _check_evaluation_prompts(context: RunContext) -> tuple[None, str]:
     config = context.shared.evaluation
     source = stage_source(context, "ppo")
-    prompts = check_prompts(context, source)
+    prompts = evaluation_prompts(context, source)
     check_rules(context, source, prompts)
     return None, f"{describe_prompt_count(prompts)} held-out prompts, {config.samples} completions per row"
 

@@ -106,9 +106,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy.
 
     Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts; the file also says how
-    many of them each stage was trained on. With another judge or other prompts it evaluates again, and replaces the
-    earlier evaluation at the end; until then, and if it fails, the run directory does not change. All processes sample
-    and measure; only the main one asks the judges and writes.
+    many of them each stage was trained on. With another judge or other prompts it evaluates again. It replaces the
+    earlier evaluation only at the end, so a failure does not change the run directory. All processes sample and
+    measure; the first one asks the judges and writes the files.
 
     Args:
         context: The run.
@@ -133,12 +133,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     own_pairs_data, source = own_pairs(context), stage_source(context, "ppo")
     inputs = _Inputs(source, own_pairs_data, sft=context.checkpoint("sft"), ppo=context.checkpoint("ppo"))
     resolved = inputs.resolved(context)
-    code = judges_code(config.names)  # now, because files may be edited while the judges score
-    done = _is_finished(context, resolved, code)
+    code = judges_code(config.names)  # read before the judges score, because files may be edited meanwhile
+    done = _is_done(context, resolved, code)
     if distributed.from_main_process(lambda: done):
         return False
     distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
-    prompts = check_prompts(context, source, inputs.sft.path)
+    prompts = evaluation_prompts(context, source, inputs.sft.path)
     check_rules(context, source, prompts, inputs.sft.path)
     trained_on = count_trained_prompts(context, prompts)
     try:
@@ -179,9 +179,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     return True
 
 
-def _is_finished(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
-    """Whether the run directory already holds this evaluation, so that it need not be repeated."""
+def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
+    """Whether the run directory already holds this evaluation, so it need not be repeated."""
     before = context.record("eval").read()
+    # With `release: recommended`, PPO's choice is provisional until an evaluation has made it.
     provisional = (context.record("ppo").read().get("chosen") or {}).get("provisional")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
     done = done and is_same_code(code, before.get("code"))
@@ -202,7 +203,7 @@ def _compare(
         reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
         trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
 
-    def against_sft(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
+    def compare_step(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
         checkpoint = context.checkpoint("ppo", step=step)
         policy = load_causal(checkpoint.path)
         with doing(f"eval: PPO at step {step} against SFT"):
@@ -217,11 +218,12 @@ def _compare(
             )
 
     candidate = None if isinstance(trajectory, str) else trajectory.verdict.candidate
-    provisional = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
+    verdict_chooses = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
     step = checkpoint_step(inputs.ppo.path)
-    if provisional:
+    if verdict_chooses:
         step = _last_step(context) if candidate is None else candidate
-    ppo, result = against_sft(step)
+    ppo, result = compare_step(step)
+    # The candidate was chosen on validation prompts, so its gain is measured again on the test prompts.
     if candidate is not None and not isinstance(trajectory, str):
         policy = None if step == candidate else load_causal(context.checkpoint("ppo", step=candidate).path)
         trajectory = trajectory.with_confirmation(result.judge_gain(policy, prompts))
@@ -229,15 +231,15 @@ def _compare(
     if not isinstance(trajectory, str):
         trivial = score_trivial(result, trajectory.trivial, prompts)
         trajectory = trajectory.with_reliability(replace(trajectory.reliability, winnable=trivial.winnable))
-        # The win rates of trivial policies may withdraw the recommendation. Then the last checkpoint is compared.
-        if provisional and trajectory.verdict.recommended is None and step != _last_step(context):
+        # The trivial policies' win rates may withdraw the recommendation. The last checkpoint is then compared instead.
+        if verdict_chooses and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)
-            ppo, result = against_sft(step)
+            ppo, result = compare_step(step)
             trivial = score_trivial(result, trajectory.trivial, prompts)
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_answers) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
-    return _Comparison(result, ppo, trajectory, figures, _chosen_checkpoint(step, trajectory) if provisional else None)
+    return _Comparison(result, ppo, trajectory, figures, _choice_record(step, trajectory) if verdict_chooses else None)
 
 
 def _collect_votes(
@@ -348,7 +350,7 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
     Returns:
         Repositories and commits; [] if it is not published yet.
     """
-    if stage not in context.recipe.stages:  # PPO starts from a model that this run did not train
+    if stage not in context.recipe.stages:  # PPO starts from a model that this recipe did not train
         repo, commit = checkpoint.lineage["repo"], checkpoint.lineage["commit"]
         return [(repo, commit)] if repo and commit else []
     repo = context.repo(stage)
@@ -357,8 +359,8 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
     return [(repo, commit)] if commit else []
 
 
-def check_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
-    """Reads the held-out prompts of the evaluation. Repeats a prompt only if there are too few distinct ones.
+def evaluation_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
+    """Reads and checks the held-out prompts of the evaluation. Prompts repeat only if too few are distinct.
 
     Args:
         context: The run.
@@ -375,7 +377,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < prompt_count:
         raise ZooError(
-            f"The {_part_name(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
+            f"The {_describe_part(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
             f"evaluation.prompts is {prompt_count}: lower it, or prepare more data."
         )
     prompts = prompts.select(range(prompt_count))
@@ -383,7 +385,7 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
         log.warning(
             "evaluation.prompts is %d, but the %s has %d different prompts: %d rows repeat one, and intervals count "
             "each prompt once.",
-            prompt_count, _part_name(evaluated_part(context)), distinct, prompt_count - distinct,
+            prompt_count, _describe_part(evaluated_part(context)), distinct, prompt_count - distinct,
         )  # fmt: skip
     answers = context.shared.evaluation.reference_answers
     if answers is not None and answers.column not in prompts.column_names:
@@ -399,17 +401,17 @@ def check_prompts(context: RunContext, source: DataSource, path: Path | None = N
     return prompts
 
 
-def _part_name(part: Mapping[str, Any]) -> str:
+def _describe_part(part: Mapping[str, Any]) -> str:
     share, split = part["held_out_share"], part["split"]
     return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
 
 def check_judges(context: RunContext, *, restart: bool = False) -> None:
-    """Checks, before training, that the judges and the lexicon are available.
+    """Checks, before training, that the judges, the lexicon and the tasks of lm-evaluation-harness are available.
 
     Args:
         context: The run.
-        restart: Whether the run restarts, so that a judge trained earlier does not count.
+        restart: Whether the run restarts, so a judge trained earlier does not count.
 
     Raises:
         ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness is not available.
@@ -449,7 +451,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():
-            rule.check_prompts(rows, subject=f"the {_part_name(evaluated_part(context, part))}")
+            rule.check_prompts(rows, subject=f"the {_describe_part(evaluated_part(context, part))}")
 
 
 def _last_step(context: RunContext) -> int:
@@ -458,10 +460,10 @@ def _last_step(context: RunContext) -> int:
     return checkpoint_step(last)
 
 
-def _chosen_checkpoint(step: int, trajectory: Trajectory | str) -> dict[str, Any]:
+def _choice_record(step: int, trajectory: Trajectory | str) -> dict[str, Any]:
     """The chosen checkpoint for run.json, with `release: recommended`.
 
-    Without a recommendation the last one is chosen: it becomes `main`, and there is no tag `best`.
+    Without a recommendation it is the last one, which becomes `main`; then there is no tag `best`.
     """
     recommended = None if isinstance(trajectory, str) else trajectory.verdict.recommended
     chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
