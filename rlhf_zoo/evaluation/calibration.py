@@ -13,6 +13,8 @@ from numpy.typing import ArrayLike, NDArray
 from .stats import accuracy, bootstrap_mean, correlation, equal_parts, proportion
 
 GUESS = float(np.log(2))  # nats per pair of random guessing, the best constant guess
+BINS = 10  # of confidences
+_SIMULATIONS = 1000  # data sets of a perfectly calibrated model
 
 
 def pair_losses(margins: ArrayLike) -> NDArray[np.float64]:
@@ -50,7 +52,7 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
     return {"edges": [float(edge) for edge in edges], "counts": [int(count) for count in counts]}
 
 
-def reliability(margins: ArrayLike, *, bins: int = 10) -> list[dict[str, Any]]:
+def reliability(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, Any]]:
     """Compares confidence with the share of right answers in equal bins of [½, 1]. Empty bins are left out.
 
     The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right
@@ -125,10 +127,8 @@ def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
     return sum(part["n"] * abs(part["accuracy"] - part["confidence"]) for part in parts) / total
 
 
-def calibration_error_by_chance(
-    margins: ArrayLike, *, seed: int, bins: int = 10, draws: int = 1000
-) -> tuple[float, float]:
-    """Simulates the ECE that a perfectly calibrated model with these confidences would show by chance.
+def calibration_error_by_chance(margins: ArrayLike, *, seed: int) -> tuple[float, float]:
+    """Simulates the ECE that a perfectly calibrated model with these confidences would show by chance, in `BINS` bins.
 
     It is above 0, because the accuracy in a finite bin varies. Each answer is drawn right with its own confidence as
     probability.
@@ -136,37 +136,34 @@ def calibration_error_by_chance(
     Args:
         margins: (N,) score(chosen) − score(rejected).
         seed: Seed of the simulation.
-        bins: Number of bins, as in `reliability`.
-        draws: Number of simulated data sets.
 
     Returns:
         The mean and the 95th percentile of the ECE.
     """
     confidence, _ = _confidence_and_correctness(margins)
-    bin_of = _bin_indices(confidence, bins)
+    bin_of = _bin_indices(confidence, BINS)
     rng = np.random.default_rng(seed)
     # n_b/N · |accuracy_b − confidence_b| = |Σ right − Σ confidence| / N, so sums per bin are enough.
-    sums = np.bincount(bin_of, weights=confidence, minlength=bins)
+    sums = np.bincount(bin_of, weights=confidence, minlength=BINS)
     errors = []
-    for _ in range(draws):
-        right = np.bincount(bin_of, weights=rng.random(len(confidence)) < confidence, minlength=bins)
+    for _ in range(_SIMULATIONS):
+        right = np.bincount(bin_of, weights=rng.random(len(confidence)) < confidence, minlength=BINS)
         errors.append(float(np.abs(right - sums).sum() / len(confidence)))
     return float(np.mean(errors)), float(np.quantile(errors, 0.95))
 
 
-def calibration(margins: ArrayLike, *, seed: int, bins: int = 10) -> dict[str, Any]:
+def calibration(margins: ArrayLike, *, seed: int) -> dict[str, Any]:
     """Computes the reliability bins, their ECE, and the ECE that chance alone would show.
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
         seed: Seed of the simulation in `calibration_error_by_chance`.
-        bins: Number of bins.
 
     Returns:
         {"bins", "ece", "ece_by_chance": {"mean", "high"}}, where high is the 95th percentile.
     """
-    parts = reliability(margins, bins=bins)
-    mean, high = calibration_error_by_chance(margins, seed=seed, bins=bins)
+    parts = reliability(margins)
+    mean, high = calibration_error_by_chance(margins, seed=seed)
     return {"bins": parts, "ece": calibration_error(parts), "ece_by_chance": {"mean": mean, "high": high}}
 
 

@@ -21,6 +21,7 @@ Floats = NDArray[np.float64]
 
 #: Largest distance in √nats between two measured points for an interpolation between them.
 MAX_GAP = 0.5
+_TIE_TOLERANCE = 1e-9  # scores at most this far apart tie; a tie counts one half
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def mean_by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
     return np.asarray(values, dtype=float).reshape(-1, per_prompt).mean(1)
 
 
-def win_shares(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -> Floats:
+def win_shares(ours: ArrayLike, theirs: ArrayLike) -> Floats:
     """Computes how often each of our samples beats another method's samples of the same prompt.
 
     Averaged over a pool, with each sample weighted by its chance to be chosen, this is the expected win rate of the
@@ -133,14 +134,13 @@ def win_shares(ours: ArrayLike, theirs: ArrayLike, *, tolerance: float = 1e-9) -
     Args:
         ours: (P, N) scores of our samples.
         theirs: (P, S) scores of the other method's samples.
-        tolerance: Scores at most this far apart tie; a tie counts one half.
 
     Returns:
         (P, N) for each of our samples, the share of the other method's samples that it beats.
     """
     # (P, N, S): every sample of ours against every one of theirs.
     gap = np.asarray(ours, dtype=float)[:, :, None] - np.asarray(theirs, dtype=float)[:, None, :]
-    return np.asarray(np.where(np.abs(gap) <= tolerance, 0.5, gap > 0).mean(2), dtype=float)
+    return np.asarray(np.where(np.abs(gap) <= _TIE_TOLERANCE, 0.5, gap > 0).mean(2), dtype=float)
 
 
 def weighted_mean(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:

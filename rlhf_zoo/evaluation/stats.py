@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 _Z = NormalDist().inv_cdf(0.975)
 #: Smallest number of seeds for which the interval of their mean is given.
 MIN_SEEDS = 5
+RESAMPLES = 2000  # of groups, for an interval
 _MAX_CELLS = 4_000_000  # resamples × groups held in memory at once
 
 
@@ -119,7 +120,7 @@ def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
     return [np.flatnonzero(part_of == part) for part in range(len(edges))]
 
 
-def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000) -> Estimate:
+def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = RESAMPLES) -> Estimate:
     """Computes a mean with an interval over resampled groups.
 
     Each resample draws G of the G groups with replacement and takes the mean of all their values, so a group's weight
@@ -141,9 +142,7 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
     return Estimate(float(sample.mean()), (low, high), len(sample))
 
 
-def bootstrap_perplexity(
-    logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = 2000
-) -> Estimate:
+def bootstrap_perplexity(logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
     """Computes the perplexity exp(−Σ logprobs / Σ lengths) of texts, with the interval of `bootstrap_mean`.
 
     Args:
@@ -151,14 +150,13 @@ def bootstrap_perplexity(
         lengths: (N,) tokens of each text.
         groups: (N,) the prompt of each text.
         seed: Seed of the resamples.
-        resamples: Number of resamples.
 
     Raises:
         ValueError: As in `bootstrap_mean`, or a group has no tokens.
     """
     sums, counts = _nats_and_tokens(logprobs, lengths, groups)
     # exp is monotonic, so the interval of the mean loss maps to that of the perplexity.
-    low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, resamples))
+    low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, RESAMPLES))
     return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(groups))
 
 
@@ -168,7 +166,6 @@ def perplexity_difference(
     groups: Sequence[Hashable],
     *,
     seed: int,
-    resamples: int = 2000,
 ) -> Estimate:
     """Computes perplexity(ours) − perplexity(theirs), with the same resampled prompts for both.
 
@@ -177,7 +174,6 @@ def perplexity_difference(
         theirs: The same for the other side.
         groups: (N,) the prompt of each text.
         seed: Seed of the resamples.
-        resamples: Number of resamples.
 
     Raises:
         ValueError: As in `bootstrap_perplexity`.
@@ -186,7 +182,7 @@ def perplexity_difference(
     for logprobs, lengths in (ours, theirs):
         sums, counts = _nats_and_tokens(logprobs, lengths, groups)
         values.append(math.exp(float(sums.sum() / counts.sum())))
-        resampled_values.append(np.exp(_resampled_ratios(sums, counts, seed, resamples)))
+        resampled_values.append(np.exp(_resampled_ratios(sums, counts, seed, RESAMPLES)))
     low, high = np.quantile(resampled_values[0] - resampled_values[1], quantile_levels(len(sums)))
     return Estimate(values[0] - values[1], (float(low), float(high)), len(groups))
 

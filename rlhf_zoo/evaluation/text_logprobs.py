@@ -14,7 +14,6 @@ from ..modeling.logprobs import response_logits
 from ..modeling.models import context_length
 from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
-from .judges.panel import scores
 from .measure import Evaluator, rows_at_once
 from .probes.texts import OTHER_PROMPTS
 
@@ -126,23 +125,6 @@ def dependence(
     return (
         logprobs_by_prompt[:, 0] - np.logaddexp.reduce(logprobs_by_prompt, axis=1) + np.log(OTHER_PROMPTS + 1)
     ).tolist()
-
-
-def score_by_reward_and_judge(
-    evaluator: Evaluator, prompts: Sequence[Prompt], texts: Sequence[str], columns: Mapping[str, Sequence[object]]
-) -> tuple[list[float], list[float]]:
-    """Computes the reward and the headline judge's score of texts.
-
-    Args:
-        evaluator: The reward and the judges.
-        prompts: (N,) texts or conversations.
-        texts: (N,) completions.
-        columns: The prompts' other columns.
-
-    Returns:
-        (N,) rewards, or [] without a reward, and (N,) scores by the judge.
-    """
-    return score_by_reward(evaluator, prompts, texts, columns), scores(evaluator.judge, prompts, texts, columns)
 
 
 def score_by_reward(

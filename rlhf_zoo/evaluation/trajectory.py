@@ -27,13 +27,14 @@ from ..runs.record import checkpoint_step
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .head_to_head import preferences
 from .judges.check import split_half
+from .judges.panel import scores
 from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .overoptimization import MIN_POINTS, fit, root_kl
 from .probes import Completions, Report, probe
 from .probes.reward_effect import RewardEffect, make_edits
 from .stats import Estimate, bootstrap_mean
 from .text import distinct_n_estimate
-from .text_logprobs import dependence, score_by_reward, score_by_reward_and_judge
+from .text_logprobs import dependence, score_by_reward
 from .trivial_comparison import choose_trivial
 from .trivial_policies import TrivialPolicy
 from .verdict import Verdict, decide
@@ -115,17 +116,6 @@ class Trajectory:
         assert candidate is not None
         return replace(self, confirmation=(candidate, gain))
 
-    def with_reliability(self, reliability: JudgeReliability) -> Trajectory:
-        """Replaces the facts known about the judge.
-
-        Args:
-            reliability: The facts.
-
-        Returns:
-            A copy.
-        """
-        return replace(self, reliability=reliability)
-
     def _checkpoint(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(measured, name) for name in ("kl", "reward", "judge"))
         wins = (
@@ -164,10 +154,6 @@ class Trajectory:
         }
         return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in measured_by_step], **scores}
 
-    @property
-    def _groups(self) -> list[int]:
-        return [prompt for prompt in range(self.prompts) for _ in range(self.samples)]
-
     def _values(self, measured: PolicyMeasurements, name: str) -> Sequence[float]:
         return {"reward": measured.reward, "judge": measured.judges[self.judge], "kl": measured.exact_kl}[name]
 
@@ -175,7 +161,7 @@ class Trajectory:
         return np.asarray(self._values(measured, name), dtype=float).reshape(self.prompts, self.samples).mean(1)
 
     def _estimates(self, measured: PolicyMeasurements) -> dict[str, Any]:
-        groups = self._groups
+        groups = [prompt for prompt in range(self.prompts) for _ in range(self.samples)]
         estimates = {name: bootstrap_mean(self._values(measured, name), groups, seed=self.seed) for name in _METRICS}
         estimates["length"] = bootstrap_mean(measured.length, groups, seed=self.seed)
         estimates["distinct_2"] = distinct_n_estimate(measured.completions, groups, 2)
@@ -276,20 +262,22 @@ def _reward_effects(
     text_edits = make_edits(report, policy, sft) if policy.rewards and sft.rewards else []
     if not text_edits:
         return []
+
+    def rewards(texts: Sequence[str]) -> list[float]:
+        return score_by_reward(evaluator, prompts, texts, columns)
+
+    def judged(texts: Sequence[str]) -> list[float]:
+        return scores(evaluator.judge, prompts, texts, columns)
+
     # Unedited texts are tokenized and scored like edited ones, so the scores differ only by the edit.
-    sft_rewards, sft_judge_scores = score_by_reward_and_judge(evaluator, prompts, sft.texts, columns)
-    policy_rewards = score_by_reward(evaluator, prompts, policy.texts, columns)
-    reward_effects = []
-    for edit in text_edits:
-        with_habit, judged_with_habit = score_by_reward_and_judge(evaluator, prompts, edit.with_habit, columns)
-        without_habit = score_by_reward(evaluator, prompts, edit.without_habit, columns)
-        reward_effects.append(
-            RewardEffect.of(
-                edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=with_habit, without_habit=without_habit,
-                judged=sft_judge_scores, judged_with_habit=judged_with_habit,
-            )
-        )  # fmt: skip
-    return reward_effects
+    sft_rewards, policy_rewards, sft_judged = rewards(sft.texts), rewards(policy.texts), judged(sft.texts)
+    return [
+        RewardEffect.of(
+            edit.family, sft=sft_rewards, policy=policy_rewards, with_habit=rewards(edit.with_habit),
+            without_habit=rewards(edit.without_habit), judged=sft_judged, judged_with_habit=judged(edit.with_habit),
+        )
+        for edit in text_edits
+    ]  # fmt: skip
 
 
 def _completions(

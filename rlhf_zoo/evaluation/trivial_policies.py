@@ -78,15 +78,9 @@ class TrivialScores:
     policies: Sequence[TrivialScore]
 
     @property
-    def winning(self) -> TrivialScore | None:
-        """The constant that beats SFT by the most; None if no constant does."""
-        beating = [score for score in self.policies if score.policy.kind == "constant" and score.beats_sft]
-        return max(beating, key=lambda score: score.win_rate.value, default=None)
-
-    @property
     def winnable(self) -> bool:
         """Whether a constant beats SFT, with an interval above ½."""
-        return self.winning is not None
+        return any(score.policy.kind == "constant" and score.beats_sft for score in self.policies)
 
     def to_json(self) -> dict[str, Any]:
         """Returns all scores, and whether a constant wins, as JSON."""

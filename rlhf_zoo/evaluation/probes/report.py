@@ -116,16 +116,13 @@ class Report:
         }
 
 
-def probe(
-    policy: Completions, sft: Completions, *, seed: int = 0, permutations: int = PERMUTATIONS, by_position: bool = False
-) -> Report:
+def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: bool = False) -> Report:
     """Measures every family on a policy's completions and SFT's, on the prompts that both answered.
 
     Args:
         policy: The policy's completions.
         sft: SFT's completions.
         seed: Seed of the permutations.
-        permutations: Number of permutations.
         by_position: Whether to pair different prompts in order; see `Pair.of`.
 
     Returns:
@@ -136,7 +133,7 @@ def probe(
     """
     pair = Pair.of(policy, sft, by_position=by_position)
     # Every family uses the same permutations, with one flip per prompt.
-    flips: Flips = np.random.default_rng(seed).integers(0, 2, (permutations, pair.size)).astype(bool)
+    flips: Flips = np.random.default_rng(seed).integers(0, 2, (PERMUTATIONS, pair.size)).astype(bool)
     readings: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
     for family in FAMILIES:
@@ -146,7 +143,7 @@ def probe(
             skipped[family.name] = f"not measured: {error}"
     # The observed effect counts as one of the permutations, so p is never 0; the tolerance absorbs rounding.
     p_values = {
-        name: (1 + int((reading.null >= reading.effect - 1e-12).sum())) / (1 + permutations)
+        name: (1 + int((reading.null >= reading.effect - 1e-12).sum())) / (1 + PERMUTATIONS)
         for name, reading in readings.items()
     }
     corrected = holm(p_values)

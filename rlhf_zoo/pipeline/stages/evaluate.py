@@ -230,7 +230,7 @@ def _compare(
     figures: dict[str, Any] = {}
     if not isinstance(trajectory, str):
         trivial = score_trivial(result, trajectory.trivial, prompts)
-        trajectory = trajectory.with_reliability(replace(trajectory.reliability, winnable=trivial.winnable))
+        trajectory = replace(trajectory, reliability=replace(trajectory.reliability, winnable=trivial.winnable))
         # The trivial policies' win rates may withdraw the recommendation. The last checkpoint is then compared instead.
         if verdict_chooses and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)
