@@ -133,10 +133,10 @@ def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
     return highest[:, 0] / highest.sum(axis=1)
 
 
-def best_of_n(
+def choice_accuracy(
     built: Sequence[Choice], scores: ArrayLike, prompts: Sequence[str], *, gold: ArrayLike | None = None
 ) -> dict[str, Any] | None:
-    """Computes what a card reports about C choices.
+    """Computes how often the right completion of C choices scores highest.
 
     Args:
         built: The C choices.

@@ -52,7 +52,7 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
     return {"edges": [float(edge) for edge in edges], "counts": [int(count) for count in counts]}
 
 
-def reliability(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, Any]]:
+def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, Any]]:
     """Compares confidence with the share of right answers in equal bins of [½, 1]. Empty bins are left out.
 
     The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right
@@ -116,7 +116,7 @@ def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
     """Computes the expected calibration error: Σ n_b/N · |accuracy_b − confidence_b|.
 
     Args:
-        parts: The bins that `reliability` returns.
+        parts: The bins that `reliability_bins` returns.
 
     Returns:
         The error, from 0 to 1.
@@ -162,7 +162,7 @@ def calibration(margins: ArrayLike, *, seed: int) -> dict[str, Any]:
     Returns:
         {"bins", "ece", "ece_by_chance": {"mean", "high"}}, where high is the 95th percentile.
     """
-    parts = reliability(margins)
+    parts = reliability_bins(margins)
     mean, high = calibration_error_by_chance(margins, seed=seed)
     return {"bins": parts, "ece": calibration_error(parts), "ece_by_chance": {"mean": mean, "high": high}}
 

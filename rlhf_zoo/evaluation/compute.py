@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-READ, TRAINED = 2, 6  # FLOPs per parameter and token
+FORWARD_FLOPS, TRAINING_FLOPS = 2, 6  # per parameter and token
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Passes:
     def flops(self) -> float:
         """The FLOPs of all passes."""
         # With a key-value cache, sampling costs one forward pass per token, like reading.
-        return self.parameters * (READ * (self.generated + self.read) + TRAINED * self.trained)
+        return self.parameters * (FORWARD_FLOPS * (self.generated + self.read) + TRAINING_FLOPS * self.trained)
 
 
 @dataclass(frozen=True)

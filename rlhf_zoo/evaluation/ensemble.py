@@ -16,17 +16,17 @@ from numpy.typing import ArrayLike, NDArray
 from .stats import Estimate, bootstrap_mean, equal_parts, group_indices, proportion
 
 
-def standardized(scores: ArrayLike, over: ArrayLike) -> NDArray[np.float64]:
+def standardized(scores: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
     """Standardizes each model's scores by its own mean and standard deviation over reference texts.
 
     Args:
         scores: (M, N) scores to standardize.
-        over: (M, K) scores of the reference texts.
+        reference: (M, K) scores of the reference texts.
 
     Returns:
         (M, N) scores in standard deviations of the reference texts.
     """
-    base = np.asarray(over, dtype=float)
+    base = np.asarray(reference, dtype=float)
     return (np.asarray(scores, dtype=float) - base.mean(axis=1, keepdims=True)) / base.std(axis=1, keepdims=True)
 
 

@@ -38,7 +38,7 @@ class HeadToHead:
 
     Attributes:
         evaluator: The reference, the reward and the judges.
-        measured: For sft, ppo and control: completions and their scores, one entry per (prompt, sample).
+        measurements: For sft, ppo and control: completions and their scores, one entry per (prompt, sample).
         prompts: The prompt of each completion.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
@@ -49,7 +49,7 @@ class HeadToHead:
     """
 
     evaluator: Evaluator
-    measured: Mapping[str, PolicyMeasurements]
+    measurements: Mapping[str, PolicyMeasurements]
     prompts: Sequence[Prompt]
     samples: int
     seed: int
@@ -96,7 +96,7 @@ class HeadToHead:
             "control": headline["control"],
         }
         # Without a training reward, the judge has nothing to agree with.
-        if self.measured["sft"].reward:
+        if self.measurements["sft"].reward:
             figures["agreement"] = self._agreement()
         return figures
 
@@ -110,7 +110,7 @@ class HeadToHead:
         Returns:
             The mean difference of the scores.
         """
-        measured = self.measured["ppo"]
+        measured = self.measurements["ppo"]
         if policy is not None:
             _, prompts, columns = repeat_prompts(rows, self.samples)
             keys = random_keys(len(prompts), self.samples)
@@ -118,7 +118,7 @@ class HeadToHead:
             measured = measure(
                 policy, evaluator, prompts, keys=keys, seed=self.seed, desc="confirming the candidate", columns=columns
             )
-        differences = np.subtract(measured.judges[self.judge], self.measured["sft"].judges[self.judge])
+        differences = np.subtract(measured.judges[self.judge], self.measurements["sft"].judges[self.judge])
         return bootstrap_mean(differences, self.groups, seed=self.seed)
 
     def jsonl(self) -> str:
@@ -126,20 +126,20 @@ class HeadToHead:
         lines = []
         for i, prompt in enumerate(self.prompts):
             row: dict[str, object] = {"prompt": display_text(prompt), "sample": i % self.samples}
-            row |= {side: measured.row(i, self.judge) for side, measured in self.measured.items()}
+            row |= {side: measured.row(i, self.judge) for side, measured in self.measurements.items()}
             lines.append(json.dumps(row, ensure_ascii=False) + "\n")
         return "".join(lines)
 
     @cached_property
     def pairs(self) -> dict[str, dict[str, PairReport]]:
         """The pair judges' reports on ppo against SFT, and on the control against SFT: {judge: {side: report}}."""
-        theirs, prompt_texts = self.measured["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
+        theirs, prompt_texts = self.measurements["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
         return {
             judge.name: {
                 side: compare_pairs(
                     judge,
                     prompt_texts,
-                    self.measured[side].completions,
+                    self.measurements[side].completions,
                     theirs,
                     seed=self.seed,
                     groups=self.groups,
@@ -169,14 +169,14 @@ class HeadToHead:
     def _self_agreement(self) -> Estimate | None:
         """How well the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
         # Both policies answered the same prompts, so their rows have the same groups.
-        rows = [np.reshape(self.measured[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
+        rows = [np.reshape(self.measurements[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
         return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
 
     def _check(self, judge: str) -> dict[str, Any]:
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
 
     def _scoring_judge(self, name: str, description: str) -> dict[str, Any]:
-        means = {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
+        means = {side: self._mean(self.measurements[side].judges[name]) for side in _SIDES}
         return {
             "description": description,
             "is_training_reward": name in self.reward_judges,
@@ -203,8 +203,8 @@ class HeadToHead:
         judge = next(candidate for candidate in self.evaluator.panel.comparing if candidate.name == name)
         reports = self.pairs[name]
         figures: dict[str, object] = {"description": judge.description}
-        if name in self.measured["sft"].judges:  # it also rated single completions
-            figures |= {side: self._mean(self.measured[side].judges[name]) for side in _SIDES}
+        if name in self.measurements["sft"].judges:  # it also rated single completions
+            figures |= {side: self._mean(self.measurements[side].judges[name]) for side in _SIDES}
         figures |= {
             "win_rate": reports["ppo"].win_rate.to_json(),
             "control": reports["control"].win_rate.to_json(),
@@ -216,7 +216,7 @@ class HeadToHead:
 
     def _policy_metrics(self, side: str) -> dict[str, Any]:
         # The metric modules take prompts as texts.
-        measured, prompt_keys = self.measured[side], list(map(str, self.groups))
+        measured, prompt_keys = self.measurements[side], list(map(str, self.groups))
         kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
             **({"reward": self._mean(measured.reward)} if measured.reward else {}),
@@ -239,7 +239,7 @@ class HeadToHead:
 
     def _difference(self) -> dict[str, Any]:
         """The figures of ppo minus those of sft, over the same resampled prompts. KL is itself relative to SFT."""
-        ours, theirs = (self.measured[side] for side in ("ppo", "sft"))
+        ours, theirs = (self.measurements[side] for side in ("ppo", "sft"))
         values_by_name = {
             "reward": (ours.reward, theirs.reward),
             "judge": (ours.judges[self.judge], theirs.judges[self.judge]),
@@ -265,7 +265,7 @@ class HeadToHead:
         return bootstrap_mean(values, self.groups, seed=self.seed).to_json()
 
     def _win_rate(self, side: str, judge: str) -> dict[str, Any]:
-        ours, theirs = self.measured[side].judges[judge], self.measured["sft"].judges[judge]
+        ours, theirs = self.measurements[side].judges[judge], self.measurements["sft"].judges[judge]
         estimate: dict[str, object] = metric("win_rate").compute(
             predictions=ours, references=theirs, prompts=list(map(str, self.groups)), tolerance=TIE_TOLERANCE
         )
@@ -275,10 +275,10 @@ class HeadToHead:
         """1 if the headline's judge prefers the policy, 0 if it prefers SFT, ½ for a tie."""
         if self.judge in self.pairs:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
-        return preferences(self.measured["ppo"].judges[self.judge], self.measured["sft"].judges[self.judge])
+        return preferences(self.measurements["ppo"].judges[self.judge], self.measurements["sft"].judges[self.judge])
 
     def _at_equal_length(self) -> dict[str, Any]:
-        ours, theirs = (self.measured[side].length for side in ("ppo", "sft"))
+        ours, theirs = (self.measurements[side].length for side in ("ppo", "sft"))
         return length_controlled_win_rate(self._preferences(), ours, theirs, self.groups, seed=self.seed).to_json()
 
     def _agreement(self) -> dict[str, Any]:
@@ -286,11 +286,12 @@ class HeadToHead:
         agreement: dict[str, object] = {}
         for side in _SIDES:
             # Within each policy, because the difference between policies would inflate the correlation.
-            reward, judged = self.measured[side].reward, self.measured[side].judges[self.judge]
+            reward, judged = self.measurements[side].reward, self.measurements[side].judges[self.judge]
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             agreement[side] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
-        reward_wins, wins = preferences(self.measured["ppo"].reward, self.measured["sft"].reward), self._preferences()
+        reward_wins = preferences(self.measurements["ppo"].reward, self.measurements["sft"].reward)
+        wins = self._preferences()
         # If one of them only has ties, it prefers no side, so there is no agreement to measure.
         only_ties = (reward_wins == 0.5).all() or (wins == 0.5).all()
         agreement["same_side"] = None if only_ties else self._mean((1 - np.abs(reward_wins - wins)).tolist())
@@ -352,7 +353,7 @@ def head_to_head(
     """
     _, prompts, columns = repeat_prompts(rows, samples)
     policies = {"sft": evaluator.reference, "ppo": policy, "control": evaluator.reference}
-    measured = {
+    measurements = {
         name: measure(
             model,
             evaluator,
@@ -368,13 +369,13 @@ def head_to_head(
     # Rules that check answers run again on each completion, for accuracy and pass@k.
     answers_by_judge = {
         judge.name: {
-            side: answers_by_reading(judge, prompts, measured[side].completions, columns, samples=samples)
+            side: answers_by_reading(judge, prompts, measurements[side].completions, columns, samples=samples)
             for side in _SIDES
         }
         for judge in evaluator.panel.scoring
         if checks_answers(judge)
     }
-    return HeadToHead(evaluator, measured, prompts, samples, seed, reward_judges, checks or {}, answers_by_judge)
+    return HeadToHead(evaluator, measurements, prompts, samples, seed, reward_judges, checks or {}, answers_by_judge)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -296,7 +296,7 @@ def best_of_n_weights(pool: int, n: int) -> Floats:
     return np.asarray(np.cumprod(np.r_[n / pool, np.maximum(ranks - n, 0) / (ranks - 1)])[::-1], dtype=float)
 
 
-def best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None = None) -> Floats:
+def expected_best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLike | None = None) -> Floats:
     """Computes the expected score of the sample that the proxy ranks first among n.
 
     The average is over all subsets of size n. It is unbiased for every n ≤ N, with far less noise than a single draw

@@ -47,7 +47,7 @@ def compare_with_references(
         _without_special_tokens(text_of(value), evaluator.tokenizer.all_special_tokens) for value in rows[column]
     ]
     # The first sample of each prompt, since there is one reference answer.
-    texts = {side: comparison.measured[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
+    texts = {side: comparison.measurements[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
     if temperature is not None:
         sampler, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
         for side, model in {"sft": evaluator.reference, "ppo": policy()}.items():

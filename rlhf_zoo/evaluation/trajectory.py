@@ -45,7 +45,7 @@ STREAM = 8  # separates these random numbers from others under the same seed
 @dataclass(frozen=True)
 class _CheckpointMeasurements:
     step: int
-    measured: PolicyMeasurements
+    measurements: PolicyMeasurements
     report: Report
 
 
@@ -57,7 +57,7 @@ class Trajectory:
         prompts: Number of prompts.
         samples: Completions per prompt.
         sft: The SFT policy's measurements.
-        points: The checkpoints, in order.
+        checkpoints: The measurements of the checkpoints, in order of their steps.
         judge: Name of the headline's judge.
         seed: Seed of sampling, permutations and resamples.
         reliability: What is known about the judge.
@@ -70,7 +70,7 @@ class Trajectory:
     prompts: int
     samples: int
     sft: PolicyMeasurements
-    points: Sequence[_CheckpointMeasurements]
+    checkpoints: Sequence[_CheckpointMeasurements]
     judge: str
     seed: int
     reliability: JudgeReliability = field(default_factory=JudgeReliability)
@@ -82,25 +82,17 @@ class Trajectory:
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict over all checkpoints."""
-        evidence = Evidence(
-            self._checkpoint(0, self.sft, None),
-            [self._checkpoint(point.step, point.measured, point.report) for point in self.points],
-            judge=self.reliability,
-            reward_effects=self.reward_effects,
-        )
+        sft, *checkpoints = self._policies()
+        evidence = Evidence(sft, checkpoints, judge=self.reliability, reward_effects=self.reward_effects)
         verdict = decide(evidence, seed=self.seed)
         return verdict if self.confirmation is None else verdict.confirm(*self.confirmation)
 
     @cached_property
     def verdict_without_judge(self) -> Verdict:
         """The verdict by the same rule from reward, KL and probes alone."""
-        points = [
-            replace(self._checkpoint(point.step, point.measured, point.report), judge=None, wins=None)
-            for point in self.points
-        ]
-        sft = replace(self._checkpoint(0, self.sft, None), judge=None, wins=None)
+        sft, *checkpoints = (replace(policy, judge=None, wins=None) for policy in self._policies())
         unjudged = [replace(effect, judge_ratio=None) for effect in self.reward_effects]
-        return decide(Evidence(sft, points, reward_effects=unjudged), seed=self.seed)
+        return decide(Evidence(sft, checkpoints, reward_effects=unjudged), seed=self.seed)
 
     def with_confirmation(self, gain: Estimate) -> Trajectory:
         """Adds the candidate's gain over SFT on other prompts. It is measured only once.
@@ -112,11 +104,15 @@ class Trajectory:
             A copy with the confirmation.
         """
         candidate = self.verdict.candidate
-        # Only a run with a candidate is measured again.
-        assert candidate is not None
+        assert candidate is not None  # the caller has measured it
         return replace(self, confirmation=(candidate, gain))
 
-    def _checkpoint(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
+    def _policies(self) -> list[Checkpoint]:
+        """SFT, as step 0, and the checkpoints, as the verdict reads them."""
+        checkpoints = [self._policy(each.step, each.measurements, each.report) for each in self.checkpoints]
+        return [self._policy(0, self.sft, None), *checkpoints]
+
+    def _policy(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
         kl, proxy, judge = (self._by_prompt(measured, name) for name in ("kl", "reward", "judge"))
         wins = (
             preferences(measured.judges[self.judge], self.sft.judges[self.judge])
@@ -138,17 +134,17 @@ class Trajectory:
             "judge_reliability": self.reliability.to_json(),
             "sft": self._estimates(self.sft),
             "checkpoints": [
-                {"step": point.step, **self._estimates(point.measured), "fired": list(point.report.fired)}
-                for point in self.points
+                {"step": each.step, **self._estimates(each.measurements), "fired": list(each.report.fired)}
+                for each in self.checkpoints
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
             # The verdict uses the last checkpoint's probes, so only these are written in full.
-            "probes": self.points[-1].report.to_json(),
+            "probes": self.checkpoints[-1].report.to_json(),
         }
 
     def arrays(self) -> dict[str, Any]:
         """Returns scores and KL by prompt of SFT (step 0) and each checkpoint, for analysis without a model."""
-        measured_by_step = [(0, self.sft), *((point.step, point.measured) for point in self.points)]
+        measured_by_step = [(0, self.sft), *((each.step, each.measurements) for each in self.checkpoints)]
         scores = {
             name: [self._by_prompt(measured, name).tolist() for _, measured in measured_by_step] for name in _METRICS
         }
@@ -169,12 +165,12 @@ class Trajectory:
 
     def _fit(self, name: str) -> dict[str, Any] | None:
         """Fits Gao et al.'s form for RL to the checkpoints; None if there are fewer than three."""
-        kl = np.stack([self._by_prompt(point.measured, "kl") for point in self.points])
+        kl = np.stack([self._by_prompt(checkpoint.measurements, "kl") for checkpoint in self.checkpoints])
         if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < MIN_POINTS:
             return None
         base = self._by_prompt(self.sft, name)
         # Gains by prompt, so that the fit's intervals can resample prompts across all checkpoints at once.
-        gains = np.stack([self._by_prompt(point.measured, name) - base for point in self.points])
+        gains = np.stack([self._by_prompt(checkpoint.measurements, name) - base for checkpoint in self.checkpoints])
         return fit("rl", kl, gains, seed=self.seed).to_json()
 
 
@@ -224,25 +220,25 @@ def evaluate_checkpoints(
     sft = measure_policy(evaluator.reference, "validating SFT")
     sft_again = measure_policy(evaluator.reference, "validating SFT again", seed + 1)
     sft_completions = _completions(evaluator, prompts, sft_again, seed)
-    points = []
+    checkpoints = []
     for path in paths:
         step = checkpoint_step(path)
         result = measure_policy(load_causal(path).eval(), f"validating step {step}")
         policy_completions = _completions(evaluator, prompts, result, seed)
         report = probe(policy_completions, sft_completions, seed=seed)
-        points.append(_CheckpointMeasurements(step, result, report))
+        checkpoints.append(_CheckpointMeasurements(step, result, report))
     # The judge's agreement with itself, over SFT and the last checkpoint.
-    judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, points[-1].measured)]
+    judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, checkpoints[-1].measurements)]
     return Trajectory(
         count,
         config.checkpoint_samples,
         sft,
-        points,
+        checkpoints,
         judge=judge,
         seed=seed,
         reliability=replace(reliability, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
         trivial=choose_trivial(
-            evaluator, prompts, columns, sft, points[-1].measured, samples=config.checkpoint_samples
+            evaluator, prompts, columns, sft, checkpoints[-1].measurements, samples=config.checkpoint_samples
         ),
         reward_effects=_reward_effects(evaluator, prompts, columns, report, policy_completions, sft_completions),
         prompt_source=evaluated_part(context, "validation"),

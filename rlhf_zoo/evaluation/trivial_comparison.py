@@ -83,7 +83,7 @@ def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], row
 def _score(
     comparison: HeadToHead, policy: TrivialPolicy, prompts: Sequence[Prompt], columns: Mapping[str, Sequence[object]]
 ) -> TrivialScore:
-    sft, ppo = (comparison.measured[side].completions for side in ("sft", "ppo"))
+    sft, ppo = (comparison.measurements[side].completions for side in ("sft", "ppo"))
     repeats = 1
     if policy.kind == "constant":
         # Every sample of a prompt is the same text, so it is scored once and the score is repeated below.
@@ -100,6 +100,8 @@ def _score(
     return TrivialScore(
         policy,
         judge=bootstrap_mean(judged, groups, seed=seed),
-        win_rate=win_rate(judged, comparison.measured["sft"].judges[comparison.judge], groups, tolerance=TIE_TOLERANCE),
+        win_rate=win_rate(
+            judged, comparison.measurements["sft"].judges[comparison.judge], groups, tolerance=TIE_TOLERANCE
+        ),
         reward=bootstrap_mean(reward, groups, seed=seed) if len(reward) else None,
     )

@@ -19,7 +19,7 @@ from rlhf_zoo.evaluation.calibration import (
     length_profile,
     pair_losses,
     preference_report,
-    reliability,
+    reliability_bins,
 )
 from rlhf_zoo.modeling.models import set_score_statistics
 from rlhf_zoo.pipeline.stages.pair_report import held_out_report
@@ -44,13 +44,13 @@ def test_loss_by_hand():
 
 def test_reliability_by_hand():
     """Four pairs at ¾, of which three right; two at ½ (a tie is half right)."""
-    parts = reliability([THREE, THREE, THREE, -THREE, 0.0, 0.0], bins=2)
+    parts = reliability_bins([THREE, THREE, THREE, -THREE, 0.0, 0.0], bins=2)
     assert [(part["low"], part["high"], part["n"]) for part in parts] == [(0.5, 0.75, 2), (0.75, 1.0, 4)]
     assert [part["confidence"] for part in parts] == pytest.approx([0.5, 0.75], abs=1e-12)
     assert [part["accuracy"] for part in parts] == [0.5, 0.75]
     assert calibration_error(parts) == pytest.approx(0, abs=1e-12)
     # All wrong at ¾: a distance of ¾.
-    assert calibration_error(reliability([-THREE] * 5, bins=2)) == pytest.approx(0.75)
+    assert calibration_error(reliability_bins([-THREE] * 5, bins=2)) == pytest.approx(0.75)
 
 
 def test_accuracy_by_margin_by_hand():
@@ -80,7 +80,7 @@ def test_chance_is_what_calibrated_models_show():
     size = np.abs(labeled(400))
     mean, high = calibration_error_by_chance(size, seed=0)
     right = rng.random((200, 400)) < 1 / (1 + np.exp(-size))
-    errors = [calibration_error(reliability(np.where(row, size, -size))) for row in right]
+    errors = [calibration_error(reliability_bins(np.where(row, size, -size))) for row in right]
     assert mean == pytest.approx(np.mean(errors), abs=0.002)
     assert np.mean([error > high for error in errors]) == pytest.approx(0.05, abs=0.045)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_zoo.evaluation.overoptimization import best_of_n, best_of_n_kl, best_of_n_weights, fit
+from rlhf_zoo.evaluation.overoptimization import best_of_n_kl, best_of_n_weights, expected_best_of_n, fit
 
 FORMS = ("rl", "best-of-n")
 
@@ -234,15 +234,17 @@ def test_best_of_n_is_the_mean_over_all_subsets_ties_and_all(rows):
     proxy, judge = ([row[side] for row in rows] for side in (0, 1))
     sizes = range(1, len(rows) + 1)
     np.testing.assert_allclose(
-        best_of_n([proxy], sizes, judge=[judge])[:, 0], [over_all_subsets(proxy, judge, n) for n in sizes], atol=1e-12
+        expected_best_of_n([proxy], sizes, judge=[judge])[:, 0],
+        [over_all_subsets(proxy, judge, n) for n in sizes],
+        atol=1e-12,
     )
     np.testing.assert_allclose(
-        best_of_n([proxy], sizes)[:, 0], [over_all_subsets(proxy, proxy, n) for n in sizes], atol=1e-12
+        expected_best_of_n([proxy], sizes)[:, 0], [over_all_subsets(proxy, proxy, n) for n in sizes], atol=1e-12
     )
-    both = best_of_n([proxy, proxy], sizes, judge=[[9] * len(rows), [0] * len(rows)])
+    both = expected_best_of_n([proxy, proxy], sizes, judge=[[9] * len(rows), [0] * len(rows)])
     np.testing.assert_allclose(both, [[9, 0]] * len(rows), atol=1e-12)  # prompts are kept apart
 
 
 def test_a_pool_that_is_not_finite_is_refused():
     with pytest.raises(ValueError, match="not finite"):
-        best_of_n([[1.0, math.nan]], [1])
+        expected_best_of_n([[1.0, math.nan]], [1])

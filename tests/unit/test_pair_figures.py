@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trainer_fixture import CHAT, LETTERS, make_reward_model, make_tokenizer
 
-from rlhf_zoo.evaluation.best_of_n import Choice, best_of_n, choices, credits_of
+from rlhf_zoo.evaluation.best_of_n import Choice, choice_accuracy, choices, credits_of
 from rlhf_zoo.evaluation.hard_pairs import are_ties, hard_pairs, overlap, ties
 from rlhf_zoo.evaluation.text import plain
 from rlhf_zoo.pipeline.stages import pair_report
@@ -64,11 +64,11 @@ def test_a_coin_is_right_as_often_as_chance() -> None:
     rng = np.random.default_rng(1)
     prompts = [f"p{place // 4}" for place in range(400)]
     made = choices(prompts, [f"good {n}" for n in range(400)], [f"bad {n}" for n in range(400)], seed=1)
-    found = best_of_n(made, rng.random((400, 4)), prompts, gold=[[1, 0, 0, 0]] * 400)
+    found = choice_accuracy(made, rng.random((400, 4)), prompts, gold=[[1, 0, 0, 0]] * 400)
     assert found is not None and found["chance"] == 0.25 and found["n"] == 400
     assert found["ci95"][0] < 0.25 < found["ci95"][1] and found["gold"]["value"] == 1
     assert found["borrowed"] == 0, "each prompt has four of its own"
-    assert best_of_n([], [], []) is None
+    assert choice_accuracy([], [], []) is None
 
 
 # Ties

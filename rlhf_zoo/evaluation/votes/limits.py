@@ -24,7 +24,7 @@ class TooManyVotesError(ZooError):
 
 
 class VoteLimits:
-    """Counts votes by address. Threads may share it, under a lock of its own.
+    """Counts votes by address. Thread-safe.
 
     Args:
         per_hour: Maximum votes per hour. The other limits follow: a sixth of it per minute (at least 10), four times as

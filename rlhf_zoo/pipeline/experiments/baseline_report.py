@@ -12,7 +12,7 @@ from ...evaluation.compute import Compute, best_of_n_compute
 from ...evaluation.frontier import Floats, Point, cheapest_filter, mean_by_prompt, weighted_mean, win_shares
 from ...evaluation.frontier_report import BesidePPO
 from ...evaluation.head_to_head import read_lines, read_samples
-from ...evaluation.overoptimization import best_of_n, best_of_n_kl
+from ...evaluation.overoptimization import best_of_n_kl, expected_best_of_n
 from ...fileio import read_json, write_json
 from ...publishing.plots import plot_frontier
 from ...runs.record import StageRecord, first_difference
@@ -146,11 +146,11 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
         return []
     reward, judge = pool["reward"], pool["judge"]
     sizes = [n for n in POOL_SIZES if n <= reward.shape[1]]
-    chosen, judge_scores = best_of_n(reward, sizes), best_of_n(reward, sizes, judge=judge)
+    chosen, judge_scores = expected_best_of_n(reward, sizes), expected_best_of_n(reward, sizes, judge=judge)
     win_rates = {}
     for side, opponent in baseline.lines.items():
         opponent_scores = _column(opponent, "judge").reshape(-1, baseline.samples_per_prompt)
-        win_rates[side] = best_of_n(reward, sizes, judge=win_shares(judge, opponent_scores))
+        win_rates[side] = expected_best_of_n(reward, sizes, judge=win_shares(judge, opponent_scores))
     length = float(pool["length"].mean())
     return [
         Point(

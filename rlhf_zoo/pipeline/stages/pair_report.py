@@ -7,7 +7,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ...evaluation.best_of_n import Choice, best_of_n, choices
+from ...evaluation.best_of_n import Choice, choice_accuracy, choices
 from ...evaluation.calibration import preference_report
 from ...evaluation.hard_pairs import are_ties, hard_pairs, ties
 from ...fileio import finite
@@ -75,7 +75,7 @@ def held_out_report(
         ]
     return {
         **report,
-        "best_of_n": best_of_n(candidates, _scores_of(candidates, scorer, pairs, scores), prompts, gold=gold_utilities),
+        "best_of_n": choice_accuracy(chosen, _scores_of(chosen, scorer, pairs, scores), prompts, gold=gold_utilities),
         "ties": ties(margins, tied, equal_texts, prompts, seed=seed),
         "hard": hard_pairs(
             of_untied(margins),
