@@ -119,7 +119,7 @@ def _word_overlap(a: set[str], b: set[str]) -> float:
 
 
 def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
-    """Credits each choice: 1 where the right completion scores highest, 1/k where it ties with k highest, else 0.
+    """Credits each choice: 1 if the right completion scores highest, 1/k if it is one of k that tie for it, else 0.
 
     Args:
         scores: (C, n) scores of each choice's candidates, the right one first.
@@ -145,7 +145,7 @@ def choice_accuracy(
         gold: (C, n) the utility of the same texts, where the labels were drawn from one.
 
     Returns:
-        The figures as JSON; None where there are no choices.
+        The figures as JSON; None if there are no choices.
     """
     if not built:
         return None

@@ -180,15 +180,15 @@ def length_profile(scores: ArrayLike, lengths: ArrayLike, *, bins: int = 10) -> 
     """
     score, length = np.asarray(scores, dtype=float), np.asarray(lengths, dtype=int)
     profile = []
-    for here in equal_parts(length, bins):
+    for rows in equal_parts(length, bins):
         # Quartiles of the scores, not an interval of their mean: the plot shows the spread.
-        low, high = np.quantile(score[here], [0.25, 0.75])
+        low, high = np.quantile(score[rows], [0.25, 0.75])
         profile.append(
             {
-                "low": int(length[here].min()),
-                "high": int(length[here].max()),
-                "n": len(here),
-                "mean": float(score[here].mean()),
+                "low": int(length[rows].min()),
+                "high": int(length[rows].max()),
+                "n": len(rows),
+                "mean": float(score[rows].mean()),
                 "low_score": float(low),
                 "high_score": float(high),
             }
@@ -265,7 +265,7 @@ def preference_report(
 
 
 def _confidence_and_correctness(margins: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns (N,) the confidence in each pair, and (N,) 1 where the preferred side is the chosen one, ½ for a tie."""
+    """Returns (N,) the confidence in each pair, and (N,) 1 if the preferred side is the chosen one, ½ for a tie."""
     values = np.asarray(margins, dtype=float)
     # σ(|margin|) is the confidence. A positive margin prefers the chosen side.
     return np.exp(-pair_losses(np.abs(values))), (np.sign(values) + 1) / 2

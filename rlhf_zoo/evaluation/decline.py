@@ -142,7 +142,7 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
 
 
 def _t(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:
-    """Computes t statistics: 0 where the mean is rounding error, infinite where only the spread is."""
+    """Computes t statistics: 0 if the mean is rounding error, infinite if only the spread is."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(spread > tiny, mean / spread * math.sqrt(prompts), np.sign(mean) * np.inf)
     return np.where(np.abs(mean) > tiny, t, 0.0)

@@ -33,8 +33,8 @@ def standardized(scores: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]
 def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
     """Computes the sample standard deviation over models.
 
-    It is 0 where all models agree. Over the very texts of the standardization, its mean square is 1 minus the mean
-    correlation between two models.
+    It is 0 if all models agree. Over the reference texts themselves, its mean square is 1 minus the mean correlation
+    between two models.
 
     Args:
         scores: (M, N) standardized scores, M ≥ 2.
@@ -95,10 +95,10 @@ def by_kl(
     sample, nats, prompts = np.asarray(values, dtype=float), np.asarray(kl, dtype=float), group_indices(groups)
     return [
         {
-            "low": float(nats[here].min()),
-            "high": float(nats[here].max()),
-            "kl": float(nats[here].mean()),
-            **bootstrap_mean(sample[here], prompts[here].tolist(), seed=seed).to_json(),
+            "low": float(nats[rows].min()),
+            "high": float(nats[rows].max()),
+            "kl": float(nats[rows].mean()),
+            **bootstrap_mean(sample[rows], prompts[rows].tolist(), seed=seed).to_json(),
         }
-        for here in equal_parts(nats, parts)
+        for rows in equal_parts(nats, parts)
     ]

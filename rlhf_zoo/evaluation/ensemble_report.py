@@ -26,8 +26,8 @@ class Texts:
         prompts: The prompt of each.
         texts: Each with its prompt in front, a text or a conversation.
         ended: Whether each ended by itself.
-        judge: The judge's scores; None where nothing was evaluated.
-        kl: Σ log π − log π_SFT of each, nats; None where nothing was evaluated.
+        judge: The judge's scores; None if nothing was evaluated.
+        kl: Σ log π − log π_SFT of each, nats; None if nothing was evaluated.
     """
 
     prompts: Sequence[str]
@@ -103,7 +103,7 @@ class EnsembleScores:
     def _on_texts(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
         """Of evaluated completions: PPO's mean score, where SFT's have 0 ± 1, and by side Spearman's ρ with the judge.
 
-        Both are None where nothing was evaluated, and ρ where one of its sides does not vary.
+        Both are None if nothing was evaluated, and ρ where one of its sides does not vary.
         """
         if "ppo" not in self.texts:
             return {"ppo_score": None, "judge_correlation": None}

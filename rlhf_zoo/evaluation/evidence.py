@@ -59,6 +59,7 @@ class JudgeReliability:
                     f"The judge orders {estimate.value:.3f} [{low:.3f}, {high:.3f}] of {estimate.n} {pairs} correctly: "
                     f"the lower bound must be at least {MIN_ACCURACY}."
                 )
+        # Without labels, self-agreement is the only evidence that the scores are not noise.
         unlabeled = self.accuracy is None and self.own_accuracy is None and not self.verifiable
         if unlabeled and self.split_half is not None and self.split_half.ci95[0] <= 0:
             low, high = self.split_half.ci95
@@ -82,6 +83,7 @@ class JudgeReliability:
     @property
     def unchecked(self) -> bool:
         """Whether the judge was not checked in any of the ways that the verdict uses."""
+        # Self-agreement does not count: a judge that always makes the same error agrees with itself.
         facts = (self.accuracy, self.own_accuracy, self.winnable, self.independent)
         return not self.verifiable and all(fact is None for fact in facts)
 

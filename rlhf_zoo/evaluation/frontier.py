@@ -230,7 +230,7 @@ def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, f
         target: The mean reward to reach.
 
     Returns:
-        The largest share that reaches the target, with its KL, reward and judge; None where no share does.
+        The largest share that reaches the target, with its KL, reward and judge; None if no share does.
     """
     # Means over the best 1, 2, … N samples of each prompt, all filters at once.
     order = np.argsort(-reward, axis=1, kind="stable")
@@ -255,7 +255,7 @@ def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point 
         served: Completions to serve within the budget.
 
     Returns:
-        The best point; None where every point exceeds the budget.
+        The best point; None if every point exceeds the budget.
     """
     # Serving counts too: best-of-n trains nothing and pays for every completion.
     affordable = [point for point in points if point.flops(served) <= flops]

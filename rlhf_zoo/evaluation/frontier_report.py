@@ -87,10 +87,10 @@ class BesidePPO:
             points: The method's points. The line through them begins at SFT (infinite β, or n = 1).
         """
         ppo, line = self.ppo, points if points[0].kl_is_bound else [self.sft, *points]
-        there = at_kl(line, ppo.mean_kl)
+        method_there = at_kl(line, ppo.mean_kl)
         # `at_kl` averages two points by √KL, so the KL of the mixture is not exactly PPO's.
-        if there is not None:
-            return {"inside": True, **self._compared(there, ppo), "kl": ppo.mean_kl}
+        if method_there is not None:
+            return {"inside": True, **self._compared(method_there, ppo), "kl": ppo.mean_kl}
         kls = sorted(max(0.0, point.mean_kl) for point in line)  # an estimated KL may be negative
         why = f"outside its range: KL {kls[0]:.2f} to {kls[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
         if kls[0] <= ppo.mean_kl <= kls[-1]:
@@ -148,8 +148,8 @@ class BesidePPO:
 
     def _ppo_at_kl_of(self, point: Point) -> dict[str, Any]:
         """PPO at the KL of a method's point; {} if PPO was not run with other β, or did not reach that KL."""
-        there = at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
-        return {} if there is None else {"ppo_at_its_kl": self._compared(point, there)}
+        ppo_there = at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
+        return {} if ppo_there is None else {"ppo_at_its_kl": self._compared(point, ppo_there)}
 
     def _compared(self, point: Point, ppo: Point) -> dict[str, Any]:
         return {

@@ -43,10 +43,10 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
     Args:
         chosen: (N,) chosen completions.
         rejected: (N,) rejected completions.
-        strength: (N,) how much better the chosen side is; None where the data do not say.
+        strength: (N,) how much better the chosen side is; None if the data do not say.
 
     Returns:
-        (N,) True where the strength is 0, or the texts are equal up to case and spacing.
+        (N,) True if the strength is 0, or the texts are equal up to case and spacing.
     """
     alike = np.array([normalized(a) == normalized(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
     return alike if strength is None else alike | (np.abs(np.asarray(strength, dtype=float)) < _ZERO_STRENGTH)
@@ -67,7 +67,7 @@ def ties(
         seed: Seed of the resamples.
 
     Returns:
-        The figures as JSON; None where there are no ties.
+        The figures as JSON; None if there are no ties.
     """
     apart, equal = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
     tied_rows, untied_rows = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
@@ -105,7 +105,7 @@ def hard_pairs(
         rejected: (N,) rejected completions.
         lengths: (N,) tokens of the chosen and of the rejected sides.
         prompts: (N,) the prompt of each pair, by which the intervals resample.
-        strength: (N,) how much better the chosen side is, by the data; None where the data do not say.
+        strength: (N,) how much better the chosen side is, by the data; None if the data do not say.
         gold: (N,) margins of the utility behind the labels. Its accuracy is reported beside the model's, because no
             model can do better on average.
 

@@ -83,7 +83,7 @@ def length_controlled_win_rate(
     Wilson's over groups, as in `stats.win_rate`.
 
     Args:
-        scores: (N,) 1 where the first side won, ½ for a tie, 0 where it lost.
+        scores: (N,) 1 if the first side won, ½ for a tie, 0 if it lost.
         lengths: (N,) lengths of the first side.
         other_lengths: (N,) lengths of the second side.
         groups: (N,) the prompt of each comparison.

@@ -51,7 +51,7 @@ class Answers:
         size = self.samples
         if size < k:
             raise ValueError(f"pass@{k} needs {k} answers per prompt; there are {size}.")
-        # math.comb is exact, and 0 where fewer than k answers are wrong.
+        # math.comb is exact, and 0 if fewer than k answers are wrong.
         return np.array([1 - math.comb(size - int(c), k) / math.comb(size, k) for c in self.right.sum(1)])
 
     def majority_correct(self) -> Floats:
@@ -94,8 +94,8 @@ class Answers:
 
 def _majority_correct(readings: Sequence[Hashable], right: Floats) -> float:
     votes = Counter(answer for answer in readings if answer is not None)
-    most = max(votes.values(), default=0)
+    highest_count = max(votes.values(), default=0)
     # Equal readings are equally right, so the first answer of each stands for all.
-    winners = [readings.index(answer) for answer, count in votes.items() if count == most]
+    winners = [readings.index(answer) for answer, count in votes.items() if count == highest_count]
     # No readable answer at all counts as wrong.
     return float(np.mean([right[row] for row in winners])) if winners else 0.0

@@ -54,7 +54,7 @@ def distinct_n(texts: Sequence[str], n: int = 2) -> float:
         n: Words per n-gram.
 
     Returns:
-        A share from 0 to 1; 0 where there are no n-grams.
+        A share from 0 to 1; 0 if there are no n-grams.
 
     Source: Li et al. 2016, section 5.2.
     """
@@ -130,7 +130,7 @@ def repetition(text: str, n: int = 2) -> float:
         n: Words per n-gram.
 
     Returns:
-        A share from 0 to 1; 0 where there are no n-grams.
+        A share from 0 to 1; 0 if there are no n-grams.
 
     Source: seq-rep-n of Welleck et al. 2019 (arXiv:1908.04319, section 6), in words, and with n = 2 for short
     completions.

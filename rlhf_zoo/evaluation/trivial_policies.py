@@ -155,9 +155,9 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
             rise = {text: after[text] / len(ppo) - before[text] / max(1, len(sft)) for text in after}
             text = min(rise, key=lambda ending: (-rise[ending], ending))
             rises[size] = rise[text], text
-    if not rises or (most := max(rise for rise, _ in rises.values())) < MIN_RISE:
+    if not rises or (largest := max(rise for rise, _ in rises.values())) < MIN_RISE:
         return None
-    return rises[max(size for size, (rise, _) in rises.items() if rise >= _MIN_RISE_KEPT * most)][1]
+    return rises[max(size for size, (rise, _) in rises.items() if rise >= _MIN_RISE_KEPT * largest)][1]
 
 
 def _ending(text: str, size: int) -> str:

@@ -194,6 +194,7 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     if judge_scores is not None and why_unfit is None:
         judge_gain = difference(judge_scores, len(checkpoints), 0, seed, resamples)
         win_rate_over_sft = _win_rate(last, judge_scores)
+        # The interval's width gives the standard error, and that gives the power at the observed noise.
         ci_width = win_rate_over_sft.ci95[1] - win_rate_over_sft.ci95[0]
         min_detectable = min(1.0, 0.5 + _MDE_IN_STANDARD_ERRORS * ci_width / (2 * _Z_975))
         fall = measure_fall(judge_scores, [policy.step for policy in policies], seed, resamples)
@@ -327,7 +328,7 @@ def _win_rate(last: Checkpoint, judge_scores: Floats) -> Estimate:
 
 
 def _matched(rows: Sequence[ArrayLike | None], name: str) -> Floats | None:
-    """Stacks scores into (J, P), a row for each policy and a column for each prompt; None where a policy has none."""
+    """Stacks scores into (J, P), a row for each policy and a column for each prompt; None if a policy has none."""
     if any(row is None for row in rows):
         return None
     arrays = [np.asarray(row, dtype=float) for row in rows]

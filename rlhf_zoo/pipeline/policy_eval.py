@@ -164,7 +164,9 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         evaluation = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        loader = _reward_loader(subject.resolved, str(subject.where)) if reward is None else None
+        # The recorded loader belongs to the recorded reward model, not to one that --reward names.
+        loader = _loader(subject.resolved, str(subject.where)) if reward is None else None
+        # A judge named with --judge is the user's own choice; the recorded one may be a stranger's.
         if not terms.judges:
             _check_recorded_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
@@ -181,7 +183,8 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             () if no_reward else subject.rewards,
             data,
             {name: float(value) for name, value in recorded.items()},
-            judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
+            # `same-labels` exists only within its run; elsewhere its reward model is named by its path.
+            judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
             functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
@@ -247,6 +250,7 @@ def _reward_loader(resolved: Mapping[str, Any], where: str) -> str | None:
 def _published_labels(lineage: Lineage) -> LabeledArguments:
     """The data that a published policy's judge learned from; the default if its card names no repository."""
     labeled = at(lineage.card, "evaluation", "labeled")
+    # A card may name a repository, but not a path on this machine.
     if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
     if (name := labeled.get("dataset_name")) is not None:
@@ -311,6 +315,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     if pair.data is None:
         raise ZooError(f"Nothing says which prompts {pair.policy.name} is for: name a data set with --dataset_name.")
     rows, split = _prompts(pair, pair.data, terms)
+    # Distinct prompts first, so that prompts repeat only if there are too few.
     rows = distinct_first(rows)
     rows = rows.select(range(min(terms.prompts, len(rows))))
     if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
@@ -366,6 +371,7 @@ def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset,
     share, train = pair.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
+    # An empty --dataset_config stands for data without a configuration.
     configuration = configuration if terms.dataset_config is None else terms.dataset_config or None
     rows = data.load(configuration, split, columns=[], keys=keys)
     subject = f"The data set {data.location}, split {split},"
@@ -402,7 +408,7 @@ def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts
 def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
     try:
         pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
-    except ZooError as error:
+    except ZooError as error:  # pairs are optional
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None
     return check_panel(evaluator.panel, pairs, seed=terms.seed)
@@ -434,6 +440,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     temperature = pair.settings["temperature"] if terms.temperature is None else terms.temperature
     reference = on_device(load_causal(pair.against.path)).eval()
     truncation = Truncation(length, **pair.cuts)
+    # --max_new_tokens may be below the minimum length of training.
     if truncation.shortest is not None and truncation.shortest > length:
         truncation = replace(truncation, shortest=length)
     return Evaluator(

@@ -239,7 +239,7 @@ def majority_preferences(
         seed: Seed of the draws.
 
     Returns:
-        (N,) 0 or 1; None where the pair is near a toss-up.
+        (N,) 0 or 1; None if the pair is near a toss-up.
     """
     rng = random.Random(seed)
     means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]

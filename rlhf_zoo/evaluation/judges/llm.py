@@ -231,7 +231,7 @@ class LLMJudge:
                 write_json(_cache_file(self._cache, digest), entry)
 
     def _ask(self, questions: Sequence[Question]) -> list[float | None]:
-        """The score of each question; None where the answer is unreadable.
+        """The score of each question; None if the answer is unreadable.
 
         Raises ZooError where most are unreadable: ties and middles of the scale would look like data.
         """

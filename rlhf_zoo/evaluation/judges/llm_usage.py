@@ -96,7 +96,7 @@ class Meter:
         """Counts an answer's tokens.
 
         Args:
-            tokens: (prompt, completion); None where the endpoint did not count, which costs the bound.
+            tokens: (prompt, completion); None if the endpoint did not count, which costs the bound.
             bound: The most that the request could cost.
         """
         if tokens is None:

@@ -71,6 +71,7 @@ def check_names(
     duplicate = next((name for name in names if list(names).count(name) > 1), None)
     if duplicate is not None:
         raise ZooError(f"The judge {duplicate} is named twice: name it once.")
+    # Creating a judge checks its argument, so some are created here and discarded.
     for place, name in enumerate(names):
         kind, argument = kind_of(name)
         if kind == "classifier" and labeled is not None:
@@ -172,6 +173,7 @@ def open_panel(
         elif kind == "llm":
             model = _open_llm(argument, llm, folder / "llm")
             comparing.append(model)
+            # The headline's judge must also score single completions.
             if place == 0:
                 scoring.append(model)
         elif kind == "pairs":
@@ -297,6 +299,7 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     if label is None:
         return RewardModel(loaded, tokenizer, tokenizer)
+    # A probability has a scale of its own.
     return RewardModel(loaded, tokenizer, tokenizer, label=label, output="logprob", center=False, scale=False)
 
 

@@ -69,6 +69,7 @@ class RewardJudge:
         """Scores completions. The model's own template renders conversations."""
         texts = [append_completion(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
         scores = self.model.score_texts(texts, ended=[True] * len(texts))
+        # With a label, the model returns log-probabilities.
         return (scores.exp() if self._is_probability else scores).tolist()
 
 

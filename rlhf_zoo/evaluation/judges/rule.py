@@ -82,7 +82,7 @@ class RuleJudge:
             rows: The prompts, with their other columns.
 
         Returns:
-            The rows; None where none is left.
+            The rows; None if none is left.
         """
         rule = self._reward.function
         if not isinstance(rule, Answered):

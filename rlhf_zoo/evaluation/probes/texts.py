@@ -37,9 +37,9 @@ class Completions:
     Attributes:
         prompts: (N,) prompts.
         texts: (N,) completions.
-        rewards: (N,) training rewards; None where unknown.
+        rewards: (N,) training rewards; None if unknown.
         judged: (N,) scores of a judge that is not that reward; None without one.
-        logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None where unknown.
+        logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None if unknown.
         dependence: (N,) log p_SFT(text | its prompt) − log of the mean of p_SFT over its own and some other prompts,
             nats: 0 or below if the text might as well answer another prompt; None if unknown.
 
@@ -213,8 +213,8 @@ def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]
             counts.setdefault(word, []).append(n)
     # Quantiles rather than maxima, so that a single odd SFT text does not set the standard.
     long_length = float(np.quantile([len(tokens) for tokens in texts], 0.95))
-    most = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
-    return most, max(1.0, long_length)
+    max_uses = {word: float(sorted(n)[math.ceil(0.99 * (len(n) - 1))]) for word, n in counts.items()}
+    return max_uses, max(1.0, long_length)
 
 
 def symbol_share(text: str) -> float:

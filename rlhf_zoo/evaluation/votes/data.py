@@ -168,7 +168,7 @@ def _schema(configuration: str) -> Any:
 
 
 def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
-    """The votes of a configuration as a file; None where there are none."""
+    """The votes of a configuration as a file; None if there are none."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 

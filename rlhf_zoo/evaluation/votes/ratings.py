@@ -130,7 +130,7 @@ def elo(
     Args:
         first: (N,) one player of each vote.
         second: (N,) the other player.
-        scores: (N,) 1 where the first was preferred, ½ for a tie, 0 for the second.
+        scores: (N,) 1 if the first was preferred, ½ for a tie, 0 for the second.
         prompts: (N,) the prompt of each vote.
         seed: Seed of the resamples.
         prior: As in `bradley_terry`.
@@ -185,11 +185,13 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
         seed: Seed of the resamples.
 
     Returns:
-        votes: how many. counts: ppo, sft (preferred), tie and both_bad, over votes between a PPO and an SFT model.
-        win_rate: of PPO over SFT, with the number of prompts voted on; None without votes. pairs: the same for each two
-        revisions, most votes first. elo: a rating of each revision, whichever roles were compared, best first; `among`
-        numbers the sets of models that votes link, because ratings of different sets are not on one scale. left: the
-        left side's share of decisive votes, ½ without a bias.
+        votes: The number of votes.
+        counts: Votes between a PPO and an SFT model that prefer ppo, prefer sft, are a tie, or are both_bad.
+        win_rate: PPO's win rate over SFT, with the number of prompts voted on; None without votes.
+        pairs: Counts and win rate of each two revisions, most votes first.
+        elo: A rating of each revision from all votes, best first. `among` numbers the sets of models that votes link,
+            because ratings of different sets are not on one scale.
+        left: The left side's share of votes that prefer a side, ½ without a bias.
     """
     # A batch that was sent twice, or a copy in another file, must not count twice.
     distinct = list({vote.id: vote for vote in votes}.values())
@@ -236,7 +238,7 @@ def _names(votes: Iterable[Ballot]) -> dict[_Key, dict[str, str | None]]:
 
 
 def _score(vote: Ballot) -> float:
-    """1 where the left side was preferred, ½ for a tie, 0 for the right side."""
+    """1 if the left side was preferred, ½ for a tie, 0 for the right side."""
     return {"left": 1.0, "tie": 0.5, "right": 0.0}[vote.verdict]
 
 

@@ -36,8 +36,8 @@ class ShownCompletion:
     Attributes:
         completion: The text.
         role: ppo or sft.
-        repo: Where the model was published; None if it was not. A path is refused, as it would name this
-            machine's user.
+        repo: Where the model was published; None if it was not. A path is refused, because it would
+            name this machine's user.
         commit: Its commit.
         tag: Its tag.
         reward: The reward as the page showed it; None if it showed none.
@@ -158,7 +158,7 @@ class Vote:
             ZooError: The row is not a vote.
         """
         try:
-            # Every value passes the checks of `ShownCompletion` and `Vote`, as the row may be anybody's.
+            # Every value passes the checks of `ShownCompletion` and `Vote`, because anybody may have written the row.
             first, second = (
                 ShownCompletion(row[name], **{key: row[f"{name}_{key}"] for key in MODEL_KEYS})
                 for name in side_names("default" if row["verdict"] in DECISIVE else "ties")
