@@ -277,12 +277,12 @@ def measure(
     # Logits over the whole vocabulary are the largest tensors here, so a batch is split by their size.
     micro_batches, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
     for number, batch in enumerate(samples.batches):
-        row_slice = slice(start, start + len(batch))
+        batch_rows = slice(start, start + len(batch))
         start += len(batch)
         # Every process has all samples and scores its own share; `gather_in_order` merges the shares.
         if not distributed.is_my_batch(number):
             continue
-        reward = evaluator.score_batch(batch, row_slice, prompts, samples.texts, columns or {})
+        reward = evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns or {})
         kl_parts = list(micro_batches.run(partial(_kl_to_reference, policy, evaluator, batch), range(len(batch))))
         metrics_by_batch[number] = (
             reward,

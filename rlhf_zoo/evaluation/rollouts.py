@@ -217,9 +217,9 @@ def probe_rollouts(
     shared = set(policy.prompts) & set(sft.prompts)
     shared_rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
     # Prompts are numbered in SFT's order, so the result does not depend on how a set is ordered.
-    prompt_number = {prompt: n for n, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
+    prompt_numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
     groups = [
-        np.array([prompt_number[side.prompts[row]] for row in rows])
+        np.array([prompt_numbers[side.prompts[row]] for row in rows])
         for side, rows in zip((policy, sft), shared_rows, strict=True)
     ]
 
@@ -236,42 +236,41 @@ def probe_rollouts(
     if verifiable and rewards is None:
         raise ZooError("A verifiable reward judges itself, but there is none: provide reward (or score) in both files.")
     if verifiable and judged is not None and not judge_is_reward:
-        raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it, or --verifiable.")
+        raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it or --verifiable.")
     if verifiable:
         judged, reliability = rewards, JudgeReliability("the reward", is_reward=True, verifiable=True)
+    elif judge_is_reward:
+        reliability = JudgeReliability(is_reward=True, independent=False, unfit=_JUDGE_IS_REWARD)
     else:
-        reliability = (
-            JudgeReliability(is_reward=True, independent=False, unfit=_JUDGE_IS_REWARD)
-            if judge_is_reward
-            else JudgeReliability()
-        )
+        reliability = JudgeReliability()
     wins = self_agreement = None
     if judged is not None:
-        samples = [
-            [values[group == n] for n in range(len(prompt_number))]
+        scores_by_prompt = [
+            [values[group == n] for n in range(len(prompt_numbers))]
             for values, group in zip(judged, groups, strict=True)
         ]
         # Every sample of the policy against every sample of SFT, per prompt; a tie counts one half.
         wins = [
             float(np.mean((np.sign(np.subtract.outer(policy_scores, sft_scores)) + 1) / 2))
-            for policy_scores, sft_scores in zip(*samples, strict=True)
+            for policy_scores, sft_scores in zip(*scores_by_prompt, strict=True)
         ]
         # Halves need rows of equal length, so surplus samples are dropped.
-        fewest = min(len(prompt_scores) for side in samples for prompt_scores in side)
-        score_rows = [prompt_scores[:fewest] for side in samples for prompt_scores in side]
-        self_agreement = None if verifiable else split_half(score_rows, [*range(len(prompt_number))] * 2, seed=seed)
+        fewest = min(len(prompt_scores) for side in scores_by_prompt for prompt_scores in side)
+        score_rows = [prompt_scores[:fewest] for side in scores_by_prompt for prompt_scores in side]
+        self_agreement = None if verifiable else split_half(score_rows, [*range(len(prompt_numbers))] * 2, seed=seed)
         reliability = replace(reliability, split_half=self_agreement)
-    proxies, judges = _prompt_means(rewards, groups), _prompt_means(judged, groups)
+    policy_proxy, sft_proxy = _prompt_means(rewards, groups)
+    policy_judge, sft_judge = _prompt_means(judged, groups)
     evidence = Evidence(
         # There is no KL: rollouts of other trainers do not include it.
-        Checkpoint(0, None, proxies[1], judges[1]),
-        [Checkpoint(1, None, proxies[0], judges[0], wins, report)],
+        Checkpoint(0, None, sft_proxy, sft_judge),
+        [Checkpoint(1, None, policy_proxy, policy_judge, wins, report)],
         reliability,
         rollouts=True,
     )
     left_out = (len(policy) - len(shared_rows[0]), len(sft) - len(shared_rows[1]))
     return RolloutFindings(
-        report, decide(evidence, seed=seed), len(prompt_number), len(shared_rows[0]), left_out, self_agreement
+        report, decide(evidence, seed=seed), len(prompt_numbers), len(shared_rows[0]), left_out, self_agreement
     )
 
 

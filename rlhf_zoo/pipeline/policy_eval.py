@@ -112,8 +112,8 @@ class PolicyPair:
         card_judge: Name of the judge in its card; None if the card names none.
         labeled: The location of the texts that the judge `classifier` learns from.
         functions: Names of the reward functions of its training.
-        prompts_at: See `Lineage.prompts_at`.
-        held_out: The share of prompts that its training held out, and the split it was taken from.
+        prompts_at: (configuration, column, evaluation split) of PPO's prompts in the data set.
+        held_out: The share that its training held out, and the split it was taken from; Nones if it held out none.
         reading: How to read its reward models, as keywords of `load_reward`.
         cuts: How its training truncated completions, as fields of `Truncation`; {} if it did not.
         loader: The code that loads its reward model, for a run on this machine; None for a plain classifier.
