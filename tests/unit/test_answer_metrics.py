@@ -18,9 +18,9 @@ def test_pass_at_k_is_that_of_all_choices_of_k_answers() -> None:
     found = Answers(RIGHT)
     for k in (1, 2, 5):
         wanted = [np.mean([max(one) for one in itertools.combinations(row, k)]) for row in RIGHT]
-        assert found.passed(k) == pytest.approx(wanted)
+        assert found.pass_at(k) == pytest.approx(wanted)
     with pytest.raises(ValueError, match="pass@6 needs 6 answers per prompt"):
-        found.passed(6)
+        found.pass_at(6)
     told = found.to_json()
     assert told.keys() == {"accuracy", "pass_at"} and list(told["pass_at"]) == ["1", "2", "4", "5"]
     assert told["accuracy"]["value"] == RIGHT.mean() == pytest.approx(told["pass_at"]["1"]["value"])
