@@ -1,4 +1,4 @@
-"""What a method computes, counted in tokens and FLOPs, so that methods can be compared at equal compute.
+"""The compute of a method, in tokens and FLOPs, so that methods can be compared at equal compute.
 
 A forward pass takes 2N FLOPs per token, a forward and backward pass 6N (Kaplan et al. 2020, arXiv:2001.08361, §2.1; N
 as in `models.matmul_parameters`). Attention over the context, padding and the optimizer's step are left out.

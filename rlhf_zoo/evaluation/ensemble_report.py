@@ -1,4 +1,4 @@
-"""What the reward models of an ensemble agree on: on held-out pairs, and on completions of SFT and PPO."""
+"""How far the reward models of an ensemble agree, on held-out pairs and on completions of SFT and PPO."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class EnsembleScores:
 
     @cached_property
     def scores(self) -> dict[str, Scores]:
-        """The raw scores by side, where each model gives SFT's completions 0 ± 1."""
+        """The scores by side, in units in which each model scores SFT's completions 0 ± 1."""
         return {side: standardized(rows, self.raw["sft"]) for side, rows in self.raw.items()}
 
     def report(self, seeds: Sequence[int], directories: Sequence[str]) -> dict[str, Any]:
@@ -101,9 +101,9 @@ class EnsembleScores:
         }
 
     def _on_texts(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
-        """Of evaluated completions: PPO's mean score, where SFT's have 0 ± 1, and by side Spearman's ρ with the judge.
+        """Returns PPO's mean score, in units in which SFT's are 0 ± 1, and by side Spearman's ρ with the judge.
 
-        Both are None if nothing was evaluated, and ρ where one of its sides does not vary.
+        Both are None if nothing was evaluated; ρ is also None if scores do not vary.
         """
         if "ppo" not in self.texts:
             return {"ppo_score": None, "judge_correlation": None}

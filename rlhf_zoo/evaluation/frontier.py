@@ -1,4 +1,4 @@
-"""The frontier of a method: its reward and judge's score at each KL to the SFT policy, and at each compute.
+"""The frontier of a method: its reward and its score by the judge, at each KL to the SFT policy and each compute.
 
 A point keeps a mean for each prompt rather than one for the whole set. Two methods measured on the same prompts can
 then be compared prompt by prompt, and intervals resample whole prompts, as in `stats`.
@@ -245,9 +245,9 @@ def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, f
 
 
 def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:
-    """Returns the point with the highest judge's score among those within a compute budget.
+    """Returns the point that the judge scores highest among those within a compute budget.
 
-    The point is chosen by the scores that it is then reported with, which flatters it a little.
+    The point is chosen by the same scores that are then reported for it, so they are slightly too high.
 
     Args:
         points: The candidates.

@@ -103,7 +103,7 @@ class BesidePPO:
         return {"inside": False, "reason": why, "farthest": farthest.get("ppo_at_its_kl")}
 
     def at_equal_compute(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Reads the highest judge's score of a method within PPO's FLOPs.
+        """Finds the point of a method that the judge scores highest within PPO's FLOPs.
 
         Args:
             points: The method's points.

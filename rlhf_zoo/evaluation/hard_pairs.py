@@ -117,7 +117,7 @@ def hard_pairs(
     gold_right = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
     ours, theirs = (np.asarray(side, dtype=float) for side in lengths)
     overlaps = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
-    # Relative to the longer side, since ten tokens matter in a short text and not in a long one.
+    # Relative to the longer side, because ten tokens matter in a short text but not in a long one.
     same_length = np.abs(ours - theirs) <= SAME_LENGTH * np.maximum(ours, theirs)
 
     def accuracy(rows: NDArray[np.intp]) -> dict[str, Any] | None:

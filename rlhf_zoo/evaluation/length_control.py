@@ -105,7 +105,7 @@ def length_controlled_win_rate(
     value = float(sigmoid(coefficients[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
-    # If one side won every comparison, so it does in every resample: percentiles would show no spread.
+    # If one side won every comparison, it also wins every resample, so percentiles would show no spread.
     if plain.value in (0.0, 1.0):
         interval = proportion(round(plain.value * size), size).ci95
     else:

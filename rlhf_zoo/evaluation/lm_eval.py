@@ -68,7 +68,7 @@ def check_data(tasks: Sequence[str], hub: Hub) -> None:
     Raises:
         ZooError: A task is unknown, or the source lacks its data.
     """
-    # First, because loading an unknown name could pick up a file of that name.
+    # Names are checked first, because loading an unknown name could pick up a file of that name.
     check_tasks(tasks)
     if tasks:
         # Loading a task downloads its data into the cache of `datasets`.
@@ -92,7 +92,7 @@ def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
 
 @cache
 def _manager() -> Any:
-    # Of the harness's log, only errors concern a run.
+    # Show only the harness's errors; its other messages do not concern a run.
     logging.getLogger(HARNESS).setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
 

@@ -469,7 +469,7 @@ def reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
 
 
 def _equal_tensors(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> bool:
-    # In float32, since the two may be loaded in different dtypes.
+    # Compare in float32, because the two may be loaded in different dtypes.
     return a.keys() == b.keys() and all(torch.equal(a[name].cpu().float(), b[name].cpu().float()) for name in a)
 
 

@@ -123,7 +123,7 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
         ValueError: Lengths differ, there are no pairs, or a score is not finite.
     """
     good, bad = _checked_pair(chosen, rejected, ("predictions", "references"))
-    # Strictly: a model that scores all texts alike must not look right.
+    # A tie counts as wrong, because a model that scores all texts alike must not look right.
     right = good > bad
     if prompts is None:
         return proportion(int(right.sum()), len(right))
@@ -177,9 +177,9 @@ def completion_kl(
     Raises:
         ValueError: Lengths differ, a number is not finite, or the estimator or level is unknown.
     """
+    # Importing torch takes seconds, and most metrics do not need it.
     import torch
 
-    # Torch takes seconds to import, and most metrics do not need it.
     from ..functional import actions, kl_penalty
 
     if len(logprobs) != len(ref_logprobs):

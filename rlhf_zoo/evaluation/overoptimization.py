@@ -291,7 +291,7 @@ def best_of_n_weights(pool: int, n: int) -> Floats:
     Returns:
         (N,) C(i−1, n−1) / C(N, n) for rank i = 1 … N, lowest first; they sum to 1.
     """
-    # From the top down: the weight of rank i − 1 is that of rank i times (i − n) / (i − 1). Binomials could overflow.
+    # Binomials could overflow, so ranks go from the top down: w(i − 1) = w(i) · (i − n) / (i − 1).
     ranks = np.arange(pool, 1, -1, dtype=float)
     return np.asarray(np.cumprod(np.r_[n / pool, np.maximum(ranks - n, 0) / (ranks - 1)])[::-1], dtype=float)
 

@@ -227,7 +227,7 @@ def evaluate_checkpoints(
         policy_completions = _completions(evaluator, prompts, result, seed)
         report = probe(policy_completions, sft_completions, seed=seed)
         checkpoints.append(_CheckpointMeasurements(step, result, report))
-    # The judge's agreement with itself, over SFT and the last checkpoint.
+    # Self-agreement is measured over SFT and the last checkpoint.
     judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, checkpoints[-1].measurements)]
     return Trajectory(
         count,

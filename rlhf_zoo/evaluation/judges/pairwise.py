@@ -1,7 +1,7 @@
 """Judges that compare two texts, asked in both orders to cancel position bias.
 
 Such judges often favor the text that they see first, or last (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
-arXiv:2306.05685 §3.4). So each pair is asked about twice, with the sides swapped, and a text must win both times.
+arXiv:2306.05685 §3.4). So each question is asked twice, with the sides swapped, and a text must win both times.
 """
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -30,7 +30,7 @@ class Verdict(NamedTuple):
 
 @runtime_checkable
 class PairJudge(Protocol):
-    """Compares two completions of a prompt. The three lists have equal length, and so has the answer."""
+    """Compares two completions of each prompt."""
 
     @property
     def name(self) -> str: ...
@@ -78,8 +78,8 @@ class FunctionPairJudge:
 
     Args:
         target: "module:attribute", an entry point's name, or the function itself.
-        name: The judge's name; the function's where None.
-        description: A sentence for cards; the first of the function's docstring where None.
+        name: The judge's name; None for the function's.
+        description: A sentence for cards; None for the first paragraph of the function's docstring.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class FunctionPairJudge:
         # Errors name the function by its target.
         self._target = target if isinstance(target, str) else getattr(target, "__name__", type(target).__name__)
         self.name = name or self._target.rpartition(":")[2]
-        self.description = description or first_sentence(self._function) or f"The function {self._target}."
+        self.description = description or first_paragraph(self._function) or f"The function {self._target}."
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
         """Asks in both orders and merges the answers.
@@ -248,7 +248,7 @@ def load_function(target: str) -> Callable[..., Any]:
     return function
 
 
-def first_sentence(function: Callable[..., Any]) -> str:
+def first_paragraph(function: Callable[..., Any]) -> str:
     """Reads the first paragraph of a function's docstring.
 
     Args:

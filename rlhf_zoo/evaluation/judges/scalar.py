@@ -23,7 +23,7 @@ from ...errors import ZooError
 from ...fileio import write_bytes
 from ...plugins import call_judge
 from ..stats import Estimate, proportion
-from .pairwise import first_sentence, load_function
+from .pairwise import first_paragraph, load_function
 
 _HELD_OUT = 0.2  # share of the texts held out to measure a classifier's accuracy
 
@@ -283,15 +283,15 @@ class FunctionJudge:
 
     Args:
         target: "module:attribute" or an entry point's name.
-        name: The judge's name; the function's where None.
-        description: A sentence for cards; the first of the function's docstring where None.
+        name: The judge's name; None for the function's.
+        description: A sentence for cards; None for the first paragraph of the function's docstring.
     """
 
     def __init__(self, target: str, *, name: str | None = None, description: str | None = None) -> None:
         self._function: Callable[[list[str], list[str]], Sequence[float]] = load_function(target)
         self.target = target
         self.name = name or target.rpartition(":")[2]
-        self.description = description or first_sentence(self._function) or f"The function {target}."
+        self.description = description or first_paragraph(self._function) or f"The function {target}."
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Returns the function's scores. Raises ZooError unless there is one finite number per completion."""
