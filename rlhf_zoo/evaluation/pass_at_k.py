@@ -67,9 +67,7 @@ class Answers:
         """
         if self.readings is None:
             raise ValueError("A majority vote needs the reading of each answer.")
-        return np.array(
-            [_majority_correct(answers, right) for answers, right in zip(self.readings, self.right, strict=True)]
-        )
+        return np.array([_majority(answers, right) for answers, right in zip(self.readings, self.right, strict=True)])
 
     def joint_figures(self) -> dict[str, Floats]:
         """Returns, by name, the (P,) figures that need all S answers together: the majority vote and pass@S."""
@@ -92,7 +90,7 @@ class Answers:
         return figures
 
 
-def _majority_correct(readings: Sequence[Hashable], right: Floats) -> float:
+def _majority(readings: Sequence[Hashable], right: Floats) -> float:
     votes = Counter(answer for answer in readings if answer is not None)
     highest_count = max(votes.values(), default=0)
     # Equal readings are equally right, so the first answer of each stands for all.

@@ -227,9 +227,8 @@ def quantile_levels(groups: int) -> tuple[float, float]:
 
 def _resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
     """(resamples,) Σ sums / Σ counts over resampled groups (G,); equal G and seed draw the same groups."""
-    return np.concatenate(
-        [(drawn @ sums) / (drawn @ counts) for drawn in resample_counts(len(counts), seed, resamples)]
-    )
+    drawn = resample_counts(len(counts), seed, resamples)
+    return np.concatenate([(times @ sums) / (times @ counts) for times in drawn])
 
 
 def resample_counts(size: int, seed: int, resamples: int) -> Iterable[NDArray[np.float64]]:

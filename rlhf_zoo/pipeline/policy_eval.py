@@ -14,10 +14,10 @@ from ..errors import ZooError
 from ..evaluation.head_to_head import head_to_head
 from ..evaluation.judges.check import JudgeCheck
 from ..evaluation.judges.named import check_names, open_panel
-from ..evaluation.judges.pair_checks import check_panel
+from ..evaluation.judges.pair_checks import checked
 from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
-from ..evaluation.reward_reading import READING_KEYS, reading_of
+from ..evaluation.reward_reading import READ, reading_of
 from ..fields import check_limits
 from ..fileio import at, finite, hub_id, now, write_json, write_text
 from ..hub.client.connect import CLIENT, Hub
@@ -55,9 +55,9 @@ from .stages.train import silence_libraries
 
 log = logging.getLogger(__name__)
 
-CONFIGURATION = "prompts"  # default configuration of the data set with prompts
-PAIRS = "preferences"  # its configuration with labeled pairs
-#: With fewer prompts, a bootstrap interval over them is too narrow.
+CONFIGURATION = "prompts"
+PAIRS = "preferences"
+#: With fewer prompts than this, a bootstrap interval over them is too narrow.
 FEW_PROMPTS = 20
 
 
@@ -67,8 +67,8 @@ class Terms:
 
     Attributes:
         prompts: Number of held-out prompts.
-        samples: Completions per prompt.
-        split: Split of the prompts; None for the prompts that training held out, or test if it held out none.
+        samples: Number of completions per prompt.
+        split: Split of the prompts; None for what training held out, else test.
         seed: Seed of the samples.
         temperature, max_new_tokens: Sampling settings; None for those of the policy's training.
         dataset_name, dataset_revision: The data set with the prompts; None for that of the policy's run or card.
@@ -100,23 +100,23 @@ class Terms:
 
 @dataclass(frozen=True)
 class PolicyPair:
-    """A policy, the policy that it is compared with, and what is known about its training.
+    """A policy and the policy that it is compared with.
 
     Attributes:
         policy: The policy.
         against: The policy it is compared with.
         rewards: The policy's reward models; () without one.
-        data: The data set of its prompts; None if neither its run nor its card names one.
-        settings: Temperature and response_length of its training.
+        data: The data set of its prompts; None if its run or card does not say.
+        settings: `temperature` and `response_length` (tokens) of its training.
         judge: The judge of its run on this machine; None for other policies.
-        card_judge: Name of the judge in its card; None if the card names none.
+        judge_in_card: The judge that its card names, for messages.
         labeled: The location of the texts that the judge `classifier` learns from.
         functions: Names of the reward functions of its training.
-        prompts_at: (configuration, column, evaluation split) of PPO's prompts in the data set.
-        held_out: The share that its training held out, and the split it was taken from; Nones if it held out none.
+        prompts_at: See `Lineage.prompts_at`.
+        held_out: The share of prompts that its training held out, and the split it was taken from.
         reading: How to read its reward models, as keywords of `load_reward`.
-        cuts: How its training truncated completions, as fields of `Truncation`; {} if it did not.
-        loader: The code that loads its reward model, for a run on this machine; None for a plain classifier.
+        cuts: How its training truncated completions, as fields of `Truncation`.
+        loader: The code that loads its reward model, for a run on this machine.
         hub: The Hub.
     """
 
@@ -126,7 +126,7 @@ class PolicyPair:
     data: DataSource | None
     settings: Mapping[str, float]
     judge: str | None = None
-    card_judge: str | None = None
+    judge_in_card: str | None = None
     labeled: LabeledArguments = field(default_factory=LabeledArguments)
     functions: frozenset[str] = frozenset()
     prompts_at: tuple[str | None, str, str | None] = (CONFIGURATION, "prompt", None)
@@ -164,9 +164,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         evaluation = StageRecord(stage_folder.parent / "eval")
         evaluation_keys = (evaluation.read().get("resolved") or {}).get("evaluation") or {}
         judge = evaluation_keys.get("judge")
-        # The recorded loader belongs to the recorded reward model, not to one that --reward names.
-        loader = _loader(subject.resolved, str(subject.where)) if reward is None else None
-        # A judge named with --judge is the user's own choice; the recorded one may be a stranger's.
+        loader = _reward_loader(subject.resolved, str(subject.where)) if reward is None else None
         if not terms.judges:
             _check_recorded_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
@@ -183,14 +181,13 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             () if no_reward else subject.rewards,
             data,
             {name: float(value) for name, value in recorded.items()},
-            # `same-labels` exists only within its run; elsewhere its reward model is named by its path.
-            judge=f"reward:{stage.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
+            judge=f"reward:{stage_folder.parent / 'judge' / 'reward'}" if judge == SAME_LABELS else judge,
             labeled=EvaluationConfig(labeled=evaluation_keys.get("labeled") or {}).labeled_data,
             functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
-            reading=reading_of(recorded_settings(subject.resolved, "ppo", READING_KEYS, where=str(subject.where))),
-            cuts=_cuts(subject.resolved, str(subject.where)),
+            reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
+            cuts=_truncation_keys(subject.resolved, str(subject.where)),
             loader=loader,
             hub=hub,
         )
@@ -204,7 +201,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         lineage.rewards,
         data or _published_data(lineage, hub),
         settings,
-        card_judge=clean(judge_name) if isinstance(judge_name, str) else None,
+        judge_in_card=clean(judge_name) if isinstance(judge_name, str) else None,
         labeled=_published_labels(lineage),
         functions=_reward_functions(lineage.card.get("settings")),
         prompts_at=lineage.prompts_at,
@@ -230,8 +227,8 @@ def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource
     return source
 
 
-def _check_judge(evaluation: StageRecord, judge: Any) -> None:
-    """Raises ZooError if a run of someone else names a judge that would run code or cost money."""
+def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
+    """Raises ZooError if the evaluation is not from this user's own run, and names code or a paid judge."""
     if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
         return
     raise ZooError(
@@ -242,15 +239,14 @@ def _check_judge(evaluation: StageRecord, judge: Any) -> None:
 
 def _reward_loader(resolved: Mapping[str, Any], where: str) -> str | None:
     """The custom code that loads a run's reward model; None if it is loaded as a classifier."""
-    key = "reward_model_loader"
-    loader: str | None = recorded_settings(resolved, "ppo", (key,), where=where)[key]
+    name = "reward_model_loader"
+    loader: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
     return loader
 
 
 def _published_labels(lineage: Lineage) -> LabeledArguments:
     """The data that a published policy's judge learned from; the default if its card names no repository."""
     labeled = at(lineage.card, "evaluation", "labeled")
-    # A card may name a repository, but not a path on this machine.
     if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
     if (name := labeled.get("dataset_name")) is not None:
@@ -272,9 +268,8 @@ def _reward_functions(settings: object) -> frozenset[str]:
     names, weights = keys.get("reward_funcs"), keys.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return frozenset()
-    has_reward_model = settings.get("reward_model_path") is not None
-    weights = weights if isinstance(weights, list) else None
-    return weighted_functions(names, weights, has_reward_model=has_reward_model)
+    learned = keys.get("reward_model_path") is not None
+    return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=learned)
 
 
 def _ppo_stage(path: Path) -> Path | None:
@@ -297,7 +292,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     """Compares two policies on held-out prompts. Writes evaluation.json, samples.jsonl and a plot.
 
     Args:
-        pair: The policies.
+        pair: The policies, as `find_pair` returns them.
         terms: How they are compared.
         out: Folder for the files.
         command: The command line, to record.
@@ -309,23 +304,24 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
         ZooError: A judge, prompts or a model cannot be loaded, or the policies have different tokenizers.
     """
     started = time.monotonic()
-    quiet()
+    silence_libraries()
     names = terms.judges or (pair.judge or "classifier",)
     check_names(names, terms.llm, hub=pair.hub)
     if pair.data is None:
-        raise ZooError(f"Nothing says which prompts {pair.policy.name} is for: name a data set with --dataset_name.")
+        raise ZooError(
+            f"Neither run nor card of {pair.policy.name} names its prompts: give a data set with --dataset_name."
+        )
     rows, split = _prompts(pair, pair.data, terms)
-    # Distinct prompts first, so that prompts repeat only if there are too few.
     rows = distinct_first(rows)
     rows = rows.select(range(min(terms.prompts, len(rows))))
     if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
-        log.warning("The split %s has only %s prompts: all are taken.", split, describe_prompt_count(rows))
+        log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
     if distinct < FEW_PROMPTS:
-        log.warning("With only %d prompts, the intervals are too narrow.", distinct)
+        log.warning("The evaluation has only %d prompts, so its intervals are too narrow.", distinct)
     evaluator = _make_evaluator(pair, pair.data, terms, names, out)
     policy = load_causal(pair.policy.path).eval()
-    _check_room(policy, evaluator, rows["prompt"])
-    checks = _checks(evaluator, pair.data, terms)
+    _check_context_length(policy, evaluator, rows["prompt"])
+    checks = _check_judges(evaluator, pair.data, terms)
     comparison = head_to_head(
         policy,
         evaluator,
@@ -337,16 +333,16 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     )
     figures = comparison.to_json()
     if evaluator.panel.votes:
-        sides = {"ppo": _origins(pair.policy), "sft": _origins(pair.against)}
+        sides = {"ppo": _commits(pair.policy), "sft": _commits(pair.against)}
         figures["votes"] = {
             name: votes_on(name, **sides, seed=terms.seed, hub=pair.hub) for name in evaluator.panel.votes
         }
     document = {
         "schema": 1,
-        "policy": _source_json(pair.policy),
-        "against": _source_json(pair.against),
-        "reward": _source_json(pair.rewards[0]) if pair.rewards else None,
-        **({"rewards": list(map(_source_json, pair.rewards))} if len(pair.rewards) > 1 else {}),
+        "policy": _checkpoint_entry(pair.policy),
+        "against": _checkpoint_entry(pair.against),
+        "reward": _checkpoint_entry(pair.rewards[0]) if pair.rewards else None,
+        **({"rewards": list(map(_checkpoint_entry, pair.rewards))} if len(pair.rewards) > 1 else {}),
         "data": {"location": pair.data.location, "revision": pair.data.revision, "split": split},
         "split": split,
         "seed": terms.seed,
@@ -371,7 +367,6 @@ def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset,
     share, train = pair.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
     keys = {"configuration": "--dataset_config", "split": "--split"}
-    # An empty --dataset_config stands for data without a configuration.
     configuration = configuration if terms.dataset_config is None else terms.dataset_config or None
     rows = data.load(configuration, split, columns=[], keys=keys)
     subject = f"The data set {data.location}, split {split},"
@@ -408,10 +403,10 @@ def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts
 def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[str, JudgeCheck]:
     try:
         pairs: Dataset | None = data.load(PAIRS, "test", columns=COLUMNS)
-    except ZooError as error:  # pairs are optional
+    except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None
-    return check_panel(evaluator.panel, pairs, seed=terms.seed)
+    return checked(evaluator.panel, pairs, seed=terms.seed)
 
 
 def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
@@ -419,7 +414,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     if not same_tokenizer(tokenizer, other_tokenizer):
         raise ZooError(
             f"{pair.policy.name} and {pair.against.name} have different tokenizers, so there is no KL between "
-            "them: give policies that came from one base model."
+            "them: give policies trained from one base model."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id
@@ -432,7 +427,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     panel = open_panel(
         names,
         llm=terms.llm,
-        labeled=lambda: _labeled(pair, data),
+        labeled=lambda: _labeled_texts(pair, data),
         folder=out,
         seed=terms.seed,
         hub=pair.hub,
@@ -440,7 +435,6 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     temperature = pair.settings["temperature"] if terms.temperature is None else terms.temperature
     reference = on_device(load_causal(pair.against.path)).eval()
     truncation = Truncation(length, **pair.cuts)
-    # --max_new_tokens may be below the minimum length of training.
     if truncation.shortest is not None and truncation.shortest > length:
         truncation = replace(truncation, shortest=length)
     return Evaluator(
@@ -455,7 +449,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     )
 
 
-def _labeled(pair: PolicyPair, data: DataSource) -> Dataset:
+def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
     source = pair.labeled
     where = f"configuration {source.dataset_config}, split {source.dataset_train_split}"
     try:
@@ -466,11 +460,11 @@ def _labeled(pair: PolicyPair, data: DataSource) -> Dataset:
             rows, "labeled", columns=source.columns, turns=False, text="text", subject=f"The data set, {where},"
         )
     except ZooError as error:
-        hint = f", such as {pair.card_judge}, which its card names" if pair.card_judge is not None else ""
+        hint = f", such as {pair.judge_in_card}, which its card names" if pair.judge_in_card is not None else ""
         raise ZooError(
             f"The data set {data.location} has no labeled texts for the judge classifier ({where}): name another judge "
-            f"with --judge{hint}. A judge is reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION; the recipe's "
-            "README or the card of its last checkpoint may name one."
+            f"with --judge{hint}: reward:MODEL, rule:REWARD, llm:MODEL or MODULE:FUNCTION. The recipe's README or the "
+            "card of its last checkpoint may name one."
         ) from error
 
 
@@ -479,6 +473,6 @@ def _commits(source: Checkpoint) -> list[tuple[str, str]]:
     return [(repo, commit)] if repo is not None and commit is not None else []
 
 
-def _source_json(source: Checkpoint) -> dict[str, Any]:
+def _checkpoint_entry(source: Checkpoint) -> dict[str, Any]:
     repo, commit, tag = source.published_at
     return {"name": source.name, "repo": repo, "commit": commit, "tag": tag}

@@ -195,9 +195,7 @@ class LLMJudge:
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Rates each completion from 1 to 10; 5.5 if the answer is unreadable. Raises as `compare` does."""
         if len(prompts) != len(completions):
-            raise ValueError(
-                f"{len(prompts)} prompts and {len(completions)} completions: each prompt needs one completion."
-            )
+            raise ValueError(f"There are {len(prompts)} prompts but {len(completions)} completions: give one each.")
         questions = [about_single(self._criterion, *texts) for texts in zip(prompts, completions, strict=True)]
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
@@ -283,13 +281,8 @@ class LLMJudge:
 
         # Daemon threads, because one that waits for the network must not keep an interrupted process alive.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
-        bar_options = {
-            "desc": f"judging with {self._model}",
-            "unit": "answer",
-            "leave": False,
-            "disable": not self._progress,
-        }
-        with tqdm(total=total, initial=total - len(questions), **bar_options) as bar:
+        style = {"desc": f"judging with {self._model}", "unit": "answer", "leave": False, "disable": not self._progress}
+        with tqdm(total=total, initial=total - len(questions), **style) as bar:
             try:
                 for worker in workers:
                     worker.start()

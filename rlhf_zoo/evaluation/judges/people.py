@@ -40,13 +40,11 @@ def votes_on(
         # Weights that were not published cannot be compared.
         if shown.repo is None or shown.commit is None:
             return False
-        shown_origin = (shown.repo, shown.commit)
-        if (shown.role, shown_origin) not in same_weights:
-            origins = ppo if shown.role == "ppo" else sft
-            same_weights[shown.role, shown_origin] = any(
-                equal_weights(shown_origin, origin, hub=hub) for origin in origins
-            )
-        return same_weights[shown.role, shown_origin]
+        origin = (shown.repo, shown.commit)
+        if (shown.role, origin) not in same_weights:
+            compared = ppo if shown.role == "ppo" else sft
+            same_weights[shown.role, origin] = any(equal_weights(origin, other, hub=hub) for other in compared)
+        return same_weights[shown.role, origin]
 
     # A vote counts only if both sides have these weights, whatever their repository or commit.
     counted: list[Vote] = [vote for vote in votes if is_compared(vote.left) and is_compared(vote.right)]

@@ -73,9 +73,7 @@ class ClassifierJudge:
         trained_on: int,
     ) -> None:
         if not len(terms) == len(idf) == len(weights):
-            raise ValueError(
-                f"{len(terms)} terms, {len(idf)} idf values and {len(weights)} weights: each term needs one of both."
-            )
+            raise ValueError(f"{len(terms)} terms, {len(idf)} idf values, {len(weights)} weights: give one each.")
         self._terms, self._idf, self._weights, self._bias = list(terms), idf, weights, bias
         self.accuracy = accuracy
         self.trained_on = trained_on
@@ -318,9 +316,7 @@ def _is_finite(score: Any) -> bool:
 
 def _join_texts(prompts: Sequence[str], completions: Sequence[str]) -> list[str]:
     if len(prompts) != len(completions):
-        raise ValueError(
-            f"{len(prompts)} prompts and {len(completions)} completions: each prompt needs one completion."
-        )
+        raise ValueError(f"There are {len(prompts)} prompts but {len(completions)} completions: give one each.")
     return [prompt + completion for prompt, completion in zip(prompts, completions, strict=True)]
 
 
