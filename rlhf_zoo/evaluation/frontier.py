@@ -144,10 +144,10 @@ def win_shares(ours: ArrayLike, theirs: ArrayLike) -> Floats:
 
 
 def weighted_mean(points: Sequence[Point], weights: Sequence[float] | None = None, *, label: str) -> Point:
-    """Averages points on the same prompts.
+    """Averages points of a frontier.
 
     Args:
-        points: The points.
+        points: Points measured on the same prompts.
         weights: A weight for each point, summing to 1; None for the plain mean over seeds, which keeps `points` as
             `seed_points`.
         label: The label of the result.

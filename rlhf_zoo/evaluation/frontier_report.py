@@ -33,11 +33,7 @@ class BesidePPO:
     served: int
 
     def row(self, point: Point) -> dict[str, Any]:
-        """Returns the figures of a point as JSON.
-
-        Args:
-            point: The point.
-        """
+        """Returns the figures of a point as JSON."""
         kl: dict[str, Any] = {"value": point.mean_kl, "ci95": None, "n": point.n}
         if not point.kl_is_bound:
             kl = point.estimate(point.kl, seed=self.seed).to_json()
@@ -63,11 +59,7 @@ class BesidePPO:
         return document
 
     def rows(self, points: Sequence[Point]) -> list[dict[str, Any]]:
-        """Returns the points of a method as JSON, each with PPO at the same KL if PPO was run with other β.
-
-        Args:
-            points: The points.
-        """
+        """Returns the points of a method as JSON, each with PPO at the same KL if PPO was run with other β."""
         documents = [{**self.row(point), **self._ppo_at_kl_of(point)} for point in points]
         # For best-of-n. Its first point, n = 1, is skipped: serving SFT costs as much as serving PPO.
         if points[0].kl_is_bound:

@@ -71,7 +71,7 @@ class Evaluator:
         tokenizer: The tokenizer of all policies.
         rewards: The training reward; None if there is none.
         panel: The judges.
-        max_new_tokens: The longest completion.
+        max_new_tokens: Maximum number of tokens in a completion.
         temperature: The sampling temperature.
         truncation: Top-k and top-p; None for the full distribution.
         stops: Token ids that end a completion.
@@ -141,7 +141,7 @@ class Evaluator:
         """Computes the training reward of a batch.
 
         Args:
-            batch: The sampled tokens.
+            batch: The sampled token ids with their prompts.
             batch_rows: The rows of prompts, texts and columns that are in the batch.
             prompts: All prompts.
             texts: All completions.
@@ -260,7 +260,7 @@ def measure(
 
     Args:
         policy: The model to measure.
-        evaluator: The evaluator.
+        evaluator: The reference, the reward and the judges.
         prompts: (N,) texts or conversations.
         keys: (N,) keys of the random numbers.
         seed: Seed of the sampling.
@@ -411,7 +411,7 @@ def weighted_functions(
     """Selects the reward functions whose weight is not 0.
 
     Args:
-        names: The reward functions.
+        names: Names of the reward functions.
         weights: The weight of the reward model, if there is one, then of each function; None for 1 each.
         has_reward_model: Whether there is a reward model.
 

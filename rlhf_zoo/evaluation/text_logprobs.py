@@ -54,7 +54,7 @@ def logprobs_under(
     """Computes log p of each text's tokens after its prompt.
 
     Args:
-        model: The model.
+        model: The model under which to compute them.
         tokenizer: Its tokenizer.
         prompts: (N,) texts or conversations.
         tokens: (N,) token ids of each text.

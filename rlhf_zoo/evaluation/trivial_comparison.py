@@ -35,7 +35,7 @@ def choose_trivial(
     """Chooses trivial policies from what SFT and PPO wrote to validation prompts. No judge is asked.
 
     Args:
-        evaluator: The reward.
+        evaluator: The training reward; its judges are not asked.
         prompts: (N,) prompts, each repeated for its samples.
         columns: The prompts' other columns.
         sft: The SFT policy's completions.
@@ -68,7 +68,7 @@ def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], row
 
     Args:
         comparison: The measured policies.
-        policies: The trivial policies.
+        policies: The trivial policies that `choose_trivial` returned.
         rows: The rows that `comparison` was sampled for.
 
     Returns:

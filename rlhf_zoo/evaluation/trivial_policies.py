@@ -40,7 +40,7 @@ class TrivialScore:
     """A trivial policy on test prompts.
 
     Attributes:
-        policy: The policy.
+        policy: The policy that was scored.
         judge: The headline judge's mean score.
         win_rate: Against SFT, by that judge.
         reward: The mean reward; None without a reward.

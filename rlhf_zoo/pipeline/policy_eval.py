@@ -103,8 +103,8 @@ class PolicyPair:
     """A policy and the policy that it is compared with.
 
     Attributes:
-        policy: The policy.
-        against: The policy it is compared with.
+        policy: The policy to evaluate.
+        against: The policy to compare it with.
         rewards: The policy's reward models; () without one.
         data: The data set of its prompts; None if its run or card does not say.
         settings: `temperature` and `response_length` (tokens) of its training.

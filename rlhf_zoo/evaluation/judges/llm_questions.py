@@ -68,7 +68,7 @@ def about_pair(criterion: str, prompt: str, a: str, b: str) -> Question:
 
     Args:
         criterion: What makes one better.
-        prompt: The prompt.
+        prompt: The prompt of both completions.
         a: The completion shown first, as A.
         b: The completion shown second, as B.
 
@@ -84,8 +84,8 @@ def about_single(criterion: str, prompt: str, completion: str) -> Question:
 
     Args:
         criterion: What makes a completion good.
-        prompt: The prompt.
-        completion: The completion.
+        prompt: The prompt of the completion.
+        completion: The completion to rate.
 
     Returns:
         The question.

@@ -58,7 +58,7 @@ def check_names(
     """Checks, before models are loaded, that the judges are available.
 
     Args:
-        names: The judges.
+        names: Names of the judges, as recipes write them.
         llm: Settings of the language models.
         labeled: Loads rows for the classifier; None to check the classifier without any.
         seed: Seed of the classifier's split.
@@ -109,7 +109,7 @@ def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
     """Checks that the endpoints of all language models answer and accept the key.
 
     Args:
-        names: The judges.
+        names: Names of the judges, as recipes write them.
         llm: Settings of the language models.
 
     Raises:
@@ -128,7 +128,7 @@ def open_panel(
     """Opens the judges by name.
 
     Args:
-        names: The judges; the first is the headline's.
+        names: Names of the judges, as recipes write them; the first is the headline's.
         llm: Settings of the language models.
         labeled: Loads rows with text and label; called only for judges that need them.
         folder: Folder of the evaluation, in which language models cache their answers.

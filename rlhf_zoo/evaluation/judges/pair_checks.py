@@ -28,7 +28,7 @@ def check_panel(
     """Checks each scoring judge on pairs with known order.
 
     Args:
-        panel: The judges.
+        panel: The judges to check.
         labeled: Pairs with the columns prompt, chosen and rejected, and others for rules; None if there are none.
         own: Pairs of the policies' own outputs, likewise.
         seed: Seed of the resamples.

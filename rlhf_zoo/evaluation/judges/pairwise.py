@@ -176,7 +176,7 @@ def compare_pairs(
     """Compares N pairs with a judge and computes the win rate of `first`.
 
     Args:
-        judge: The judge.
+        judge: A judge of pairs.
         prompts: (N,) texts.
         first: (N,) one completion of each.
         second: (N,) the other completion.
@@ -216,16 +216,7 @@ def compare_pairs(
 
 
 def check_lengths(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> None:
-    """Checks that three lists have equal length.
-
-    Args:
-        prompts: The prompts.
-        first: One completion of each.
-        second: The other completion of each.
-
-    Raises:
-        ValueError: The lengths differ.
-    """
+    """Raises ValueError unless there are as many prompts as completions on either side."""
     if not len(prompts) == len(first) == len(second):
         raise ValueError(f"There are {len(prompts)} prompts but {len(first)} and {len(second)} completions.")
 

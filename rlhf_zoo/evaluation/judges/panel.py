@@ -52,7 +52,7 @@ class RewardJudge:
 
     Args:
         name: reward:MODEL or reward:MODEL#LABEL.
-        model: The model.
+        model: The reward model or ensemble.
         description: One sentence for a card; None derives it from the name.
     """
 
@@ -74,11 +74,7 @@ class RewardJudge:
 
 
 def checks_answers(judge: Judge) -> bool:
-    """Whether a judge is a rule that checks answers. Such a rule may be both reward and judge.
-
-    Args:
-        judge: The judge.
-    """
+    """Whether a judge is a rule that checks answers. Such a rule may be both reward and judge."""
     return isinstance(judge, RuleJudge) and bool(judge.readings)
 
 
@@ -89,7 +85,7 @@ def answers_by_reading(
     """Checks `samples` answers to each prompt with a rule's strict and lenient readings.
 
     Args:
-        judge: The judge.
+        judge: Any judge of single completions.
         prompts: (N,) texts or conversations, each repeated for its samples.
         completions: (N,) texts.
         columns: The prompts' other columns, one value per prompt.
@@ -113,7 +109,7 @@ def check_answers(
     """Checks `samples` answers to each prompt with one rule.
 
     Args:
-        rule: The rule.
+        rule: The rule that checks them.
         prompts: (N,) texts or conversations, each repeated for its samples.
         completions: (N,) texts.
         columns: The prompts' other columns, one value per prompt.
@@ -140,7 +136,7 @@ def scores(
     conversations itself. Other judges read plain text.
 
     Args:
-        judge: The judge.
+        judge: A judge of single completions.
         prompts: (N,) texts or conversations.
         completions: (N,) texts.
         columns: The prompts' other columns, one value per prompt.
@@ -162,14 +158,7 @@ def scores(
 
 
 def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
-    """Puts the paid judges last, so that an error in a free one appears before money is spent.
-
-    Args:
-        judges: The judges.
-
-    Returns:
-        The same judges, free ones first.
-    """
+    """Returns the judges with the paid ones last, so that an error in a free one appears before money is spent."""
     return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
 
 

@@ -26,7 +26,7 @@ class Sample:
     """A completion and the probe's number for it. Prompt and completion are untrusted text.
 
     Attributes:
-        prompt: The prompt.
+        prompt: The prompt of the completion.
         completion: The policy's text.
         number: The family's number for this text.
     """

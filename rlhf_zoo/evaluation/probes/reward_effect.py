@@ -30,7 +30,7 @@ class Edit:
     """Texts edited for one family, in their original order.
 
     Attributes:
-        family: The family.
+        family: Name of the family of probes.
         with_habit: SFT's texts with the habit added.
         without_habit: The policy's texts with the habit removed.
     """
@@ -45,7 +45,7 @@ class RewardEffect:
     """How much a family's habit changes the reward.
 
     Attributes:
-        family: The family.
+        family: Name of the family of probes.
         gain_when_added: The reward that SFT's texts gain when the habit is added, as a share of the policy's gain over
             SFT.
         loss_when_removed: The reward that the policy's texts lose when it is removed, as a share of the same gain.
@@ -66,7 +66,7 @@ class RewardEffect:
         """Computes the effect from scores of texts before and after the edit.
 
         Args:
-            family: The family.
+            family: Name of the family of probes.
             sft: (N,) rewards of SFT's texts.
             policy: (N,) rewards of the policy's texts.
             with_habit: (N,) rewards of SFT's texts with the habit.

@@ -162,7 +162,7 @@ def repeated_share(tokens: Sequence[str], text: str) -> float:
 
     Args:
         tokens: The text's words.
-        text: The text.
+        text: The text itself, which is compressed.
 
     Returns:
         A share from 0 to 1.

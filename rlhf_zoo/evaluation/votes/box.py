@@ -259,9 +259,6 @@ class VoteBox:
     def cast(self, vote: Vote) -> None:
         """Stores a vote on the disk, without waiting for the Hub. A vote that is cast twice counts once.
 
-        Args:
-            vote: The vote.
-
         Raises:
             ZooError: The disk refuses, and the vote is not stored.
         """

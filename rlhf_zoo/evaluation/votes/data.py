@@ -52,8 +52,8 @@ class HubVotes:
         head, so nothing is overwritten or missed. The client's errors propagate.
 
         Args:
-            batch: DATE/NAME.
-            votes: The votes.
+            batch: Name of the batch, DATE/NAME.
+            votes: The votes of the batch.
 
         Raises:
             ZooError: The repository holds another data set.

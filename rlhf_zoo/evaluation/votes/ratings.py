@@ -181,7 +181,7 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
     """Summarizes votes for JSON. A vote that occurs twice (by its id) counts once.
 
     Args:
-        votes: The votes.
+        votes: The votes, possibly with copies.
         seed: Seed of the resamples.
 
     Returns:

@@ -74,14 +74,14 @@ class Vote:
     """One judgment of two completions of a prompt, and how they were drawn. It holds nothing about the voter.
 
     Attributes:
-        prompt: The prompt.
-        left: The left side.
-        right: The right side.
+        prompt: The prompt of both completions.
+        left: The completion on the left side.
+        right: The completion on the right side.
         verdict: left, right, tie or both_bad.
         temperature: Sampling temperature.
         top_p: Nucleus probability.
         seed: Seed of the sampling, the same for both sides.
-        max_new_tokens: Maximum length of a completion.
+        max_new_tokens: Maximum number of tokens in a completion.
         id: A random uuid.
         time: UTC, to the second.
 
