@@ -23,14 +23,14 @@ class Texts:
     """N completions.
 
     Attributes:
-        prompts: The prompt of each.
+        prompts: The prompt of each, a text or a conversation.
         texts: Each with its prompt in front, a text or a conversation.
         ended: Whether each ended by itself.
         judge: The judge's scores; None if nothing was evaluated.
         kl: Σ log π − log π_SFT of each, nats; None if nothing was evaluated.
     """
 
-    prompts: Sequence[str]
+    prompts: Sequence[Any]
     texts: Sequence[Any]
     ended: Sequence[bool]
     judge: Sequence[float] | None = None

@@ -14,10 +14,10 @@ from ..errors import ZooError
 from ..evaluation.head_to_head import head_to_head
 from ..evaluation.judges.check import JudgeCheck
 from ..evaluation.judges.named import check_names, open_panel
-from ..evaluation.judges.pair_checks import checked
+from ..evaluation.judges.pair_checks import check_panel
 from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
-from ..evaluation.reward_reading import READ, reading_of
+from ..evaluation.reward_reading import READING_KEYS, reading_of
 from ..fields import check_limits
 from ..fileio import at, finite, hub_id, now, write_json, write_text
 from ..hub.client.connect import CLIENT, Hub
@@ -103,8 +103,8 @@ class PolicyPair:
     """A policy and the policy that it is compared with.
 
     Attributes:
-        policy: The policy to evaluate.
-        against: The policy to compare it with.
+        policy: The policy.
+        against: The policy it is compared with.
         rewards: The policy's reward models; () without one.
         data: The data set of its prompts; None if its run or card does not say.
         settings: `temperature` and `response_length` (tokens) of its training.
@@ -186,7 +186,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
             functions=_reward_functions(subject.resolved),
             prompts_at=prompts_at(subject.resolved),
             held_out=_held_out(subject.resolved),
-            reading=reading_of(recorded_settings(subject.resolved, "ppo", READ, where=str(subject.where))),
+            reading=reading_of(recorded_settings(subject.resolved, "ppo", READING_KEYS, where=str(subject.where))),
             cuts=_truncation_keys(subject.resolved, str(subject.where)),
             loader=loader,
             hub=hub,
@@ -406,7 +406,7 @@ def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None
-    return checked(evaluator.panel, pairs, seed=terms.seed)
+    return check_panel(evaluator.panel, pairs, seed=terms.seed)
 
 
 def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:

@@ -12,7 +12,7 @@ from trainer_fixture import CHAT, LETTERS, make_reward_model, make_tokenizer
 
 from rlhf_zoo.evaluation.best_of_n import Choice, choice_accuracy, choices, credits_of
 from rlhf_zoo.evaluation.hard_pairs import are_ties, hard_pairs, overlap, ties
-from rlhf_zoo.evaluation.text import plain
+from rlhf_zoo.evaluation.text import normalized
 from rlhf_zoo.pipeline.stages import pair_report
 from rlhf_zoo.pipeline.stages.pair_report import held_out_report
 from rlhf_zoo.rewards import RewardModel
@@ -46,12 +46,12 @@ def test_no_choice_has_a_text_twice_or_one_that_was_chosen(rows: list[tuple[str,
     found = choices(prompts, chosen, rejected, seed=seed, candidates=n)
     assert found == choices(prompts, chosen, rejected, seed=seed, candidates=n)
     for one in found:
-        wrong = [plain(rejected[place]) for place in one.wrong]
-        assert len({plain(chosen[one.pair]), *wrong}) == n and one.wrong[0] == one.pair
+        wrong = [normalized(rejected[place]) for place in one.wrong]
+        assert len({normalized(chosen[one.pair]), *wrong}) == n and one.wrong[0] == one.pair
         own = [prompts[place] == prompts[one.pair] for place in one.wrong]
         assert own == [True] * (n - 1 - one.borrowed) + [False] * one.borrowed
-        here = {plain(text) for prompt, text in zip(prompts, chosen, strict=True) if prompt == prompts[one.pair]}
-        anywhere = set(map(plain, chosen))
+        here = {normalized(text) for prompt, text in zip(prompts, chosen, strict=True) if prompt == prompts[one.pair]}
+        anywhere = set(map(normalized, chosen))
         borrowed = wrong[n - 1 - one.borrowed :]
         assert not here & set(wrong[1:]) and not anywhere & set(borrowed)
 

@@ -329,9 +329,9 @@ def test_what_a_run_of_this_machine_says(toys: Toys, tmp_path: Path) -> None:
         assert found.data is not None and found.data.location == str(tmp_path / "run/data")
         assert found.settings == {"response_length": 9.0, "temperature": 0.5}
     card = described(toys, tmp_path / "told", {"evaluation": {"judge": {"target": "os:system"}}})
-    assert card.judge is None and card.described == "os:system"  # told, never imported
+    assert card.judge is None and card.judge_in_card == "os:system"  # told, never imported
     for odd in ([], {"judge": "x"}, {"judge": {"target": 3}}, "x"):
-        assert described(toys, tmp_path / "told", {"evaluation": odd}).described is None
+        assert described(toys, tmp_path / "told", {"evaluation": odd}).judge_in_card is None
 
 
 PAID = {

@@ -165,7 +165,7 @@ def test_zero_gpu_takes_the_function_that_computes(monkeypatch: pytest.MonkeyPat
     toys = save_toys(tmp_path / "toys")
     source = {role: Checkpoint("me/x", getattr(toys, role)) for role in ("ppo", "sft")}
     subject = Subject(Comparison.load(ppo=toys.ppo, sft=toys.sft), rlhf_zoo.Lineage(**source, reward=None))
-    app = compare._app()
+    app = compare._import_space_app()
     monkeypatch.setattr(app, "GPU", gpu)
     monkeypatch.setattr(serve, "start", lambda page, **address: page)
     with app.opened(subject) as page:

@@ -18,10 +18,10 @@ from rlhf_zoo.evaluation.stats import (
     correlation,
     group_indices,
     jackknife,
-    levels,
     over_seeds,
     perplexity_difference,
     proportion,
+    quantile_levels,
     share,
     win_rate,
 )
@@ -246,11 +246,11 @@ def test_the_interval_of_a_share_covers_near_the_edges():
 @pytest.mark.parametrize("groups", [4, 5, 9, 40])
 def test_percentiles_lie_as_far_out_as_t_and_the_unbiased_variance_would_have_them(groups):
     """Resampling has n below the variance, and a normal's quantile: both are too narrow with few groups."""
-    low, high = levels(groups)
+    low, high = quantile_levels(groups)
     wanted = scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1) * math.sqrt(groups / (groups - 1)))
     assert low == pytest.approx(wanted, rel=1e-12) and high == 1 - low
     assert low < 0.85 * scipy_stats.norm.cdf(scipy_stats.t.ppf(0.025, groups - 1)) or groups == 40
-    assert levels(1) == (0.025, 0.975)
+    assert quantile_levels(1) == (0.025, 0.975)
 
 
 def by_korn_and_graubard(values, groups, *, variance=None):

@@ -75,7 +75,9 @@ def held_out_report(
         ]
     return {
         **report,
-        "best_of_n": choice_accuracy(chosen, _scores_of(chosen, scorer, pairs, scores), prompts, gold=gold_utilities),
+        "best_of_n": choice_accuracy(
+            candidates, _scores_of(candidates, scorer, pairs, scores), prompts, gold=gold_utilities
+        ),
         "ties": ties(margins, tied, equal_texts, prompts, seed=seed),
         "hard": hard_pairs(
             of_untied(margins),

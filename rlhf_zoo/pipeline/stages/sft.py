@@ -163,10 +163,10 @@ def _model_and_tokenizer(
             max_length=architecture.get("max_position_embeddings", 512),
             **(shared.tokenizer or {}),
         )
-        return build_causal(architecture, tokenizer, how=loading), tokenizer
+        return build_causal(architecture, tokenizer, options=loading), tokenizer
     path = resolve(base.path, context.hub, revision=base.lineage["commit"]).path
     tokenizer = load_tokenizer(path)
-    model = load_causal(path, how=loading)
+    model = load_causal(path, options=loading)
     embeddings: Any = model.get_input_embeddings()
     if (highest := highest_id(tokenizer)) >= (rows := len(embeddings.weight)):
         raise ZooError(

@@ -245,7 +245,7 @@ def _begin(
         record.clear()
         (context.directory / SUMMARY).unlink(missing_ok=True)
         if publisher is not None:
-            claim_repository(context, stage)  # without the tags of the earlier run, whose records are gone now
+            claim_stage_repository(context, stage)  # without the tags of the earlier run, whose records are gone now
     record.write(
         **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
@@ -402,6 +402,7 @@ def _save_finished(trainer: Trainer, record: StageRecord, error: UpdateFailed | 
             check_room(record)
         except NoRoom:
             raise error from None
+        assert trainer.model is not None, "a trainer that has trained has a model"
         trainer._save_checkpoint(trainer.model, None)
         trainer.callback_handler.on_save(trainer.args, trainer.state, trainer.control)
     return True
