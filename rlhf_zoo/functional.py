@@ -319,8 +319,8 @@ def leave_one_out(scores: Tensor, *, size: int) -> Tensor:
     """
     groups = scores.view(-1, size)
     # The completion's own score must not be in its baseline: it would bias the gradient.
-    others = (groups.sum(1, keepdim=True) - groups) / (size - 1)
-    return (groups - others).reshape(-1)
+    baseline = (groups.sum(1, keepdim=True) - groups) / (size - 1)
+    return (groups - baseline).reshape(-1)
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

@@ -71,7 +71,7 @@ def test_another_model_or_a_part_of_one_is_refused(tmp_path: Path, thread_hub: T
     (folder / "model.safetensors").unlink()
     (folder / "adapter_model.safetensors").write_bytes(weights)
     (folder / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "maker/base"}')
-    with pytest.raises(ZooError, match="is an adapter: merge it into its base first"):
+    with pytest.raises(ZooError, match="is an adapter: merge it into its base"):
         add_model(str(folder), "maker/other", license=None, source=None, hub=hub)
     assert not thread_hub.api().repo_exists("maker/other")
 
@@ -80,7 +80,7 @@ def test_the_command_adds_a_gguf_file(tmp_path: Path) -> None:
     file = write_gguf(tmp_path)
     done = zoo("hub", "add", file, NAME, "--source", "made here", home=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{NAME} holds the model of {file} (commit "), done.stdout
+    assert done.stdout.startswith(f"{NAME} now holds the model of {file} (commit "), done.stdout
     (folder,) = (tmp_path / "zoo" / "gguf").glob(f"*/{FILE}")
     assert load_tokenizer(folder).pad_token == "<|endoftext|>" and load_causal(folder)
     again = zoo("hub", "add", tmp_path, NAME, home=tmp_path)

@@ -97,6 +97,8 @@ MUTATIONS = [
     Mutation("terminal_remainder", "paid twice", "scores - by_token", "scores + 0 * by_token"),
     Mutation("terminal_remainder", "padding counted", "by_token.masked_fill(~mask, 0)", "by_token"),
     Mutation("zero_variance_groups", "one equal pair is enough", ".all(1)", "[:, 1:].any(1)"),
+    Mutation("leave_one_out", "its own score in the baseline", "/ (size - 1)", "/ size"),
+    Mutation("leave_one_out", "baseline added", "(groups - baseline)", "(groups + baseline)"),
     Mutation("token_rewards", "KL is rewarded", "-kl_coef * ", "kl_coef * "),
     Mutation("token_rewards", "KL of padding counted", "kl.masked_fill(~mask, 0)", "kl"),
     Mutation("gae", "sign of the next value", "+ gamma * next_value", "- gamma * next_value"),

@@ -231,6 +231,12 @@ def zero_variance_groups(scores: ArrayLike, *, size: int) -> Array:
     return np.array([len(set(scores[at : at + size].tolist())) == 1 for at in range(0, len(scores), size)], dtype=bool)
 
 
+def leave_one_out(scores: ArrayLike, *, size: int) -> Array:
+    scores = np.asarray(scores)
+    groups = [scores[start : start + size] for start in range(0, len(scores), size)]
+    return np.array([group[i] - np.delete(group, i).mean() for group in groups for i in range(size)])
+
+
 def token_rewards(scores: ArrayLike, kl: ArrayLike, mask: ArrayLike, *, kl_coef: float) -> Array:
     """Ziegler et al. (arXiv:1909.08593) eq. 2 by token: R = r − β log(π/ρ), with r on the token that ends the text."""
     penalties, points = np.asarray(kl, dtype=np.float64), np.asarray(scores, dtype=np.float64)

@@ -220,6 +220,11 @@ def test_equal_in_groups() -> None:
     assert functional.zero_variance_groups(scores, size=1).all()
 
 
+def test_leave_one_out_subtracts_the_mean_of_the_other_scores() -> None:
+    same(functional.leave_one_out(f64([1.0, 2.0, 6.0, 5.0, 5.0, 5.0]), size=3), [-3.0, -1.5, 4.5, 0.0, 0.0, 0.0])
+    same(functional.leave_one_out(f64([1.0, 4.0]), size=2), [-3.0, 3.0])
+
+
 def test_token_rewards_puts_the_score_on_the_last_real_token_only() -> None:
     kl = f64([[0.5, -1.0, 2.0], [1.0, 3.0, NAN], [4.0, NAN, NAN]])
     mask = torch.tensor([[True, True, True], [True, True, False], [True, False, False]])

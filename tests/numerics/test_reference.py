@@ -117,6 +117,10 @@ def _equal_in_groups(draw: Draw) -> tuple[Any, Any]:
     return both("zero_variance_groups", scores, size=3)
 
 
+def _scores_of_groups(draw: Draw) -> torch.Tensor:
+    return torch.tensor(draw.rng.normal(size=3 * draw.shape[0]), dtype=draw.dtype)
+
+
 def _policy_loss(**clips: float) -> Case:
     return lambda draw: both("clipped_policy_loss", *draw.logprobs(), draw.normal(), cliprange=0.2, **clips)
 
@@ -188,6 +192,7 @@ CASES: dict[str, Case] = {
         "terminal_remainder", draw.normal(draw.shape[0]), draw.normal(), draw.mask()
     ),
     "zero_variance_groups": _equal_in_groups,
+    "leave_one_out": lambda draw: both("leave_one_out", _scores_of_groups(draw), size=3),
     "gae": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=0.97, lam=0.9),
     "gae/undiscounted": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=1.0, lam=0.95),
     "clipped_policy_loss": _policy_loss(),
