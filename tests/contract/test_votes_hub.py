@@ -35,7 +35,7 @@ from rlhf_zoo.evaluation.votes.box import VoteBox
 from rlhf_zoo.evaluation.votes.data import HubVotes
 from rlhf_zoo.evaluation.votes.vote import ShownCompletion, Vote
 journal, name, voters, votes, interval, pause = json.loads(sys.argv[1])
-refusals.FIRST_PAUSE, refusals.LONGEST_PAUSE = 0.05, 0.5
+refusals.FIRST_PAUSE, refusals.MAX_PAUSE = 0.05, 0.5
 
 def visit(box, voter):
     for number in range(votes):

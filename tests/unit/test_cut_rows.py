@@ -47,7 +47,7 @@ def test_rows_that_max_length_cuts_are_counted(folder: Path, caplog: pytest.LogC
     assert foreseen is not None and asdict(foreseen) == counted, "validate says it beforehand"
     assert sft.run(context)
     assert "max_length, 16, cuts 3 of 6 rows; of 1 it leaves no token of the answer." in caplog.text
-    assert "1 of 6 rows are left out, as max_length, 16, leaves no token of their answers." in caplog.text
+    assert "1 of 6 rows are left out, because max_length, 16, leaves no token of their answers." in caplog.text
     record = context.record("sft")
     assert record.read()["left_out"] == {"max_length": 1} and record.read()["cut_rows"] == counted
     assert read_json(write_summary(context, trained=True))["cut_rows"] == counted

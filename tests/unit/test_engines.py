@@ -180,7 +180,7 @@ def test_an_engine_that_keeps_stale_weights_stops_the_run_and_finished_updates_a
     stub = StubVLLM(make_policy(), off=0.0, stale_from=3)
     with engine(mode, stub, monkeypatch) as keys:
         context = make_context(folder, **keys)
-        said = r"has other weights .* more than the 0\.001 that .*Step 2 is saved, and the same command goes on"
+        said = r"has other weights .* more than the 0\.001 that .*Step 2 is saved: run the same command again"
         with pytest.raises(SamplingFailed, match=said):
             ppo.run(context)
         assert kept(context) == (["checkpoint-2"], "interrupted")

@@ -17,7 +17,7 @@ REAL, OF_ALL, PROCESSES = 3, 5, 2
 def trainer(coefficient: float | None = None) -> Any:
     made = SimpleNamespace(
         args=SimpleNamespace(center_rewards_coefficient=coefficient, world_size=PROCESSES),
-        rows=lambda here: (REAL, OF_ALL),
+        count_rows=lambda here: (REAL, OF_ALL),
         _metrics={"train": defaultdict(list), "eval": defaultdict(list)},
         _total_train_tokens=100.0,
     )

@@ -148,7 +148,7 @@ def test_lexicon_words_are_trimmed_and_counted():
     assert isinstance(judge, Judge) and "1 positive and 1 negative" in judge.description
     with pytest.raises(ZooError, match="needs positive and negative words"):
         LexiconJudge(["good"], ["good"])
-    with pytest.raises(ValueError, match="2 prompts and 1 completions"):
+    with pytest.raises(ValueError, match="2 prompts but 1 completions"):
         judge(["a", "b"], ["c"])
 
 

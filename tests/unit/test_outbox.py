@@ -51,7 +51,7 @@ def failing(times: int, error: Exception) -> Callable[[str], None]:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr("rlhf_zoo.hub.client.refusals.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.MAX_PAUSE", 0.05)
 
 
 def outbox(disk: Disk, patience: float = 5.0) -> Outbox:

@@ -191,7 +191,7 @@ def test_a_fit_is_seeded_and_plain_json():
     [
         ([1, 2], [1, 2], {}, "3 different KL above 0, not 2"),
         ([0, 0, 1, 1, 2], [0, 0, 1, 1, 2], {}, "3 different KL above 0, not 2"),
-        ([1, 2, 3], [1, 2], {}, r"\(3,\) and \(2,\)"),
+        ([1, 2, 3], [1, 2], {}, r"not \(2,\).* not \(3,\)"),
         ([1, 2, 3], [1, math.nan, 2], {}, "not finite"),
         ([1, 2, math.inf], [1, 1, 2], {}, "not finite"),
         ([1, 2, 3], [1, 1, 2], {"errors": [1, 2]}, "3 numbers"),

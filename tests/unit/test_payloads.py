@@ -367,7 +367,7 @@ def test_the_user_may_trust_a_run(strange: Path) -> None:
 def test_a_strangers_run_names_no_judge(strange: Path, own: Path, judge: str) -> None:
     """Nor one that asks an endpoint, which the user pays for."""
     change(strange, "eval", {"evaluation": {"judge": judge}})
-    with pytest.raises(ZooError, match=r"eval/run.json was not written by your rlhf-zoo.*name the judge .* --judge"):
+    with pytest.raises(ZooError, match=r"eval/run.json was not written by your rlhf-zoo.*choose a judge with --judge"):
         find_pair(str(strange), against=None, reward=None, terms=Terms())
     with pytest.raises(ZooError, match=r"dataset_name to '.*', a path on the machine that published it"):
         find_pair(str(strange), against=None, reward=None, terms=Terms(judges=("classifier",)))

@@ -68,7 +68,7 @@ def test_flags_of_a_policy() -> None:
         (["--sample", "2"], "--sample is no option for a policy, did you mean 'samples'?"),
         (["--ppo.kl_coef", "0"], "--ppo.kl_coef is no option for a policy"),
         (["--seed", "x"], "--seed is 'x': give a whole number."),
-        (["--columns", "text"], "--columns is 'text', and it takes a mapping"),
+        (["--columns", "text"], "--columns is 'text', but it takes a mapping"),
     ):
         with pytest.raises(ZooError) as refused:
             read(*arguments)
@@ -220,7 +220,7 @@ def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
     )
     _check_context_length(load_causal(toys.ppo), tools, ["the"])
     with pytest.raises(
-        ZooError, match=r"The models take 96 tokens and the longest prompt has 2, which leaves no room for 95 more: "
+        ZooError, match=r"The models take 96 tokens and the longest prompt has 2, which leaves no room for 95 new ones: "
     ):
         _check_context_length(load_causal(toys.ppo), tools, ["the", "the camera"])
 

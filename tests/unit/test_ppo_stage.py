@@ -184,7 +184,7 @@ def test_updates_before_a_reward_that_cannot_be_had_are_kept(
     else:
         DOWN[:] = [0]
         limited = replace(make_context(folder, **keys, reward_timeout="0.5"), directory=parts.directory)
-        with pytest.raises(ZooError, match=r"slow_service did not return within .* Step 2 is saved, and the same"):
+        with pytest.raises(ZooError, match=r"slow_service did not return within .* Step 2 is saved: run the same"):
             ppo.run(limited)
     assert time.monotonic() - began < 60
     record = parts.record("ppo")

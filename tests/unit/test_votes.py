@@ -143,7 +143,7 @@ def test_a_row_that_is_no_vote():
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     monkeypatch.setattr("rlhf_zoo.hub.client.refusals.FIRST_PAUSE", 0.01)
-    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr("rlhf_zoo.hub.client.refusals.MAX_PAUSE", 0.05)
     monkeypatch.setattr(vote_box, "POLL_SECONDS", 0.01)
 
 
