@@ -197,7 +197,7 @@ def test_rows_of_which_max_length_leaves_no_answer_are_counted(folder: Path, cap
     run, context = _sft(folder, "short")
     own = {**context.flags["sft"], "dataset_name": str(folder / "long"), "dataset_config": None, "max_steps": 1}
     assert run(replace(context, flags={"sft": own}))
-    assert "1 of 6 rows are left out, as max_length, 16, leaves no token of their answers." in caplog.text
+    assert "1 of 6 rows are left out, because max_length, 16, leaves no token of their answers." in caplog.text
     assert context.record("sft").read()["left_out"] == {"max_length": 1}
 
 

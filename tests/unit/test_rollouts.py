@@ -74,7 +74,7 @@ def test_a_file_has_at_most_so_many_completions(tmp_path, monkeypatch):
     path.write_text('{"prompt": "x", "completion": "y"}\n\n' * 3)
     assert len(read_rollouts(path)) == 3
     path.write_text('{"prompt": "x", "completion": "y"}\n' * 4)
-    with pytest.raises(ZooError, match="holds over 3 completions: give a random part"):
+    with pytest.raises(ZooError, match="holds over 3 completions: give a random sample"):
         read_rollouts(path)
 
 

@@ -107,7 +107,7 @@ def test_new_pairs_lie_beside_the_older_ones(first: RunContext, labels: str, lon
     with pytest.raises(ZooError, match=f"{this.round.folder} has changed since the round made it: .*remove"):
         stage_source(this, "reward")
     file.write_bytes(before)
-    with pytest.raises(ZooError, match="another value of 'pairs' made"):
+    with pytest.raises(ZooError, match="made with another value of 'pairs'"):
         make_pairs(this, first, count=31)
 
 
