@@ -16,6 +16,7 @@ import logging
 import math
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -32,7 +33,6 @@ from ..rewards import Scored
 from .actor_critic import TextBatch
 from .base import TRAIN_STREAM
 from .config import CPU_TOKENS_PER_PASS
-from .custom_loop import UserScores
 from .distributed_update import gather_rollouts as gather_across_processes
 from .distributed_update import split_samples, split_texts
 from .guards import (
@@ -110,8 +110,9 @@ class PPOTrainer(StepwiseTrainer):
             with self.phases("reward"), wrap_reward_errors():
                 scored = self.score(rollout, prompt_rows)
             with self.phases("update"):
-                gathered = self.gather_rollouts(rollout, scored, group_size=self.args.num_generations)
-                loss = self.ppo_update(model, *gathered)
+                group_size = self.args.num_generations
+                rollout, scored = self.gather_rollouts(rollout, scored, group_size=group_size)
+                loss = self.ppo_update(model, rollout, replace(scored, group_size=group_size))
         self.log_eval_samples()
         return loss
 
@@ -157,8 +158,7 @@ class PPOTrainer(StepwiseTrainer):
         moments = self.moments(scored.total).tolist()
         self.running_scores = self.running_scores.update(moments)
         estimates = self.compute_advantages(rollout, scored)
-        # A custom training loop does not say which completions share a prompt.
-        group_size = 1 if isinstance(scored, UserScores) else self.args.num_generations
+        group_size = scored.group_size
         zero_variance = F.zero_variance_groups(estimates.scores, size=group_size)
         if group_size > 1 and self.args.skip_equal_scores:
             indices = (~zero_variance).repeat_interleave(group_size).nonzero().squeeze(1)
@@ -197,8 +197,9 @@ class PPOTrainer(StepwiseTrainer):
         """
         args, token_mask = self.args, rollout.mask
         shaped = self.shape_scores(scored, rollout.samples.ended)
-        centered_by_prompt = args.score_centering == "prompt"
-        scores = F.leave_one_out(shaped, size=args.num_generations) if centered_by_prompt else shaped
+        # Held-out prompts have one completion each, which has no others to compare with.
+        centered_by_prompt = args.score_centering == "prompt" and scored.group_size > 1
+        scores = F.leave_one_out(shaped, size=scored.group_size) if centered_by_prompt else shaped
         kl_in_reward = args.kl_in == "reward"
         # With the KL in the loss, β is 0 here. The KL is still computed, so that `token_rewards` gets it in both cases.
         beta = self.controller.kl_coef if kl_in_reward else 0.0

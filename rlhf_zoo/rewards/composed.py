@@ -41,6 +41,7 @@ class Scored:
         extra: Columns of B values to show beside the completions.
         metrics: What functions logged with `log_metric`, by name.
         by_token: (B, T) the part of the total that belongs to single tokens; None if no function returned lists.
+        group_size: Completions of each prompt, which lie next to each other; 1 if nobody says which share a prompt.
     """
 
     total: Tensor
@@ -48,16 +49,17 @@ class Scored:
     extra: Mapping[str, list[Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     by_token: Tensor | None = None
+    group_size: int = 1
 
     def select(self, indices: Tensor, *, width: int) -> Scored:
         """Selects rows, without what functions logged.
 
         Args:
-            indices: The rows.
+            indices: The rows, in whole groups.
             width: The number of tokens of their longest completion.
         """
         by_token = None if self.by_token is None else self.by_token[indices, :width]
-        return Scored(self.total[indices], self.each[indices], by_token=by_token)
+        return Scored(self.total[indices], self.each[indices], by_token=by_token, group_size=self.group_size)
 
 
 class Rewards:

@@ -189,9 +189,11 @@ def test_running_statistics_are_of_all_scores_so_far(tmp_path: Path, centering: 
 def test_centering_by_prompt_subtracts_the_mean_of_the_prompts_other_completions(tmp_path: Path) -> None:
     trainer = trained(
         tmp_path, max_steps=1, reward_funcs=count, score_centering="prompt", num_generations=3, kl_coef=0.0,
-        whiten_advantages=False, lam=1.0, gamma=1.0,
+        whiten_advantages=False, lam=1.0, gamma=1.0, eval_dataset=prompt_rows(4), per_device_eval_batch_size=4,
     )  # fmt: skip
-    (rollout, estimates, _), [metrics] = trainer.updates[0], updates_of(trainer)
+    held_out = trainer.evaluate()
+    assert held_out["eval_objective/score"] > 0, "a batch of one completion a prompt, of a size that 3 does not divide"
+    (rollout, estimates, _), [metrics] = trainer.updates[0], updates_of(trainer)[:1]
     lengths = count(rollout.samples.token_lists())
     assert len(set(lengths)) > 1 and estimates.scores.tolist() == lengths, "metrics keep the score itself"
     assert metrics["objective/score"] == metrics["objective/shaped_score"] == pytest.approx(statistics.fmean(lengths))
