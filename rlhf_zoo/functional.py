@@ -93,7 +93,7 @@ def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """(x − μ)/σ, with μ added back when `shift_mean` is False. A single element becomes 0. Source: N+ 24 and 25.
+    """(x − μ)/σ, with μ added back when `shift_mean` is False. One element becomes 0 or μ. Source: N+ 24 and 25.
 
     Args:
         x: (B, T) or (B,).

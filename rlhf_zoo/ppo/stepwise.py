@@ -95,7 +95,7 @@ class StepwiseTrainer(HeldOutTrainer):
         """
         if self.args.score_centering == "prompt":
             raise ZooError(
-                "step() does not know which responses share a prompt, and score_centering is 'prompt': set it to "
+                "step() does not know which responses share a prompt, but score_centering is 'prompt': set it to "
                 "'running' or 'none'."
             )
         model = self.prepare_loop()
