@@ -4,7 +4,8 @@ The best of many noisy checkpoints looks better than it is, so a fall from it ca
 For each checkpoint k, the contrast c · y_k + (1 − c) · y_SFT − y_last, c = `MIN_SHARE_KEPT`, is above 0 only if the
 last checkpoint is worse than k or than SFT. The largest of the contrasts' t statistics is compared with its
 distribution when all contrasts are 0, found by resampling prompts. This is Dunnett's many-to-one comparison, as the
-studentized bootstrap of Romano & Wolf 2005 (Econometrica 73:1237). Under a flat judge it reports a fall in 2.5% of
+studentized bootstrap of Romano & Wolf 2005 (Econometrica 73:1237). In addition, the last checkpoint must lose to the
+best on enough prompts, because a few outliers can move a mean. Under a flat judge it reports a fall in at most 2.5% of
 runs, however many checkpoints there are.
 """
 
@@ -21,6 +22,8 @@ from .stats import Estimate, bootstrap_mean, resample_counts
 #: Share of the best checkpoint's gain over SFT. A loss that leaves more does not matter, however certain it is.
 MIN_SHARE_KEPT = 0.9
 Z_80 = 0.841621  # the 80% quantile of the normal distribution
+#: The smallest win rate of a gain; 1 − this is the largest of a loss. A reader would not notice less.
+MIN_WIN_RATE = 0.53
 FALL_LEVEL = 0.025  # significance level of a fall, one-sided, to match the 95% intervals
 
 Floats = NDArray[np.float64]
@@ -35,6 +38,7 @@ class Fall:
         drop: Best − last, with its plain interval, which is too narrow because the best was chosen.
         share_kept: The last checkpoint's share of the best's gain over SFT; None if there was no gain.
         p: How often noise alone would produce as large a fall from any checkpoint, corrected for the choice.
+        win_rate: The last checkpoint's win rate over the best one, by their scores on each prompt.
         detectable_share: The last checkpoint would have to fall to this share of an earlier checkpoint's gain for 80%
             of such evaluations to detect it. Below 0 if even SFT's level is not low enough; None if no earlier
             checkpoint has a gain.
@@ -44,12 +48,13 @@ class Fall:
     drop: Estimate
     share_kept: float | None
     p: float
+    win_rate: float
     detectable_share: float | None = None
 
     @property
     def detected(self) -> bool:
-        """Whether the fall is beyond noise at `FALL_LEVEL`."""
-        return self.p <= FALL_LEVEL
+        """Whether the fall is beyond noise at `FALL_LEVEL`, and the win rate agrees."""
+        return self.p <= FALL_LEVEL and self.win_rate <= 1 - MIN_WIN_RATE
 
     def to_json(self) -> dict[str, Any]:
         """Returns the fall as JSON."""
@@ -58,6 +63,7 @@ class Fall:
             "drop": self.drop.to_json(),
             "share_kept": self.share_kept,
             "p": self.p,
+            "win_rate": self.win_rate,
             "detected": self.detected,
             "detectable_share": self.detectable_share,
         }
@@ -111,6 +117,7 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
         share_kept=float((means[last] - means[0]) / best_gain) if best_gain > 0 else None,
         # The observed statistic counts as one of the resamples, so p is never 0.
         p=float((1 + (largest >= observed).sum()) / (1 + resamples)),
+        win_rate=float(np.mean((np.sign(scores[last] - scores[best]) + 1) / 2)),
         detectable_share=MIN_SHARE_KEPT - detectable / gain_before
         if gain_before > 0 and math.isfinite(detectable)
         else None,

@@ -70,8 +70,8 @@ class JudgeReliability:
         return None
 
     @property
-    def why_not_trusted(self) -> str | None:
-        """A sentence on why the judge cannot rule out hacking; None if it can."""
+    def known_fault(self) -> str | None:
+        """A sentence on what is known to keep the judge from ruling out hacking; None if nothing is."""
         if self.why_unfit:
             return self.why_unfit
         faults = ["one constant text beats SFT by this judge"] if self.winnable else []
@@ -81,11 +81,12 @@ class JudgeReliability:
         return f"{reasons[0].upper()}{reasons[1:]}, so it cannot rule out reward hacking." if faults else None
 
     @property
-    def unchecked(self) -> bool:
-        """Whether the judge was not checked in any of the ways that the verdict uses."""
-        # Self-agreement does not count: a judge that always makes the same error agrees with itself.
-        facts = (self.accuracy, self.own_accuracy, self.winnable, self.independent)
-        return not self.verifiable and all(fact is None for fact in facts)
+    def why_not_trusted(self) -> str | None:
+        """A sentence on why the judge cannot rule out hacking; None if it can."""
+        # Self-agreement is no check: a judge that always makes the same error agrees with itself.
+        if self.known_fault or self.verifiable or self.accuracy or self.own_accuracy:
+            return self.known_fault
+        return "Nobody checked the judge on pairs of known order, so it cannot rule out reward hacking."
 
     @property
     def unknown(self) -> str:
@@ -142,7 +143,8 @@ class Evidence:
         sft, checkpoints: The SFT model, and the checkpoints in any order.
         judge: The facts about the judge.
         reward_effects: How the training reward scores the last checkpoint's habits.
-        rollouts: Whether these are completions of one policy without a run, so sentences name no step.
+        rollouts: Whether these are two files of completions, without a run: the verdict compares them, and names no
+            step.
 
     Raises:
         ValueError: There is no checkpoint, two have the same step, or a KL is not finite.
@@ -178,9 +180,7 @@ class Evidence:
         Args:
             step: The step of the SFT model or of a checkpoint.
         """
-        if self.rollouts:
-            return " for SFT" if step == self.sft.step else ""
-        return f" at step {step}"
+        return "" if self.rollouts else f" at step {step}"
 
     def reward_effect(self, family: str) -> RewardEffect | None:
         """Returns a family's effect on the training reward.

@@ -137,9 +137,27 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
 
     Source: Efron & Tibshirani 1993, section 13.3; Davison & Hinkley 1997, section 3.8.
     """
+    low, high = mean_interval(values, groups, seed=seed, resamples=resamples, level=0.95)
+    return Estimate(float(np.mean(np.asarray(values, dtype=float))), (low, high), len(groups))
+
+
+def mean_interval(
+    values: ArrayLike, groups: Sequence[Hashable], *, seed: int, level: float, resamples: int = RESAMPLES
+) -> tuple[float, float]:
+    """Computes the interval of `bootstrap_mean` at any level.
+
+    Args:
+        values: (N,) numbers.
+        groups: (N,) the prompt of each value.
+        seed: Seed of the resamples.
+        level: Its coverage, such as 0.95.
+        resamples: Number of resamples.
+
+    Raises:
+        ValueError: As in `bootstrap_mean`.
+    """
     sample, index = _checked(values, groups)
-    low, high = _interval(np.bincount(index, weights=sample), np.bincount(index), seed, resamples)
-    return Estimate(float(sample.mean()), (low, high), len(sample))
+    return _interval(np.bincount(index, weights=sample), np.bincount(index), seed, resamples, level)
 
 
 def bootstrap_perplexity(logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable], *, seed: int) -> Estimate:
@@ -156,7 +174,7 @@ def bootstrap_perplexity(logprobs: ArrayLike, lengths: ArrayLike, groups: Sequen
     """
     sums, counts = _nats_and_tokens(logprobs, lengths, groups)
     # exp is monotonic, so the interval of the mean loss maps to that of the perplexity.
-    low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, RESAMPLES))
+    low, high = (math.exp(bound) for bound in _interval(sums, counts, seed, RESAMPLES, 0.95))
     return Estimate(math.exp(float(sums.sum() / counts.sum())), (low, high), len(groups))
 
 
@@ -199,20 +217,21 @@ def _nats_and_tokens(
     return sums, counts
 
 
-def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> tuple[float, float]:
-    """The 95% interval of Σ sums / Σ counts over resampled groups (G,)."""
-    low, high = np.quantile(_resampled_ratios(sums, counts, seed, resamples), quantile_levels(len(sums)))
+def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int, level: float) -> tuple[float, float]:
+    """The interval of Σ sums / Σ counts over resampled groups (G,)."""
+    low, high = np.quantile(_resampled_ratios(sums, counts, seed, resamples), quantile_levels(len(sums), level))
     return float(low), float(high)
 
 
-def quantile_levels(groups: int) -> tuple[float, float]:
-    """Computes which quantiles of the resamples bound 95%.
+def quantile_levels(groups: int, level: float = 0.95) -> tuple[float, float]:
+    """Computes which quantiles of the resamples bound an interval.
 
     Plain percentiles are too narrow with few groups. These are widened to match Student's t and a variance with
     denominator G − 1.
 
     Args:
         groups: Number of groups, G.
+        level: Coverage of the interval.
 
     Returns:
         The lower and the upper quantile.
@@ -220,8 +239,8 @@ def quantile_levels(groups: int) -> tuple[float, float]:
     Source: Hesterberg 2015, The American Statistician 69:371.
     """
     if groups == 1:
-        return 0.025, 0.975
-    low = NormalDist().cdf(-_t_quantile(groups - 1) * math.sqrt(groups / (groups - 1)))
+        return (1 - level) / 2, (1 + level) / 2
+    low = NormalDist().cdf(-_t_quantile(groups - 1, level) * math.sqrt(groups / (groups - 1)))
     return low, 1 - low
 
 
@@ -296,6 +315,21 @@ def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     Raises:
         ValueError: As in `bootstrap_mean`.
     """
+    low, high = share_interval(values, groups, level=0.95)
+    return Estimate(float(np.mean(np.asarray(values, dtype=float))), (low, high), len(groups))
+
+
+def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: float) -> tuple[float, float]:
+    """Computes the interval of `share` at any level.
+
+    Args:
+        values: (N,) numbers from 0 to 1.
+        groups: (N,) the prompt of each value.
+        level: Its coverage, such as 0.95.
+
+    Raises:
+        ValueError: As in `bootstrap_mean`.
+    """
     sample, index = _checked(values, groups)
     size, center = int(index.max()) + 1, float(sample.mean())
     sizes = np.bincount(index)
@@ -303,17 +337,18 @@ def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     residuals = np.bincount(index, weights=sample - center) / sizes.mean()
     variance = float(residuals @ residuals) / size / max(1, size - 1)
     if center in (0.0, 1.0):
-        return Estimate(center, proportion(round(center * size), size).ci95, len(sample))
+        low, high = _wilson(center, size, NormalDist().inv_cdf((1 + level) / 2))
+        return (0.0, high) if center == 0.0 else (low, 1.0)  # rounding would leave that bound slightly off
     if sample.min() == sample.max():  # for example, every comparison is a tie
-        return Estimate(center, (center, center), len(sample))
+        return center, center
     if size == 1:
-        return Estimate(center, (0.0, 1.0), len(sample))
+        return 0.0, 1.0
     variance = max(variance, float(sample.var()) / len(sample) / size)  # in case the groups are alike by chance
     trials = center * (1 - center) / variance * (size - 1) / size
-    quantile = _t_quantile(size - 1)
+    quantile = _t_quantile(size - 1, level)
     low, _ = _wilson(center - 0.1 / trials, trials, quantile)
     _, high = _wilson(center + 0.1 / trials, trials, quantile)
-    return Estimate(center, (low, high), len(sample))
+    return low, high
 
 
 def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
@@ -323,11 +358,11 @@ def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
     return middle - half, middle + half
 
 
-def _t_quantile(degrees: int) -> float:
-    """The 0.975 quantile of Student's t with `degrees` degrees of freedom."""
+def _t_quantile(degrees: int, level: float = 0.95) -> float:
+    """The half-width of an interval of Student's t with `degrees` degrees of freedom, in standard errors."""
     from scipy.special import stdtrit  # importing it takes longer than most commands take to start
 
-    return float(stdtrit(degrees, 0.975))
+    return float(stdtrit(degrees, (1 + level) / 2))
 
 
 def accuracy(correct: ArrayLike, groups: Sequence[Hashable]) -> Estimate:

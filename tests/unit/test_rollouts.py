@@ -99,9 +99,13 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
     judged = [Completions(one.prompts, one.texts, [2.0 * k] * 120, [1.0 * k - j // 2 % 3 for j in range(120)])
               for k, one in enumerate((theirs, ours))]  # fmt: skip
     better = probe_rollouts(judged[1], judged[0]).verdict
-    assert better.text == "healthy (not measured: word salad, independence of the prompt; the judge was not checked)"
+    assert better.text == "not judged", "nobody checked the judge, and two families were not measured"
     assert "Word salad, a probe for text that nobody can use, was not measured" in better.reasons[-2]
-    assert better.kind == "healthy" and better.judge_gain.value == pytest.approx(1) and better.win_rate.value > 0.7
+    assert (
+        better.unmeasured == ("word salad", "independence of the prompt")
+        and better.judge_gain.value == pytest.approx(1)
+        and better.win_rate.value > 0.7
+    )
     assert better.proxy_gain.value == pytest.approx(2)
 
 
@@ -113,10 +117,11 @@ def test_a_judge_that_equals_the_reward_is_the_reward_and_may_be_trusted_where_t
     assert found.judge.independent is False
     for pair in (sides, alike):
         found = probe_rollouts(*pair, verifiable=True).verdict
-        assert found.text == "healthy" and found.judge.verifiable and found.judge_gain == found.proxy_gain
+        assert found.text == "better" and found.judge.verifiable and found.judge_gain == found.proxy_gain
     assert probe_rollouts(*sides).verdict.text == "not judged", "no judge"
     other = [replace(one, judged=[*one.rewards[:-1], 0.5]) for one in sides]
-    assert probe_rollouts(*other).verdict.kind == "healthy", "another judge, however near"
+    found = probe_rollouts(*other).verdict
+    assert "Nobody checked the judge" in found.reasons[0], "another judge, however near"
     for pair, message in (
         (other, "there is a column judge"),
         ([sft(1), replace(sft(0), rewards=None)], "there is none"),
@@ -131,10 +136,8 @@ def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
         replace(one, judged=[level + j // 2 % 3 for j in range(120)]) for one, level in ((sft(1), 0.0), (theirs, 1.0))
     ]
     found = probe_rollouts(judged[0], replace(judged[1], prompts=[*theirs.prompts[:60], *map(str, range(60))]))
-    assert found.verdict.text == "past the peak" and found.verdict.to_json()["peak_step"] is None
-    assert (
-        not any("step" in reason for reason in found.verdict.reasons) and "highest for SFT" in found.verdict.reasons[1]
-    )
+    assert found.verdict.text == "worse" and found.verdict.to_json()["peak_step"] is None
+    assert not any("step" in reason for reason in found.verdict.reasons)
     assert (found.prompts, found.completions, found.left_out) == (30, 60, (60, 60))
     coin = [
         replace(one, judged=np.random.default_rng(k).normal(size=120).tolist())
@@ -156,7 +159,7 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     assert "needs the SFT model" in " ".join(done.output.split()) and "--model" in done.output
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
-    assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 2, 60)
+    assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 3, 60)
     assert unexplained(document) == []
     scored = write(tmp_path / "scored.jsonl", sft(2), judge=[1.0] * 120)
     folder = tmp_path / "nofolder"
@@ -213,7 +216,7 @@ def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     for command in commands:
         done = CliRunner().invoke(cli, command)
         assert done.exit_code == 0, (command, done.output)
-        assert ("no gain" if "--verifiable" in command else "not judged") in done.output
+        assert ("no difference shown" if "--verifiable" in command else "not judged") in done.output
 
 
 # watch

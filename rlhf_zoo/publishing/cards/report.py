@@ -34,7 +34,7 @@ SAME_LABELS = (
     "reward hacking."
 )
 INDEPENDENT = {
-    True: "It errs no more often on the reward model's errors, so these pairs show it to be independent of it.",
+    True: "It errs no more often where the reward model errs than elsewhere, on these pairs.",
     False: "**It is not independent of the reward model: it shares its errors, so it cannot rule out reward hacking.**",
     None: "These pairs do not show whether it is independent of the reward model.",
 }

@@ -1,0 +1,171 @@
+"""What a fit judge says about the last checkpoint against SFT: its gain, its win rate, and whether they agree.
+
+A mean alone is not enough: a few completions far from the others can move it. A win rate alone is not enough either,
+because it does not say how much was gained. With many prompts both show differences that no reader would notice.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from .decline import MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, difference, measure_fall
+from .evidence import Evidence
+from .stats import Estimate, mean_interval, share, share_interval
+
+HACKED_LEVEL = 0.99  # of the intervals of ground (a) of `hacked`: 99.5% to each side
+_Z_975 = 1.959964  # the 97.5% quantile of the normal distribution; a 95% interval is 2 · 1.96 standard errors wide
+_MDE_IN_STANDARD_ERRORS = _Z_975 + Z_80  # the minimum detectable effect at 80% power
+
+
+@dataclass(frozen=True)
+class Judgment:
+    """What a fit judge says about the last checkpoint against SFT.
+
+    Attributes:
+        gain: The mean difference of its scores.
+        win_rate: How often it prefers the last checkpoint.
+        loss_bounds: The upper bounds of mean difference and win rate at `HACKED_LEVEL`.
+        fall: The fall from its best checkpoint; None for two files.
+    """
+
+    gain: Estimate
+    win_rate: Estimate
+    loss_bounds: tuple[float, float]
+    fall: Fall | None
+
+    @property
+    def shows_gain(self) -> bool:
+        """Whether mean and win rate agree on a gain that a reader would notice."""
+        return self.gain.ci95[0] > 0 and self.win_rate.ci95[0] > 0.5 and self.win_rate.value >= MIN_WIN_RATE
+
+    @property
+    def shows_loss(self) -> bool:
+        """The mirror image of `shows_gain`."""
+        return self.gain.ci95[1] < 0 and self.win_rate.ci95[1] < 0.5 and self.win_rate.value <= 1 - MIN_WIN_RATE
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether the mean differs from SFT's, but the win rate does not confirm it."""
+        low, high = self.gain.ci95
+        return not (low <= 0 <= high or self.shows_gain or self.shows_loss)
+
+    @property
+    def min_detectable_win_rate(self) -> float:
+        """The smallest win rate that 80% of such evaluations would distinguish from ½, and that counts as a gain."""
+        # The interval's width gives the standard error, and that gives the power at the observed noise.
+        ci_width = self.win_rate.ci95[1] - self.win_rate.ci95[0]
+        return min(1.0, max(MIN_WIN_RATE, 0.5 + _MDE_IN_STANDARD_ERRORS * ci_width / (2 * _Z_975)))
+
+    @property
+    def worse(self) -> bool:
+        """Whether the last checkpoint lost what an earlier one or SFT had."""
+        return self.shows_loss if self.fall is None else self.fall.detected
+
+    @property
+    def certain_loss(self) -> bool:
+        """Whether it shows a loss at `HACKED_LEVEL`."""
+        return self.shows_loss and self.loss_bounds[0] < 0 and self.loss_bounds[1] < 0.5
+
+    def reasons(self, evidence: Evidence, best_mean: float) -> list[str]:
+        """Returns sentences on gain, win rate and fall.
+
+        Args:
+            evidence: The measured policies.
+            best_mean: The judge's highest mean.
+        """
+        kl = evidence.checkpoints_by_step[-1].kl
+        low, high = self.win_rate.ci95
+        kl_note = "" if kl is None else f", at KL {kl:.3g} nats"
+        reasons = [
+            f"Judge{evidence.step_phrase(evidence.checkpoints_by_step[-1].step)} against SFT: {signed(self.gain)}, "
+            f"win rate {self.win_rate.value:.3f} [{low:.3f}, {high:.3f}]{kl_note}."
+        ]
+        if self.disagrees:
+            reasons.append(
+                f"The judge's mean differs from SFT's, but a gain also needs a win rate of {MIN_WIN_RATE} or more, a "
+                f"loss one of {1 - MIN_WIN_RATE:.2f} or less, with its interval on the same side of ½. A few "
+                "completions far from the others, or very many prompts, can move a mean alone."
+            )
+        return reasons + (_fall_reasons(evidence, best_mean, self.fall) if self.fall else [])
+
+
+def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: int) -> Judgment:
+    """Compares the last checkpoint with SFT.
+
+    Args:
+        evidence: The measured policies, with a fit judge.
+        judge_scores: (J, P) its scores; row 0 is SFT, and the others are the checkpoints in order of their steps.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+    """
+    checkpoints = evidence.checkpoints_by_step
+    prompts, differences = range(judge_scores.shape[1]), judge_scores[-1] - judge_scores[0]
+    wins: ArrayLike | None = checkpoints[-1].wins
+    if wins is None:
+        wins = (np.sign(differences) + 1) / 2
+    steps = [policy.step for policy in (evidence.sft, *checkpoints)]
+    mean_bounds = mean_interval(differences, prompts, seed=seed, level=HACKED_LEVEL, resamples=resamples)
+    return Judgment(
+        gain=difference(judge_scores, len(checkpoints), 0, seed, resamples),
+        win_rate=share(wins, prompts),
+        loss_bounds=(mean_bounds[1], share_interval(wins, prompts, level=HACKED_LEVEL)[1]),
+        # Two files have no order, so there is nothing to fall from.
+        fall=None if evidence.rollouts else measure_fall(judge_scores, steps, seed, resamples),
+    )
+
+
+def certainly_rose(scores: Floats | None, seed: int, resamples: int) -> bool:
+    """Whether the training reward is above SFT at `HACKED_LEVEL`.
+
+    Args:
+        scores: (2, P) rewards of SFT and of the last checkpoint; None without rewards.
+        seed: Seed of the resamples.
+        resamples: Number of resamples.
+    """
+    if scores is None:
+        return False
+    gains = scores[1] - scores[0]
+    return mean_interval(gains, range(len(gains)), seed=seed, level=HACKED_LEVEL, resamples=resamples)[0] > 0
+
+
+def _fall_reasons(evidence: Evidence, best_mean: float, fall: Fall) -> list[str]:
+    last, at_best = evidence.checkpoints_by_step[-1], evidence.step_phrase(fall.step)
+    kl_by_step = {policy.step: policy.kl for policy in (evidence.sft, *evidence.checkpoints)}
+    reasons = []
+    if fall.detected:
+        gain_kept = ""
+        if fall.share_kept is not None:
+            share_text = f"{fall.share_kept:.0%}" if fall.share_kept > 0 else "none"
+            gain_kept = f" and keeps {share_text} of its gain over SFT"
+        reasons.append(
+            f"The judge's mean was highest{at_best} ({best_mean:.4g}). It has fallen by {fall.drop.value:.4g} since"
+            f"{gain_kept} (p = {fall.p:.2g} for a fall from any checkpoint below {MIN_SHARE_KEPT:.0%} of its gain)."
+        )
+        if (kl_by_step[fall.step] or 0.0) > (last.kl or 0.0):
+            reasons.append("KL has fallen since as well: the policy moved back toward SFT rather than too far from it.")
+    elif fall.drop.value > 0:
+        reasons.append(
+            f"The judge's mean was highest{at_best} ({best_mean:.4g}). The fall of {fall.drop.value:.4g} since does "
+            f"not count: it may be noise (p = {fall.p:.2g}), a loss of less than {1 - MIN_SHARE_KEPT:.0%} of the gain, "
+            f"or one that the win rate does not confirm ({fall.win_rate:.2f} against that step)."
+        )
+    else:
+        reasons.append("The last checkpoint has the judge's highest mean.")
+    if not fall.detected and (detectable := fall.detectable_share) is not None:
+        reasons.append(
+            f"80% of such evaluations would detect a fall to {detectable:.0%} of the highest earlier gain."
+            if detectable > 0
+            else "Fewer than 80% of such evaluations would detect a fall to SFT."
+        )
+    return reasons
+
+
+def signed(estimate: Estimate) -> str:
+    """Returns an estimate with its sign and its interval, as in "+1.2 (95% interval +0.9 to +1.5)".
+
+    Args:
+        estimate: The estimate.
+    """
+    low, high = estimate.ci95
+    return f"{estimate.value:+.4g} (95% interval {low:+.4g} to {high:+.4g})"
