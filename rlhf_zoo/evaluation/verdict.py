@@ -393,7 +393,11 @@ def _probe_reasons(evidence: Evidence, explained: dict[str, str], skip_reasons: 
     at_step = evidence.step_phrase(last.step)
     if last.report is None:
         return [f"No probe was run{at_step}, so a judge that is fooled in the same way as the reward goes unnoticed."]
-    reasons = [f"None of the {len(last.report.probes)} probes fired{at_step}."] if not last.fired_probes else []
+    reasons = []
+    if not last.report.probes:
+        reasons = [f"No probe can be measured on so few prompts{at_step}, so nothing is known about the texts."]
+    elif not last.fired_probes:
+        reasons = [f"None of the {len(last.report.probes)} probes fired{at_step}."]
     for probe in last.fired_probes:
         effect_unmeasured = probe.family in EDITABLE_FAMILIES and evidence.reward_effect(probe.family) is None
         reasons.append(

@@ -3,13 +3,13 @@
 import functools
 import inspect
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
 from .probes import Completions, Report, probe
+from .probes.permutations import MIN_SWAPPED_PROMPTS
 from .rollouts import message_text, read_rollouts
 
 log = logging.getLogger(__name__)
@@ -31,8 +31,10 @@ def watch(
 ) -> RewardFunction:
     """Wraps a reward function so that it also probes the policy's completions against the SFT model's.
 
-    The rewards stay the same. After every `every` completions the last `size` are probed. Each family's effect goes to
-    TRL's `log_metric` as probes/FAMILY, and a family that fires for the first time is logged as a warning.
+    The rewards stay the same. After every `every` completions the last `size` are probed, or more if these answer fewer
+    than 13 prompts that SFT did not answer: two sides with different prompts can only be compared by prompts. Each
+    family's effect goes to TRL's `log_metric` as probes/FAMILY, and a family that fires for the first time is logged as
+    a warning.
 
     Args:
         reward_func: A reward function of TRL's form.
@@ -43,7 +45,8 @@ def watch(
         stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
 
     Returns:
-        A reward function, which raises ZooError if prompts and completions differ in number.
+        A reward function, which raises ZooError if prompts and completions differ in number, or if there are too few
+        prompts to compare.
 
     Raises:
         ZooError: `reward_func` is not a plain function, `size` or `every` is too small, or the file cannot be read.
@@ -77,13 +80,14 @@ def watch(
 
 
 _MIN_SIZE = 40
+_MAX_SIZES = 8  # this many times `size` are collected before too few prompts are an error
 
 
 class _Watcher:
     def __init__(self, sft: Completions | None, size: int, every: int, stop: bool) -> None:
         self.sft, self.size, self.every, self.stop = sft, size, every, stop
         self.first_texts: list[tuple[str, str]] = []  # (prompt, completion)
-        self.last_texts: deque[tuple[str, str]] = deque(maxlen=size)
+        self.last_texts: list[tuple[str, str]] = []
         self.unprobed = 0  # completions since the last probe
         self.warned: set[str] = set()  # families that were logged
 
@@ -98,20 +102,50 @@ class _Watcher:
             )
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = (message_text(prompt) or "", message_text(completion) or "")
-            # The first completions come from the policy before any update, so they are SFT's.
-            if self.sft is None and len(self.first_texts) < self.size:
+            # The first completions come from the policy before any update, or hardly any, so they are SFT's.
+            if self.sft is None and not self._has_sft(texts[0]):
                 self.first_texts.append(texts)
                 continue
+            self.sft = self.sft or _completions(self.first_texts)
             self.last_texts.append(texts)
             self.unprobed += 1
-        if self.sft is None and len(self.first_texts) == self.size:
-            self.sft = Completions(*map(list, zip(*self.first_texts, strict=True)))  # type: ignore[arg-type]
-        if self.sft is not None and len(self.last_texts) == self.size and self.unprobed >= self.every:
-            # Counting starts again before the probe, which may raise.
-            self.unprobed = 0
-            ours = Completions(*map(list, zip(*self.last_texts, strict=True)))  # type: ignore[arg-type]
-            # Training prompts differ from the first ones, so the two sets are paired in order.
-            self.report_findings(probe(ours, self.sft, by_position=True), log_metric)
+        if self.sft is not None and len(self.last_texts) >= self.size and self.unprobed >= self.every:
+            self._probe(self.sft, log_metric)
+
+    def _has_sft(self, prompt: str) -> bool:
+        """Whether the completions before this prompt suffice: they answer enough prompts, or their prompts recur."""
+        if len(self.first_texts) < self.size:
+            return False
+        prompts = {first for first, _ in self.first_texts}
+        # The same prompt as the last one is the same group of completions, which goes on.
+        recurs = prompt in prompts and prompt != self.first_texts[-1][0]
+        return recurs or len(prompts) >= MIN_SWAPPED_PROMPTS
+
+    def _probe(self, sft: Completions, log_metric: Callable[..., None] | None) -> None:
+        known_prompts = set(sft.prompts)
+        # If SFT answered all of these prompts, few suffice; else the two sets are paired in order.
+        recent = self.last_texts[-self.size :]
+        by_position = not all(prompt in known_prompts for prompt, _ in recent)
+        if by_position and len(known_prompts) < MIN_SWAPPED_PROMPTS:
+            raise ZooError(
+                f"watch compares SFT's completions with those of other prompts, which needs {MIN_SWAPPED_PROMPTS} "
+                f"prompts, but SFT's answer {len(known_prompts)}: pass completions of more prompts as `against`."
+            )
+        last_prompts = {prompt for prompt, _ in recent}
+        while by_position and len(last_prompts) < MIN_SWAPPED_PROMPTS and len(recent) < len(self.last_texts):
+            recent = self.last_texts[-len(recent) - 1 :]
+            last_prompts.add(recent[0][0])
+        if by_position and len(last_prompts) < MIN_SWAPPED_PROMPTS:
+            if len(self.last_texts) >= _MAX_SIZES * self.size:
+                raise ZooError(
+                    f"watch needs {MIN_SWAPPED_PROMPTS} prompts, but the last {len(recent)} completions answer "
+                    f"{len(last_prompts)}, and not all of them were SFT's: pass SFT's completions of these prompts as "
+                    "`against`."
+                )
+            return
+        # Counting starts again before the probe, which may raise.
+        self.last_texts, self.unprobed = recent, 0
+        self.report_findings(probe(_completions(recent), sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
         """Logs effects with TRL, warns once about each family that appears, and stops training if configured."""
@@ -124,3 +158,7 @@ class _Watcher:
         severe = [finding for finding in report.probes if finding.severe]
         if severe and self.stop:
             raise Hacked(f"Training was stopped because its completions are useless: {severe[0].finding}")
+
+
+def _completions(texts: Sequence[tuple[str, str]]) -> Completions:
+    return Completions([prompt for prompt, _ in texts], [completion for _, completion in texts])

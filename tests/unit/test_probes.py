@@ -15,6 +15,7 @@ from miniatures import load
 
 from rlhf_zoo.evaluation.measure import Evaluator
 from rlhf_zoo.evaluation.probes import FAMILIES, Completions, Report, probe
+from rlhf_zoo.evaluation.probes.permutations import Permutations
 from rlhf_zoo.evaluation.probes.report import holm
 from rlhf_zoo.evaluation.probes.reward_effect import RewardEffect, make_edits
 from rlhf_zoo.evaluation.probes.texts import (  # fmt: skip
@@ -218,6 +219,45 @@ def test_order_copies_and_prompts():
         found(replace(policy, prompts=[f"other {prompt}" for prompt in policy.prompts]))
     pair = Pair.of(replace(policy, prompts=[f"other {p}" for p in policy.prompts]), sft(0), by_position=True)
     assert pair.size == 60 and pair.prompts[0][0] == f"other {pair.prompts[1][0]}"
+
+
+def test_permutations_keep_each_prompts_completions_and_give_both_sides_as_many():
+    sides = [Completions(list(prompts), ["x"] * len(prompts)) for prompts in ("abbbc", "caaabb")]
+    pair = Pair.of(*sides)
+    groups = np.concatenate(pair.groups)
+    within = Permutations.of(pair, seed=0, whole_prompts=False)
+    assert within.assigned[0].tolist() == [True] * 5 + [False] * 6
+    for group, ours in enumerate([1, 3, 1]):
+        assert (within.assigned[:, groups == group].sum(1) == ours).all()
+    assert within.assignments == pytest.approx(np.log(4 * 10 * 2)) and not within.enough
+    values = np.arange(11.0)
+    policy, theirs = within.means(values[:5], values[5:])
+    means = [[values[(groups == g) & (row == side)].mean() for g in range(3)] for row in within.assigned[:9]
+             for side in (True, False)]  # fmt: skip
+    assert np.stack([policy[:9], theirs[:9]], 1).ravel() == pytest.approx(np.mean(means, 1))
+    whole = Permutations.of(pair, seed=0, whole_prompts=True)
+    swapped = whole.assigned[1:, groups == 1] ^ whole.assigned[0, groups == 1]
+    assert (swapped.all(1) | ~swapped.any(1)).all() and 900 < swapped.all(1).sum() < 1100
+    policy, theirs = whole.means(values[:5], values[5:])
+    assert policy + theirs == pytest.approx(np.full(2001, policy[0] + theirs[0]))
+
+
+def test_templates_count_pairs_of_prompts_alike_whatever_the_numbers_of_completions():
+    """By hand: policy's texts x, x, y and z of three prompts, SFT's all different."""
+    ours = Completions(["a", "a", "b", "c"], ["same text", "same text", "same text", "other"])
+    theirs = Completions(["a", "b", "c", "c"], ["one", "two", "three", "four"])
+    family = next(family for family in FAMILIES if family.name == "templates")
+    for whole in (False, True):
+        pair = Pair.of(ours, theirs)
+        reading = family.measure(pair, Permutations.of(pair, seed=0, whole_prompts=whole))
+        assert (reading.value, reading.sft, reading.effect) == pytest.approx((1 / 3, 0.0, 1 / 3))
+        assert reading.null[0] == reading.effect == reading.null.max()
+
+
+def test_nulls_within_a_few_prompts_fire_no_more_often_than_stated():
+    """A rate of 1% in all; in forty draws two would be a chance of 6%."""
+    draws = [[sft(seed, prompts=7, samples=8) for seed in (k, k + 100)] for k in range(40)]
+    assert sum(bool(found(*pair).fired) for pair in draws) <= 2
 
 
 def test_holm_by_hand():

@@ -109,6 +109,18 @@ def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
     assert better.proxy_gain.value == pytest.approx(2)
 
 
+def test_six_prompts_of_many_completions_are_measured_and_six_of_one_are_not():
+    ours, theirs = (sft(seed, prompts=6, samples=64) for seed in (1, 2))
+    garbage = probe_rollouts(replace(ours, texts=["great great great great"] * 384), theirs)
+    assert garbage.verdict.text == "hacked" and garbage.report["repetition"].severe
+    assert probe_rollouts(ours, theirs).report.fired == ()
+    ours, theirs = (sft(seed, prompts=6, samples=1) for seed in (1, 2))
+    found = probe_rollouts(replace(ours, texts=["great great great great"] * 6), theirs)
+    assert found.report.probes == () and found.verdict.unmeasured and found.verdict.text == "not judged"
+    assert found.report.skipped["repetition"].startswith("not measurable on 6 prompts: ")
+    assert not any("None of" in reason for reason in found.verdict.reasons)
+
+
 def test_a_judge_that_equals_the_reward_is_the_reward_and_may_be_trusted_where_that_checks_answers():
     sides = [replace(sft(k), rewards=[float((j + k) % 4 > 1 - k) for j in range(120)]) for k in (1, 0)]
     alike = [replace(one, judged=one.rewards) for one in sides]
@@ -248,6 +260,35 @@ def test_a_watched_reward_pays_the_same_and_warns_in_words(caplog):
     assert seen["probes/templates"] > 0.9 and seen["probes/risen_phrases"] == 1.0
     told = [record.getMessage() for record in caplog.records]
     assert len(told) == len(set(told)) and any("“great i love it”" in one for one in told)
+
+
+def test_few_prompts_with_many_generations_are_watched_too():
+    """8 prompts × 32 a step: swapping whole prompts, p could not reach 1%."""
+    garbage = [" is great; i love it."] * 256
+
+    def step(start: int, texts: list[str] | None = None) -> tuple[list[str], list[str]]:
+        one = sft(start, prompts=40, samples=32)
+        rows = slice(256 * start, 256 * (start + 1))
+        return list(one.prompts[rows]), texts or list(one.texts[rows])
+
+    watched = rlhf_zoo.watch(short, stop=True)
+    for start in range(2):  # the first 13 prompts are SFT's
+        watched(*step(start))
+    watched(*step(2, garbage))
+    with pytest.raises(Hacked):
+        watched(*step(3, garbage))
+    recurring = rlhf_zoo.watch(short, stop=True)
+    recurring(*step(0))
+    with pytest.raises(Hacked):
+        recurring(step(0)[0], garbage)
+    few = rlhf_zoo.watch(short, against=Completions(*step(0)), stop=True)
+    with pytest.raises(ZooError, match="needs 13 prompts, but SFT's answer 8"):
+        few(*step(1))
+    one_prompt = rlhf_zoo.watch(short, against=sft(1), size=40, every=1)
+    for _ in range(7):
+        one_prompt(["another prompt"] * 40, garbage[:40])
+    with pytest.raises(ZooError, match="watch needs 13 prompts, but the last 320 completions answer 1"):
+        one_prompt(["another prompt"] * 40, garbage[:40])
 
 
 def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):

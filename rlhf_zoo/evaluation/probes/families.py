@@ -1,9 +1,9 @@
 """The families of probes. Each compares a policy's completions with SFT's on the same prompts, in one number.
 
 A family's effect is its difference from SFT, in the family's unit. A permutation test compares it with the effects
-obtained when the two sides' completions are swapped for randomly drawn prompts (`flips`). An effect counts only if it
-reaches a threshold. The threshold follows from what the number means, and the reason is next to it. It was not tuned
-on known hacks. There is no fixed word list: words are compared with SFT's own words.
+obtained when the completions of each prompt are assigned to the two sides at random (`permutations`). An effect counts
+only if it reaches a threshold. The threshold follows from what the number means, and the reason is next to it. It was
+not tuned on known hacks. There is no fixed word list: words are compared with SFT's own words.
 
 destroys_text: the family detects text that nobody can use, however high its reward is. For templates this holds only
 if the text no longer depends on its prompt. SFT's likelihoods show that or, without them, the match rates across
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import phrase, words
 from ..stats import group_indices
+from .permutations import Permutations
 from .texts import (
     OTHER_PROMPTS,
     Pair,
@@ -35,7 +36,6 @@ from .texts import (
 )
 
 Floats = NDArray[np.float64]
-Flips = NDArray[np.bool_]
 
 #: A token is surprising if its log-prob is below this quantile of SFT's own tokens; sharpening alone never triggers it.
 SURPRISE_QUANTILE = 0.001
@@ -59,12 +59,26 @@ MIN_RISE = 0.25
 MAX_PHRASE_WORDS = 4
 #: Phrases in a smaller share of the texts are skipped, since they cannot reach `MIN_RISE`.
 MIN_SHARE = 0.1
+#: Texts × phrases whose shares are computed at once.
+_CELLS_AT_ONCE = 50_000_000
 #: Smallest mean dependence of SFT's texts on their prompts, in nats, from which a policy can lose any.
 _MIN_DEPENDENCE = 0.2
 
 
 class Unmeasurable(Exception):
-    """A family cannot be measured; the message says why."""
+    """A family cannot be measured; the argument says why."""
+
+    def __str__(self) -> str:
+        return f"not measured: {self.args[0]}"
+
+
+class TooFewPrompts(Unmeasurable):
+    """Chance alone could explain any effect; the argument is the number of prompts."""
+
+    def __str__(self) -> str:
+        count = self.args[0]
+        more = "sample more prompts, or several completions of each"
+        return f"not measurable on {count} prompt{'' if count == 1 else 's'}: {more}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +89,7 @@ class Reading:
         value: The policy's number.
         sft: SFT's number.
         effect: Their difference, in the family's unit.
-        null: (n,) the effect under each of n permutations.
+        null: (n,) the effect under each of n permutations; the first is the observed one.
         numbers: (N,) the family's number of each completion; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
@@ -107,7 +121,7 @@ class Family:
 
     name: str
     unit: str
-    measure: Callable[[Pair, Flips], Reading]
+    measure: Callable[[Pair, Permutations], Reading]
     threshold: float
     reason: str
     sentence: str
@@ -116,28 +130,22 @@ class Family:
 
 
 def _compare_means(
-    pair: Pair, ours: Sequence[float], theirs: Sequence[float], flips: Flips, effect: Callable[[Floats, Floats], Floats]
+    ours: Sequence[float],
+    theirs: Sequence[float],
+    permutations: Permutations,
+    effect: Callable[[Floats, Floats], Floats],
 ) -> Reading:
     """Averages a number per text over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
-    policy, sft = pair.by_prompt(ours, theirs)
-    # Flipping a prompt swaps the two sides' means for it, so one matrix product gives all permutations.
-    shifts = flips @ (sft - policy) / len(policy)
-    policy_mean, sft_mean = np.array([policy.mean()]), np.array([sft.mean()])
-    observed = effect(policy_mean, sft_mean)
-    return Reading(
-        float(policy_mean[0]),
-        float(sft_mean[0]),
-        float(observed[0]),
-        effect(policy_mean + shifts, sft_mean - shifts),
-        np.asarray(ours, float),
-    )
+    policy, sft = permutations.means(ours, theirs)
+    effects = effect(policy, sft)
+    return Reading(float(policy[0]), float(sft[0]), float(effects[0]), effects, np.asarray(ours, float))
 
 
 def _difference(policy: Floats, sft: Floats) -> Floats:
     return policy - sft
 
 
-def _repetition(pair: Pair, flips: Flips) -> Reading:
+def _repetition(pair: Pair, permutations: Permutations) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
     allowed, long_length = word_usage(pair.tokens[1])
@@ -148,10 +156,10 @@ def _repetition(pair: Pair, flips: Flips) -> Reading:
         ]
         for side, side_tokens, rows in zip((pair.policy, pair.sft), pair.tokens, pair.rows, strict=True)
     )
-    return _compare_means(pair, ours, theirs, flips, _difference)
+    return _compare_means(ours, theirs, permutations, _difference)
 
 
-def _word_salad(pair: Pair, flips: Flips) -> Reading:
+def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
     policy, sft = pair.policy.logprobs, pair.sft.logprobs
     if policy is None or sft is None:
         raise Unmeasurable("needs the SFT model's log-probabilities of the tokens")
@@ -169,10 +177,10 @@ def _word_salad(pair: Pair, flips: Flips) -> Reading:
         ]
         for side in ([policy[row] for row in pair.rows[0]], sft_texts)
     ]
-    return _compare_means(pair, shares[0], shares[1], flips, _difference)
+    return _compare_means(shares[0], shares[1], permutations, _difference)
 
 
-def _independence(pair: Pair, flips: Flips) -> Reading:
+def _independence(pair: Pair, permutations: Permutations) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
         # With log-probabilities there is an SFT model, so only prompts are missing.
@@ -193,11 +201,11 @@ def _independence(pair: Pair, flips: Flips) -> Reading:
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
 
-    reading = _compare_means(pair, ours, theirs, flips, relative_loss)
+    reading = _compare_means(ours, theirs, permutations, relative_loss)
     return Reading(reading.value, reading.sft, reading.effect, reading.null, -reading.numbers)
 
 
-def _templates(pair: Pair, flips: Flips) -> Reading:
+def _templates(pair: Pair, permutations: Permutations) -> Reading:
     """The share of completions to different prompts that are alike apart from the words of their prompts."""
     largest_side = max(len(groups) for groups in pair.groups)
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
@@ -213,30 +221,21 @@ def _templates(pair: Pair, flips: Flips) -> Reading:
         for i in kept_rows[side]
     ]
     alike = (cosines(texts) >= MIN_COSINE - 1e-5).astype(float)  # the tolerance absorbs float32 rounding
-    policy_count = len(kept_rows[0])
-    means = []
-    for side in (0, 1):
-        membership = np.equal.outer(pair.groups[side][kept_rows[side]], np.arange(size)).astype(float)
-        means.append(membership / membership.sum(0))
-
-    sides = (slice(None, policy_count), slice(policy_count, None))
-
-    def block(a: int, b: int) -> Floats:
-        """(G, G) shares of pairs that are alike, between side a's texts for one prompt and side b's for another."""
-        shares = np.asarray(means[a].T @ alike[sides[a], sides[b]] @ means[b])
-        # Only completions to different prompts are compared.
-        np.fill_diagonal(shares, 0.0)
-        return shares
-
-    ours, theirs, between = block(0, 0), block(1, 1), block(0, 1)
+    policy_count, columns = len(kept_rows[0]), [*kept_rows[0], *(len(pair.groups[0]) + row for row in kept_rows[1])]
+    groups = np.concatenate(pair.groups)[columns]
+    alike[np.equal.outer(groups, groups)] = 0.0  # only completions to different prompts are compared
     pairs = size * (size - 1)
-    side_difference = ours - theirs
-    slope = 2 * (between.sum(0) - between.sum(1) - side_difference.sum(1))  # the difference is linear in the flips
-    value, sft = float(ours.sum() / pairs), float(theirs.sum() / pairs)
-    null = (side_difference.sum() + flips[:, :size] @ slope) / pairs
+    # Weights are of means over all prompts; here there are `size` of them, and a pair has two.
+    policy, sft = (
+        alike * np.multiply.outer(weights[columns], weights[columns]) * pair.size**2 / pairs
+        for weights in (permutations.policy_weights, permutations.sft_weights)
+    )
+    # The policy's share minus SFT's, aᵀPa − (1 − a)ᵀS(1 − a), where a is 1 for completions assigned to the policy.
+    null = permutations.pair_sums(policy - sft, columns) + permutations.sums(2 * sft.sum(1), columns) - sft.sum()
+    value, sft_value = float(policy[:policy_count, :policy_count].sum()), float(sft[policy_count:, policy_count:].sum())
     numbers = np.zeros(len(pair.groups[0]))
-    numbers[kept_rows[0]] = (alike[:policy_count, :policy_count] @ np.ones(policy_count)) / policy_count
-    return Reading(value, sft, value - sft, null, numbers, blind=_blind(pair))
+    numbers[kept_rows[0]] = alike[:policy_count, :policy_count].sum(1) / policy_count
+    return Reading(value, sft_value, float(null[0]), null, numbers, blind=_blind(pair))
 
 
 def _blind(pair: Pair) -> bool:
@@ -282,15 +281,19 @@ def _blind(pair: Pair) -> bool:
     return bool(across_prompts >= MIN_MATCH_RATE and low <= across_prompts and across_prompts >= MIN_BLIND_RATIO * high)
 
 
-def _sameness(pair: Pair, flips: Flips) -> Reading:
+def _sameness(pair: Pair, permutations: Permutations) -> Reading:
     """How alike the completions to one prompt are. Counts only if they also depend less on their prompt."""
+    # A text's number depends on the others of its side, so only whole prompts can be swapped.
+    permutations = Permutations.of(pair, seed=0, whole_prompts=True)
+    if not permutations.enough:
+        raise TooFewPrompts(pair.size)
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasurable("needs at least two completions of each prompt")
     numbers = [mean_cosines(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
-    return _compare_means(pair, numbers[0].tolist(), numbers[1].tolist(), flips, _difference)
+    return _compare_means(numbers[0].tolist(), numbers[1].tolist(), permutations, _difference)
 
 
-def _phrases(pair: Pair, flips: Flips) -> Reading:
+def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     """The largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
     all_texts = [*pair.tokens[0], *pair.tokens[1]]
@@ -306,17 +309,23 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
         if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * MIN_SHARE
     )
     if not grams:
-        return Reading(0.0, 0.0, 0.0, np.zeros(len(flips)), np.zeros(text_counts[0]))
-    shares = [
-        np.array([np.bincount(groups[sides[gram][k]], minlength=pair.size) for gram in grams]).T
-        / np.bincount(groups)[:, None]
-        for k, groups in enumerate(pair.groups)
-    ]
-    policy, sft = (share.mean(0) for share in shares)
-    shifts = flips @ (shares[1] - shares[0]) / pair.size
+        zeros = np.zeros(len(permutations.assigned))
+        return Reading(0.0, 0.0, 0.0, zeros, np.zeros(text_counts[0]))
+    shares = [np.empty(len(grams)), np.empty(len(grams))]
+    null = np.full(len(permutations.assigned), -np.inf)
+    step = max(1, _CELLS_AT_ONCE // sum(text_counts))
+    for start in range(0, len(grams), step):
+        block = slice(start, min(start + step, len(grams)))
+        contains = [np.zeros((count, block.stop - start)) for count in text_counts]
+        for place, gram in enumerate(grams[block]):
+            for side in (0, 1):
+                contains[side][sides[gram][side], place] = 1.0
+        means = permutations.means(*contains)
+        shares[0][block], shares[1][block] = means[0][0], means[1][0]
+        # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
+        null = np.maximum(null, (means[0] - RISE_FACTOR * means[1]).max(1))
+    policy, sft = shares
     excesses = policy - RISE_FACTOR * sft
-    # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
-    null = ((policy + shifts) - RISE_FACTOR * (sft - shifts)).max(1)
     best = float(excesses.max())
     # Prefer the longest of phrases that rose equally, then phrases that share no word with one already chosen.
     order = sorted(
@@ -334,15 +343,15 @@ def _phrases(pair: Pair, flips: Flips) -> Reading:
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
 
 
-def _punctuation(pair: Pair, flips: Flips) -> Reading:
+def _punctuation(pair: Pair, permutations: Permutations) -> Reading:
     ours, theirs = (
         [symbol_share(side.texts[row]) for row in rows]
         for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
     )
-    return _compare_means(pair, ours, theirs, flips, _difference)
+    return _compare_means(ours, theirs, permutations, _difference)
 
 
-def _length(pair: Pair, flips: Flips) -> Reading:
+def _length(pair: Pair, permutations: Permutations) -> Reading:
     ours, theirs = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
     if not sum(theirs):
         raise Unmeasurable("SFT's completions have no words")
@@ -351,7 +360,7 @@ def _length(pair: Pair, flips: Flips) -> Reading:
         # The log ratio gives twice as long and half as long the same effect.
         return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
 
-    reading = _compare_means(pair, ours, theirs, flips, log_ratio)
+    reading = _compare_means(ours, theirs, permutations, log_ratio)
     # The clearest samples are the longest if texts grew, and the shortest if they shrank.
     sample_order = reading.numbers if reading.value >= reading.sft else -reading.numbers
     return Reading(reading.value, reading.sft, reading.effect, reading.null, sample_order)

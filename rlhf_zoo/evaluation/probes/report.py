@@ -1,21 +1,19 @@
 """The probes' findings: which families fired, how large their effects are, and which texts show it.
 
 A family fires if its effect reaches its threshold and its permutation p is at most `PROBE_LEVEL`, with Holm's
-correction over the measured families. Each permutation assigns all completions of a prompt together to the policy or to
-SFT: under the null hypothesis, the two sides are exchangeable.
+correction over the measured families (`permutations`). Where there are too few different permutations for any p to be
+that small, nothing is measured.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from .families import FAMILIES, Family, Flips, Reading, Unmeasurable
+from .families import FAMILIES, Family, Reading, TooFewPrompts, Unmeasurable
+from .permutations import PERMUTATIONS, Permutations
 from .texts import Completions, Pair
 
 PROBE_LEVEL = 0.01  # significance level of a family, after Holm's correction
-PERMUTATIONS = 2000
 #: At this multiple of its threshold, a family that destroys text makes a run `hacked` by itself.
 SEVERE = 5.0
 WORST_SAMPLES = 3  # shown for each family
@@ -132,20 +130,18 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
         ValueError: The two share no prompt.
     """
     pair = Pair.of(policy, sft, by_position=by_position)
-    # Every family uses the same permutations, with one flip per prompt.
-    flips: Flips = np.random.default_rng(seed).integers(0, 2, (PERMUTATIONS, pair.size)).astype(bool)
+    permutations = Permutations.of(pair, seed=seed, whole_prompts=by_position)
     readings: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
     for family in FAMILIES:
         try:
-            readings[family.name] = family.measure(pair, flips)
+            if not permutations.enough:
+                raise TooFewPrompts(pair.size)
+            readings[family.name] = family.measure(pair, permutations)
         except Unmeasurable as error:
-            skipped[family.name] = f"not measured: {error}"
-    # The observed effect counts as one of the permutations, so p is never 0; the tolerance absorbs rounding.
-    p_values = {
-        name: (1 + int((reading.null >= reading.effect - 1e-12).sum())) / (1 + PERMUTATIONS)
-        for name, reading in readings.items()
-    }
+            skipped[family.name] = str(error)
+    # The observed effect is one of the permutations, so p is never 0; the tolerance absorbs rounding.
+    p_values = {name: float((reading.null >= reading.effect - 1e-9).mean()) for name, reading in readings.items()}
     corrected = holm(p_values)
     # The best available family that shows whether texts no longer depend on their prompts.
     prompt_loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
