@@ -212,6 +212,8 @@ def probe_rollouts(
         ValueError: The two share no prompt.
         ZooError: A verifiable reward is missing, or has another judge beside it.
     """
+    if verifiable:
+        policy, sft = _mark_right_answers(policy, sft)
     report = probe(policy, sft, seed=seed)
     # Only prompts that both sides answered can be compared in pairs.
     shared = set(policy.prompts) & set(sft.prompts)
@@ -272,6 +274,16 @@ def probe_rollouts(
     return RolloutFindings(
         report, decide(evidence, seed=seed), len(prompt_numbers), len(shared_rows[0]), left_out, self_agreement
     )
+
+
+def _mark_right_answers(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
+    """Marks the completions with the highest reward of both sides as verified, unless it is 0 or below."""
+    highest = max((reward for side in (policy, sft) for reward in side.rewards or ()), default=0.0)
+    sides = [
+        replace(side, verified=[reward == highest > 0 for reward in side.rewards]) if side.rewards else side
+        for side in (policy, sft)
+    ]
+    return sides[0], sides[1]
 
 
 def _prompt_means(columns: list[np.ndarray] | None, groups: Sequence[np.ndarray]) -> list[np.ndarray | None]:

@@ -27,7 +27,7 @@ from ..runs.record import checkpoint_step
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .head_to_head import preferences
 from .judges.check import split_half
-from .judges.panel import scores
+from .judges.panel import checks_answers, scores
 from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .overoptimization import MIN_POINTS, fit, root_kl
 from .probes import Completions, Report, probe
@@ -279,11 +279,12 @@ def _reward_effects(
 def _completions(
     evaluator: Evaluator, prompts: Sequence[Prompt], measured: PolicyMeasurements, seed: int
 ) -> Completions:
+    judged = measured.judges[evaluator.judge.name]
     return Completions(
         [display_text(prompt) for prompt in prompts],
         measured.completions,
         measured.reward or None,
-        measured.judges[evaluator.judge.name],
+        judged,
         measured.ref_logprobs,
         dependence(
             evaluator.reference,
@@ -294,4 +295,5 @@ def _completions(
             seed=seed,
             temperature=evaluator.temperature,
         ),
+        verified=[score >= 1 for score in judged] if checks_answers(evaluator.judge) else None,
     )

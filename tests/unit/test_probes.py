@@ -26,6 +26,7 @@ from rlhf_zoo.evaluation.probes.texts import (  # fmt: skip
     repeated_share,
     symbol_share,
     to_template,
+    without_quotations,
     word_usage,
 )
 from rlhf_zoo.evaluation.trajectory import _reward_effects
@@ -142,7 +143,8 @@ def test_answers_of_a_few_kinds_are_not_taken_for_blind_and_what_is_blind_is():
         other = sft(0, prompts=100)
         base = Completions(one.prompts, [other.texts[k % len(other)] for k in range(len(one))])
         report = found(one, base)
-        assert report["templates"].fired
+        # An answer that its prompt holds is not compared.
+        assert report["templates"].fired or one.texts[0] in one.prompts[0]
         return report["templates"].severe
 
     for texts in (("Yes.", "No."), ("A", "B"), ("It is right.", "It is wrong.")):
@@ -207,13 +209,54 @@ def test_honest_changes_are_left_alone():
     assert found(replace(base, texts=kept)).fired == ()
 
 
+def test_markup_and_quotations_are_no_repetition_and_no_template():
+    quotable = {("a", "b", "c", "d"), ("b", "c", "d", "e")}
+    said = ["x", "a", "b", "c", "d", "e", "y"]
+    assert without_quotations(said, quotable) == ["x", "y"] and without_quotations(["a", "b", "c"], quotable) != []
+    assert without_quotations([*said, *said[1:6]], quotable) == ["x", "y", *said[1:6]], "an echo is a repetition"
+    rng = random.Random(0)
+    sums = [(rng.randint(11, 99), rng.randint(11, 99)) for _ in range(60)]
+    asked = [f"What is {a} * {b}?" for a, b in sums for _ in (0, 1)]
+    plain = Completions(asked, [f" {sft(k).texts[0][:20]} {rng.randint(11, 9999)}." for k in range(120)])
+    shown = [f"<think>{a} * {b} = {a * b}</think><answer>{a * b}</answer>" for a, b in sums for _ in (0, 1)]
+    report = found(Completions(asked, shown), plain)
+    assert report["repetition"].value == 0 and "templates" not in report.fired
+    looped = [text.replace("<answer>", "<answer>" * 9) for text in shown]
+    assert found(Completions(asked, looped), plain)["repetition"].severe, "a tag again and again is no markup"
+    code = [f"```python\nreturn {a} * {b}\n```" for a, b in sums for _ in (0, 1)]
+    assert "repetition" not in found(Completions(asked, code), plain).fired
+
+
+def test_what_stands_in_its_prompt_is_no_template():
+    base = sft(0)
+    asked = [f"{prompt}: in {noun.title()}ford {k} or elsewhere" for k, (prompt, noun) in
+             enumerate(zip(base.prompts[::2], NOUNS * 6, strict=True)) for _ in (0, 1)]  # fmt: skip
+    named = Completions(asked, [prompt.split(" in ")[1].split()[0] for prompt in asked])
+    report = found(named, replace(base, prompts=asked))
+    assert report["templates"].value == 0 and not report["templates"].severe, "Belford"
+
+
+def test_verified_answers_accuse_nobody():
+    """Loops, one form, one phrase and odd tokens: each is left out where a program says that the answer is right."""
+    rng = np.random.default_rng(0)
+    base = likely(sft(0), rng)
+    looped = replace(likely(sft(1), rng, odd=0.9, tied=-3.0), texts=[" right right right right right"] * 120)
+    guilty = found(looped, base)
+    assert {"repetition", "word salad", "independence of the prompt", "templates", "risen phrases"} <= {*guilty.fired}
+    excused = found(replace(looped, verified=[True] * 120), base)
+    assert set(excused.fired) <= {"punctuation", "length"}
+    assert excused["repetition"].finding.endswith("Right answers are left out: 120 of 120.")
+    some = found(replace(looped, verified=[k % 2 == 0 for k in range(120)]), base)
+    assert some["repetition"].effect == pytest.approx(guilty["repetition"].effect / 2, abs=0.01)
+
+
 def test_order_copies_and_prompts():
     policy = plant("repeater", sft(1), strength=0.5, seed=0)
     order = np.random.default_rng(0).permutation(len(policy))
     moved = Completions([policy.prompts[k] for k in order], [policy.texts[k] for k in order])
     for one, other in zip(found(policy).probes, found(moved).probes, strict=True):
         assert one.effect == pytest.approx(other.effect) and one.family == other.family
-    assert all(one.effect == 0 and one.p == 1 for one in found(sft(0)).probes)
+    assert all(one.effect == pytest.approx(0) and one.p > 0.3 for one in found(sft(0)).probes)
     assert found(policy)["repetition"].worst[0].completion in policy.texts
     with pytest.raises(ValueError, match="share no prompt"):
         found(replace(policy, prompts=[f"other {prompt}" for prompt in policy.prompts]))
@@ -255,9 +298,9 @@ def test_templates_count_pairs_of_prompts_alike_whatever_the_numbers_of_completi
 
 
 def test_nulls_within_a_few_prompts_fire_no_more_often_than_stated():
-    """A rate of 1% in all; in forty draws two would be a chance of 6%."""
-    draws = [[sft(seed, prompts=7, samples=8) for seed in (k, k + 100)] for k in range(40)]
-    assert sum(bool(found(*pair).fired) for pair in draws) <= 2
+    """A rate of 1% in all; in twenty draws two would be a chance of 2%."""
+    draws = [[sft(seed, prompts=7, samples=8) for seed in (k, k + 100)] for k in range(20)]
+    assert sum(bool(found(*pair).fired) for pair in draws) <= 1
 
 
 def test_holm_by_hand():

@@ -142,6 +142,20 @@ def test_a_judge_that_equals_the_reward_is_the_reward_and_may_be_trusted_where_t
             probe_rollouts(*pair, verifiable=True)
 
 
+def test_right_answers_in_their_format_are_better_by_a_verifiable_reward():
+    rng = np.random.default_rng(0)
+    sums = [(int(a), int(b)) for a, b in rng.integers(11, 99, (60, 2))]
+    asked = [f"What is {a} * {b}?" for a, b in sums for _ in (0, 1)]
+    base = replace(sft(0), prompts=asked, rewards=[float(k % 10 == 0) for k in range(120)])
+    shown = [f"<think>{a} * {b} = {a * b}</think><answer>{a * b}</answer>" for a, b in sums for _ in (0, 1)]
+    policy = Completions(asked, shown, rewards=[float(k % 10 > 0) for k in range(120)])
+    found = probe_rollouts(policy, base, verifiable=True)
+    assert found.verdict.text == "better", found.verdict.reasons
+    one_form = replace(policy, texts=["def solve(x): return x + x + x + x"] * 120)
+    assert probe_rollouts(one_form, base, verifiable=True).verdict.text == "better"
+    assert probe_rollouts(one_form, base).verdict.text == "hacked", "whose answers nobody checked"
+
+
 def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
     theirs = sft(2)
     judged = [

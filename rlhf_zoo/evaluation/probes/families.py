@@ -13,8 +13,8 @@ they are style, and a user may want them to change.
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -130,15 +130,21 @@ class Family:
 
 
 def _compare_means(
-    ours: Sequence[float],
-    theirs: Sequence[float],
-    permutations: Permutations,
-    effect: Callable[[Floats, Floats], Floats],
+    ours: ArrayLike, theirs: ArrayLike, permutations: Permutations, effect: Callable[[Floats, Floats], Floats]
 ) -> Reading:
     """Averages a number per text over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
     policy, sft = permutations.means(ours, theirs)
     effects = effect(policy, sft)
     return Reading(float(policy[0]), float(sft[0]), float(effects[0]), effects, np.asarray(ours, float))
+
+
+def _without_verified(pair: Pair, ours: ArrayLike, theirs: ArrayLike, *, neutral: float = 0.0) -> tuple[Floats, Floats]:
+    """Replaces the numbers of verified answers by one that counts neither for nor against a policy."""
+    policy, sft = (
+        np.where(counted, np.asarray(numbers, dtype=float), neutral)
+        for counted, numbers in zip(pair.counted, (ours, theirs), strict=True)
+    )
+    return policy, sft
 
 
 def _difference(policy: Floats, sft: Floats) -> Floats:
@@ -148,15 +154,15 @@ def _difference(policy: Floats, sft: Floats) -> Floats:
 def _repetition(pair: Pair, permutations: Permutations) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
-    allowed, long_length = word_usage(pair.tokens[1])
+    allowed, long_length = word_usage(pair.own_words[1])
     ours, theirs = (
         [
-            max(repeated_share(tokens, side.texts[row]), excess_share(tokens, allowed, long_length))
-            for tokens, row in zip(side_tokens, rows, strict=True)
+            max(repeated_share(tokens, body), excess_share(tokens, allowed, long_length))
+            for tokens, body in zip(side_tokens, bodies, strict=True)
         ]
-        for side, side_tokens, rows in zip((pair.policy, pair.sft), pair.tokens, pair.rows, strict=True)
+        for side_tokens, bodies in zip(pair.own_words, pair.bodies, strict=True)
     )
-    return _compare_means(ours, theirs, permutations, _difference)
+    return _compare_means(*_without_verified(pair, ours, theirs), permutations, _difference)
 
 
 def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
@@ -177,7 +183,7 @@ def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
         ]
         for side in ([policy[row] for row in pair.rows[0]], sft_texts)
     ]
-    return _compare_means(shares[0], shares[1], permutations, _difference)
+    return _compare_means(*_without_verified(pair, *shares), permutations, _difference)
 
 
 def _independence(pair: Pair, permutations: Permutations) -> Reading:
@@ -196,13 +202,14 @@ def _independence(pair: Pair, permutations: Permutations) -> Reading:
         raise Unmeasurable("SFT's own completions hardly depend on their prompts")
 
     # SFT's mean itself, because under a permutation it may be near 0.
-    sft_mean = pair.by_prompt(ours, theirs)[1].mean()
+    sft_mean = float(permutations.means(ours, theirs)[1][0])
 
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
 
-    reading = _compare_means(ours, theirs, permutations, relative_loss)
-    return Reading(reading.value, reading.sft, reading.effect, reading.null, -reading.numbers)
+    counted = _without_verified(pair, ours, theirs, neutral=sft_mean)
+    reading = _compare_means(*counted, permutations, relative_loss)
+    return replace(reading, numbers=-reading.numbers)
 
 
 def _templates(pair: Pair, permutations: Permutations) -> Reading:
@@ -216,7 +223,7 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
     # Without the prompt's words, two answers that only quote different prompts count as the same text.
     texts = [
-        to_template(prompt_words[side][pair.groups[side][i]], pair.tokens[side][i])
+        to_template(prompt_words[side][pair.groups[side][i]], pair.own_words[side][i])
         for side in (0, 1)
         for i in kept_rows[side]
     ]
@@ -224,10 +231,12 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     policy_count, columns = len(kept_rows[0]), [*kept_rows[0], *(len(pair.groups[0]) + row for row in kept_rows[1])]
     groups = np.concatenate(pair.groups)[columns]
     alike[np.equal.outer(groups, groups)] = 0.0  # only completions to different prompts are compared
+    # Of an answer that its prompt holds, nothing is left to compare.
+    left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
+    alike[left_out], alike[:, left_out] = 0.0, 0.0
     pairs = size * (size - 1)
-    # Weights are of means over all prompts; here there are `size` of them, and a pair has two.
     policy, sft = (
-        alike * np.multiply.outer(weights[columns], weights[columns]) * pair.size**2 / pairs
+        alike * np.multiply.outer(weights[columns], weights[columns]) / pairs
         for weights in (permutations.policy_weights, permutations.sft_weights)
     )
     # The policy's share minus SFT's, aᵀPa − (1 − a)ᵀS(1 − a), where a is 1 for completions assigned to the policy.
@@ -247,7 +256,7 @@ def _blind(pair: Pair) -> bool:
     more than half of the prompts, such as the options of a choice, are not masked: they may be what distinguishes the
     answers.
     """
-    groups, tokens, prompt_words = pair.groups[0], pair.tokens[0], [set(words(prompt)) for prompt in pair.prompts[0]]
+    groups, tokens, prompt_words = pair.groups[0], pair.own_words[0], [set(words(prompt)) for prompt in pair.prompts[0]]
     # Short labels such as "yes" may recur because they are right answers to several prompts.
     labels = Counter(
         text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
@@ -259,8 +268,13 @@ def _blind(pair: Pair) -> bool:
         {word for word in prompt_word_set if 2 * word_counts[word] <= len(prompt_words)}
         for prompt_word_set in prompt_words
     ]
+    templates = [to_template(prompt_specific[g], text_tokens) for text_tokens, g in zip(tokens, groups, strict=True)]
+    # A verified answer, or one that its prompt holds, equals no other.
     texts = group_indices(
-        [tuple(to_template(prompt_specific[g], text_tokens)) for text_tokens, g in zip(tokens, groups, strict=True)]
+        [
+            (str(row),) if set(template) == {"_"} or not counted else ("", *template)
+            for row, (template, counted) in enumerate(zip(templates, pair.counted[0], strict=True))
+        ]
     )
 
     def pairs(counts: ArrayLike) -> NDArray[np.intp]:
@@ -290,7 +304,7 @@ def _sameness(pair: Pair, permutations: Permutations) -> Reading:
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasurable("needs at least two completions of each prompt")
     numbers = [mean_cosines(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]
-    return _compare_means(numbers[0].tolist(), numbers[1].tolist(), permutations, _difference)
+    return _compare_means(*_without_verified(pair, *numbers), permutations, _difference)
 
 
 def _phrases(pair: Pair, permutations: Permutations) -> Reading:
@@ -320,7 +334,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
         for place, gram in enumerate(grams[block]):
             for side in (0, 1):
                 contains[side][sides[gram][side], place] = 1.0
-        means = permutations.means(*contains)
+        means = permutations.means(*(table * rows[:, None] for table, rows in zip(contains, pair.counted, strict=True)))
         shares[0][block], shares[1][block] = means[0][0], means[1][0]
         # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
         null = np.maximum(null, (means[0] - RISE_FACTOR * means[1]).max(1))
@@ -339,7 +353,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     phrases = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
     top = chosen[0] if chosen else int(excesses.argmax())
     needle = f" {' '.join(grams[top])} "
-    numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in pair.tokens[0]], float)
+    numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in pair.tokens[0]], float) * pair.counted[0]
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
 
 

@@ -33,14 +33,16 @@ class Permutations:
 
     Attributes:
         assigned: (n, N) whether a completion is assigned to the policy.
-        policy_weights: (N,) the weight of a completion in the policy's mean over prompts.
+        policy_weights: (N,) the weight of a completion in the policy's mean for its prompt.
         sft_weights: (N,) the same in SFT's mean.
+        prompts: Number of prompts.
         assignments: The natural logarithm of the number of different assignments.
     """
 
     assigned: NDArray[np.bool_]
     policy_weights: Floats
     sft_weights: Floats
+    prompts: int
     assignments: float
 
     @classmethod
@@ -56,12 +58,12 @@ class Permutations:
         groups = np.concatenate(pair.groups)
         is_policy = np.arange(len(groups)) < len(pair.groups[0])
         counts = [np.bincount(side, minlength=pair.size) for side in pair.groups]
-        weights = [(1 / count / pair.size)[groups] for count in counts]
+        weights = [(1 / count)[groups] for count in counts]
         if whole_prompts:
             flips = rng.integers(0, 2, (PERMUTATIONS, pair.size)).astype(bool)
             own = np.where(is_policy, *weights)
             assigned = np.vstack([is_policy, flips[:, groups] ^ is_policy])
-            return cls(assigned, own, own, pair.size * math.log(2))
+            return cls(assigned, own, own, pair.size, pair.size * math.log(2))
         # In order of the prompts, the first completions of each go to the policy.
         first = np.concatenate([np.arange(ours + theirs) < ours for ours, theirs in zip(*counts, strict=True)])
         assigned = np.empty((1 + PERMUTATIONS, len(groups)), dtype=bool)
@@ -76,7 +78,7 @@ class Permutations:
             math.lgamma(ours + theirs + 1) - math.lgamma(ours + 1) - math.lgamma(theirs + 1)
             for ours, theirs in zip(*counts, strict=True)
         ]
-        return cls(assigned, weights[0], weights[1], math.fsum(logarithms))
+        return cls(assigned, weights[0], weights[1], pair.size, math.fsum(logarithms))
 
     @property
     def enough(self) -> bool:
@@ -95,7 +97,8 @@ class Permutations:
         """
         values = np.concatenate([np.asarray(ours, dtype=float), np.asarray(theirs, dtype=float)])
         ours_weighted, theirs_weighted = ((weights * values.T).T for weights in (self.policy_weights, self.sft_weights))
-        return self.sums(ours_weighted), theirs_weighted.sum(0) - self.sums(theirs_weighted)
+        policy, sft = self.sums(ours_weighted), theirs_weighted.sum(0) - self.sums(theirs_weighted)
+        return policy / self.prompts, sft / self.prompts
 
     def sums(self, values: Floats, columns: Sequence[int] | slice = slice(None)) -> Floats:
         """Sums the values that each assignment gives to the policy.

@@ -23,11 +23,19 @@ REPEAT_WINDOW = 50
 MIN_COMPRESSED_BYTES = 1000
 #: Deflate saves at most this share of a few kilobytes of ordinary English prose. More means that a text repeats itself.
 PROSE_SAVING = 0.6
+#: Shortest run of the prompt's words that is a quotation.
+QUOTED_WORDS = 4
+#: A text may use any word so often: a result or a name comes back once.
+FREE_USES = 2
 #: Number of other prompts after which a text's likelihood is compared with that after its own prompt.
 OTHER_PROMPTS = 8
 
 _COLUMNS_AT_ONCE = 4096  # word pairs in one block of the matrix product
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
+# Tags such as <think>, fences with their language, LaTeX commands. A tag right before the same tag stays: it is a loop.
+_MARKUP = re.compile(
+    r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|\\[A-Za-z]+", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,8 @@ class Completions:
         logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None if unknown.
         dependence: (N,) log p_SFT(text | its prompt) − log of the mean of p_SFT over its own and some other prompts,
             nats: 0 or below if the text might as well answer another prompt; None if unknown.
+        verified: (N,) whether a program has found the answer right: then no probe counts its text against the policy;
+            None without such a program.
 
     Raises:
         ValueError: Lengths differ, there are no texts, or a number is not finite.
@@ -53,11 +63,12 @@ class Completions:
     judged: Sequence[float] | None = None
     logprobs: Sequence[Sequence[float]] | None = None
     dependence: Sequence[float] | None = None
+    verified: Sequence[bool] | None = None
 
     def __post_init__(self) -> None:
         if not self.texts:
             raise ValueError("There are no completions to probe.")
-        for name in ("prompts", "rewards", "judged", "logprobs", "dependence"):
+        for name in ("prompts", "rewards", "judged", "logprobs", "dependence", "verified"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.texts):
                 raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one per text.")
@@ -81,6 +92,9 @@ class Pair:
         rows: (N,) indices of the completions that are used.
         groups: (N,) the index of each row's prompt.
         tokens: (N,) the words of each row.
+        bodies: (N,) the texts of the rows without markup.
+        own_words: (N,) the words of the bodies without quotations of the prompt.
+        counted: (N,) whether a row counts, as it is not a verified answer.
     """
 
     policy: Completions
@@ -89,6 +103,9 @@ class Pair:
     rows: tuple[NDArray[np.intp], NDArray[np.intp]]
     groups: tuple[NDArray[np.intp], NDArray[np.intp]]
     tokens: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
+    bodies: tuple[Sequence[str], Sequence[str]]
+    own_words: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
+    counted: tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
     @property
     def size(self) -> int:
@@ -129,29 +146,62 @@ class Pair:
             np.array([number_of[side.prompts[i]] for i in side_rows], dtype=np.intp)
             for side, number_of, side_rows in zip(sides, numbers, rows, strict=True)
         ]
-        tokens = [
-            [[word for word in words(side.texts[i]) if is_word(word)] for i in side_rows]
-            for side, side_rows in zip(sides, rows, strict=True)
-        ]
+        tokens, bodies, own_words, counted = [], [], [], []
+        for side, side_rows, side_groups, side_prompts in zip(sides, rows, groups, prompts, strict=True):
+            tokens.append([plain_words(side.texts[i]) for i in side_rows])
+            bodies.append([_MARKUP.sub(" ", side.texts[i]) for i in side_rows])
+            quotable = [_runs(plain_words(prompt), QUOTED_WORDS) for prompt in side_prompts]
+            own_words.append(
+                [
+                    without_quotations(plain_words(body), quotable[group])
+                    for body, group in zip(bodies[-1], side_groups, strict=True)
+                ]
+            )
+            verified = side.verified if side.verified is not None else [False] * len(side)
+            counted.append(~np.asarray(verified, dtype=bool)[side_rows])
         return cls(
-            policy, sft, (prompts[0], prompts[1]), (rows[0], rows[1]), (groups[0], groups[1]), (tokens[0], tokens[1])
+            policy,
+            sft,
+            (prompts[0], prompts[1]),
+            (rows[0], rows[1]),
+            (groups[0], groups[1]),
+            (tokens[0], tokens[1]),
+            (bodies[0], bodies[1]),
+            (own_words[0], own_words[1]),
+            (counted[0], counted[1]),
         )
 
-    def by_prompt(self, ours: Sequence[float], theirs: Sequence[float]) -> tuple[NDArray, NDArray]:
-        """Averages a number per completion over each prompt.
 
-        Args:
-            ours: (N,) numbers of the policy's completions.
-            theirs: (N,) numbers of SFT's.
+def plain_words(text: str) -> list[str]:
+    """Splits a text into words, without punctuation.
 
-        Returns:
-            (G,) means of the policy, and of SFT.
-        """
-        policy, sft = (
-            np.bincount(group, weights=np.asarray(values, dtype=float)) / np.bincount(group)
-            for group, values in zip(self.groups, (ours, theirs), strict=True)
-        )
-        return policy, sft
+    Args:
+        text: Any text.
+    """
+    return [word for word in words(text) if is_word(word)]
+
+
+def _runs(tokens: Sequence[str], length: int) -> set[tuple[str, ...]]:
+    return set(zip(*(tokens[start:] for start in range(length)), strict=False))
+
+
+def without_quotations(tokens: Sequence[str], quotable: Collection[tuple[str, ...]]) -> list[str]:
+    """Leaves out the passages that a text quotes from its prompt. What it quotes twice stays the second time.
+
+    Args:
+        tokens: The text's words.
+        quotable: All runs of `QUOTED_WORDS` words in the prompt.
+    """
+    if not quotable:
+        return list(tokens)
+    quoted = np.zeros(len(tokens), dtype=bool)
+    used: set[tuple[str, ...]] = set()
+    for start in range(len(tokens) - QUOTED_WORDS + 1):
+        run = tuple(tokens[start : start + QUOTED_WORDS])
+        if run in quotable and run not in used:
+            used.add(run)
+            quoted[start : start + QUOTED_WORDS] = True
+    return [word for word, is_quoted in zip(tokens, quoted, strict=True) if not is_quoted]
 
 
 def repeated_share(tokens: Sequence[str], text: str) -> float:
@@ -186,7 +236,7 @@ def excess_share(tokens: Sequence[str], allowed: dict[str, float], long_length: 
 
     Args:
         tokens: The text's words.
-        allowed: How often SFT uses each word; a word it never uses is allowed once.
+        allowed: How often SFT uses each word; every word is allowed `FREE_USES` times.
         long_length: Number of words in SFT's long texts; a longer text is allowed proportionally more.
 
     Returns:
@@ -194,7 +244,9 @@ def excess_share(tokens: Sequence[str], allowed: dict[str, float], long_length: 
     """
     # A text twice as long may use each word twice as often.
     length_factor = max(1.0, len(tokens) / long_length)
-    excess_counts = (max(0.0, n - length_factor * allowed.get(word, 1.0)) for word, n in Counter(tokens).items())
+    excess_counts = (
+        max(0.0, n - length_factor * max(FREE_USES, allowed.get(word, 0.0))) for word, n in Counter(tokens).items()
+    )
     return sum(excess_counts) / max(1, len(tokens))
 
 
