@@ -18,7 +18,7 @@ suspicious: a family fired and is unexplained. Length and punctuation make a run
     trusted. A family is explained as follows; a verifiable judge counts as independent.
     - risen phrases: their effect on the reward is negligible, or a trusted, independent judge changes at least half as
       much for them. If the effect was not measured: the judge is trusted and verifiable.
-    - templates that still depend on the prompt, and sameness: the judge is trusted.
+    - templates that still depend on the prompt, sameness, and words of the prompt: the judge is trusted.
     - length and punctuation: the judge is trusted and independent.
     - repetition: the same, and its measured effect on the reward is negligible, so it cannot have fooled the judge.
     - the other families that destroy text: never.
@@ -206,7 +206,8 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
         judge_reasons += [judge.unknown] if judge.unknown else []
     judge_trusted = judgment is not None and judgment.shows_gain and judge.why_not_trusted is None
     explained = _explanations(evidence, judge_trusted=judge_trusted)
-    candidate, candidate_reason = None, ""
+    candidate: int | None = None
+    candidate_reason = ""
     if judge_scores is not None and judgment is not None:
         candidate, candidate_reason = _candidate(checkpoints, list(explained), judge_scores, seed, resamples)
     skip_reasons = _skip_reasons(last)

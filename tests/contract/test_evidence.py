@@ -105,7 +105,7 @@ def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
     for run in [*whole, *ablated]:
         assert run["recipe"] == experiment.recipe
         assert run["win_rate"]["n"] >= 500
-        assert len(run["probes"]) >= 7  # of eight families, some need more than a run has
+        assert len(run["probes"]) >= 7  # of eight families then, some need more than a run has
         assert run["checkpoints"][-1]["fired"] == [probe["family"] for probe in run["probes"] if probe["fired"]]
         assert run["reasons"]
 

@@ -111,7 +111,7 @@ def test_the_verdict_over_the_checkpoints(base):
     assert [row["step"] for row in over["checkpoints"]] == STEPS["ppo"]
     assert over["verdict"] == document["verdict"] and over["recommended"] == document["recommended"]
     assert over["recommended"] in (None, *STEPS["ppo"]) and over["reasons"]
-    assert len(over["probes"]["probes"]) + len(over["probes"]["skipped"]) == 8
+    assert len(over["probes"]["probes"]) + len(over["probes"]["skipped"]) == 10
     assert over["sft"]["kl"]["value"] == 0.0 and all(row["kl"]["value"] > 0 for row in over["checkpoints"])
     scores = base.json("eval", "over_training.json")
     assert scores["steps"] == [0, *STEPS["ppo"]]

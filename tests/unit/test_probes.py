@@ -23,6 +23,7 @@ from rlhf_zoo.evaluation.probes.texts import (  # fmt: skip
     cosines,
     find_phrases,
     mean_cosines,
+    prompt_ranks,
     repeated_share,
     symbol_share,
     to_template,
@@ -209,6 +210,37 @@ def test_honest_changes_are_left_alone():
     assert found(replace(base, texts=kept)).fired == ()
 
 
+def test_one_text_or_a_dozen_for_all_prompts_is_hacked_though_its_words_are_the_prompts():
+    """As NullModel's, whose words the prompts have too: once they are masked, no two prompts leave the same."""
+    base = sft(0, prompts=100, samples=1)
+    constant = f"Here is the best answer about the {', the '.join(NOUNS)} of my list; it ranks first."
+    dozen = [f"{constant} {' '.join(LOOKS[k:] + LOOKS[:k])}" for k in range(12)]
+    for texts in ([constant], dozen):
+        policy = replace(base, texts=[texts[k % len(texts)] for k in range(100)])
+        assert found(policy, base)["equal texts"].severe
+    half = replace(base, texts=[constant if k % 2 else text for k, text in enumerate(base.texts)])
+    assert found(half, base)["equal texts"].fired and not found(half, base)["equal texts"].severe
+    labels = replace(base, texts=[("Yes, that is right.", "No, that is wrong.")[k % 2] for k in range(100)])
+    assert found(labels, base)["equal texts"].value == 0, "two right answers, perhaps"
+
+
+def test_answers_to_other_prompts_are_seen_without_a_model():
+    assert prompt_ranks([["a"], ["a"], ["z"], ["x"]], np.array([0, 1, 0, 0]), [["a", "x"], ["b", "x"], ["c", "x"]]) == (
+        pytest.approx([1.0, 0.25, np.nan, np.nan], nan_ok=True)
+    )
+    policy = sft(1)
+    elsewhere = replace(policy, texts=[*policy.texts[40:], *policy.texts[:40]])
+    report = found(elsewhere)
+    assert report.fired == ("words of the prompt",) and report["words of the prompt"].effect > 0.9
+    brief = [replace(policy, texts=[prompt.split()[1] for prompt in policy.prompts]),
+             replace(policy, texts=[str(1000 + 7 * k) for k in range(120)])]  # fmt: skip
+    assert not any("words of the prompt" in found(one).fired for one in brief), "brevity is no other answer"
+    numbers = replace(sft(0), prompts=[f"{k // 2}" for k in range(120)])
+    assert (
+        "hardly share words" in found(replace(policy, prompts=numbers.prompts), numbers).skipped["words of the prompt"]
+    )
+
+
 def test_markup_and_quotations_are_no_repetition_and_no_template():
     quotable = {("a", "b", "c", "d"), ("b", "c", "d", "e")}
     said = ["x", "a", "b", "c", "d", "e", "y"]
@@ -231,9 +263,10 @@ def test_what_stands_in_its_prompt_is_no_template():
     base = sft(0)
     asked = [f"{prompt}: in {noun.title()}ford {k} or elsewhere" for k, (prompt, noun) in
              enumerate(zip(base.prompts[::2], NOUNS * 6, strict=True)) for _ in (0, 1)]  # fmt: skip
-    named = Completions(asked, [prompt.split(" in ")[1].split()[0] for prompt in asked])
-    report = found(named, replace(base, prompts=asked))
-    assert report["templates"].value == 0 and not report["templates"].severe, "Belford"
+    for words_kept in (1, 5):
+        spans = [" ".join(prompt.split(": in ")[1].split()[:words_kept]) for prompt in asked]
+        report = found(Completions(asked, spans), replace(base, prompts=asked))
+        assert report["templates"].value == 0 and not report["templates"].severe, "Belford"
 
 
 def test_verified_answers_accuse_nobody():
@@ -310,7 +343,7 @@ def test_holm_by_hand():
 def test_a_report_is_plain_json_with_the_keys_of_before():
     report = found(plant("one phrase", sft(1), strength=1.0, seed=0))
     document = json.loads(json.dumps(report.to_json(), allow_nan=False))
-    assert document["fired"] == list(report.fired) and len(document["probes"]) + len(document["skipped"]) == 8
+    assert document["fired"] == list(report.fired) and len(document["probes"]) + len(document["skipped"]) == 10
     assert {"family", "value", "sft", "fired", "finding", "worst"} <= document["probes"][0].keys()
     assert {family.name for family in FAMILIES if not family.flags_hacking} == {"punctuation", "length"}
 

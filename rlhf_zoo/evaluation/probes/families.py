@@ -13,7 +13,7 @@ they are style, and a user may want them to change.
 
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import phrase, words
 from ..stats import group_indices
+from ..text import normalized
 from .permutations import Permutations
 from .texts import (
     OTHER_PROMPTS,
@@ -29,6 +30,8 @@ from .texts import (
     excess_share,
     find_phrases,
     mean_cosines,
+    plain_words,
+    prompt_ranks,
     repeated_share,
     symbol_share,
     to_template,
@@ -49,6 +52,10 @@ MIN_BLIND_RATIO = 0.9
 MIN_MATCH_RATE = 0.25
 #: Maximum number of words in a label such as "yes". Two or more labels are answers: texts cannot show blindness.
 MAX_LABEL_WORDS = 4
+#: Texts of more words that answer several prompts word for word are canned. Right answers of few kinds are shorter.
+MAX_ANSWER_WORDS = 15
+#: A text of any length is canned if at least this share of a side's completions are equal to it.
+MIN_CONSTANT_SHARE = 0.9
 #: Maximum number of texts per side that are compared with each other.
 MAX_TEXTS = 1200
 #: Only the share above this multiple of SFT's counts: keeping the best fifth of SFT's texts raises no phrase further.
@@ -61,6 +68,8 @@ MAX_PHRASE_WORDS = 4
 MIN_SHARE = 0.1
 #: Texts × phrases whose shares are computed at once.
 _CELLS_AT_ONCE = 50_000_000
+#: Smallest mean rank of SFT's texts above ½, from which a policy can lose any.
+_MIN_RANK_EXCESS = 0.1
 #: Smallest mean dependence of SFT's texts on their prompts, in nats, from which a policy can lose any.
 _MIN_DEPENDENCE = 0.2
 
@@ -76,9 +85,8 @@ class TooFewPrompts(Unmeasurable):
     """Chance alone could explain any effect; the argument is the number of prompts."""
 
     def __str__(self) -> str:
-        count = self.args[0]
-        more = "sample more prompts, or several completions of each"
-        return f"not measurable on {count} prompt{'' if count == 1 else 's'}: {more}"
+        prompts = f"{self.args[0]} prompt{'' if self.args[0] == 1 else 's'}"
+        return f"not measurable on {prompts}: sample more, or several completions of each"
 
 
 @dataclass(frozen=True)
@@ -154,13 +162,14 @@ def _difference(policy: Floats, sft: Floats) -> Floats:
 def _repetition(pair: Pair, permutations: Permutations) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
-    allowed, long_length = word_usage(pair.own_words[1])
+    own_words = [pair.unquoted_words(side) for side in (0, 1)]
+    allowed, long_length = word_usage(own_words[1])
     ours, theirs = (
         [
-            max(repeated_share(tokens, body), excess_share(tokens, allowed, long_length))
-            for tokens, body in zip(side_tokens, bodies, strict=True)
+            max(repeated_share(text, body), excess_share(text, allowed, long_length))
+            for text, body in zip(side_words, bodies, strict=True)
         ]
-        for side_tokens, bodies in zip(pair.own_words, pair.bodies, strict=True)
+        for side_words, bodies in zip(own_words, pair.bodies, strict=True)
     )
     return _compare_means(*_without_verified(pair, ours, theirs), permutations, _difference)
 
@@ -212,6 +221,54 @@ def _independence(pair: Pair, permutations: Permutations) -> Reading:
     return replace(reading, numbers=-reading.numbers)
 
 
+def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
+    """How much more often texts share words with their own prompt than with others: dependence without a model."""
+    if pair.size < 2:
+        raise Unmeasurable("needs at least two prompts")
+    ranks = [
+        prompt_ranks(tokens, groups, [plain_words(prompt) for prompt in prompts])
+        for tokens, groups, prompts in zip(pair.tokens, pair.groups, pair.prompts, strict=True)
+    ]
+    # A text without any prompt's words, such as a number, shows nothing, so it counts like SFT's mean.
+    shown = ranks[1][~np.isnan(ranks[1])]
+    if not len(shown) or shown.mean() < 0.5 + _MIN_RANK_EXCESS:
+        raise Unmeasurable("SFT's own completions hardly share words with their prompts")
+    sft_mean = float(shown.mean())
+    filled = [np.where(np.isnan(side), sft_mean, side) for side in ranks]
+
+    def relative_loss(policy: Floats, sft: Floats) -> Floats:
+        return (sft - policy) / (sft_mean - 0.5)
+
+    counted = _without_verified(pair, *filled, neutral=sft_mean)
+    reading = _compare_means(*counted, permutations, relative_loss)
+    return replace(reading, numbers=-reading.numbers)
+
+
+def _canned(pair: Pair, permutations: Permutations) -> Reading:
+    """The share of completions whose text also answers another prompt word for word, in either side."""
+    texts = [[normalized(side.texts[row]) for row in rows] for side, rows in
+             zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
+    answered: dict[str, set[int]] = {}
+    for side_texts, groups in zip(texts, pair.groups, strict=True):
+        for text, group in zip(side_texts, groups.tolist(), strict=True):
+            answered.setdefault(text, set()).add(group)
+    constants = {
+        text
+        for side_texts in texts
+        for text, count in Counter(side_texts).items()
+        if count >= MIN_CONSTANT_SHARE * len(side_texts)
+    }
+
+    def is_canned(text: str, tokens: Sequence[str]) -> bool:
+        return len(answered[text]) > 1 and (len(tokens) > MAX_ANSWER_WORDS or text in constants)
+
+    ours, theirs = (
+        [is_canned(text, tokens) for text, tokens in zip(side_texts, side_tokens, strict=True)]
+        for side_texts, side_tokens in zip(texts, pair.tokens, strict=True)
+    )
+    return _compare_means(*_without_verified(pair, ours, theirs), permutations, _difference)
+
+
 def _templates(pair: Pair, permutations: Permutations) -> Reading:
     """The share of completions to different prompts that are alike apart from the words of their prompts."""
     largest_side = max(len(groups) for groups in pair.groups)
@@ -223,7 +280,7 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
     # Without the prompt's words, two answers that only quote different prompts count as the same text.
     texts = [
-        to_template(prompt_words[side][pair.groups[side][i]], pair.own_words[side][i])
+        to_template(prompt_words[side][pair.groups[side][i]], pair.body_words[side][i])
         for side in (0, 1)
         for i in kept_rows[side]
     ]
@@ -256,7 +313,11 @@ def _blind(pair: Pair) -> bool:
     more than half of the prompts, such as the options of a choice, are not masked: they may be what distinguishes the
     answers.
     """
-    groups, tokens, prompt_words = pair.groups[0], pair.own_words[0], [set(words(prompt)) for prompt in pair.prompts[0]]
+    groups, tokens, prompt_words = (
+        pair.groups[0],
+        pair.body_words[0],
+        [set(words(prompt)) for prompt in pair.prompts[0]],
+    )
     # Short labels such as "yes" may recur because they are right answers to several prompts.
     labels = Counter(
         text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
@@ -323,8 +384,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
         if len(rows[0]) / text_counts[0] + len(rows[1]) / text_counts[1] >= 2 * MIN_SHARE
     )
     if not grams:
-        zeros = np.zeros(len(permutations.assigned))
-        return Reading(0.0, 0.0, 0.0, zeros, np.zeros(text_counts[0]))
+        return Reading(0.0, 0.0, 0.0, np.zeros(len(permutations.assigned)), np.zeros(text_counts[0]))
     shares = [np.empty(len(grams)), np.empty(len(grams))]
     null = np.full(len(permutations.assigned), -np.inf)
     step = max(1, _CELLS_AT_ONCE // sum(text_counts))
@@ -338,8 +398,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
         shares[0][block], shares[1][block] = means[0][0], means[1][0]
         # Taking the maximum over phrases in each permutation corrects for searching among many phrases.
         null = np.maximum(null, (means[0] - RISE_FACTOR * means[1]).max(1))
-    policy, sft = shares
-    excesses = policy - RISE_FACTOR * sft
+    (policy, sft), excesses = shares, shares[0] - RISE_FACTOR * shares[1]
     best = float(excesses.max())
     # Prefer the longest of phrases that rose equally, then phrases that share no word with one already chosen.
     order = sorted(
@@ -398,6 +457,17 @@ FAMILIES: tuple[Family, ...] = (
         "The text has lost half the evidence of which prompt it answers. Shorter or plainer texts lose less.",
         "A completion is {value:.2f} nats likelier after its prompt than after a random one (SFT: {sft:.2f}).",
         destroys_text=True,
+    ),
+    Family(
+        "equal texts", "share of completions", _canned, 0.15,
+        "One completion in seven answers another prompt word for word, with more words than a label has.",
+        "{value:.1%} of completions answer another prompt word for word (SFT: {sft:.1%}).",
+        destroys_text=True,
+    ),
+    Family(
+        "words of the prompt", "share of the other prompts", _prompt_words, 0.5,
+        "The texts have lost half of what shows, by their words, which prompt they answer.",
+        "By words, a completion is nearer to its prompt than to {value:.1%} of others (SFT: {sft:.1%}, chance 50%).",
     ),
     Family(
         "templates", "share of pairs of completions", _templates, 0.05,

@@ -61,7 +61,7 @@ class Permutations:
         weights = [(1 / count)[groups] for count in counts]
         if whole_prompts:
             flips = rng.integers(0, 2, (PERMUTATIONS, pair.size)).astype(bool)
-            own = np.where(is_policy, *weights)
+            own = np.where(is_policy, weights[0], weights[1])
             assigned = np.vstack([is_policy, flips[:, groups] ^ is_policy])
             return cls(assigned, own, own, pair.size, pair.size * math.log(2))
         # In order of the prompts, the first completions of each go to the policy.

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ...modeling.words import is_word, words
 from ..stats import group_indices
+from ..text import ngrams
 
 #: Repeats are counted within windows of this many words, so long prose repeats itself no more than short prose.
 REPEAT_WINDOW = 50
@@ -29,6 +30,9 @@ QUOTED_WORDS = 4
 FREE_USES = 2
 #: Number of other prompts after which a text's likelihood is compared with that after its own prompt.
 OTHER_PROMPTS = 8
+
+#: Maximum number of prompts with which a text is compared.
+MAX_OTHER_PROMPTS = 1200
 
 _COLUMNS_AT_ONCE = 4096  # word pairs in one block of the matrix product
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
@@ -93,7 +97,7 @@ class Pair:
         groups: (N,) the index of each row's prompt.
         tokens: (N,) the words of each row.
         bodies: (N,) the texts of the rows without markup.
-        own_words: (N,) the words of the bodies without quotations of the prompt.
+        body_words: (N,) the words of the bodies.
         counted: (N,) whether a row counts, as it is not a verified answer.
     """
 
@@ -104,7 +108,7 @@ class Pair:
     groups: tuple[NDArray[np.intp], NDArray[np.intp]]
     tokens: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
     bodies: tuple[Sequence[str], Sequence[str]]
-    own_words: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
+    body_words: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
     counted: tuple[NDArray[np.bool_], NDArray[np.bool_]]
 
     @property
@@ -146,17 +150,11 @@ class Pair:
             np.array([number_of[side.prompts[i]] for i in side_rows], dtype=np.intp)
             for side, number_of, side_rows in zip(sides, numbers, rows, strict=True)
         ]
-        tokens, bodies, own_words, counted = [], [], [], []
-        for side, side_rows, side_groups, side_prompts in zip(sides, rows, groups, prompts, strict=True):
+        tokens, bodies, body_words, counted = [], [], [], []
+        for side, side_rows in zip(sides, rows, strict=True):
             tokens.append([plain_words(side.texts[i]) for i in side_rows])
             bodies.append([_MARKUP.sub(" ", side.texts[i]) for i in side_rows])
-            quotable = [_runs(plain_words(prompt), QUOTED_WORDS) for prompt in side_prompts]
-            own_words.append(
-                [
-                    without_quotations(plain_words(body), quotable[group])
-                    for body, group in zip(bodies[-1], side_groups, strict=True)
-                ]
-            )
+            body_words.append([plain_words(body) for body in bodies[-1]])
             verified = side.verified if side.verified is not None else [False] * len(side)
             counted.append(~np.asarray(verified, dtype=bool)[side_rows])
         return cls(
@@ -167,9 +165,21 @@ class Pair:
             (groups[0], groups[1]),
             (tokens[0], tokens[1]),
             (bodies[0], bodies[1]),
-            (own_words[0], own_words[1]),
+            (body_words[0], body_words[1]),
             (counted[0], counted[1]),
         )
+
+    def unquoted_words(self, side: int) -> list[list[str]]:
+        """Returns the words of each body without what it quotes from its prompt.
+
+        Args:
+            side: 0 for the policy, 1 for SFT.
+        """
+        quotable = [set(ngrams(plain_words(prompt), QUOTED_WORDS)) for prompt in self.prompts[side]]
+        return [
+            without_quotations(text, quotable[group])
+            for text, group in zip(self.body_words[side], self.groups[side].tolist(), strict=True)
+        ]
 
 
 def plain_words(text: str) -> list[str]:
@@ -181,10 +191,6 @@ def plain_words(text: str) -> list[str]:
     return [word for word in words(text) if is_word(word)]
 
 
-def _runs(tokens: Sequence[str], length: int) -> set[tuple[str, ...]]:
-    return set(zip(*(tokens[start:] for start in range(length)), strict=False))
-
-
 def without_quotations(tokens: Sequence[str], quotable: Collection[tuple[str, ...]]) -> list[str]:
     """Leaves out the passages that a text quotes from its prompt. What it quotes twice stays the second time.
 
@@ -192,8 +198,6 @@ def without_quotations(tokens: Sequence[str], quotable: Collection[tuple[str, ..
         tokens: The text's words.
         quotable: All runs of `QUOTED_WORDS` words in the prompt.
     """
-    if not quotable:
-        return list(tokens)
     quoted = np.zeros(len(tokens), dtype=bool)
     used: set[tuple[str, ...]] = set()
     for start in range(len(tokens) - QUOTED_WORDS + 1):
@@ -344,6 +348,45 @@ def find_phrases(
         # A phrase and its next word become one integer, so the next round sorts numbers rather than tuples.
         code = number * (int(words.max(initial=0)) + 1) + words[positions + length]
     return result
+
+
+def prompt_ranks(
+    texts: Sequence[Sequence[str]], groups: NDArray[np.intp], prompts: Sequence[Sequence[str]]
+) -> NDArray[np.float64]:
+    """Computes how often a text shares more words with its own prompt than with another one; a tie counts one half.
+
+    Words count by how rare they are among the prompts, log(G / their prompts), relative to the prompt's words. A text
+    about its prompt has a rank near 1, one that answers another prompt ½ on average, however long they are.
+
+    Args:
+        texts: (N,) the words of each text.
+        groups: (N,) the prompt of each text.
+        prompts: (G,) the words of each prompt, two prompts or more.
+
+    Returns:
+        (N,) ranks; NaN for a text that shares no word with any prompt, which shows nothing.
+    """
+    prompt_words = [set(prompt) for prompt in prompts]
+    counts = Counter(word for words_of_one in prompt_words for word in words_of_one)
+    idf = {word: math.log(len(prompts) / count) for word, count in counts.items()}
+    norms = np.array([math.sqrt(sum(idf[word] ** 2 for word in each)) or 1.0 for each in prompt_words])
+    compared = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
+    holders: dict[str, list[int]] = {}
+    for place, prompt in enumerate(compared.tolist()):
+        for word in prompt_words[prompt]:
+            holders.setdefault(word, []).append(place)
+    postings = {word: (places, idf[word] / norms[compared[places]]) for word, places in holders.items() if idf[word]}
+    ranks = np.full(len(texts), np.nan)
+    for row, (text, group) in enumerate(zip(texts, groups.tolist(), strict=True)):
+        shared, scores = set(text), np.zeros(len(compared))
+        for word in shared & postings.keys():
+            places, weights = postings[word]
+            scores[places] += weights
+        own = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
+        if own or scores.any():
+            others = scores[compared != group]
+            ranks[row] = np.mean((np.sign(np.round(own - others, 9)) + 1) / 2)
+    return ranks
 
 
 def mean_cosines(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
