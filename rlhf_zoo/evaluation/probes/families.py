@@ -403,7 +403,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     # Prefer the longest of phrases that rose equally, then phrases that share no word with one already chosen.
     order = sorted(
         np.flatnonzero(excesses >= max(MIN_RISE, best / 2)).tolist(),
-        key=lambda k: (-round(excesses[k] / best, 1), -len(grams[k]), grams[k]),
+        key=lambda k: (-round(float(excesses[k]) / best, 1), -len(grams[k]), grams[k]),
     )
     chosen: list[int] = []
     for k in order:
