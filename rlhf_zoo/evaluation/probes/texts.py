@@ -384,8 +384,8 @@ def prompt_ranks(
             scores[places] += weights
         own = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
         if own or scores.any():
-            others = scores[compared != group]
-            ranks[row] = np.mean((np.sign(np.round(own - others, 9)) + 1) / 2)
+            other_scores = scores[compared != group]
+            ranks[row] = np.mean((np.sign(np.round(own - other_scores, 9)) + 1) / 2)
     return ranks
 
 
