@@ -83,7 +83,7 @@ def errors(stderr: str) -> list[str]:
     """What a command said on stderr, without progress bars and the lines that name Hub, namespace and plan."""
     lines = stderr.replace("\r", "\n").splitlines()
     notes = ("Hub: ", "Publishing to ", "Not publishing", "Plan for ", "No plan: ")
-    bars = ("%|", "?it/s", " examples/s")
+    bars = ("%|", "%), ", "?it/s", " examples/s")
     return [line for line in lines if line.strip() and not line.startswith(notes) and not any(b in line for b in bars)]
 
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -18,6 +18,8 @@ class Phases:
     """
 
     def __init__(self, device: torch.device) -> None:
+        #: Called with the name of each phase that begins, and with "" at the end of an update.
+        self.listener: Callable[[str], object] = str
         self._device = device
         self._running: list[str] = []
         self._since = 0.0
@@ -64,11 +66,13 @@ class Phases:
     def _within(self, name: str) -> Iterator[None]:
         self._lap()
         self._running.append(name)
+        self.listener(name)
         try:
             yield
         finally:
             self._lap()
             self._running.pop()
+            self.listener(self._running[-1] if self._running else "")
 
     def _lap(self) -> None:
         if self._device.type != "cpu":

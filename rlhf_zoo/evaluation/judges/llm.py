@@ -28,6 +28,7 @@ from urllib.parse import urlsplit
 from ...errors import ZooError
 from ...fileio import integer, read_json, write_json
 from ...hub.client.retry_after import seconds_to_wait
+from ...runs.status_line import Progress
 from .llm_questions import CRITERION, MIDDLE, PROMPT_VERSION, Question, about_pair, about_single
 from .llm_usage import Meter, Stopped, Usage
 from .pairwise import Verdict, check_lengths, merge_orders
@@ -259,8 +260,6 @@ class LLMJudge:
 
     def _ask_endpoint(self, questions: Mapping[str, Question], total: int) -> None:
         """Asks in several threads, which save each answer as it arrives. The first failure stops all and is raised."""
-        from tqdm import tqdm
-
         pending, stop = deque(questions.items()), threading.Event()
         outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -281,8 +280,10 @@ class LLMJudge:
 
         # Daemon threads, because one that waits for the network must not keep an interrupted process alive.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
-        style = {"desc": f"judging with {self._model}", "unit": "answer", "leave": False, "disable": not self._progress}
-        with tqdm(total=total, initial=total - len(questions), **style) as bar:
+        done = total - len(questions)
+        with Progress(
+            total, f"judging with {self._model}", "answer", initial=done, leave=False, hidden=not self._progress
+        ) as bar:
             try:
                 for worker in workers:
                     worker.start()

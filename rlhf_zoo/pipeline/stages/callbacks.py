@@ -1,18 +1,17 @@
 """Callbacks of a stage's trainer: metrics on disk, a progress bar, complete checkpoints, publishing, Ctrl-C."""
 
 import shutil
-import time
 from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
 from transformers import IntervalStrategy, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from ...errors import ZooError
 from ...modeling import distributed
 from ...modeling.remote_code import copy_code
 from ...runs.record import COMPLETE, StageRecord
+from ...runs.status_line import Progress
 from .interrupt import EvaluationEnded, Interruptible
 
 #: Metrics in the progress bar, and their labels.
@@ -23,8 +22,14 @@ BAR_LABELS = {
     "objective/kl": "kl",
     "completions/eos_rate": "eos",
 }
-#: Seconds between updates of the progress bar during an evaluation.
-BAR_SECONDS = 0.5
+#: Phases of an update in the progress bar, and their labels.
+PHASE_LABELS = {
+    "rollout": "sampling",
+    "values": "computing values",
+    "reference": "reading with the reference",
+    "reward": "scoring",
+    "update": "learning",
+}
 #: Endings of metrics that differ from run to run. They are not recorded, because a resumed run must log the same
 #: metrics as an uninterrupted one.
 UNREPRODUCIBLE = (
@@ -73,17 +78,21 @@ class ProgressCallback(TrainerCallback):
     def __init__(self, record: StageRecord, desc: str) -> None:
         self._record = record
         self._desc = desc
-        self._bar: tqdm | None = None
-        self._description = desc
+        self._bar: Progress | None = None
         self._batches = 0  # of the current evaluation
-        self._described_at = 0.0  # time.monotonic()
 
     def _describe(self, activity: str = "") -> None:
-        """Appends an activity between two steps to the bar's label; "" for none."""
-        description = f"{self._desc}, {activity}" if activity else self._desc
-        if self._bar is not None and description != self._description:
-            self._description, self._described_at = description, time.monotonic()
-            self._bar.set_description(description)
+        """Appends the current activity to the bar's label; "" for none."""
+        if self._bar is not None:
+            self._bar.describe(f"{self._desc}, {activity}" if activity else self._desc)
+
+    def show_phase(self, phase: str) -> None:
+        """Shows a phase of an update.
+
+        Args:
+            phase: Its name; "" at the end of the update.
+        """
+        self._describe(PHASE_LABELS.get(phase, ""))
 
     def _describe_next(self, control: TrainerControl) -> None:
         self._batches = 0
@@ -98,9 +107,8 @@ class ProgressCallback(TrainerCallback):
         **_: object,
     ) -> None:
         self._batches += 1
-        if time.monotonic() - self._described_at > BAR_SECONDS:
-            total = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
-            self._describe(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
+        total = len(eval_dataloader) if isinstance(eval_dataloader, Sized) else None
+        self._describe(f"evaluating, batch {self._batches}{f' of {total}' if total else ''}")
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self._batches = 0
@@ -112,13 +120,7 @@ class ProgressCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        self._bar = tqdm(
-            total=state.max_steps,
-            initial=state.global_step,
-            desc=self._desc,
-            unit="step",
-            disable=not distributed.is_main_process(),
-        )
+        self._bar = Progress(state.max_steps, self._desc, "step", initial=state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         if self._bar is not None:
@@ -142,7 +144,7 @@ class ProgressCallback(TrainerCallback):
         self._record.append_metrics({"step": state.global_step, **numbers})
         if self._bar is not None:
             postfix = {label: f"{numbers[name]:.3g}" for name, label in BAR_LABELS.items() if name in numbers}
-            self._bar.set_postfix(postfix)
+            self._bar.show_metrics(postfix)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.close()

@@ -22,6 +22,7 @@ from ...modeling import distributed
 from ...modeling.integrity import weights_digest
 from ...modeling.remote_code import code_run
 from ...ppo.failures import UpdateFailed
+from ...ppo.timing import Phases
 from ...ppo.waiting import WaitEnded
 from ...publishing.adapters import check_bases
 from ...publishing.sender import claim_stage_repository, keep_published_lineage
@@ -468,4 +469,6 @@ def _add_callbacks(
         record, stop, finish_checkpoint=finish, after_save=after_save, stop_after=context.stop_after
     )
     trainer.add_callback(callback)
+    if isinstance(phases := getattr(trainer, "phases", None), Phases):
+        phases.listener = callback.show_phase
     return callback

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...modeling import distributed
@@ -14,6 +13,7 @@ from ...modeling.devices import MicroBatches
 from ...modeling.sampling.sampler import Samples, Vocabulary, sample
 from ...modeling.sampling.truncation import Truncation
 from ...modeling.special_tokens import stop_ids
+from ..status_line import Progress
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,7 @@ def complete(
             vocabulary=vocabulary,
         ).to("cpu")
 
-    hidden = not distributed.is_main_process()
-    with tqdm(total=len(prompts), desc=desc, unit="sample", leave=False, disable=hidden) as bar:
+    with Progress(len(prompts), desc, "sample", leave=False) as bar:
         for number, start in enumerate(range(0, len(prompts), batch_size)):
             chosen = range(start, min(start + batch_size, len(prompts)))
             if distributed.is_my_batch(number):

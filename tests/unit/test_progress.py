@@ -1,0 +1,75 @@
+"""Progress in a log: whole lines, each 5% of the work and while a step takes long, with reward and KL."""
+
+import io
+import time
+from contextlib import redirect_stderr
+
+import pytest
+
+from rlhf_zoo.runs import status_line
+from rlhf_zoo.runs.status_line import Progress
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
+    """A file for stderr. Each test redirects by itself, because pytest sets stderr after the fixtures."""
+    monkeypatch.setattr(status_line, "REFRESH_SECONDS", 0.001)
+    return io.StringIO()
+
+
+def test_a_log_gets_a_line_each_twentieth(log: io.StringIO) -> None:
+    with redirect_stderr(log), Progress(100, "   ppo", "step") as bar:
+        for step in range(100):
+            bar.show_metrics({"reward": f"{step}", "kl": "0.5"})
+            time.sleep(0.002)
+            bar.update()
+    assert "\r" not in log.getvalue()
+    lines = log.getvalue().splitlines()
+    assert 15 <= len(lines) <= 22
+    assert lines[0].startswith("ppo: 0 of 100 (0%), 00:00 so far, ? left")
+    assert any(line.startswith("ppo: 5 of 100 (5%), ") and line.endswith(" left, reward=4, kl=0.5") for line in lines)
+    assert lines[-1].startswith("ppo: 100 of 100 (100%), ") and lines[-1].endswith(", reward=99, kl=0.5")
+
+
+def test_a_long_step_says_what_it_does(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_line, "LOG_SECONDS", 0.01)
+    with redirect_stderr(log), Progress(24, "ppo", "step", initial=16) as bar:
+        bar.describe("ppo, sampling")
+        deadline = time.monotonic() + 30
+        while "ppo, sampling: 16 of 24 (67%), " not in log.getvalue():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
+def test_a_short_activity_says_nothing_in_a_log(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(status_line, "REFRESH_SECONDS", 10.0)
+    with redirect_stderr(log), Progress(3, "judging", "answer", leave=False) as bar:
+        for _ in range(3):
+            bar.update()
+    assert log.getvalue() == ""
+
+
+def test_a_terminal_has_a_bar(log: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log, "isatty", lambda: True, raising=False)
+    with redirect_stderr(log), Progress(4, "ppo", "step") as bar:
+        bar.show_metrics({"reward": "1.5"})
+        bar.update(4)
+    assert "\rppo: 100%|" in log.getvalue() and "reward=1.5" in log.getvalue()
+
+
+def test_ppo_shows_reward_kl_and_its_phase(log: io.StringIO, tmp_path) -> None:
+    from transformers import TrainerControl, TrainerState, TrainingArguments
+
+    from rlhf_zoo.pipeline.stages.callbacks import ProgressCallback
+    from rlhf_zoo.runs.record import StageRecord
+
+    callback, state = ProgressCallback(StageRecord(tmp_path), "ppo"), TrainerState()
+    arguments, control = TrainingArguments(output_dir=str(tmp_path), use_cpu=True), TrainerControl()
+    state.max_steps = 4
+    with redirect_stderr(log):
+        callback.on_train_begin(arguments, state, control)
+        callback.on_log(arguments, state, control, logs={"objective/score": 1.25, "objective/kl": 0.5})
+        callback.show_phase("rollout")
+        callback.on_train_end(arguments, state, control)
+    last = log.getvalue().splitlines()[-1]
+    assert last.startswith("ppo, sampling: 0 of 4 ") and last.endswith("reward=1.25, kl=0.5")
