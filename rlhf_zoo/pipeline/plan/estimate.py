@@ -139,15 +139,20 @@ def _supervised(
     head_bytes: float,
 ) -> StagePlan:
     half, counts = computes_in_bfloat16(keys, device), model.counts
-    training_pass = model.training_pass(
-        rows=rows, length=length, half=half, checkpointing=bool(keys.gradient_checkpointing)
-    )
     shards = shard_count(stage, keys, device, use_peft=model.spec.adapter is not None)
+    accumulates = steps > 1 or shards > 1
+    training_pass = model.training_pass(
+        rows=rows,
+        length=length,
+        half=half,
+        checkpointing=bool(keys.gradient_checkpointing),
+        accumulates=accumulates,
+    )
     resident = resident_memory(model, keys).per_device(shards)
     exchange_buffers = resident.gradients if device.count > 1 and shards == 1 else 0
     # Gradients of shards are exchanged layer by layer, so the full gradients never exist at once.
     peak = memory.training_memory(
-        resident, training_pass, head_bytes=head_bytes, accumulates=steps > 1 or shards > 1, buckets=exchange_buffers
+        resident, training_pass, head_bytes=head_bytes, accumulates=accumulates, buckets=exchange_buffers
     )
     peak = replace(peak, weights=peak.weights + gathered_bytes(shards, model))
     tokens = rows * length * steps

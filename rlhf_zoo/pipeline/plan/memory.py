@@ -53,7 +53,7 @@ class TrainingPass:
     Attributes:
         saved: Activations kept from the forward to the backward pass.
         first_peak: Peak of the first micro-batch, including the gradients that it allocates.
-        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist.
+        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist; 0 if there is none.
         gradients: Gradients that remain after the pass.
     """
 

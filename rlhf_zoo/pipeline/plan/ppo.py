@@ -283,12 +283,16 @@ class _PPO:
 
     def _update(self) -> PhaseMemory:
         counts, keys = self.policy.counts, self.keys
-        checkpointing = bool(keys.gradient_checkpointing)
+        accumulates = self.micro_batch_rows < self.minibatch_rows or self.shards > 1
         passes = [
             TrainingPass()
             if model is None
             else model.training_pass(
-                rows=self.micro_batch_rows, length=self.length, half=self.in_bfloat16, checkpointing=checkpointing
+                rows=self.micro_batch_rows,
+                length=self.length,
+                half=self.in_bfloat16,
+                checkpointing=bool(keys.gradient_checkpointing),
+                accumulates=accumulates,
             )
             for model in (self.policy, self.critic)
         ]
@@ -306,7 +310,7 @@ class _PPO:
             frozen=self._frozen_weights(),
             logits=self._logits(self.micro_batch_rows, head_trains=True),
             head_bytes=head_bytes,
-            accumulates=self.micro_batch_rows < self.minibatch_rows or self.shards > 1,
+            accumulates=accumulates,
             buckets=exchange_buffers,
             cache=resident.cache,
         )

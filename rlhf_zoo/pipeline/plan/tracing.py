@@ -236,7 +236,9 @@ class Tracer:
             attention_width=text.num_attention_heads * width,
         )
 
-    def training_pass(self, *, rows: int, length: int, half: bool, checkpointing: bool) -> TrainingPass:
+    def training_pass(
+        self, *, rows: int, length: int, half: bool, checkpointing: bool, accumulates: bool = True
+    ) -> TrainingPass:
         """Measures a forward and backward pass of the trunk, without the head.
 
         Args:
@@ -244,6 +246,7 @@ class Tracer:
             length: Tokens of each row.
             half: Whether it runs in bfloat16 autocast.
             checkpointing: Whether gradient checkpointing is on.
+            accumulates: Whether to measure a later micro-batch too, which takes as long again.
         """
 
         def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
@@ -256,7 +259,7 @@ class Tracer:
             measured: list[int] = []
             with ExitStack() as stack:
                 counter, call = _start_counting(stack, model, mode, rows, length)
-                for _ in range(2):  # the first pass allocates the gradients, the second adds to them
+                for _ in range(2 if accumulates else 1):  # the first allocates the gradients, the second adds to them
                     before = counter.live
                     with _autocast(half):
                         out = call()
@@ -270,8 +273,9 @@ class Tracer:
                 base.activation_checkpointing_disable()
             return [*measured, gradients]
 
-        saved, first, _, repeat, gradients = self._at_depth(("training", rows, length, half, checkpointing), run)
-        return TrainingPass(saved=saved, first_peak=first, repeat_peak=repeat, gradients=gradients)
+        key = ("training", rows, length, half, checkpointing, accumulates)
+        saved, first, *later, gradients = self._at_depth(key, run)
+        return TrainingPass(saved, first_peak=first, repeat_peak=later[1] if later else 0, gradients=gradients)
 
     def forward_pass(self, *, rows: int, length: int, half: bool) -> ForwardPass:
         """Measures a forward pass of the trunk that saves nothing for a backward pass.
