@@ -1,7 +1,11 @@
 """The form of a checkpoint's tag."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from rlhf_zoo.hub.client.pull import full_revision
 from rlhf_zoo.hub.client.step_tags import step_in, step_of, tag_name, tagged_steps
 
 
@@ -22,3 +26,13 @@ def test_any_other_form_is_no_checkpoint(tag):
 def test_users_may_leave_out_zeros_and_the_prefix():
     assert [step_in(text) for text in ("40", "step-40", "step-000040")] == [40, 40, 40]
     assert step_in("best") is None and step_in("9" * 5000) is None and step_in("") is None
+
+
+def test_a_short_step_is_the_tag_wherever_a_revision_is_read():
+    """Unless a branch or tag has that very name."""
+    refs = SimpleNamespace(branches=[SimpleNamespace(name="step-7")], tags=[SimpleNamespace(name="step-000040")])
+    hub: Any = SimpleNamespace(offline=False, api=lambda: SimpleNamespace(list_repo_refs=lambda _: refs))
+    names = [full_revision("a/b", name, hub) for name in ("step-40", "40", "step-000040", "step-7", "best", None)]
+    assert names == ["step-000040"] * 3 + ["step-7", "best", None]
+    hub.offline = True
+    assert full_revision("a/b", "step-40", hub) == "step-000040"

@@ -24,6 +24,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.pull import full_revision
 from ...hub.client.refs import ask, resolve
 from ...modeling.devices import on_device
 from ...modeling.models import label_index, labels_of
@@ -221,7 +222,9 @@ def _check_reward_model(name: str, hub: Hub | None) -> None:
             repo,
             hub,
             lambda connection: connection.snapshot(
-                repo, revision=revision, allow_patterns=["config.json", "token*", "vocab*", "merges.txt", "special*"]
+                repo,
+                revision=full_revision(repo, revision, connection),
+                allow_patterns=["config.json", "token*", "vocab*", "merges.txt", "special*"],
             ),
         )
         _check_reward_files(name, folder)
@@ -275,7 +278,8 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
         with refusals_as(
             f"The judge {judge} is not on {connection.name}, or this token may not read it", "check its name."
         ):
-            connection.api().repo_info(repo, revision=revision, repo_type=repo_type)
+            tag = full_revision(repo, revision, connection) if repo_type == "model" else revision
+            connection.api().repo_info(repo, revision=tag, repo_type=repo_type)
 
     try:
         ask(repo, hub, check_exists)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ZooError
 from .connect import CLIENT, Hub
-from .pull import split_revision
+from .pull import full_revision, split_revision
 from .refusals import refusals_as
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
     failure = f"Cannot fetch the card of {name} from {hub.name}"
     with disable_progress_bars(), refusals_as(failure, "try again."):
         try:
-            commit = api.model_info(repo, revision=revision).sha
+            commit = api.model_info(repo, revision=full_revision(repo, revision, hub)).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
         # The sizes come from the tree, so an oversized file is never requested. All calls name one commit, so that a

@@ -104,6 +104,22 @@ def find_revision(revision: str, names: Iterable[str]) -> str | None:
     return tag if tag in available else None
 
 
+def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
+    """Returns the tag that a short step stands for, such as step-000040 for step-40; any other revision as it is.
+
+    Args:
+        repo: NAMESPACE/NAME.
+        revision: The revision, as a user wrote it.
+        hub: The Hub that has the repository.
+    """
+    if revision is None or (step := step_in(revision)) is None:
+        return revision
+    if hub.offline:
+        return tag_name(step)
+    refs = hub.api().list_repo_refs(repo)
+    return find_revision(revision, [ref.name for ref in (*refs.branches, *refs.tags)]) or revision
+
+
 def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT, ignore: Sequence[str] = ()) -> Pulled:
     """Fetches a revision of a repository. Complete files are not fetched again.
 

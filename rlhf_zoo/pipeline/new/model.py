@@ -13,7 +13,7 @@ from transformers import (
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT
-from ...hub.client.pull import split_revision
+from ...hub.client.pull import full_revision, split_revision
 from ...hub.client.refusals import refusals_as
 from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpack_if_gguf
 from ...modeling.loading import load_config, load_tokenizer
@@ -141,7 +141,7 @@ def _pin(name: str) -> tuple[str, str | None, str | None]:
     repo, revision = split_revision(name)
     fix = "check its name, its revision and --source_hub."
     with refusals_as(f"The model {repo} is not a folder, and cannot be found on {CLIENT.address}", fix):
-        info = CLIENT.api().model_info(repo, revision=revision)
+        info = CLIENT.api().model_info(repo, revision=full_revision(repo, revision, CLIENT))
     license_name = getattr(info.card_data, "license", None)
     return repo, str(info.sha), license_name if isinstance(license_name, str) else None
 

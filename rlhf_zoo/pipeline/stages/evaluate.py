@@ -129,9 +129,10 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     context = as_trained(context, "ppo")
     check_code(stage_code(context.settings("ppo")), context.record("ppo").read().get("code"))
     config = evaluation_of(context)
+    checkpoints = {name: context.checkpoint(name) for name in ("sft", "ppo")}  # before any data is prepared
     check_judges(context)
     own_pairs_data, source = own_pairs(context), stage_source(context, "ppo")
-    inputs = _Inputs(source, own_pairs_data, sft=context.checkpoint("sft"), ppo=context.checkpoint("ppo"))
+    inputs = _Inputs(source, own_pairs_data, **checkpoints)
     resolved = inputs.resolved(context)
     code = judges_code(config.names)  # read before the judges score, because files may be edited meanwhile
     done = _is_done(context, resolved, code)
@@ -185,8 +186,7 @@ def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str
     # With `release: recommended`, PPO's choice is provisional until an evaluation has made it.
     provisional = (context.record("ppo").read().get("chosen") or {}).get("provisional")
     done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
-    done = done and is_same_code(code, before.get("code"))
-    return done and not context.restart and not provisional
+    return done and is_same_code(code, before.get("code")) and not context.restart and not provisional
 
 
 def _compare(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.pull import full_revision
 from ...hub.client.refs import ask
 from ...hub.client.refusals import reason, refusals_as
 from ...modeling.chat import tokenize_prompt
@@ -192,7 +193,8 @@ def fetch_files(
             outage = candidate.outage()
             try:
                 answering_hub = candidate if outage is None else replace(candidate, offline=True)
-                return answering_hub.snapshot(name, revision=revision, allow_patterns=[*patterns])
+                tag = full_revision(name, revision, answering_hub)
+                return answering_hub.snapshot(name, revision=tag, allow_patterns=[*patterns])
             except OSError:
                 if outage is None:
                     raise
