@@ -26,6 +26,13 @@ JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
 REWARDS = "rlhf_zoo.rewards"
 RECIPES = "rlhf_zoo.recipes"
+#: Words that other tools use -> the commands and keys that mean the same here.
+SYNONYMS = {
+    "train": "run", "evaluate": "eval", "upload": "push", "publish": "push", "download": "pull", "init": "new",
+    "beta": "kl_coef", "kl_penalty": "kl_coef", "init_kl_coef": "kl_coef", "lr": "learning_rate",
+    "batch_size": "per_device_train_batch_size", "epochs": "num_train_epochs", "ppo_epochs": "num_ppo_epochs",
+    "max_new_tokens": "response_length",
+}  # fmt: skip
 
 
 def did_you_mean(word: str, candidates: Iterable[str]) -> str:
@@ -36,9 +43,10 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
         candidates: The words that exist.
 
     Returns:
-        ", did you mean 'x'?", or "" if none is close.
+        ", did you mean 'x'?" with a synonym of the word, or else the closest one; "" if none is close.
     """
-    closest = difflib.get_close_matches(word, sorted(candidates), n=1)
+    words = sorted(candidates)
+    closest = [SYNONYMS[word]] if SYNONYMS.get(word) in words else difflib.get_close_matches(word, words, n=1)
     return f", did you mean {closest[0]!r}?" if closest else ""
 
 

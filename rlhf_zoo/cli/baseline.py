@@ -11,8 +11,9 @@ import click
 
 from ..errors import ZooError
 from .common import run_flags
+from .layout import RecipeCommand
 from .open_run import run_context
-from .options import RECIPE_KEYS_AS_FLAGS, finished_run_options, json_option, seeds_option
+from .options import RECIPE, finished_run_options, json_option, seeds_option
 from .tables import interval, table
 
 if TYPE_CHECKING:
@@ -29,8 +30,8 @@ OPTIONS = {
 DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
 
 
-@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@click.command(cls=RecipeCommand)
+@RECIPE
 @click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="What to compare PPO with.")
 @click.option(
     "--beta", metavar="LIST", help="dpo, rloo: values of β.  [default: half of PPO's kl_coef, kl_coef, twice kl_coef]"

@@ -82,7 +82,7 @@ def stage_directories(run: Path) -> list[Path]:
         return [run]
     directories = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]
     if not directories:
-        raise ZooError(f"{run} is not a run directory: neither it nor a stage in it has a run.json; give runs/RECIPE.")
+        raise ZooError(f"No run in {run}: pass one such as runs/tiny-world.")
     return directories
 
 

@@ -6,6 +6,7 @@ import click
 
 from ..errors import ZooError
 from ..runs.settings.values import json_object
+from ..runs.status_line import doing
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, TRUST_RUN, json_option, lineage_options
 from .tables import print_json, stdout_console
@@ -49,7 +50,9 @@ from .tables import print_json, stdout_console
 def compare(
     ppo: str, votes: str | None, runs: tuple[str, ...], hub: str | None, source_hub: str | None, **options: Any
 ) -> None:
-    """Open the comparison page: SFT and PPO side by side, over training, in a blind test, and PPO's card.
+    """Open the comparison page: SFT and PPO side by side.
+
+    It also shows training step by step, a blind test, and PPO's card.
 
     \b
     Example:
@@ -124,11 +127,12 @@ def trace(
     prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
     with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
-        from ..pipeline.inspect.trace import find, trace_checkpoint
-        from ..pipeline.inspect.trace_view import show, to_document
+        with doing(f"tracing {run}"):
+            from ..pipeline.inspect.trace import find, trace_checkpoint
+            from ..pipeline.inspect.trace_view import show, to_document
 
-        subject = find(run, step=step, hub=connected, **subject_options)
-        trace_result = trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
+            subject = find(run, step=step, hub=connected, **subject_options)
+            trace_result = trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
         if as_json:
             print_json(to_document(trace_result, subject))
             return

@@ -7,13 +7,14 @@ from typing import Any
 import click
 
 from .common import run_flags
+from .layout import RecipeCommand
 from .open_run import run_context
-from .options import RECIPE_KEYS_AS_FLAGS, finished_run_options, json_option, seeds_option
+from .options import RECIPE, finished_run_options, json_option, seeds_option
 from .tables import interval, table
 
 
-@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@click.command(cls=RecipeCommand)
+@RECIPE
 @seeds_option("Reward models, including the recipe's own.", minimum=2, default=3)
 @finished_run_options("Train the additional reward models again, even if they are finished.")
 @json_option("Print overview.json instead of a table.")
@@ -21,11 +22,11 @@ from .tables import interval, table
 def ensemble(
     ctx: click.Context, recipe: str, seeds: int, output_dir: Path | None, hub: str | None, restart: bool, as_json: bool
 ) -> None:
-    """Train the reward model under several seeds, on the same pairs, and show where the models disagree.
+    """Train the reward model under several seeds, and show where the models disagree.
 
-    Missing data, SFT and the recipe's own reward model are made first, and finished models are not trained again. If
-    the run was evaluated, the completions of PPO are scored too. Nothing is published; `rlhf-zoo push` sends the run's
-    own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
+    All train on the same pairs. Missing data, SFT and the recipe's own reward model are made first, and finished
+    models are not trained again. If the run was evaluated, the completions of PPO are scored too. Nothing is
+    published; `rlhf-zoo push` sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
 
     \b
     Example:

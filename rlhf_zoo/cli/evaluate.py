@@ -13,8 +13,9 @@ from ..modeling.prompt_keys import format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
 from .common import command_line, parse_columns, run_flags
+from .layout import RecipeCommand
 from .open_run import locked, open_hub
-from .options import LM_EVAL, LM_EVAL_TASKS, RECIPE_KEYS_AS_FLAGS, json_option, run_options
+from .options import LM_EVAL, LM_EVAL_TASKS, json_option, run_options
 from .tables import print_json, say, table
 from .train import run_one
 
@@ -30,7 +31,7 @@ RUN_OPTIONS = ("namespace", "private", "patience", "resume", "restart", "overwri
 SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
 
 
-@click.command("eval", context_settings=RECIPE_KEYS_AS_FLAGS)
+@click.command("eval", cls=RecipeCommand)
 @click.argument("subject", metavar="RECIPE|POLICY")
 @click.option("--against", help="Compare with this policy.  [default: the SFT policy of its run or card]")
 @click.option(
@@ -59,7 +60,6 @@ def evaluate(
     directory of PPO; its prompts come from the data set of its run or card, or from --dataset_name. With --push_to_hub
     the figures go into the policy's card.
 
-    \b
     Judges: classifier (labeled texts of the data set), reward:MODEL (another reward model), reward:MODEL#LABEL (of a
     classifier, the probability of one label), rule:REWARD (a reward function or verifier), llm:MODEL (at
     OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's), pairs:MODULE:FUNCTION and

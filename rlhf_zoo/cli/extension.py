@@ -1,16 +1,28 @@
-"""`rlhf-zoo install-hf-extension|uninstall-hf-extension`."""
+"""`rlhf-zoo hub extension install|uninstall`: the same commands inside `hf`."""
 
 import click
 
+from .layout import Group
 
-@click.command("install-hf-extension")
+
+@click.group(cls=Group)
+def extension() -> None:
+    """Make `hf rlhf-zoo ...` run this command, or stop it.
+
+    \b
+    Example:
+      rlhf-zoo hub extension install
+      hf rlhf-zoo recipes list
+    """
+
+
+@extension.command()
 def install() -> None:
     """Make `hf rlhf-zoo ...` run this command.
 
     \b
     Example:
-      rlhf-zoo install-hf-extension
-      hf rlhf-zoo recipes list
+      rlhf-zoo hub extension install
     """
     from ..hub.client.extension import executable, folder
     from ..hub.client.extension import install as install_extension
@@ -22,16 +34,16 @@ def install() -> None:
         return
     instead = f" instead of {previous_script}" if previous_script else ""
     click.echo(f"`hf rlhf-zoo` runs {script}{instead}: `hf` reads this from {folder()}.")
-    click.echo("`rlhf-zoo uninstall-hf-extension` removes it.")
+    click.echo("`rlhf-zoo hub extension uninstall` removes it.")
 
 
-@click.command("uninstall-hf-extension")
+@extension.command()
 def uninstall() -> None:
-    """Remove what `rlhf-zoo install-hf-extension` wrote.
+    """Remove what `rlhf-zoo hub extension install` wrote.
 
     \b
     Example:
-      rlhf-zoo uninstall-hf-extension
+      rlhf-zoo hub extension uninstall
     """
     from ..hub.client.extension import uninstall as uninstall_extension
 

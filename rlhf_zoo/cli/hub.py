@@ -1,4 +1,4 @@
-"""`rlhf-zoo hub serve|status|token|env|add|export`: the embedded Hub."""
+"""`rlhf-zoo hub serve|status|token|env|add|export|extension`: the embedded Hub."""
 
 import os
 import sys
@@ -9,6 +9,8 @@ import click
 
 from ..hub.server.cli import hub as embedded
 from .common import check_repo, quiet_hub
+from .extension import extension
+from .layout import Group
 from .open_run import open_hub
 from .options import UserPath, json_option
 from .tables import print_json, table
@@ -119,5 +121,9 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
         )
 
 
-# A second group, because the embedded Hub's own group may not import the client, which `add` and `export` need.
-hub = click.Group("hub", commands={**embedded.commands, "add": add, "export": export}, help=embedded.help)
+# A second group, because the embedded Hub's own group may not import the client, which these commands need.
+hub = Group(
+    "hub",
+    commands={**embedded.commands, "add": add, "export": export, "extension": extension},
+    help=embedded.help,
+)

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 @TRUST_RUN
 @json_option("Print JSON: a node with its parents.")
 def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
-    """Draw the tree of what a model was made from: SFT policy, reward model, data and base models, each at its commit.
+    """Draw the tree of what a model was made from.
 
-    Each line shows the stage, recipe, step and figures of that model's card. The tree marks repositories that no longer
-    exist.
+    SFT policy, reward model, data and base models stand there at their commits. Each line shows the stage, recipe,
+    step and figures of that model's card. The tree marks repositories that no longer exist.
 
     \b
     Example:
@@ -87,10 +87,11 @@ def reproduce(
     source_hub: str | None,
     as_json: bool,
 ) -> None:
-    """Make a published checkpoint again from its recipe.json, and compare weights and metrics.
+    """Train a published checkpoint again, and compare weights and metrics.
 
-    Runs only the stage that made it, from the published checkpoints of the stages before, up to its step. Nothing is
-    published. Run it again to resume an interrupted run, or to compare a finished one again.
+    The recipe comes from its recipe.json. Runs only the stage that made it, from the published checkpoints of the
+    stages before, up to its step. Nothing is published. Run it again to resume an interrupted run, or to compare a
+    finished one again.
 
     Exit code 0: weights and metrics are bit-equal. 1: they differ, and a table says where. 2: it could not be run.
 

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -23,6 +24,7 @@ from .. import __version__
 from ..errors import PrintableFormatter, ZooError, printable
 from ..modeling import distributed
 from ..runs.registry import STAGES
+from .layout import Group
 
 #: Commands other than the stages: name -> module:attribute.
 COMMANDS = {
@@ -30,11 +32,11 @@ COMMANDS = {
     "baseline": "cli.baseline:baseline",
     "card": "cli.publish:card",
     "compare": "cli.compare:compare",
+    "completion": "cli.completion:completion",
     "doctor": "cli.train:doctor",
     "ensemble": "cli.ensemble:ensemble",
     "eval": "cli.evaluate:evaluate",
     "hub": "cli.hub:hub",
-    "install-hf-extension": "cli.extension:install",
     "lineage": "cli.lineage:lineage",
     "new": "cli.new:new",
     "plan": "cli.plan:plan",
@@ -48,7 +50,6 @@ COMMANDS = {
     "run": "cli.train:run",
     "space": "cli.space:space",
     "trace": "cli.compare:trace",
-    "uninstall-hf-extension": "cli.extension:uninstall",
     "zoo": "cli.zoo:zoo",
 }
 #: Messages of gloo and NCCL when another process of the command has ended.
@@ -57,11 +58,25 @@ PEER_LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remot
 LAUNCHER_SECONDS = 15
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """A group that imports a command when it is used."""
 
+    def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
+        """The names of the commands, by what a user wants to do.
+
+        Args:
+            ctx: The context of the group.
+        """
+        return {
+            "Start": ["new", "recipes", "plan", "doctor", "smoke", "completion"],
+            "Train": ["run", *STAGES, "ablate", "sweep", "ensemble"],
+            "Evaluate": ["eval", "compare", "baseline", "probe"],
+            "Publish": ["push", "pull", "zoo", "space", "hub"],
+            "Inspect": ["card", "trace", "lineage", "reproduce"],
+        }
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*COMMANDS, *STAGES])
+        return [name for names in self.headings(ctx).values() for name in names]
 
     def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
         if name in STAGES:

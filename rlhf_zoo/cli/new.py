@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ..errors import printable
+from ..runs.status_line import doing
 from .common import parse_columns, quiet_hub
 from .open_run import open_hub
 from .options import SOURCE_HUB, TRUST, UserPath
@@ -46,10 +47,10 @@ from .options import SOURCE_HUB, TRUST, UserPath
 @SOURCE_HUB
 @TRUST
 def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **options: Any) -> None:
-    """Write a recipe for a model and data of your own, by reading their files. Nothing is trained.
+    """Write a recipe for a model and data of your own.
 
-    It prints each choice with its reason, and downloads no weights. Data are folders, files of JSON lines, or
-    repositories NAMESPACE/NAME[@REVISION].
+    It reads their files, and prints each choice with its reason. It trains nothing and downloads no weights. Data
+    are folders, files of JSON lines, or repositories NAMESPACE/NAME[@REVISION].
 
     \b
     Example:
@@ -64,12 +65,15 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     request.check()  # before imports that take seconds
 
     from ..modeling.remote_code import FLAG, is_trusted
-    from ..pipeline.new.recipe import make_recipe, write
+
+    with doing("loading the planner"):
+        from ..pipeline.new.recipe import make_recipe, write
 
     without_hub = source_hub in (None, "none")
     quiet_hub()
     with contextlib.nullcontext() if without_hub else open_hub(source_hub, push_to_hub=False, option="--source_hub"):
-        recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
+        with doing("reading the model and the data"):
+            recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)
     for setting, value, reason in recipe.decisions:
         # Values come from the data and the tokenizer: one with a newline must not look like another setting.

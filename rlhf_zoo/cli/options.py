@@ -9,8 +9,7 @@ from typing import Any
 
 import click
 
-#: click settings of a command that takes any key of a recipe as a flag.
-RECIPE_KEYS_AS_FLAGS = {"ignore_unknown_options": True, "allow_extra_args": True}
+from .layout import RunOption
 
 
 def with_options(*options: Callable) -> Callable:
@@ -28,6 +27,16 @@ def with_options(*options: Callable) -> Callable:
     return decorate
 
 
+def _complete_recipe(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    from ..runs.recipe import list_recipes
+
+    return [name for name in list_recipes() if name.startswith(incomplete)]
+
+
+#: The argument RECIPE, a name or a folder.
+RECIPE = click.argument("recipe", shell_complete=_complete_recipe)
+
+
 class UserPath(click.Path):
     """A path that is not empty. An unset shell variable expands to "", which would mean the current folder."""
 
@@ -43,6 +52,7 @@ class UserPath(click.Path):
 OVERWRITE = click.option(
     "--overwrite_repo",
     "--overwrite-repo",
+    cls=RunOption,
     is_flag=True,
     help="Publish even if a repository belongs to another run, and replace its content.",
 )
@@ -67,6 +77,7 @@ LM_EVAL = click.option(
 SOURCE_HUB = click.option(
     "--source_hub",
     "--source-hub",
+    cls=RunOption,
     envvar="RLHF_ZOO_SOURCE_HUB",
     help="Hub of the models and data that --hub lacks: an address, 'local' or 'none'.  "
     "[default: HF_ENDPOINT, or the Hugging Face Hub]",
@@ -86,6 +97,7 @@ def _trusting(module: str) -> Callable[[click.Context, click.Parameter, bool], N
 TRUST = click.option(
     "--trust_remote_code",
     "--trust-remote-code",
+    cls=RunOption,
     is_flag=True,
     expose_value=False,
     callback=_trusting("..modeling.remote_code"),
@@ -96,18 +108,24 @@ TRUST = click.option(
 TRUST_RUN = click.option(
     "--trust_run",
     "--trust-run",
+    cls=RunOption,
     is_flag=True,
     expose_value=False,
     callback=_trusting("..hub.client.run_signature"),
     help="Use code and addresses named by a run directory that your rlhf-zoo on this machine did not write.",
 )
-HUB = click.option("--hub", help="'local' (the embedded Hub) or an address.")
+HUB = click.option("--hub", cls=RunOption, help="'local' (the embedded Hub) or an address.")
 OUTPUT_DIR = click.option(
-    "--output_dir", "--output-dir", type=UserPath(), help="Run directory.  [default: runs/RECIPE]"
+    "--output_dir",
+    "--output-dir",
+    cls=RunOption,
+    type=UserPath(),
+    help="Run directory.  [default: runs/RECIPE]",
 )
-PRIVATE = click.option("--private", is_flag=True, help="Make repositories private.")
+PRIVATE = click.option("--private", cls=RunOption, is_flag=True, help="Make repositories private.")
 PATIENCE = click.option(
     "--patience",
+    cls=RunOption,
     type=click.FloatRange(min=0),
     help="Seconds to wait at the end for a Hub that fails.  [default: 180]",
 )
@@ -129,18 +147,27 @@ run_options = with_options(
     OUTPUT_DIR,
     HUB,
     SOURCE_HUB,
-    click.option("--push_to_hub", "--push-to-hub", is_flag=True, help="Publish; with --hub local this is always on."),
     click.option(
-        "--namespace", help="Publish under this name.  [default: the run's, else local, or the token's owner]"
+        "--push_to_hub",
+        "--push-to-hub",
+        cls=RunOption,
+        is_flag=True,
+        help="Publish; with --hub local this is always on.",
+    ),
+    click.option(
+        "--namespace",
+        cls=RunOption,
+        help="Publish under this name.  [default: the run's, else local, or the token's owner]",
     ),
     PRIVATE,
     PATIENCE,
     click.option(
         "--resume",
+        cls=RunOption,
         type=click.Choice(["auto"]),
         help="auto, the default: resume from the newest complete checkpoint, or start if there is none.",
     ),
-    click.option("--restart", is_flag=True, help="Discard the run so far and start again."),
+    click.option("--restart", cls=RunOption, is_flag=True, help="Discard the run so far and start again."),
     OVERWRITE,
     TRUST,
     TRUST_RUN,
@@ -153,7 +180,8 @@ def finished_run_options(restart: str) -> Callable:
     Args:
         restart: The help text of --restart.
     """
-    return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, click.option("--restart", is_flag=True, help=restart))
+    option = click.option("--restart", cls=RunOption, is_flag=True, help=restart)
+    return with_options(OUTPUT_DIR, HUB, TRUST, TRUST_RUN, option)
 
 
 def seeds_option(text: str, *, minimum: int = 1, default: int | None = 1) -> Callable:

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
+from ..runs.status_line import doing
 from .common import quiet_hub, run_flags
+from .layout import RecipeCommand
 from .open_run import open_hub
-from .options import RECIPE_KEYS_AS_FLAGS, SOURCE_HUB, json_option
+from .options import RECIPE, SOURCE_HUB, json_option
 from .tables import print_json, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
+    from ..pipeline.plan.estimate import StagePlan
     from ..pipeline.plan.plan import Plan
     from ..runs.recipe import Recipe
 
@@ -39,12 +42,13 @@ def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
         yield hub
 
 
-@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@click.command(cls=RecipeCommand)
+@RECIPE
 @click.option("--gpu", help="h100:8, rtx4090, 24gb:2, cpu, …  [default: this machine's, else the recipe's]")
 @click.option("--lora", is_flag=True, help="Assume that every stage trains LoRA adapters on weights in bfloat16.")
 @click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="Also assume that these weights are in 4 bits.")
 @click.option("--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Tokens of the longest prompt.")
+@click.option("--detail", is_flag=True, help="Also show the memory of each phase and of each model.")
 @SOURCE_HUB
 @json_option()
 @click.pass_context
@@ -55,12 +59,14 @@ def plan(
     lora: bool,
     load_in_4bit: bool,
     prompt_length: int | None,
+    detail: bool,
     source_hub: str | None,
     as_json: bool,
 ) -> None:
-    """Compute what a recipe needs: memory of each device by phase, the smallest change that makes it fit, and time.
+    """Say whether a recipe fits a device, which change would make it fit, and how long it takes.
 
-    Nothing is trained and no weights are loaded. Keys of the recipe are flags, as in `rlhf-zoo run`.
+    Nothing is trained and no weights are loaded. --detail adds the memory of each phase and model. Keys of the recipe
+    are flags, as in `rlhf-zoo run`.
 
     \b
     Example:
@@ -70,7 +76,8 @@ def plan(
     from ..pipeline.plan.devices import local_device, parse_device
 
     device = None if gpu is None else parse_device(gpu)  # reports a mistake before the slow imports
-    from ..pipeline.plan.plan import LORA, make_plan, models_elsewhere
+    with doing("loading the planner"):
+        from ..pipeline.plan.plan import LORA, make_plan, models_elsewhere
     from ..runs.recipe import load_recipe
     from ..runs.registry import STAGES
     from ..runs.settings.key_classes import obeyed
@@ -92,60 +99,79 @@ def plan(
             assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as zoo.yaml of the recipe sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    with hub_for_reading(models_elsewhere(loaded, flags), source_hub) as hub:
+    with hub_for_reading(models_elsewhere(loaded, flags), source_hub) as hub, doing(f"planning {loaded.name}"):
         result = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
     if as_json:
         print_json(result.to_json())
         return
-    print_plan(result)
+    print_plan(result, detail=detail)
 
 
-def print_plan(result: Plan) -> None:
-    """Prints a plan: tables of each stage's phases and models, and what does not fit."""
-    from ..pipeline.plan.plan import gib, seconds
+def print_plan(result: Plan, *, detail: bool) -> None:
+    """Prints a plan: for each stage whether it fits and how long it takes.
 
-    click.echo(f"{result.recipe} on {result.device}: GiB on each device\n")
+    Args:
+        result: The plan.
+        detail: Whether to print tables of each stage's phases and models too.
+    """
+    from ..pipeline.plan.plan import seconds
+
+    click.echo(f"{result.recipe} on {result.device}")
     for stage in result.stages:
-        rows = [
-            [
-                f"{name}{' ←' if name == stage.worst_phase else ''}",
-                *(gib(getattr(need, column)) for column in COLUMNS),
-                gib(need.total),
-            ]
-            for name, need in stage.phases.items()
-        ]
-        batch_sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
-        table(f"{stage.stage}: {batch_sizes}", ["phase", *COLUMNS, "total"], rows)
-        table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
-            [name, *(gib(getattr(need, part)) for part in ("weights", "gradients", "optimizer")), gib(need.total)]
-            for name, need in stage.models.items()
-        ])  # fmt: skip
+        click.echo(_verdict(result, stage))
     for stage in result.stages:
-        need_line = f"{stage.stage} needs {gib(stage.peak)} of {result.device.usable_gib:.1f} GiB usable"
-        if stage.stage not in result.changes:
-            click.echo(f"Fits: {need_line}.")
-            continue
-        change = result.changes[stage.stage]
-        remedy = (
-            "no key makes it fit: use more or larger devices"
-            if change is None
-            else f"the smallest change that makes it fit is {change} ({gib(change.peak)} GiB)"
-        )
-        click.echo(f"DOES NOT FIT: {need_line}; {remedy}.")
-    for stage in result.stages:
-        duration, unit = result.durations[stage.stage], "an update" if stage.stage == "ppo" else "a step"
+        duration, unit = result.durations[stage.stage], "update" if stage.stage == "ppo" else "step"
         if duration is None:
-            click.echo(f"Seconds of {stage.stage}: unknown, because nothing was measured on such a device.")
+            click.echo(f"{stage.stage} takes an unknown time, because nothing was measured on such a device.")
             continue
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
-        total_time = result.total_time(stage.stage)
         click.echo(
-            f"Seconds of {stage.stage}: about {seconds(duration.total)} {unit} of the longest texts{total_time}: "
-            f"{parts}; {duration.basis}."
+            f"{stage.stage} takes about {seconds(duration.total)} s per {unit} of the longest texts"
+            f"{result.total_time(stage.stage)}: {parts}; {duration.basis}."
         )
     for assumption in result.assumptions:
         click.echo(f"Assumed: {assumption}.")
+    if not detail:
+        click.echo("--detail shows the memory of each phase and model.")
+        return
+    click.echo("\nGiB on each device:\n")
+    for stage in result.stages:
+        _print_tables(stage)
+
+
+def _verdict(result: Plan, stage: StagePlan) -> str:
+    from ..pipeline.plan.plan import gib
+
+    memory = f"{gib(stage.peak)} of {result.device.usable_gib:.1f} GiB usable"
+    if stage.stage not in result.changes:
+        return f"{stage.stage} fits: {memory}."
+    change = result.changes[stage.stage]
+    remedy = (
+        "no key makes it fit: use more or larger devices"
+        if change is None
+        else f"the smallest change that makes it fit is {change} ({gib(change.peak)} GiB)"
+    )
+    return f"{stage.stage} DOES NOT FIT: {memory}; {remedy}."
+
+
+def _print_tables(stage: StagePlan) -> None:
+    from ..pipeline.plan.plan import gib
+
+    rows = [
+        [
+            f"{name}{' ←' if name == stage.worst_phase else ''}",
+            *(gib(getattr(need, column)) for column in COLUMNS),
+            gib(need.total),
+        ]
+        for name, need in stage.phases.items()
+    ]
+    batch_sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
+    table(f"{stage.stage}: {batch_sizes}", ["phase", *COLUMNS, "total"], rows)
+    table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
+        [name, *(gib(getattr(need, part)) for part in ("weights", "gradients", "optimizer")), gib(need.total)]
+        for name, need in stage.models.items()
+    ])  # fmt: skip
 
 
 def print_plan_line(
@@ -160,15 +186,19 @@ def print_plan_line(
         stage: The only stage that will run; None for all.
     """
     from ..modeling import distributed
-    from ..pipeline.plan.devices import local_device
-    from ..pipeline.plan.plan import make_plan
-    from ..runs.settings.key_classes import obeyed
+
+    with doing("loading the planner"):
+        from ..pipeline.plan.devices import local_device
+        from ..pipeline.plan.plan import make_plan
+        from ..runs.settings.key_classes import obeyed
 
     stages = list(recipe.stages) if stage is None else [stage]
     keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
     on_cpu = any(stage_keys.get("use_cpu") for stage_keys in keys.values())
     try:
         device = replace(local_device(use_cpu=on_cpu), count=distributed.process_count())
-        click.echo(make_plan(recipe, device, flags, stages=stages, suggest_changes=False, hub=hub).line, err=True)
+        with doing(f"planning {recipe.name}"):
+            line = make_plan(recipe, device, flags, stages=stages, suggest_changes=False, hub=hub).line
+        click.echo(line, err=True)
     except ZooError as error:
         click.echo(f"No plan: {error}", err=True)

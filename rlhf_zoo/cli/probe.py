@@ -46,7 +46,9 @@ def probe(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Probe a policy's completions for a hacked reward, against those of its SFT model, and give the verdict.
+    """Test completions of any trainer for a hacked reward, and give the verdict.
+
+    They are compared with those of the SFT model.
 
     COMPLETIONS is a file of JSON lines with prompt and completion, as TRL, OpenRLHF or verl write them (or input and
     output), and optionally reward (or score), judge, and logprobs of the tokens under the SFT model.

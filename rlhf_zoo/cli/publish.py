@@ -17,7 +17,9 @@ from .options import OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 @click.option("--step", type=int, help="Describe the state at this step.  [default: the end]")
 @TRUST_RUN
 def card(run: Path, step: int | None) -> None:
-    """Write the card of a stage's directory, or of each stage of a run, from that directory alone.
+    """Write the cards of a run again, from its directory alone.
+
+    RUN is a run's directory, or that of one of its stages.
 
     \b
     Example:
@@ -52,9 +54,10 @@ def push(
     base: str | None,
     **options: Any,
 ) -> None:
-    """Send what a run saved and the Hub does not have yet, in the order it was saved, with its cards.
+    """Send what a run saved and the Hub does not have yet.
 
-    --resume sends the stages that training was to publish, to the Hub and the namespace chosen then.
+    Checkpoints go in the order in which they were saved, with their cards. --resume sends the stages that training
+    was to publish, to the Hub and the namespace chosen then.
 
     \b
     Example:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, replace
@@ -10,9 +11,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ..errors import ZooError
 from ..runs.registry import STAGES
+from ..runs.status_line import doing
 from .common import run_flags
-from .options import RECIPE_KEYS_AS_FLAGS, SOURCE_HUB, UserPath, json_option
+from .layout import Group, RecipeCommand
+from .options import RECIPE, SOURCE_HUB, UserPath, json_option
 from .plan import hub_for_reading
 from .tables import print_json, say, table
 
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from ..runs.settings.parse import RecipeConfig, StageSettings
 
 
-@click.group()
+@click.group(cls=Group)
 def recipes() -> None:
     """List, show, copy and check recipes.
 
@@ -66,7 +70,7 @@ def recipes_list(as_json: bool, readme: Path | None) -> None:
 
 
 @recipes.command("show")
-@click.argument("recipe")
+@RECIPE
 def recipes_show(recipe: str) -> None:
     """Print a recipe's files.
 
@@ -84,7 +88,7 @@ def recipes_show(recipe: str) -> None:
 
 
 @recipes.command("copy")
-@click.argument("recipe")
+@RECIPE
 @click.argument("target", type=UserPath())
 def recipes_copy(recipe: str, target: Path) -> None:
     """Copy a recipe, to edit it.
@@ -98,8 +102,8 @@ def recipes_copy(recipe: str, target: Path) -> None:
     click.echo(f"Copied to {copy_recipe(recipe, target)}: edit it, then `rlhf-zoo run {shlex.quote(str(target))}`.")
 
 
-@recipes.command("validate", context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@recipes.command("validate", cls=RecipeCommand)
+@RECIPE
 @SOURCE_HUB
 @click.pass_context
 def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) -> None:
@@ -113,8 +117,9 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
       rlhf-zoo recipes validate tiny-world --ppo.kl_coef 0.2
     """
     flags = run_flags(ctx, recipe)
-    from ..runs.checks.models import on_a_hub
-    from ..runs.parents import check_parents
+    with doing("loading the checks"):
+        from ..runs.checks.models import on_a_hub
+        from ..runs.parents import check_parents
     from ..runs.recipe import load_recipe
     from ..runs.settings.loading import check_installed
     from ..runs.settings.parse import recipe_config, stage_settings
@@ -131,12 +136,16 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
             reward_functions(settings)
     if "ppo" in settings_by_stage:
         check_parents(loaded, settings_by_stage["ppo"])
-    with hub_for_reading(on_a_hub(loaded, shared, settings_by_stage), source_hub) as hub:
-        _check_on_hub(hub, loaded, shared, settings_by_stage)
+    needs_hub = on_a_hub(loaded, shared, settings_by_stage)
+    with hub_for_reading(needs_hub, source_hub) as hub, doing(f"checking {loaded.name}"):
+        result = _check_on_hub(hub, loaded, shared, settings_by_stage)
+    click.echo("\n".join(result))
 
 
-def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, settings_by_stage: dict[str, StageSettings]) -> None:
-    """Runs the checks that need the files of the recipe's models and data."""
+def _check_on_hub(
+    hub: Hub, recipe: Recipe, shared: RecipeConfig, settings_by_stage: dict[str, StageSettings]
+) -> list[str]:
+    """Runs the checks that need the files of the recipe's models and data. Returns the lines of the result."""
     from ..evaluation.judges.named import check_names, needing_labels
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
@@ -169,15 +178,16 @@ def _check_on_hub(hub: Hub, recipe: Recipe, shared: RecipeConfig, settings_by_st
         unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, shared, hub).items()}
     sft = settings_by_stage.get("sft")
     truncation = None if sft is None else cut_by_sft(shared, sft, models.get("policy"), hub)
-    click.echo(f"{recipe.name} is valid: {', '.join(recipe.stages)}.")
+    lines = [f"{recipe.name} is valid: {', '.join(recipe.stages)}."]
     if truncation is not None and truncation.cut:
-        click.echo(f"The stage sft: {truncation.line}.")
+        lines.append(f"The stage sft: {truncation.line}.")
     if unchecked:
         cause = next(iter(unchecked.values())) if failure is None else f"it does not answer: {reason(failure)}"
-        click.echo(
+        lines.append(
             f"Not checked: {', '.join(unchecked)}, which {last_hub.address} does not show ({cause}); --source_hub "
             "names another Hub."
         )
+    return lines
 
 
 def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
@@ -205,28 +215,45 @@ def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iter
 
 @recipes.command("keys")
 @click.argument("stage", type=click.Choice(["recipe", *STAGES]))
+@click.argument("word", required=False)
 @json_option()
-def recipes_keys(stage: str, as_json: bool) -> None:
-    """List every key that a stage takes, in its YAML or as a flag.
+def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
+    """List the keys that a stage takes, in its YAML or as flags.
+
+    Keys of this package come first, then those of trl and transformers. WORD leaves only keys with this word in the
+    name or the meaning.
 
     \b
     Example:
-      rlhf-zoo recipes keys ppo
+      rlhf-zoo recipes keys ppo kl
     """
-    from ..runs.settings.declared import declared_keys
+    from ..runs.settings.declared import Declared, declared_keys
     from ..runs.settings.parse import recipe_keys
+    from ..runs.settings.values import shown
 
     if stage == "recipe":
         keys = {
-            name: (str(getattr(hint, "__name__", hint)), default, text)
+            name: Declared(str(getattr(hint, "__name__", hint)), default, text, own=True)
             for name, (hint, default, text) in recipe_keys().items()
         }
     else:
-        keys = {name: (key.type, key.default, key.help) for name, key in declared_keys(stage).items()}
-    rows = [
-        [name, kind, str(default), " ".join(meaning.split())] for name, (kind, default, meaning) in sorted(keys.items())
+        keys = dict(declared_keys(stage))
+    rows = [  # argparse, for which trl and transformers write, needs a percent sign twice
+        [name, key.type, str(key.default), " ".join(key.help.replace("%%", "%").split())]
+        for name, key in sorted(keys.items(), key=lambda entry: (not entry[1].own, entry[0]))
+        if _matches(word, name, key.help)
     ]
+    if not rows:
+        raise ZooError(f"No key of {stage} has {shown(word)} in its name or meaning: leave it out to see all keys.")
     if as_json:
         print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])
         return
     table(f"Keys of {stage}", ["key", "type", "default", "meaning"], rows)
+
+
+def _matches(word: str | None, key: str, meaning: str) -> bool:
+    """Whether a key's name holds the word, or its meaning has a word that begins with it."""
+    if word is None:
+        return True
+    name = word.strip("-").replace("-", "_").lower()
+    return name in key.lower() or any(each.startswith(name) for each in re.findall(r"\w+", meaning.lower()))

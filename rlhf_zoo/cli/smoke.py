@@ -25,10 +25,11 @@ log = logging.getLogger(__name__)
 @click.option("--keep", type=UserPath(), help="Keep the run and its Hub in this folder, which must be new or empty.")
 @json_option()
 def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
-    """Run every stage of a recipe for a few steps, on miniatures of its models and data and with a separate Hub.
+    """Run every stage of a recipe in miniature, as a test.
 
-    A miniature has the model's configuration class, vocabulary size, special tokens and chat template, and the data's
-    columns; its weights are random. Nothing is downloaded. The exit code is 1 if a stage fails.
+    Each stage takes a few steps, on miniatures of its models and data and with a separate Hub. A miniature has the
+    model's configuration class, vocabulary size, special tokens and chat template, and the data's columns; its
+    weights are random. Nothing is downloaded. The exit code is 1 if a stage fails.
 
     \b
     Example:

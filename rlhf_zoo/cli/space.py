@@ -9,6 +9,7 @@ import click
 
 from ..errors import ZooError
 from .common import check_repo, quiet_hub
+from .layout import Group
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, lineage_options
 
@@ -116,7 +117,7 @@ def _add_to_collection(models: SpaceModels, space: str, hub: Hub, *, private: bo
         click.echo(str(error), err=True)
 
 
-space = click.Group(
+space = Group(
     "space",
     commands={"deploy": deploy},
     help="The comparison page as a Space.\n\n\b\nExample:\n  rlhf-zoo space deploy local/tiny-world-ppo --hub local",

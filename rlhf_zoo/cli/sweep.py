@@ -13,8 +13,9 @@ import click
 from ..errors import ZooError
 from ..runs.registry import STAGES
 from .common import run_flags
+from .layout import RecipeCommand
 from .open_run import locked, open_hub, open_run, resolve_run, run_context
-from .options import LM_EVAL, RECIPE_KEYS_AS_FLAGS, json_option, run_options, seeds_option
+from .options import LM_EVAL, RECIPE, json_option, run_options, seeds_option
 from .tables import interval
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ EXAMPLE = "kl_coef=0.02,0.05,0.1"
 COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens", "distinct_2": "distinct-2"}
 
 
-@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@click.command(cls=RecipeCommand)
+@RECIPE
 @click.option(
     "--grid",
     multiple=True,
@@ -45,11 +46,11 @@ COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens",
 @json_option("Print overview.json at the end instead of a table.")
 @click.pass_context
 def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as_json: bool, **options: Any) -> None:
-    """Train PPO under every combination of a grid and several seeds, publish each as a tag, and show one table.
+    """Train PPO under every combination of values and seeds, and compare the runs.
 
-    SFT and reward model are the recipe's own and are trained once. The chosen checkpoint of each cell becomes a tag of
+    SFT and reward model are the recipe's own and are trained once. The chosen checkpoint of each run becomes a tag of
     RECIPE-ppo, such as kl-coef-0.05-seed-2, which `rlhf-zoo pull` and `compare` take. After Ctrl-C run the same command
-    to resume; finished cells are not trained again. Figures are means over PPO's seeds with their range, or, from five
+    to resume; finished runs are not trained again. Figures are means over PPO's seeds with their range, or, from five
     seeds on, with the 95% interval of the mean. Other keys are flags as for `rlhf-zoo run`.
 
     \b
@@ -85,8 +86,8 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
             raise error
 
 
-@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@click.command(cls=RecipeCommand)
+@RECIPE
 @click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β: 0,0.02,0.1,0.5.")
 @seeds_option("PPO runs of each value.")
 @run_options
@@ -103,7 +104,7 @@ def ablate(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Train PPO under several β from one SFT and reward model, and compare the runs.
+    """Train PPO under several KL penalties and compare the runs.
 
     Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` on one of them has a slider over all. SFT
     and reward model are the recipe's own, in the same run directory; finished models are not trained again. Other keys

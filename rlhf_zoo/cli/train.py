@@ -18,9 +18,11 @@ from ..errors import ZooError
 from ..modeling import distributed
 from ..runs.registry import STAGES, Stage
 from ..runs.settings.judge_names import check_judge_name
+from ..runs.status_line import doing
 from .common import run_flags
+from .layout import RecipeCommand
 from .open_run import publishing, run_context
-from .options import LM_EVAL, RECIPE_KEYS_AS_FLAGS, json_option, run_options
+from .options import LM_EVAL, RECIPE, json_option, run_options
 from .plan import print_plan_line
 from .tables import interval, print_json, table
 
@@ -49,7 +51,8 @@ def run_one(
     """
     distributed.join()
     with run_context(recipe, flags, **options) as (context, publisher):
-        from ..pipeline.run_recipe import run_stage, summary_line, update_cards
+        with doing("loading the trainer"):
+            from ..pipeline.run_recipe import run_stage, summary_line, update_cards
 
         # --restart discards only this stage, so the other stages must belong to this recipe.
         context.check_recipe([name for name in STAGES if name != stage])
@@ -75,11 +78,11 @@ def stage_command(stage: Stage) -> click.Command:
 
     @click.command(
         stage.name,
-        context_settings=RECIPE_KEYS_AS_FLAGS,
+        cls=RecipeCommand,
         help=f"{stage.does}\n\nAny key of `rlhf-zoo recipes keys {stage.name}` is a flag too.\n\n"
         f"\b\nExample:\n  {stage.example}",
     )
-    @click.argument("recipe")
+    @RECIPE
     @run_options
     @click.pass_context
     def command(ctx: click.Context, recipe: str, **options: Any) -> None:
@@ -88,15 +91,16 @@ def stage_command(stage: Stage) -> click.Command:
     return command
 
 
-@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@click.command(cls=RecipeCommand)
+@RECIPE
 @run_options
 @json_option()
 @click.pass_context
 def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
-    """Run the checks of a recipe's PPO stage that can run before training. Exits with 2 if one fails.
+    """Run every check of PPO that needs no training.
 
-    It takes the flags of `rlhf-zoo ppo`, writes nothing into the run directory and publishes nothing.
+    The exit code is 2 if one fails. It takes the flags of `rlhf-zoo ppo`, writes nothing into the run directory and
+    publishes nothing.
 
     \b
     Example:
@@ -123,8 +127,8 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
         raise click.exceptions.Exit(2)
 
 
-@click.command(context_settings=RECIPE_KEYS_AS_FLAGS)
-@click.argument("recipe")
+@click.command(cls=RecipeCommand)
+@RECIPE
 @run_options
 @LM_EVAL
 @click.option(
@@ -181,7 +185,8 @@ def run(
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
 
-        from ..pipeline import run_recipe
+        with doing("loading the trainer"):
+            from ..pipeline import run_recipe
 
         console = Console(stderr=as_json)
         if distributed.is_main_process():

@@ -53,7 +53,9 @@ def zoo(
     readme: Path | None,
     collections: bool,
 ) -> None:
-    """List what a namespace has published: stage, recipe, base, reward, KL, win rate and date, from the models' cards.
+    """List the models of a namespace, with reward, KL and win rate.
+
+    The figures come from the models' cards.
 
     \b
     Example:

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,8 @@ from pathlib import Path
 
 import click
 import pytest
+from click.shell_completion import BashComplete
+from click.testing import CliRunner
 from hub_fixture import base_environment
 from warm import PYTHON
 from zoo_process import COMMAND, environment, errors, free_port, wait_until, zoo
@@ -29,10 +32,11 @@ HEAVY = (
 )  # fmt: skip
 COMMANDS = {
     "ablate", "baseline", "card", "compare", "doctor", "ensemble", "eval", "hub", "hub env", "hub serve", "hub status",
-    "hub token", "hub token list", "hub token revoke", "lineage", "new", "plan", "ppo", "probe",
+    "hub token", "hub token list", "hub token revoke", "hub extension", "hub extension install",
+    "hub extension uninstall", "completion", "lineage", "new", "plan", "ppo", "probe",
     "pull", "push", "recipes", "recipes copy", "recipes keys", "recipes list", "recipes show", "recipes validate",
     "reproduce", "reward", "run", "sft", "smoke", "sweep", "trace",
-    "hub add", "hub export", "install-hf-extension", "space", "space deploy", "uninstall-hf-extension", "zoo",
+    "hub add", "hub export", "space", "space deploy", "zoo",
 }  # fmt: skip
 
 
@@ -69,6 +73,57 @@ def test_every_command_is_known_and_has_an_example():
         example = text.partition("Example:\n")[2].partition("\n\n")[0]
         assert name.split()[0] in example and "rlhf-zoo " in example, name
         assert all(len(line) <= 120 for line in example.splitlines()), name
+
+
+def _help(*words: str) -> str:
+    """What a terminal of 80 columns shows."""
+    done = CliRunner().invoke(cli.cli, [*words, "--help"], terminal_width=80, catch_exceptions=False)
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_help_is_in_groups_and_cuts_nothing():
+    text = _help()
+    headings = [line for line in text.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)]
+    assert headings == ["Options:", "Start:", "Train:", "Evaluate:", "Publish:", "Inspect:"]
+    for name, command in {"": cli.cli, **walk(cli.cli)}.items():
+        text = _help(*name.split())
+        assert all(len(line) <= 80 for line in text.splitlines() if "rlhf-zoo " not in line), name
+        if isinstance(command, click.Group):
+            context = click.Context(command)
+            for child in command.list_commands(context):
+                sentence = command.get_command(context, child).get_short_help_str(1000)
+                assert sentence.endswith(".") and sentence in " ".join(text.split()), (name, sentence)
+
+
+def test_what_commands_share_stands_under_one_heading():
+    own, _, shared = _help("run").partition("Run and Hub options:")
+    assert "--rounds" in own and "--help" in own and "--hub" not in own
+    assert len(re.findall(r"^  --", shared, re.MULTILINE)) == 12
+
+
+def test_the_shell_completes_commands_options_and_recipes():
+    def completed(words: list[str], incomplete: str) -> set[str]:
+        complete = BashComplete(cli.cli, {}, "rlhf-zoo", "_RLHF_ZOO_COMPLETE")
+        return {item.value for item in complete.get_completions(words, incomplete)}
+
+    assert completed([], "ru") == {"run"}
+    assert completed(["run"], "tiny-w") == {"tiny-world"}
+    assert "--push_to_hub" in completed(["ppo", "tiny-world"], "--push")
+    script = CliRunner().invoke(cli.cli, ["completion", "zsh"], catch_exceptions=False).output
+    assert script.startswith("#compdef rlhf-zoo") and "_RLHF_ZOO_COMPLETE=zsh_complete" in script
+
+
+def test_keys_are_found_by_a_word_and_ours_come_first():
+    def keys(*words: str) -> list[str]:
+        done = CliRunner().invoke(cli.cli, ["recipes", "keys", *words, "--json"], catch_exceptions=False)
+        return [row["key"] for row in json.loads(done.output)]
+
+    every, about_kl = keys("ppo"), keys("ppo", "kl")
+    assert {"kl_coef", "kl_target"} <= set(about_kl) and len(about_kl) < len(every) / 3
+    assert every.index("vf_coef") < every.index("adam_beta1")
+    text = CliRunner().invoke(cli.cli, ["recipes", "keys", "ppo"], catch_exceptions=False).output
+    assert "%%" not in text
 
 
 def test_examples_of_training_commands_hold_valid_flags():
@@ -142,13 +197,19 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
     ("arguments", "message"),
     [
         ("runn tiny-world", "There is no command 'runn', did you mean 'run'?"),
+        ("train tiny-world", "There is no command 'train', did you mean 'run'?"),
+        ("evaluate tiny-world", "There is no command 'evaluate', did you mean 'eval'?"),
+        ("ppo tiny-world --beta 0.1", "--beta is no key of the stage ppo, did you mean 'kl_coef'?"),
+        ("run tiny-world --beta 0.1", "--beta is no key of recipe.yaml: write --ppo.kl_coef."),
+        ("sft tiny-world --lr 1", "--lr is no key of the stage sft, did you mean 'learning_rate'?"),
+        ("recipes keys ppo nonsense", "No key of ppo has 'nonsense' in its name or meaning"),
         ("recipes lst", "No such command 'lst', did you mean 'list'?"),
         ("run tiny-wrld", "There is no recipe 'tiny-wrld', did you mean 'tiny-world'?"),
         ("run --seed 2 tiny-world", "Put --seed after the recipe: `rlhf-zoo run RECIPE --seed ...`."),
         ("run tiny-world --hub embedded", "--hub is 'embedded': use 'local' or an address"),
         ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
         ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
-        ("card nowhere", "nowhere is not a run directory: neither it nor a stage in it has a run.json"),
+        ("card nowhere", "No run in nowhere: pass one such as runs/tiny-world."),
     ],
 )
 def test_mistakes_found_at_once(tmp_path, arguments, message):
@@ -252,6 +313,11 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_pa
     assert said.endswith("line 2 of train.jsonl is not JSON (Expecting property name enclosed in "
                          "double quotes, column 18); correct that line.")  # fmt: skip
     assert not list((tmp_path / "run").rglob("*.json"))
+
+
+def test_an_evaluation_without_a_run_leaves_nothing(sentence, tmp_path):
+    assert "local/tiny-world-sft@best" in sentence("eval", "tiny-world", "--output_dir", "run")
+    assert not (tmp_path / "run").exists()
 
 
 def claim(path: Path, *, recipe: str, resolved: dict) -> None:

@@ -43,7 +43,7 @@ REQUIRED = {
     "against": "reference.jsonl", "grid": "kl_coef=0",
 }  # fmt: skip
 # They serve until Ctrl-C, or write into the home directory.
-LEFT_OUT = {"hub serve", "compare", "install-hf-extension", "uninstall-hf-extension"}
+LEFT_OUT = {"hub serve", "compare", "hub extension install", "hub extension uninstall"}
 
 
 LEAVES = {

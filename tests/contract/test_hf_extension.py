@@ -47,12 +47,12 @@ def test_installed_run_and_removed(tmp_path):
     """By `hf` itself: arguments and exit codes pass, it lists the extension, and knows it no more at the end."""
     other = tmp_path / ".local/share/hf/extensions/hf-other"
     other.mkdir(parents=True)
-    done = zoo("install-hf-extension", home=tmp_path)
+    done = zoo("hub", "extension", "install", home=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"`hf rlhf-zoo` runs {SCRIPT}:" in done.stdout
-    assert "uninstall-hf-extension" in done.stdout
+    assert "rlhf-zoo hub extension uninstall" in done.stdout
     before = files(tmp_path / FOLDER)
-    assert zoo("install-hf-extension", home=tmp_path).stdout == f"`hf rlhf-zoo` runs {SCRIPT} already.\n"
+    assert zoo("hub", "extension", "install", home=tmp_path).stdout == f"`hf rlhf-zoo` runs {SCRIPT} already.\n"
     assert files(tmp_path / FOLDER) == before
 
     arguments = ["recipes", "show", "no such recipe; $(x) 'y'"]
@@ -65,10 +65,10 @@ def test_installed_run_and_removed(tmp_path):
     (row,) = [row for row in rows if row["command"] == "hf rlhf-zoo"]
     assert (row["source"], row["type"]) == ("pip:rlhf-zoo", "python")
 
-    assert zoo("uninstall-hf-extension", home=tmp_path).stdout == "`hf rlhf-zoo` is removed.\n"
+    assert zoo("hub", "extension", "uninstall", home=tmp_path).stdout == "`hf rlhf-zoo` is removed.\n"
     assert list(other.parent.iterdir()) == [other]
     assert hf("rlhf-zoo", "--version", home=tmp_path).returncode == 2
-    assert zoo("uninstall-hf-extension", home=tmp_path).stdout == "`hf rlhf-zoo` was not installed.\n"
+    assert zoo("hub", "extension", "uninstall", home=tmp_path).stdout == "`hf rlhf-zoo` was not installed.\n"
 
 
 def test_github_is_asked_for_nothing(tmp_path, folder):
@@ -145,7 +145,7 @@ def test_files_of_others_in_our_folder(folder):
 
 def test_what_cannot_be_installed_is_one_sentence(tmp_path, folder, monkeypatch):
     (tmp_path / ".local").write_text("")
-    done = zoo("install-hf-extension", home=tmp_path)
+    done = zoo("hub", "extension", "install", home=tmp_path)
     assert (done.returncode, done.stdout, len(errors(done.stderr))) == (2, "", 1)
     assert str(folder) in done.stderr
     monkeypatch.setattr(extension.sysconfig, "get_path", lambda *_: str(tmp_path / "bin"))

@@ -30,10 +30,10 @@ def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
 @pytest.mark.parametrize(
     ("flag", "push", "env", "kind", "endpoint", "why"),
     [
-        (None, False, {}, "local", None, "no --hub"),
-        (None, False, {"HF_TOKEN": SECRET}, "local", None, "not both a token and --push_to_hub"),
+        (None, False, {}, "local", None, "log in and add --push_to_hub"),
+        (None, False, {"HF_TOKEN": SECRET}, "local", None, "log in and add --push_to_hub"),
         (None, True, {"HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
-        (None, True, {"HF_TOKEN": ""}, "local", None, "no --hub"),
+        (None, True, {"HF_TOKEN": ""}, "local", None, "log in and add --push_to_hub"),
         (None, False, {"HF_ENDPOINT": OTHER}, "other", OTHER, "HF_ENDPOINT"),
         (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
         (None, False, {"HF_ENDPOINT": REAL + "/"}, "huggingface", REAL, "HF_ENDPOINT"),

@@ -343,7 +343,12 @@ def test_flags_of_a_recipe_hold_for_its_own_device():
     assert own == by_hand and own.count("fsdp2 true, as zoo.yaml of the recipe sets for 8 × h100") == 3
     assert "communication between devices is not included" in own and "DOES NOT FIT" not in own
     other = told("--gpu", "h100:8", "--sft.fsdp2", "false")
-    assert "DOES NOT FIT: sft" in other and "makes it fit is fsdp2: true" in other
+    assert other.splitlines()[1].startswith("sft DOES NOT FIT: ") and "makes it fit is fsdp2: true" in other
+    # The answer comes first; tables only on request.
+    assert [line.partition(":")[0] for line in own.splitlines()[1:4]] == ["sft fits", "reward fits", "ppo fits"]
+    assert "ppo: models" not in own
+    detailed = told("--detail")
+    assert detailed.startswith(own.rpartition("--detail")[0]) and "ppo: models" in detailed
 
 
 def test_rates_are_those_of_the_measurements():

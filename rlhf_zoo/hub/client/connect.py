@@ -236,7 +236,7 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
     # A token by itself is not consent to publish: it may be there only for downloads.
     if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
         return Hub("huggingface", REAL, "a token and --push_to_hub")
-    return Hub("local", None, "no --hub, no HF_ENDPOINT, and not both a token and --push_to_hub")
+    return Hub("local", None, "to publish on huggingface.co, log in and add --push_to_hub")
 
 
 def choose_source(flag: str | None, target: Hub) -> Hub | None:

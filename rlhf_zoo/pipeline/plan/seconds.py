@@ -120,7 +120,4 @@ def _basis(rates: Rates) -> str:
     source = f"from rates of {rates.machine} in {rates.precision} ({rates.source})"
     if rates.error is None or rates.largest is None:
         return f"{source}, fitted to a single shape of work, so the error is unknown"
-    return (
-        f"{source}, off by {rates.error:.0%} on average and {rates.largest:.0%} at most at {rates.points} points, each "
-        "left out of the fit in turn"
-    )
+    return f"{source}, ±{rates.error:.0%} on average and ±{rates.largest:.0%} at most (leave-one-out)"

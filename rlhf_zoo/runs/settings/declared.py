@@ -11,6 +11,7 @@ from typing import Any
 from ..checkpoint_choice import ReleaseArguments
 from ..registry import STAGES
 
+PACKAGE = __name__.partition(".")[0]
 #: Keys that the run sets, so neither a recipe nor a flag may set them for a stage.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
 #: Keys that only the scripts of transformers and trl read, or that this package replaces by its own way to the Hub.
@@ -44,11 +45,13 @@ class Declared:
         type: The annotation, as source text.
         default: The default: a literal's value, else its source text.
         help: The help text.
+        own: Whether this package declares it, and not trl or transformers.
     """
 
     type: str
     default: Any
     help: str
+    own: bool = False
 
     @property
     def hint(self) -> Any:
@@ -103,6 +106,7 @@ def _fields(reference: str) -> dict[str, Declared]:
     module, _, name = reference.partition(":")
     path, tree = _source(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
+    own = _dotted(path).startswith(f"{PACKAGE}.")
     fields: dict[str, Declared] = {}
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
@@ -117,7 +121,7 @@ def _fields(reference: str) -> dict[str, Declared]:
         if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
         if (key := _declared(entry, named)) is not None:
-            fields[entry.target.id] = key
+            fields[entry.target.id] = replace(key, own=own)
     return fields
 
 

@@ -11,7 +11,7 @@ from ...fields import option
 from ...modeling.chat_template import Chat
 from ...modeling.distributed import check_shards
 from ...modeling.gguf import unpack_if_gguf
-from ...plugins import did_you_mean
+from ...plugins import SYNONYMS, did_you_mean
 from ..checkpoint_choice import ReleaseArguments, check_rule
 from ..data.batch_share import share_of_batch
 from ..data.layout import DataArguments
@@ -265,7 +265,7 @@ def _elsewhere(name: str, hints: Mapping[str, Any]) -> str:
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
     flags |= {key: key.partition(".")[2] for key in hints if key.startswith("evaluation.")}
-    if matches := [f"--{flag}" for flag, key in flags.items() if key == name]:
+    if matches := [f"--{flag}" for flag, key in flags.items() if key == SYNONYMS.get(name, name)]:
         return f": write {' or '.join(matches)}."
     near = did_you_mean(name, {*flags, *flags.values()})
     return near or ": `rlhf-zoo recipes keys recipe` lists them, and a stage's key is written --STAGE.KEY."

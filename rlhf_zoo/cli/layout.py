@@ -1,0 +1,71 @@
+"""The layout of help: commands and options under headings, and no sentence cut."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import click
+
+#: A length that no first sentence reaches: click shortens to a line only what is longer than its limit.
+UNLIMITED = 1000
+RUN_HEADING = "Run and Hub options"
+
+
+class RunOption(click.Option):
+    """An option that most commands on a recipe share. `RecipeCommand` lists these under a heading of their own."""
+
+
+class RecipeCommand(click.Command):
+    """A command that takes any key of a recipe as a flag."""
+
+    allow_extra_args = True
+    ignore_unknown_options = True
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the command's own options, then those that most commands share.
+
+        Args:
+            ctx: The context of the command.
+            formatter: Collects the help.
+        """
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], RUN_HEADING: []}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if record is not None:
+                sections[RUN_HEADING if isinstance(param, RunOption) else "Options"].append(record)
+        for heading, rows in sections.items():
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+class Group(click.Group):
+    """A group whose help shows the whole first sentence of each command."""
+
+    def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
+        """The names of the commands, by the heading that they stand under.
+
+        Args:
+            ctx: The context of the group.
+        """
+        return {"Commands": self.list_commands(ctx)}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Writes the commands under their headings, in columns of one width.
+
+        Args:
+            ctx: The context of the group.
+            formatter: Collects the help.
+        """
+        headings = self.headings(ctx)
+        width = max(len(name) for names in headings.values() for name in names)
+        for heading, names in headings.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            with formatter.section(heading):
+                formatter.write_dl(
+                    [
+                        (name.ljust(width), command.get_short_help_str(UNLIMITED))
+                        for name, command in commands
+                        if command is not None
+                    ]
+                )
