@@ -33,7 +33,8 @@ from ..runs.context import RunContext
 from ..runs.data.generate import SampledCompletions, complete
 from ..runs.dataset import labeled_rows
 from ..runs.judge import evaluation_of, judge_run
-from ..runs.parents import parent, reward_names
+from ..runs.parents import parent
+from ..runs.registry import reward_names
 from ..runs.settings.judge_names import SAME_LABELS
 from .judges.lexicon import lexicon_judge
 from .judges.named import open_panel

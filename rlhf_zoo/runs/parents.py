@@ -10,7 +10,7 @@ from .dataset import to_train
 from .models import ParentCheckpoint, model_from_elsewhere
 from .recipe import Recipe
 from .record import StageRecord
-from .registry import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member
+from .registry import ENSEMBLE, MEMBER, REWARD_ROLES, STAGES, is_member, reward_names
 from .settings.parse import StageSettings
 
 
@@ -71,18 +71,6 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
                 f"The stage ppo starts from the model of the stage {name}, but the recipe {recipe.name} has no "
                 f"{name}.yaml: add that file, or name another model by {key} in ppo.yaml."
             )
-
-
-def reward_names(path: Any) -> list[str]:
-    """Returns the names in `reward_model_path` as a list.
-
-    Args:
-        path: The value of the key: None, a name or a list of names.
-
-    Returns:
-        The names.
-    """
-    return [] if path is None else [path] if isinstance(path, str) else list(path)
 
 
 def reward_roles(path: Any) -> dict[str, str]:

@@ -151,6 +151,18 @@ def is_member(name: str) -> bool:
     return MEMBER.fullmatch(name) is not None
 
 
+def reward_names(path: Any) -> list[str]:
+    """Returns the names in `reward_model_path` as a list.
+
+    Args:
+        path: The value of the key: None, a name or a list of names.
+
+    Returns:
+        The names.
+    """
+    return [] if path is None else [path] if isinstance(path, str) else list(path)
+
+
 def starts_on_base(stage: Any, settings: Mapping[str, Any]) -> bool:
     """Whether PPO started from a model that its settings name, rather than from the SFT stage of its run.
 

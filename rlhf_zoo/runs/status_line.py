@@ -34,6 +34,8 @@ class Progress(tqdm):
         hidden: Whether to show nothing.
     """
 
+    leave: bool
+
     def __init__(
         self, total: int, desc: str, unit: str, *, initial: int = 0, leave: bool = True, hidden: bool = False
     ) -> None:

@@ -40,8 +40,8 @@ from ...runs.context import RunContext
 from ...runs.dataset import stage_source, to_train
 from ...runs.judge import check_same_labels, evaluation_of
 from ...runs.models import ParentCheckpoint
-from ...runs.parents import is_trained, parent, parent_names, reward_names, reward_roles
-from ...runs.registry import REWARD_ROLES, is_member
+from ...runs.parents import is_trained, parent, parent_names, reward_roles
+from ...runs.registry import REWARD_ROLES, is_member, reward_names
 from ...runs.settings.loading import check_installed, loading_of
 from ...runs.settings.parse import StageSettings
 from ..stages.evaluate import check_judges, check_rules, evaluation_prompts

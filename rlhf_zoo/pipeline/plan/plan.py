@@ -8,9 +8,8 @@ from typing import Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
-from ...runs.parents import reward_names
 from ...runs.recipe import Recipe
-from ...runs.registry import STAGES, is_member
+from ...runs.registry import STAGES, is_member, reward_names
 from ...runs.settings.key_classes import obeyed
 from ...runs.settings.parse import RecipeConfig, recipe_config, recorded_settings
 from .devices import Device

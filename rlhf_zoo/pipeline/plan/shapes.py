@@ -11,7 +11,7 @@ from ...hub.client.pull import split_revision
 from ...modeling.gguf import find_gguf, unpack_if_gguf
 from ...modeling.loading import load_config
 from ...modeling.model_files import ADAPTER_CONFIG, first_line
-from ...runs.checks.models import fetch_files
+from ...runs.checks.files import fetch_files
 from ...runs.recipe import read_mapping, shipped
 
 if TYPE_CHECKING:

@@ -1,20 +1,18 @@
 """Checks, before the first stage trains, of the models that a recipe names: their code, and their lengths."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...hub.client.connect import CLIENT, Hub
-from ...hub.client.pull import full_revision
-from ...hub.client.refs import ask
-from ...hub.client.refusals import reason, refusals_as
+from ...hub.client.refusals import reason
 from ...modeling.chat import tokenize_prompt
 from ...modeling.chat_template import Prompt
 from ...modeling.gguf import check_no_gguf
 from ...modeling.loading import load_tokenizer
-from ...modeling.model_files import ADAPTER_CONFIG, json_object, model_files
+from ...modeling.model_files import json_object, model_files
 from ...modeling.models import label_index, labels_of
 from ...modeling.remote_code import brings_code, is_trusted, untrusted_message
 from ...modeling.special_tokens import ensure_own_pad, highest_id, train_tokenizer
@@ -28,13 +26,11 @@ from ..parents import reward_roles
 from ..recipe import Recipe
 from ..registry import REWARD_ROLES, STAGES, is_member
 from ..settings.parse import RecipeConfig, StageSettings
+from .files import fetch_files
 from .splits import rows_here
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-#: All files of a model except its weights.
-READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 
 
 @dataclass(frozen=True)
@@ -158,54 +154,6 @@ def fix_of(key: str) -> str:
         The end of a message.
     """
     return f"check {key}, --hub and --source_hub."
-
-
-def fetch_files(
-    name: str,
-    revision: str | None,
-    hub: Hub,
-    *,
-    patterns: Sequence[str] = READ,
-    subject: str | None = None,
-    fix: str,
-) -> Path:
-    """Returns a folder of a model's files without its weights; for an adapter without a configuration, its base's.
-
-    Args:
-        name: A folder, or a repository of `hub` or of its source.
-        revision: A branch, tag or commit of the repository; None is its main branch.
-        hub: The Hub. If it does not answer, cached files are used.
-        patterns: Which of the repository's files.
-        subject: The beginning of the error, in place of "The model NAME".
-        fix: The end of the error, which says what to do.
-
-    Returns:
-        The folder.
-
-    Raises:
-        ZooError: No Hub has it, or none answers.
-    """
-    if Path(name).is_dir():
-        return Path(name)
-
-    def snapshot(candidate: Hub) -> Path:
-        with refusals_as(f"{subject or f'The model {name}'} cannot be found on {candidate.name}", fix):
-            outage = candidate.outage()
-            try:
-                answering_hub = candidate if outage is None else replace(candidate, offline=True)
-                tag = full_revision(name, revision, answering_hub)
-                return answering_hub.snapshot(name, revision=tag, allow_patterns=[*patterns])
-            except OSError:
-                if outage is None:
-                    raise
-                raise outage from None
-
-    folder = ask(name, hub, snapshot)[1]
-    adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
-    base = adapter.get("base_model_name_or_path")
-    if base and not (folder / "config.json").is_file():
-        return fetch_files(base, adapter.get("revision"), hub, patterns=patterns, fix=fix)
-    return folder
 
 
 def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]) -> None:

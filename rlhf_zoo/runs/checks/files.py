@@ -1,0 +1,62 @@
+"""Fetches what is read of a model before its weights: configuration, tokenizer and code."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ...hub.client.connect import Hub
+from ...hub.client.pull import full_revision
+from ...hub.client.refs import ask
+from ...hub.client.refusals import refusals_as
+from ...modeling.model_files import ADAPTER_CONFIG, json_object
+
+#: All files of a model except its weights.
+READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+
+
+def fetch_files(
+    name: str,
+    revision: str | None,
+    hub: Hub,
+    *,
+    patterns: Sequence[str] = READ,
+    subject: str | None = None,
+    fix: str,
+) -> Path:
+    """Returns a folder of a model's files without its weights; for an adapter without a configuration, its base's.
+
+    Args:
+        name: A folder, or a repository of `hub` or of its source.
+        revision: A branch, tag or commit of the repository; None is its main branch.
+        hub: The Hub. If it does not answer, cached files are used.
+        patterns: Which of the repository's files.
+        subject: The beginning of the error, in place of "The model NAME".
+        fix: The end of the error, which says what to do.
+
+    Returns:
+        The folder.
+
+    Raises:
+        ZooError: No Hub has it, or none answers.
+    """
+    if Path(name).is_dir():
+        return Path(name)
+
+    def snapshot(candidate: Hub) -> Path:
+        with refusals_as(f"{subject or f'The model {name}'} cannot be found on {candidate.name}", fix):
+            outage = candidate.outage()
+            try:
+                answering_hub = candidate if outage is None else replace(candidate, offline=True)
+                tag = full_revision(name, revision, answering_hub)
+                return answering_hub.snapshot(name, revision=tag, allow_patterns=[*patterns])
+            except OSError:
+                if outage is None:
+                    raise
+                raise outage from None
+
+    folder = ask(name, hub, snapshot)[1]
+    adapter = json_object(folder / ADAPTER_CONFIG) if (folder / ADAPTER_CONFIG).is_file() else {}
+    base = adapter.get("base_model_name_or_path")
+    if base and not (folder / "config.json").is_file():
+        return fetch_files(base, adapter.get("revision"), hub, patterns=patterns, fix=fix)
+    return folder
