@@ -260,9 +260,10 @@ class StageRecord:
         stage = document.get("stage")
         command = f"rlhf-zoo {stage} {cli_name or recipe} --output_dir {self.path.parent} --restart"
         restart_hint = f" (`{command}`, with your other flags, leaves the other stages as they are)"
+        recorded, requested = _shorten_pair(_setting_text(recorded_settings, key), _setting_text(resolved, key))
         raise ZooError(
-            f"{self.path} has a run with {key} = {_setting_text(recorded_settings, key)}, and this one has "
-            f"{_setting_text(resolved, key)}: {fix}{restart_hint if recipe is not None and stage in STAGES else ''}."
+            f"{self.path} has a run with {key} = {recorded}, and this one has {requested}: "
+            f"{fix}{restart_hint if recipe is not None and stage in STAGES else ''}."
         )
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
@@ -418,11 +419,24 @@ class StageRecord:
 
 
 def _setting_text(settings: Mapping[str, Any], key: str) -> str:
-    """Formats the value at a dotted key for a message, shortened; "nothing" if it is not set."""
+    """Formats the value at a dotted key for a message; "nothing" if it is not set."""
     value: Any = settings
     for part in [key] if key in settings else key.split("."):
         if not isinstance(value, Mapping) or part not in value:
             return "nothing"
         value = value[part]
-    text = json.dumps(jsonable(value, named=True), ensure_ascii=False)
-    return text if len(text) <= 80 else text[:77] + "..."
+    return json.dumps(jsonable(value, named=True), ensure_ascii=False)
+
+
+def _shorten_pair(a: str, b: str, width: int = 80) -> tuple[str, str]:
+    """Shortens two different texts, so that what is kept shows where they begin to differ."""
+    if max(len(a), len(b)) <= width:
+        return a, b
+    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    start = max(0, same - width // 2)
+
+    def excerpt(text: str) -> str:
+        text = ("..." if start else "") + text[start:]
+        return text if len(text) <= width else text[: width - 3] + "..."
+
+    return excerpt(a), excerpt(b)

@@ -325,6 +325,10 @@ def test_check_fingerprint(tmp_path):
         stage.check_fingerprint({**resolved, "kl_coef": 0.3}, recipe="tiny-world")
     with pytest.raises(ZooError, match=rf"this one has \"{'x' * 76}\.\.\.: "):
         stage.check_fingerprint({**resolved, "kl_coef": "x" * 200})
+    stage.write(fingerprint=fingerprint({"kinds": ["x" * 90, "a"]}), resolved={"kinds": ["x" * 90, "a"]})
+    with pytest.raises(ZooError, match=r'kinds = \.\.\.x+", "a"\], and this one has \.\.\.x+", "b"\]: '):
+        stage.check_fingerprint({"kinds": ["x" * 90, "b"]})
+    stage.write(fingerprint=fingerprint(resolved), resolved=resolved)
     with pytest.raises(ZooError, match=r"model\.hidden_size = 128, and this one has nothing.*--restart"):
         stage.check_fingerprint({**resolved, "model": {}})
     with pytest.raises(ZooError, match=r"recipe 'tiny-world', not of 'product-remarks'.*--restart"):
