@@ -1,9 +1,10 @@
 """Scores the base of smollm2-ifeval and the policies of its runs on IFEval and IFBench, and keeps what they score.
 
     RLHF_ZOO_DATA=FOLDER python benchmarks/instructions.py runs/real --hub local
-    python benchmarks/instructions.py RUN RUN RUN --temperature 1 --limit 100
+    python benchmarks/instructions.py RUN "with repetition penalized=RUN" --temperature 1 --limit 100
 
-Each RUN is a finished run of the recipe, one for each seed; without any, the base alone is scored. Prompts are read
+Each RUN is a finished run of the recipe. A run with other settings than the recipe's gets a label, which the table
+shows; runs with one label have different seeds. Without a run the base alone is scored. Prompts are read
 from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature says otherwise. They are kept in
 --answers, so a second call goes on where the first one stopped. Without --limit and --temperature the figures are
 written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into the docs.
@@ -15,6 +16,7 @@ import argparse
 import os
 import platform
 import random
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -49,7 +51,9 @@ Rows = Sequence[ifeval.Row]
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="a finished run of the recipe")
+    parser.add_argument(
+        "runs", nargs="*", type=labeled, metavar="[LABEL=]RUN", help="a finished run of the recipe (label: PPO)"
+    )
     parser.add_argument("--hub", default="local", help="where the base is: 'local' or an address")
     parser.add_argument(
         "--answers", type=Path, default=ROOT / "runs" / "instructions", help="the folder of the answers"
@@ -76,29 +80,37 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with connect(choose(options.hub, push_to_hub=False)) as hub:
         document["policies"] = [measure(policy, prompts, hub, options) for policy in policies]
         document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options)})
-    document["runs"] = [run_figures(run) for run in options.runs]
+    document["runs"] = [run_figures(label, run) for label, run in options.runs]
     document["pairs"] = pairs(policies, prompts["IFEval"], options)
     if options.limit is None and not options.temperature:
         keep.write(NAME, document)
         print(f"Kept in docs/evidence/{NAME}.json.")
 
 
-def policies_of(runs: Sequence[Path], answers: Path) -> list[Figures]:
+def labeled(argument: str) -> tuple[str, Path]:
+    """Parses LABEL=RUN, or RUN of the label PPO."""
+    label, _, run = argument.rpartition("=")
+    return label or "PPO", Path(run).resolve()
+
+
+def policies_of(runs: Sequence[tuple[str, Path]], answers: Path) -> list[Figures]:
     """Lists the base and each run's policy: the name in the table, the model, and the folder of its answers.
 
     Raises:
-        ZooError: A run is not finished, or starts from another model than the recipe's.
+        ZooError: A run is not finished or starts from another model than the recipe's, or two have one label and seed.
     """
     policies: list[Figures] = [{"policy": "base", "model": BASE, "answers": answers / "base"}]
-    for run in runs:
+    for label, run in runs:
         record = StageRecord(run / "ppo")
         checkpoint, document = record.chosen_checkpoint(), record.read()
         if checkpoint is None or document.get("status") != "finished":
             raise ZooError(f"{run} is not a finished run of {NAME}: run it first.")
         if (base := document["resolved"]["model_name_or_path"]) != BASE:
             raise ZooError(f"{run} starts from {base}, and not from {BASE}: give runs of {NAME}.")
-        seed = document["seed"]
-        policies.append({"policy": "PPO", "seed": seed, "model": str(checkpoint), "answers": answers / f"seed-{seed}"})
+        seed, folder = document["seed"], answers / re.sub(r"\W+", "-", f"{label} {document['seed']}")
+        if any(policy["answers"] == folder for policy in policies):
+            raise ZooError(f"Two runs are labeled {label!r} with seed {seed}: give one another label, as in x={run}.")
+        policies.append({"policy": label, "seed": seed, "model": str(checkpoint), "answers": folder})
     return policies
 
 
@@ -149,10 +161,11 @@ def constant(prompts: Mapping[str, Rows], options: argparse.Namespace) -> Figure
     return {name: scored(rows, [(CONSTANT, True)] * len(rows), options) for name, rows in prompts.items()}
 
 
-def run_figures(run: Path) -> Figures:
+def run_figures(label: str, run: Path) -> Figures:
     """Reads what a run says of itself: its own test split, KL, verdict and seconds."""
     ppo = StageRecord(run / "ppo").read()
-    figures: Figures = {"seed": ppo["seed"], "command": ppo["command"], "seconds": ppo["seconds"]}
+    command = ppo["command"].replace(str(run.parent), "runs")
+    figures: Figures = {"policy": label, "seed": ppo["seed"], "command": command, "seconds": ppo["seconds"]}
     if (run / "eval" / "evaluation.json").is_file():
         evaluation = read_json(run / "eval" / "evaluation.json")
         for policy in ("sft", "ppo"):

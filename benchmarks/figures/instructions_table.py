@@ -50,13 +50,14 @@ def runs_table(document: Figures) -> str:
              "eos_rate": "ended by itself", "repetition": "repetition"}  # fmt: skip
     rows = []
     for run in runs:
-        for name, policy in (("base", "sft"), ("PPO", "ppo")):
+        for name, policy in (("base", "sft"), (run["policy"], "ppo")):
             digits = {key: 1 if key == "length" else 2 for key in names}
             cells = [interval(run[policy][key], digits[key]) for key in names]
             rows.append([f"{name}, seed {run['seed']}", *cells, run["verdict"] if policy == "ppo" else ""])
     seconds = ", ".join(number(run["seconds"] / 60, 0) for run in runs)
     note = f"On {runs[0]['ppo']['judge']['n']} prompts of the recipe's test split. PPO took {seconds} minutes."
-    return f"{table(['policy', *names.values(), 'verdict'], rows)}\n\n{note}\n\nMade by `{runs[0]['command']}`."
+    commands = "\n".join(f"- {run['policy']}, seed {run['seed']}: `{run['command']}`" for run in runs)
+    return f"{table(['policy', *names.values(), 'verdict'], rows)}\n\n{note}\n\nMade by\n\n{commands}"
 
 
 def pairs_page(document: Figures) -> str:

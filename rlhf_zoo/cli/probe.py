@@ -130,7 +130,7 @@ def _with_logprobs(
             tokenize_completion(prompt, text, tokenizer)
             for prompt, text in zip(rollouts.prompts, rollouts.texts, strict=True)
         ]
-        logprobs = logprobs_under(sft_model, tokenizer, rollouts.prompts, tokens)
+        logprobs = logprobs_under(sft_model, tokenizer, rollouts.prompts, tokens, desc="under own prompts")
         sums = [sum(row) for row in logprobs]
         prompt_dependence = dependence(sft_model, tokenizer, rollouts.prompts, tokens, sums, seed=seed)
         sides.append(replace(rollouts, logprobs=logprobs, dependence=prompt_dependence))

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import selected_logprobs
+from ..modeling import distributed
 from ..modeling.chat import decode_completions, display_text, tokenize_completion, tokenize_prompt
 from ..modeling.chat_template import Prompt
 from ..modeling.devices import MicroBatches
@@ -50,6 +52,7 @@ def logprobs_under(
     tokens: Sequence[Sequence[int]],
     *,
     temperature: float = 1.0,
+    desc: str,
 ) -> list[list[float]]:
     """Computes log p of each text's tokens after its prompt.
 
@@ -59,6 +62,7 @@ def logprobs_under(
         prompts: (N,) texts or conversations.
         tokens: (N,) token ids of each text.
         temperature: The sampling temperature.
+        desc: Label of the progress bar.
 
     Returns:
         (N,) lists of log-probabilities, nats.
@@ -73,8 +77,13 @@ def logprobs_under(
 
     if not tokens:
         return []
-    parts = MicroBatches(rows_at_once(model, max(1, *map(len, tokens))))
-    return [text_values for part in parts.run(part_logprobs, range(len(tokens))) for text_values in part]
+    parts, logprobs = MicroBatches(rows_at_once(model, max(1, *map(len, tokens)))), []
+    hidden = not distributed.is_main_process()
+    with tqdm(total=len(tokens), desc=desc, unit="text", leave=False, disable=hidden) as bar:
+        for part in parts.run(part_logprobs, range(len(tokens))):
+            logprobs += part
+            bar.update(len(part))
+    return logprobs
 
 
 def dependence(
@@ -118,7 +127,9 @@ def dependence(
         for shift in shifts
     ]
     repeated_tokens = [ids for ids in tokens for _ in shifts]
-    logprobs = logprobs_under(model, tokenizer, other_prompts, repeated_tokens, temperature=temperature)
+    logprobs = logprobs_under(
+        model, tokenizer, other_prompts, repeated_tokens, temperature=temperature, desc="under other prompts"
+    )
     under_other_prompts = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHER_PROMPTS)
     # Its own prompt in column 0, then the others.
     logprobs_by_prompt = np.column_stack([np.asarray(own_logprobs, dtype=float), under_other_prompts])

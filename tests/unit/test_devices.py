@@ -100,7 +100,7 @@ def test_figures_are_equal_where_batches_were_halved_and_rewards_see_whole_batch
     tokens = [[5, 6, 7], [6, 7, 8, 9, 10, 11], [7], [8, 9, 10, 11]]
     policy, narrow = make_policy(), make_policy()
     Memory(narrow, 1)
-    found, wanted = (logprobs_under(model, tokenizer, PROMPTS[:4], tokens) for model in (narrow, policy))
+    found, wanted = (logprobs_under(model, tokenizer, PROMPTS[:4], tokens, desc="") for model in (narrow, policy))
     assert [len(row) for row in found] == [3, 6, 1, 4] and found == [pytest.approx(row, abs=1e-4) for row in wanted]
 
 

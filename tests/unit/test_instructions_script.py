@@ -71,6 +71,15 @@ def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, tmp_path: Path, 
     assert "Nothing is measured yet" in instructions_table.page()
 
 
+def test_runs_are_told_apart_by_label_and_seed(run: Path, tmp_path: Path) -> None:
+    pairs = [instructions.labeled(f"{label}{run}") for label in ("", "β = 0.05=")]
+    base, recipe, other = instructions.policies_of(pairs, tmp_path)
+    assert [recipe["policy"], other["policy"]] == ["PPO", "β = 0.05"]
+    assert len({policy["answers"] for policy in (base, recipe, other)}) == 3
+    with pytest.raises(ZooError, match="labeled 'PPO' with seed 4: give one another label"):
+        instructions.policies_of([pairs[0], pairs[0]], tmp_path)
+
+
 def test_an_unfinished_run_is_refused(run: Path) -> None:
     record = json.loads((run / "ppo/run.json").read_text())
     (run / "ppo/run.json").write_text(json.dumps({**record, "status": "running"}))

@@ -194,6 +194,28 @@ def test_updates_before_a_reward_that_cannot_be_had_are_kept(
     assert ends[0].read_bytes() == ends[1].read_bytes()
 
 
+def leaving(completions: Sequence[str], answer: Sequence[str], **_: Any) -> list[float]:
+    """Ends the process in the third update, where DOWN says so: like a kill, nothing records the end."""
+    DOWN[0] += 1
+    if DOWN[0] == 3:
+        raise SystemExit("killed")
+    return _right(completions, answer)
+
+
+def test_the_time_before_a_kill_is_counted(folder: Path) -> None:
+    keys = {"reward_funcs": "test_ppo_stage:leaving", "reward_weights": "1,1", "max_steps": "4", "save_steps": "1"}
+    context = make_context(folder, **keys)
+    DOWN[:] = [0]
+    with pytest.raises(SystemExit):
+        ppo.run(context)
+    record = context.record("ppo")
+    killed = record.read()
+    assert killed["status"] == "running" and killed["seconds"] > 0
+    record.write(seconds=1000.0)  # as if its two updates had taken so long
+    assert ppo.run(context)
+    assert record.read()["status"] == "finished" and record.read()["seconds"] > 1000
+
+
 def test_a_reward_that_is_the_same_for_all_is_said(folder: Path) -> None:
     with pytest.warns(GuardWarning, match="All 4 completions of the first update score 1, so"):
         assert ppo.run(make_context(folder, reward_model_path="none", reward_funcs="test_ppo_stage:alike"))

@@ -455,6 +455,7 @@ def _add_callbacks(
         trainer.add_callback(RunningMetrics(trainer))
 
     def after_save() -> None:
+        record.write(seconds=run.seconds())  # a killed process writes no more, and the resumed one adds to it
         unsent: set[int] = set()
         if run.publisher is not None:
             run.publisher.notify()
