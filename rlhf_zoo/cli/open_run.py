@@ -31,7 +31,8 @@ def open_hub(
     Args:
         flag: The value of --hub.
         push_to_hub: Whether the command publishes.
-        source: The value of --source_hub; 'none' for a command that uses a single Hub.
+        source: The value of --source_hub. None chooses the default source, whose name is not printed. 'none' is for a
+            command that uses a single Hub.
         option: The option that gave `flag`.
     """
     from ..hub.client.connect import choose, choose_source, connect
@@ -45,7 +46,11 @@ def open_hub(
 
 
 class ContextOptions(TypedDict, total=False):
-    """Options of `rlhf-zoo run`, and fields of `RunContext`, that `open_run` only passes on to the context."""
+    """Values that `open_run` only passes on to the context.
+
+    `private` and `overwrite_repo` are options of `rlhf-zoo run`. `read_only` publishes nothing. `base`, `variant` and
+    `own` are fields of `RunContext`; None for `own` keeps its default.
+    """
 
     private: bool
     overwrite_repo: bool
@@ -96,8 +101,9 @@ def run_context(
     if not distributed.is_main_process():
         from ..hub.client.connect import reload_clients
 
-        # Clients of the Hub, other libraries included, read its address and token from the environment.
+        # This call receives what the main process sends below, and does not call `dict`.
         context, environment = distributed.from_main_process(dict)
+        # Clients of the Hub, other libraries included, read its address and token from the environment.
         for name, value in environment.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -126,7 +132,9 @@ def run_context(
     ):
         names = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
         changed = {name: os.environ.get(name) for name in names}
-        distributed.from_main_process(lambda: (replace(run[0]), changed))
+        context, _ = run
+        # `replace` makes a copy without the settings that this process has cached.
+        distributed.from_main_process(lambda: (replace(context), changed))
         yield run
 
 
@@ -175,7 +183,7 @@ def open_run(
     recipe: Recipe,
     directory: Path,
     flags: Mapping[str, Mapping[str, Any]],
-    connected: Hub,
+    hub: Hub,
     *,
     push_to_hub: bool,
     namespace: str | None = None,
@@ -193,7 +201,7 @@ def open_run(
         recipe: The recipe.
         directory: The run directory.
         flags: The flags by stage, as `run_flags` returns them.
-        connected: The Hub.
+        hub: The Hub, connected.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
         explicit: Whether the user named a Hub or passed --push_to_hub.
@@ -215,7 +223,7 @@ def open_run(
         recipe,
         directory,
         flags,
-        connected,
+        hub,
         push_to_hub=push_to_hub,
         namespace=namespace,
         explicit=explicit,
@@ -312,7 +320,7 @@ def publishing(
 
 
 def _earlier_namespace(directory: Path, base: Path | None, hub: Hub) -> str | None:
-    """The namespace that the run's earlier stages were published under on this Hub."""
+    """Returns the namespace that the run's earlier stages were published under on this Hub; None if there is none."""
     from ..runs.record import StageRecord
 
     for folder in (directory, *([base] if base else [])):

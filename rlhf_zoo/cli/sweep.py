@@ -134,7 +134,7 @@ def ablate(
             directory = fields["directory"]
             with (
                 locked(directory),
-                open_run(loaded, connected=connected, **fields, **options) as (variant_context, publisher),
+                open_run(loaded, hub=connected, **fields, **options) as (variant_context, publisher),
             ):
                 contexts.append(variant_context)
                 yield variant_context, publisher

@@ -44,8 +44,7 @@ class HeadToHead:
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that are also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
-        answers: For each rule that checks answers, by its name: the answers by policy and by reading, strict or
-            lenient.
+        answers: Name of a rule that checks answers -> policy (sft or ppo) -> reading (strict or lenient) -> answers.
     """
 
     evaluator: Evaluator
@@ -59,7 +58,7 @@ class HeadToHead:
 
     @property
     def judge(self) -> str:
-        """The name of the headline's judge."""
+        """The name of the headline's judge: the first that the recipe names, and the only one that the verdict uses."""
         return self.evaluator.judge.name
 
     @cached_property
@@ -74,9 +73,10 @@ class HeadToHead:
         """
         judges = {
             **{
-                judge.name: self._scoring_judge(judge.name, judge.description) for judge in self.evaluator.panel.scoring
+                judge.name: self._scoring_judge_figures(judge.name, judge.description)
+                for judge in self.evaluator.panel.scoring
             },
-            **{name: self._pair_judge(name) for name in self.pairs},
+            **{name: self._pair_judge_figures(name) for name in self.pairs},
         }
         headline = judges[self.judge]
         figures = {
@@ -91,7 +91,7 @@ class HeadToHead:
             **{side: self._policy_metrics(side) for side in _SIDES},
             "difference": self._difference(),
             "win_rate": headline["win_rate"],
-            "win_rate_at_equal_length": self._at_equal_length(),
+            "win_rate_at_equal_length": self._win_rate_at_equal_length(),
             # SFT against itself: a win rate near ½, which shows how noisy the other win rates are.
             "control": headline["control"],
         }
@@ -164,7 +164,7 @@ class HeadToHead:
             facts["accuracy"] = judge.accuracy.to_json()
         if self_agreement := self._self_agreement():
             facts["split_half"] = self_agreement.to_json()
-        return {**facts, **self._check(judge.name)}
+        return {**facts, **self._check_entry(judge.name)}
 
     def _self_agreement(self) -> Estimate | None:
         """How well the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
@@ -172,10 +172,11 @@ class HeadToHead:
         rows = [np.reshape(self.measurements[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
         return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
 
-    def _check(self, judge: str) -> dict[str, Any]:
+    def _check_entry(self, judge: str) -> dict[str, Any]:
+        """Returns the entry `check` with a judge's results on labeled pairs; {} if it has none."""
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
 
-    def _scoring_judge(self, name: str, description: str) -> dict[str, Any]:
+    def _scoring_judge_figures(self, name: str, description: str) -> dict[str, Any]:
         means = {side: self._mean(self.measurements[side].judges[name]) for side in _SIDES}
         return {
             "description": description,
@@ -184,7 +185,7 @@ class HeadToHead:
             "win_rate": self._win_rate("ppo", name),
             "control": self._win_rate("control", name),
             **({"checks_answers": True, "answers": self._answer_figures(name)} if name in self.answers else {}),
-            **self._check(name),
+            **self._check_entry(name),
         }
 
     def _answer_figures(self, name: str) -> dict[str, Any]:
@@ -199,7 +200,7 @@ class HeadToHead:
             for reading in ppo
         }
 
-    def _pair_judge(self, name: str) -> dict[str, Any]:
+    def _pair_judge_figures(self, name: str) -> dict[str, Any]:
         judge = next(candidate for candidate in self.evaluator.panel.comparing if candidate.name == name)
         reports = self.pairs[name]
         figures: dict[str, object] = {"description": judge.description}
@@ -212,10 +213,10 @@ class HeadToHead:
         }
         if isinstance(judge, LLMJudge):
             figures["usage"] = judge.usage.to_json()
-        return {**figures, **self._check(name)}
+        return {**figures, **self._check_entry(name)}
 
     def _policy_metrics(self, side: str) -> dict[str, Any]:
-        # The metric modules take prompts as texts.
+        # The metric modules group by the texts of prompts, so the index of each prompt serves as its text.
         measured, prompt_keys = self.measurements[side], list(map(str, self.groups))
         kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
@@ -238,7 +239,10 @@ class HeadToHead:
         }
 
     def _difference(self) -> dict[str, Any]:
-        """The figures of ppo minus those of sft, over the same resampled prompts. KL is itself relative to SFT."""
+        """The figures of ppo minus those of sft, over the same resampled prompts.
+
+        KL has no difference, because it is itself relative to SFT.
+        """
         ours, theirs = (self.measurements[side] for side in ("ppo", "sft"))
         values_by_name = {
             "reward": (ours.reward, theirs.reward),
@@ -277,7 +281,7 @@ class HeadToHead:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
         return preferences(self.measurements["ppo"].judges[self.judge], self.measurements["sft"].judges[self.judge])
 
-    def _at_equal_length(self) -> dict[str, Any]:
+    def _win_rate_at_equal_length(self) -> dict[str, Any]:
         ours, theirs = (self.measurements[side].length for side in ("ppo", "sft"))
         return length_controlled_win_rate(self._preferences(), ours, theirs, self.groups, seed=self.seed).to_json()
 
@@ -291,10 +295,10 @@ class HeadToHead:
             agreement[side] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
         reward_wins = preferences(self.measurements["ppo"].reward, self.measurements["sft"].reward)
-        wins = self._preferences()
+        judge_wins = self._preferences()
         # If one of them only has ties, it prefers no side, so there is no agreement to measure.
-        only_ties = (reward_wins == 0.5).all() or (wins == 0.5).all()
-        agreement["same_side"] = None if only_ties else self._mean((1 - np.abs(reward_wins - wins)).tolist())
+        only_ties = (reward_wins == 0.5).all() or (judge_wins == 0.5).all()
+        agreement["same_side"] = None if only_ties else self._mean((1 - np.abs(reward_wins - judge_wins)).tolist())
         return agreement
 
 
@@ -323,7 +327,7 @@ def random_keys(size: int, samples: int) -> list[tuple[int, ...]]:
     Returns:
         (size,) keys (stream, prompt, sample).
     """
-    # The keys name prompt and sample, so each completion has its own stream however it is batched.
+    # The keys name prompt and sample, so each completion has its own random numbers in any batch.
     return [(STREAM, i // samples, i % samples) for i in range(size)]
 
 
@@ -407,6 +411,7 @@ def read_samples(path: Path, prompts: Sequence[Prompt], per_prompt: int) -> list
         rows = read_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise ZooError(f"{path} cannot be read ({error}): {remedy}") from error
+    # White space at the end does not make another prompt.
     expected = [display_text(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
     if [row["prompt"].rstrip() for row in rows] != expected:
         raise ZooError(f"{path} holds other prompts than the data set: {remedy}")

@@ -64,7 +64,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[
 
     Raises:
         ZooError: The prompt is neither a text nor a conversation, the tokenizer has no chat template for a
-            conversation, or the template refuses it; or a reason of `check_prefix`.
+            conversation, the template refuses it, or the prompt leaves a thought open (see `check_prefix`).
     """
     if isinstance(prompt, str):
         return tokenize_text(prompt, tokenizer)
@@ -91,9 +91,13 @@ def has_answer_prefix(prompt: Prompt) -> TypeGuard[Conversation]:
 def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> None:
     """Checks that a prompt leaves no thought open if thoughts are removed from answers.
 
-    The completion's thoughts are removed before prompt and completion are joined, so an open thought of the prompt
-    would swallow the answer. A chat template may open a thought, because its generation prompt is not part of the
-    conversation.
+    Only the completion's thoughts are removed, before prompt and completion are joined. If the prompt left a thought
+    open, the joined text would have the answer inside that thought. A chat template may open a thought, because its
+    generation prompt is not part of the conversation.
+
+    Args:
+        prompt: A conversation.
+        tokenizer: The policy's, with the recipe's strip_thoughts.
 
     Raises:
         ZooError: The recipe has strip_thoughts, and the beginning of the answer in the prompt ends inside a thought.
@@ -140,7 +144,7 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
         text = plain_text(text)
     if isinstance(text, str):
         ids, end = tokenize_text(text, tokenizer), tokenizer.eos_token_id
-    elif Chat.of(tokenizer) is None:
+    elif Chat.of(tokenizer) is None:  # this package did not train the reward model
         # An answer that was cut off stays open, because its end of turn would tell the model that it is complete.
         return render_ids(text, tokenizer) if ended else render_ids(text, tokenizer, continue_final_message=True)
     else:
@@ -306,7 +310,11 @@ def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
 
 
 def opens_thought(text: str) -> bool:
-    """Whether a text ends inside a thought."""
+    """Whether a text ends inside a thought.
+
+    Args:
+        text: A text; the thoughts that it closes do not count.
+    """
     return text.rfind(_OPEN_THINK) > text.rfind(_CLOSE_THINK)
 
 
@@ -377,7 +385,9 @@ def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozen
 
 
 def tokenize_completion(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenizes a completion in the context of its prompt: the inverse of `decode_completions`.
+    """Tokenizes a completion in the context of its prompt.
+
+    Except for removed thoughts, this is the inverse of `decode_completions`.
 
     Args:
         prompt: A text or a conversation.

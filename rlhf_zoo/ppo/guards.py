@@ -24,18 +24,18 @@ START_KL = 0.5
 #: The largest mean |log ρ| of the first pass. The sampler's cached pass and the training pass differ by rounding: 1e-6
 #: in float32 on a CPU, 1e-3 if a GPU multiplies in TF32, a few hundredths in bf16.
 RATIO_ROUNDING = {torch.float32: 1e-2, torch.bfloat16: 0.1}
-#: Number of tokens in each of the two texts that test whether a policy can be sampled from.
-PROBE_TOKENS = 4
 #: The largest |Δ log π_ref|. The same code runs on the same row, so only a change of the weights can exceed it.
 REFERENCE_ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 1e-2}
 #: The number of updates over which score and KL are compared.
 WINDOW = 20
+#: The number of updates at either end of the window whose mean scores are compared.
+WINDOW_END = 5
 #: The number of updates in a row whose KL must not all be negative.
-NEGATIVE_RUN = 5
+NEGATIVE_UPDATES = 5
 
 
 class GuardWarning(UserWarning):
-    """A run may be wrong. The message has the number that shows it."""
+    """A run may be wrong. The message has the number that shows the problem."""
 
 
 @contextmanager
@@ -53,7 +53,7 @@ def warn(message: str) -> None:
     """Warns that a run may be wrong.
 
     Args:
-        message: A sentence with the number that shows it.
+        message: A sentence with the number that shows the problem.
     """
     warnings.warn(message, GuardWarning, stacklevel=3)
 
@@ -101,16 +101,16 @@ def check_start(
     Raises:
         ZooError: the run starts at its reference, and the first rollout is too far from it.
     """
-    token_kl, count = (logprobs - ref_logprobs)[mask].double(), len(mask)
-    kl = float(token_kl.sum()) / count
+    token_kl, completions = (logprobs - ref_logprobs)[mask].double(), len(mask)
+    kl = float(token_kl.sum()) / completions
     if abs(kl) < START_KL:
         return
     # Estimate the standard error over tokens, because their rounding is independent. Completions are too few and differ
     # too much in length.
-    standard_error = float(token_kl.square().sum()) ** 0.5 / count
+    standard_error = float(token_kl.square().sum()) ** 0.5 / completions
     low_precision, dtype_name = precision != torch.float32, str(precision).removeprefix("torch.")
     rounding = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
-    bound = 0.5 * rounding**2 * float(mask.sum()) / count + (3 * standard_error if low_precision else 0.0)
+    bound = 0.5 * rounding**2 * float(mask.sum()) / completions + (3 * standard_error if low_precision else 0.0)
     message = f"The KL of the first rollout to the reference is {kl:.3g} ± {standard_error:.2g} nats per completion"
     if abs(kl) < bound:
         warn(
@@ -129,33 +129,39 @@ def check_start(
 
 
 def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
-    """Checks that each completion that ended has its end token inside the mask, and that the others have no end token.
+    """Checks that the last token in the mask is an end token where the completion ended, and only there.
 
     Args:
         samples: B completions.
         stop_ids: the end tokens.
 
     Raises:
-        ZooError: an end token is missing or lies outside the mask.
+        ZooError: the end token is missing from the mask, or a completion has one but does not count as ended.
     """
     stops = torch.tensor(list(stop_ids), device=samples.mask.device)
-    # The last token inside the mask is the last one that counts in the loss.
     last = samples.completion_ids.gather(1, (samples.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
     wrong = torch.isin(last, stops) != samples.ended
     if wrong.any():
         row = int(wrong.nonzero()[0])
+        if samples.ended[row]:
+            raise ZooError(
+                f"Completion {row} of the rollout ended, but the last token in its mask is {int(last[row])}: the end "
+                "token must be the last one in the mask."
+            )
         raise ZooError(
-            f"Completion {row} of the rollout {'ended' if samples.ended[row] else 'did not end'}, but the last token "
-            f"in its mask is {int(last[row])}: the end token must be the last one in the mask."
+            f"Completion {row} of the rollout did not end, but the last token in its mask is {int(last[row])}, an end "
+            "token: the sampler must set `ended` for it."
         )
 
 
 def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
     """Checks that r_t = score·1[last] − β·KL_t. The error names the two most common mistakes.
 
+    A is T if each token is an action, and 1 if a completion is.
+
     Args:
-        rewards: (B, A).
-        scores: (B,).
+        rewards: (B, A), of each action.
+        scores: (B,), of each completion.
         kl: (B, A) in nats.
         mask: (B, A) bool.
         kl_coef: β.
@@ -164,14 +170,14 @@ def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, 
         ZooError: the rewards of a completion do not add up to score − β·ΣKL.
     """
     rewards, kl, scores = (x.double() for x in (rewards.masked_fill(~mask, 0), kl.masked_fill(~mask, 0), scores))
-    reward_sums, kl_penalties, count = rewards.sum(1), kl_coef * kl.sum(1), mask.sum(1)
+    reward_sums, kl_penalties, lengths = rewards.sum(1), kl_coef * kl.sum(1), mask.sum(1)
     # Rounding grows with the size of the terms that are summed, not with their sum.
-    tolerance = 1e-4 * (1 + scores.abs() * count + abs(kl_coef) * kl.abs().sum(1))
+    tolerance = 1e-4 * (1 + scores.abs() * lengths + abs(kl_coef) * kl.abs().sum(1))
     if ((reward_sums - (scores - kl_penalties)).abs() <= tolerance).all():
         return
     if ((reward_sums - (scores + kl_penalties)).abs() <= tolerance).all():
         raise ZooError("The KL penalty is added instead of subtracted (+β·KL in the reward): give it a minus sign.")
-    if ((reward_sums - (scores * count - kl_penalties)).abs() <= tolerance).all():
+    if ((reward_sums - (scores * lengths - kl_penalties)).abs() <= tolerance).all():
         raise ZooError("The score is broadcast to every token: place it once, on the last token of the completion.")
     row = int(((reward_sums - (scores - kl_penalties)).abs() - tolerance).argmax())
     raise ZooError(
@@ -245,7 +251,7 @@ def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
         ZooError: the mismatch exceeds rounding.
     """
     allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
-    if not mismatch <= allowed:
+    if not mismatch <= allowed:  # also if it is NaN
         raise ZooError(
             f"In the first pass log π differs from the sampler's by {mismatch:.3g} per token on average, more than the "
             f"{allowed:g} that rounding can explain. Training and sampling must compute the same: check dropout, mask "
@@ -257,8 +263,8 @@ class ReferenceWatch:
     """Checks that the reference does not change, by its log-probabilities of one completion."""
 
     def __init__(self) -> None:
-        self._probe: Samples | None = None
-        self._first: Tensor | None = None
+        self._completion: Samples | None = None
+        self._first_logprobs: Tensor | None = None
 
     def check(self, reference: Reference, samples: Samples, *, temperature: float, precision: torch.dtype) -> None:
         """Compares the reference's log-probabilities with those of the first call.
@@ -272,15 +278,16 @@ class ReferenceWatch:
         Raises:
             ZooError: The reference has changed.
         """
-        if self._probe is None:
+        if self._completion is None:
             # One row is enough: weights that are shared with the policy change every token's log-probability.
-            self._probe = samples.select(slice(0, 1))
+            self._completion = samples.select(slice(0, 1))
         with reference.model() as model:
-            logprobs = token_logprobs(model, self._probe, temperature=temperature)
-        if self._first is None:
-            self._first = logprobs
-        change = float((logprobs - self._first).abs().max())
-        if not change <= REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16]):
+            logprobs = token_logprobs(model, self._completion, temperature=temperature)
+        if self._first_logprobs is None:
+            self._first_logprobs = logprobs
+        change = float((logprobs - self._first_logprobs).abs().max())
+        allowed = REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16])
+        if not change <= allowed:  # also if it is NaN
             raise ZooError(
                 f"The reference changed: log π_ref of a fixed completion moved by {change:.3g} nats. Pass a copy as "
                 "ref_model, because the reference must not share weights with a model in training."
@@ -298,26 +305,26 @@ class KLWatch:
         """Adds an update.
 
         Args:
-            kl: The mean Σ k1 of the rollout, in nats.
+            kl: The mean over completions of Σ_t (log π − log π_ref), the estimator k1 of the KL, in nats.
             kl_error: Its standard error.
             score: The mean score.
         """
         self._recent.append((kl, kl_error, score))
-        recent = list(self._recent)[-NEGATIVE_RUN:]
-        # The k1 of a single rollout may be negative by chance, but not of NEGATIVE_RUN rollouts in a row.
-        if len(recent) == NEGATIVE_RUN and all(k < -2 * error for k, error, _ in recent):
+        last_updates = list(self._recent)[-NEGATIVE_UPDATES:]
+        # The k1 of a single rollout may be negative by chance, but not that of NEGATIVE_UPDATES rollouts in a row.
+        if len(last_updates) == NEGATIVE_UPDATES and all(k < -2 * error for k, error, _ in last_updates):
             self._warn_once(
                 "negative",
-                f"KL was negative in {NEGATIVE_RUN} updates in a row (now {kl:.3g} nats). The expectation of k1 cannot "
-                "be negative, so the log-probabilities are not those of the sampled distribution: check temperature "
-                "and truncation.",
+                f"KL was negative in {NEGATIVE_UPDATES} updates in a row (now {kl:.3g} nats). The expectation of k1 "
+                "cannot be negative, so the log-probabilities are not those of the sampled distribution: check "
+                "temperature and truncation.",
             )
         if len(self._recent) == WINDOW:
             kls, scores = [k for k, _, _ in self._recent], [s for _, _, s in self._recent]
-            start = sum(scores[:5]) / 5
-            rise = sum(scores[-5:]) / 5 - start
-            # The spread of the first updates, before the policy could learn much.
-            noise = sum((s - start) ** 2 for s in scores[:5]) ** 0.5
+            start = sum(scores[:WINDOW_END]) / WINDOW_END
+            rise = sum(scores[-WINDOW_END:]) / WINDOW_END - start
+            # The spread of the first updates, before the policy could learn much: √5 standard deviations.
+            noise = sum((s - start) ** 2 for s in scores[:WINDOW_END]) ** 0.5
             if max(kls) - min(kls) < 1e-3 and rise > 3 * noise and rise > 0:
                 self._warn_once(
                     "flat",

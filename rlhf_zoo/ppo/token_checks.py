@@ -16,7 +16,10 @@ from ..modeling.loading import load_tokenizer
 from ..modeling.logprobs import token_logprobs
 from ..modeling.model_files import first_line
 from ..modeling.sampling.sampler import Vocabulary, base_of, sample
-from .guards import PROBE_TOKENS, RATIO_ROUNDING, warn
+from .guards import RATIO_ROUNDING, warn
+
+# The number of tokens in the longer prompt, and in each completion, that test whether a policy can be sampled from.
+_TEST_TOKENS = 4
 
 
 def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, pad_apart: bool = True) -> None:
@@ -137,7 +140,7 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
     name, was_training = type(base_of(policy)).__name__, policy.training
     # Take ids from the middle of the vocabulary, because special tokens are usually at its ends.
     upper_half = range(vocabulary.size // 2, vocabulary.size)
-    ids = [token_id for token_id in upper_half if token_id in vocabulary][:PROBE_TOKENS]
+    ids = [token_id for token_id in upper_half if token_id in vocabulary][:_TEST_TOKENS]
     policy.eval()
     try:
         samples = sample(
@@ -145,7 +148,7 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
             [ids, ids[-1:]],
             keys=[(0,), (1,)],
             seed=0,
-            max_new_tokens=PROBE_TOKENS,
+            max_new_tokens=_TEST_TOKENS,
             stop_ids=[],
             pad_id=ids[0],
             vocabulary=vocabulary,

@@ -42,8 +42,8 @@ __all__ = [
     "text_of",
 ]
 
-#: The marker before answers in GSM8K, arXiv:2110.14168.
-GSM8K = "####"
+# The marker before answers in GSM8K, arXiv:2110.14168.
+_GSM8K_MARKER = "####"
 
 
 @runtime_checkable
@@ -139,8 +139,9 @@ class ExactMatch(Answered):
     Attributes:
         column: The column of the data set with the answer or a list of accepted answers. Anything but text is
             converted with `str` first.
-        marker: A text before the answer, such as "Answer:". Only the rest of the line after its last occurrence counts,
-            both in the completion (which gets 0 without it) and in an answer that has it. None for no marker.
+        marker: A text before the answer, such as "Answer:"; None for no marker. In a completion, only the text from its
+            last occurrence to the end of the line counts, and a completion without it gets 0. Accepted answers may
+            contain the marker and are read in the same way, but need not.
         ignore_case: Whether case is ignored.
         name: The name in metrics.
 
@@ -209,7 +210,7 @@ class _Contains(ExactMatch):
 class NumericMatch(Answered):
     """1 if a completion's number is the row's answer, 0 if it differs or is missing, None if the row has no answer.
 
-    Logs the number that was read as the extra column NAME/read.
+    Logs the number that was read as the extra column NAME/read, by the `log_extra` that TRL passes to reward functions.
 
     Attributes:
         column: The column of the data set with a number, a text that `read_number` reads, or a list of these.
@@ -240,12 +241,12 @@ class NumericMatch(Answered):
 
     @property
     def strict(self) -> NumericMatch:
-        """Reads the first number after the marker; without a marker, after GSM8K's."""
-        return self if self.marker is not None else replace(self, marker=GSM8K)
+        """Reads the first number after the marker; if no marker is set, after GSM8K's, ####."""
+        return self if self.marker is not None else replace(self, marker=_GSM8K_MARKER)
 
     @property
     def lenient(self) -> NumericMatch:
-        """Reads the last number of a completion, or of its last box."""
+        r"""Reads the last number in the last \boxed{…} of a completion, or in all of it if nothing is boxed."""
         return replace(self, marker=None) if self.marker is not None else self
 
     def __call__(
@@ -255,7 +256,7 @@ class NumericMatch(Answered):
         log_extra: Callable[[str, list[Any]], None] | None = None,
         **columns: Any,
     ) -> list[float | None]:
-        numbers = [self.read(text_of(text)) for text in completions]
+        numbers = [self.read(text_of(completion)) for completion in completions]
         if log_extra is not None:
             log_extra(f"{self.name}/read", list(numbers))
         return [

@@ -46,7 +46,7 @@ def test_several_seeds_of_each_value() -> None:
     found = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
     assert [one.name for one in found] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
-    assert found[1].label == "β = 0, seed 8" and found[1].setting == found[0].setting == "β = 0"
+    assert found[1].label == "β = 0, seed 8" and found[1].settings_text == found[0].settings_text == "β = 0"
     assert found[0].flags({"ppo": {"seed": 7}}) == {"ppo": {"seed": 7, "kl_coef": 0.0, "reference": True}}
     assert found[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0, "reference": True}}
 

@@ -61,9 +61,8 @@ class SpaceModels:
         datasets: The data sets of the lineage.
         recipe: Name of the recipe; None if no card names it.
         card: rlhf_card.json of the PPO checkpoint, {} without one. Its texts are not trusted.
-        votes: The data set that receives blind votes; None stores none.
-        runs: The other PPO repositories of the ablation. The page shows what they have published
-            when it starts.
+        votes: The data set that receives blind votes; None to store no votes.
+        runs: The other PPO repositories of the ablation. When the page starts, it looks up their published steps.
     """
 
     ppo: Pinned
@@ -77,7 +76,7 @@ class SpaceModels:
 
     @property
     def roles(self) -> dict[str, Pinned]:
-        """Role (ppo, sft or reward) -> model; without a role that has none."""
+        """Role (ppo, sft or reward) -> model. Roles without a model are left out."""
         models = {"ppo": self.ppo, "sft": self.sft, "reward": self.reward}
         return {role: model for role, model in models.items() if model is not None}
 
@@ -147,14 +146,14 @@ def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[
         ZooError: A name is not a run that the page can show.
     """
     ablation = find_runs(models.ppo.repo, models.card, names=names)
-    own_run, *other_runs = ablation.runs
+    own_run, *other_runs = ablation.runs  # `find_runs` returns the run of the PPO model first
     problems = [ablation.problem] if ablation.problem is not None else []
     if names is None:
         other_runs = [run for run in other_runs if run.steps]
-        secret = [run.repo for run in other_runs if run.private and not own_run.private]
-        other_runs = [run for run in other_runs if run.repo not in secret]
-        if secret:
-            problems.append(f"Not shown, because they are private and {own_run.repo} is public: {', '.join(secret)}.")
+        hidden = [run.repo for run in other_runs if run.private and not own_run.private]
+        other_runs = [run for run in other_runs if run.repo not in hidden]
+        if hidden:
+            problems.append(f"Not shown, because they are private and {own_run.repo} is public: {', '.join(hidden)}.")
     return replace(models, runs=tuple(run.repo for run in other_runs)), " ".join(problems) or None
 
 
@@ -173,6 +172,7 @@ def _named_model(name: str, role: str) -> Pinned:
 
 
 def _pinned(node: Node) -> Pinned:
+    # The callers have checked that the node is a readable repository.
     assert node.reference.repo is not None
     assert node.member.commit is not None
     return Pinned(node.reference.repo, node.member.commit)
@@ -267,7 +267,7 @@ def write_space(
 
 
 def write_static(folder: Path, models: SpaceModels, page: str) -> None:
-    """Writes the files of a static Space: one page, which has its completions already.
+    """Writes the files of a static Space: one page, which already contains the completions.
 
     Args:
         folder: An empty folder.
@@ -287,7 +287,10 @@ def _models_json(models: SpaceModels, hardware: str | None) -> dict[str, object]
 
 
 def _requirements(template: Path, wheel_requirement: str | None, *, hardware: str) -> str:
-    """Returns requirements.txt: the packages of the template at the versions that are installed here."""
+    """Returns requirements.txt: the packages of the template, at the versions that are installed here, and our wheel.
+
+    A package that is not installed here keeps the version of the template.
+    """
     lines = ["# The versions that were installed when this Space was deployed."]
     for line in template.read_text(encoding="utf-8").splitlines():
         name, equals, version = line.partition("==")

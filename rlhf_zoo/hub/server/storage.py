@@ -3,9 +3,10 @@
 ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
     hub.json                            visibility, creation date, a Space's variables
     lfs/objects/ab/cd/SHA256            big files
-    xet/                                uploads by Xet under way, see `xet_store`
+    xet/                                uploads by Xet, see `xet_store`
 ROOT/locks/                             one lock file per repository name
-ROOT/moved/                             one file per name that a repository had before
+ROOT/moved/                             one file per former name of a repository, with its next name
+ROOT/trash/                             repositories that are being created or deleted
 ROOT/collections/                       see `collections_api`
 """
 
@@ -41,7 +42,7 @@ GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for
     "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
 )
 # The keys of hub.json, with the types of their values.
-_SETTINGS = {
+_SETTING_TYPES = {
     "created": str,
     "private": bool,
     "gated": str | bool,
@@ -67,7 +68,7 @@ class Settings:
 
     Args:
         created: Date of creation.
-        private: Whether strangers may not see it.
+        private: Whether only users with access can see it.
         gated: Always False here; the Hub's API has the key.
         sdk: The SDK of a Space, such as gradio or static.
         variables: The variables of a Space, by name, with value and date.
@@ -86,10 +87,10 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises ValueError for a value of another type than a Hub writes."""
-        check_types(vars(self), _SETTINGS)
-        for kind in (self.variables, self.secrets):
-            for entry in kind.values():
-                check_types(entry, {})
+        check_types(vars(self), _SETTING_TYPES)
+        for entries in (self.variables, self.secrets):
+            for entry in entries.values():
+                check_types(entry, {})  # each entry must be a JSON object
 
 
 class Storage:
@@ -182,7 +183,9 @@ class Storage:
 
     @contextmanager
     def skip_damaged(self, repo: RepoId) -> Iterator[None]:
-        """Skips a repository of a list if it is damaged, which is logged, or was deleted meanwhile.
+        """Suppresses the errors of a repository that is damaged or was deleted meanwhile, so that a list leaves it out.
+
+        Damage is logged.
 
         Args:
             repo: The repository.
@@ -197,11 +200,11 @@ class Storage:
                 raise
 
     def change(self, repo: RepoId, **changes: Any) -> Settings:
-        """Replaces settings. The caller holds the lock. Returns the new ones.
+        """Replaces settings and returns all of them. The caller holds the lock.
 
         Args:
             repo: The repository.
-            changes: Field of `Settings` -> new value.
+            **changes: Field of `Settings` -> new value.
         """
         settings = replace(self.settings(repo), **changes)
         write_json(self.path(repo) / "hub.json", asdict(settings))
@@ -212,7 +215,7 @@ class Storage:
 
         Args:
             repo: The repository.
-            private: Whether strangers may not see it.
+            private: Whether only users with access can see it.
             sdk: The SDK of a Space.
             variables: The variables of a Space.
 
@@ -245,9 +248,11 @@ class Storage:
     ) -> bool:
         """Copies a repository with its history and files. Large files are linked where the file system can.
 
+        The copy has no secrets.
+
         Args:
-            repo: The repository.
-            target: The copy.
+            repo: The original.
+            target: The name of the copy.
             private: Visibility of the copy; None for that of the original.
             variables: Variables of the copy, in addition to those of the original.
 
@@ -325,7 +330,7 @@ class Storage:
         Args:
             repo: The requested name.
         """
-        # By the date of creation: if a later repository took the new name, it is another repository.
+        # The creation date identifies the repository: another one may have taken the new name since.
         for _ in range(_MAX_RENAMES):
             try:
                 record = read_json(self._moved / _file_name(repo), {})
@@ -341,17 +346,21 @@ class Storage:
         return None
 
     def _place(self, source: Path, target: Path) -> None:
+        """Renames a complete repository's folder to its final path, where no repository exists."""
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.rename(source, target)
         except (FileExistsError, NotADirectoryError) as error:
             name = f"{target.parent.name}/{target.name.removesuffix('.git')}"
-            message = f"There can be no repository '{name}': a file is in its place at {target}; move that away."
-            raise Fault(409, message) from error
+            raise Fault(
+                409,
+                f"The name '{name}' cannot be used, because a file is in its place: move away the file at {target} or "
+                f"{target.parent}.",
+            ) from error
         sync_folder(target.parent)
         # The name belongs to this repository from now on. An old record must not redirect from it.
-        kind = target.parent.parent.name
-        (self._moved / f"{kind}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
+        plural = target.parent.parent.name
+        (self._moved / f"{plural}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
 
     def require_writable(self) -> None:
         """Raises Fault 507 if nothing can be written, so that a client learns it before it sends gigabytes."""

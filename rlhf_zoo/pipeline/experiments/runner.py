@@ -1,4 +1,4 @@
-"""Runs variants of a run, for sweep, ablate, ensemble, rounds and baseline.
+"""Runs the variants of a run for sweep and ablate, and has what ensemble, rounds and baseline share with them.
 
 A variant is a run in RUN/FOLDER/NAME that trains some stages with its own keys. It shares the earlier stages of RUN,
 which are trained once. Finished variants are not trained again, `--restart` applies only to the variants, and the same
@@ -31,9 +31,9 @@ from ..stages.interrupt import Stopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: A file in a variant's directory that records the variant, and where its earlier stages are.
+#: A file in the directory of a variant, of an ablation or a sweep. It names the variant and the run that it belongs to.
 VARIANT_FILE = "ablation.json"
-SAMPLES = 4  # held-out prompts whose completions an overview compares
+SAMPLES = 4  # held-out prompts whose completions the tables show
 _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
 Flags = Mapping[str, Mapping[str, Any]]
@@ -68,14 +68,14 @@ class Variant:
         return "-".join([*words, *([] if self.seed is None else [f"seed-{self.seed}"])])
 
     @property
-    def setting(self) -> str:
-        """The values, for a table."""
+    def settings_text(self) -> str:
+        """The keys with their values, for a table."""
         return ", ".join(f"{'β' if key == 'kl_coef' else key} = {_format_value(value)}" for key, value in self.settings)
 
     @property
     def label(self) -> str:
-        """The values and the seed, for a table."""
-        return self.setting + (f", seed {self.seed}" if self.seed is not None else "")
+        """The keys with their values, and the seed, for a table."""
+        return self.settings_text + (f", seed {self.seed}" if self.seed is not None else "")
 
     def directory(self, run: Path) -> Path:
         """Returns its directory.
@@ -166,8 +166,9 @@ def recipe_seed(recipe: Recipe, flags: Flags, run: Path) -> int:
         flags: The command's flags, by stage.
         run: The run directory.
     """
-    settings, shared = flags.get("ppo", {}), flags.get("recipe", {})
-    return int(stage_settings(recipe, "ppo", settings, shared_flags=shared, output_dir=run / "ppo").trainer.seed)
+    ppo_flags, shared_flags = flags.get("ppo", {}), flags.get("recipe", {})
+    settings = stage_settings(recipe, "ppo", ppo_flags, shared_flags=shared_flags, output_dir=run / "ppo")
+    return int(settings.trainer.seed)
 
 
 def with_keys(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -231,7 +232,7 @@ def open_part(
         context: The run.
         folder: The part's directory.
         resolved: Its settings.
-        stage: Name of the experiment.
+        stage: Name of the experiment, which run.json has in place of a stage.
         restart: Whether to start over.
 
     Yields:
@@ -299,16 +300,19 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
     record = StageRecord(directory / "ppo")
     evaluation = read_json(directory / "eval" / "evaluation.json")
     probes = ((evaluation.get("over_training") or {}).get("probes") or {}).get("probes", [])
-    rows = [row for row in read_lines(directory / "eval" / "samples.jsonl") if row["sample"] == 0][:SAMPLES]
+    lines = read_lines(directory / "eval" / "samples.jsonl")
+    samples = [line for line in lines if line["sample"] == 0][:SAMPLES]
     return Outcome(
         variant,
-        (record.read().get("repo") or {}).get("id"),
-        {name: evaluation["ppo"][name] for name in _OUTCOME_FIGURES},
-        evaluation["win_rate"],
-        record.metrics(),
-        [(row["prompt"], *(row["ppo"][name] for name in ("completion", "reward", "judge"))) for row in rows],
-        evaluation.get("verdict"),
-        list(dict.fromkeys(probe["family"] for probe in probes if probe["fired"])),
+        repo=(record.read().get("repo") or {}).get("id"),
+        figures={name: evaluation["ppo"][name] for name in _OUTCOME_FIGURES},
+        win_rate=evaluation["win_rate"],
+        rows=record.metrics(),
+        samples=[
+            (line["prompt"], *(line["ppo"][key] for key in ("completion", "reward", "judge"))) for line in samples
+        ],
+        verdict=evaluation.get("verdict"),
+        fired=list(dict.fromkeys(probe["family"] for probe in probes if probe["fired"])),
     )
 
 
@@ -319,17 +323,17 @@ def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, S
         outcomes: Outcomes of variants.
 
     Returns:
-        (values, figure -> its spread over seeds, outcomes) of each group, in order.
+        (keys with their values, figure -> its spread over seeds, outcomes) of each group, in order.
     """
-    groups: dict[str, list[Outcome]] = {}
+    outcomes_by_setting: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
-        groups.setdefault(outcome.variant.setting, []).append(outcome)
-    spreads = []
-    for setting, group in groups.items():
+        outcomes_by_setting.setdefault(outcome.variant.settings_text, []).append(outcome)
+    groups = []
+    for setting, group in outcomes_by_setting.items():
         values = {name: [outcome.figures[name]["value"] for outcome in group] for name in _OUTCOME_FIGURES}
         values["win_rate"] = [outcome.win_rate["value"] for outcome in group]
-        spreads.append((setting, {name: over_seeds(series) for name, series in values.items()}, group))
-    return spreads
+        groups.append((setting, {name: over_seeds(seed_values) for name, seed_values in values.items()}, group))
+    return groups
 
 
 def overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
@@ -337,7 +341,7 @@ def overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dic
 
     Args:
         outcomes: Outcomes of variants.
-        identify: What identifies a variant's setting in a row.
+        identify: Returns the keys of a row that identify a variant's settings.
     """
     runs = [
         {

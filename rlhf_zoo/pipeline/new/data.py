@@ -16,7 +16,7 @@ from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.data.columns import is_text, placeholders
 from ...runs.data.layout import Form, in_form
-from ...runs.data.sources import wrong_in
+from ...runs.data.sources import file_problem
 from ...runs.data.tables import dataset_of
 from ...runs.data.turns import SHAREGPT, speaker
 
@@ -133,7 +133,7 @@ def inspect_data(name: str) -> InspectedData:
             names = [""] if Path(name).is_file() else gate.configurations()
             subsets = [_inspect_subset(gate, config if len(names) > 1 else None) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
-        problem = wrong_in(Path(repo)) or f"{reason(error)}; check its files"
+        problem = file_problem(Path(repo)) or f"{reason(error)}; check its files"
         raise ZooError(f"The data set {name} cannot be loaded: {problem}.") from error
     return InspectedData(repo, commit, subsets)
 

@@ -81,7 +81,8 @@ class Lineage:
 
         Args:
             key: A key of PPO's settings, such as temperature.
-            default: The value if the card has no settings. If they leave out the key, the run had PPO's default.
+            default: The value if the card has no settings, or no number for the key. If the settings leave out the
+                key, the run had PPO's default, which is returned.
         """
         settings = self.card.get("settings")
         if not isinstance(settings, Mapping):
@@ -97,6 +98,7 @@ class Lineage:
     @property
     def cuts(self) -> dict[str, Any]:
         """How training truncated completions, as fields of `Truncation`; {} if it did not."""
+        # The card is not trusted. A value of another type counts as unset, and so does a minimum of 0.
         keys = ("response_length_min", "truncate_text", "truncate_after")
         shortest, text, after = (at(self.card, "settings", key) for key in keys)
         truncation = {
@@ -196,7 +198,7 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
     title = parent_title(role, on_base=card.on_base)
     if repo is None:
-        # The reward models of a local ensemble are in its run directory.
+        # The reward models of a local ensemble are in the run directory, next to the PPO stage.
         folder = member_beside(child.path, parent.get("folder")) if child.hub is None else None
         if folder is not None:
             return Checkpoint(str(folder), folder)
@@ -244,7 +246,7 @@ def find_family(name: str, hub: Hub = CLIENT) -> Node:
 
 
 def _card_folder(folder: Path) -> Path:
-    """Returns the folder if it holds a run.json or a card, else the folder of its last stage that does."""
+    """Returns the folder if it holds a run.json or a card, else that of its last stage which holds one of them."""
     for candidate in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
         if (candidate / "run.json").is_file() or (candidate / CARD_FILE).is_file():
             return candidate
@@ -264,19 +266,20 @@ def _read_folder(folder: Path) -> Member:
     repo = document.get("repo") or {}
     tags = tuple(tag for tag, commit in (repo.get("tags") or {}).items() if commit == repo.get("commit"))
     parents = tuple(_sibling(folder, document, parent) for parent in card.parents)
-    return Member(repo.get("commit"), tags, card, None, parents)
+    return Member(commit=repo.get("commit"), tags=tags, card=card, parents=parents)
 
 
 def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
     """Replaces a parent that was never published by the stage's directory in the same run, if that is unchanged."""
-    lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
+    recorded = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
-    if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
+    if parent.repo is not None or not recorded or sibling.read().get("fingerprint") != recorded.get("fingerprint"):
         return parent
     return Reference(parent.role, parent.kind, folder=sibling.path, title=parent.title)
 
 
 def _read_repository(reference: Reference, hub: Hub) -> Member:
+    """Reads a repository on a Hub, or on its source if the Hub lacks it. A failure is the member's `problem`."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = hub.api()
@@ -284,6 +287,7 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
     try:
         refs = api.list_repo_refs(repo, repo_type=reference.kind)
         revisions = [ref.name for ref in (*refs.branches, *refs.tags)]
+        # The `commit` of a tree's root may be the name of a branch or tag, or the short form of one.
         revision = None if reference.commit is None else find_revision(reference.commit, revisions) or reference.commit
         info = api.repo_info(repo, revision=revision, repo_type=reference.kind)
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
@@ -309,7 +313,8 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
         return Member(problem=f"has no revision {reference.commit!r}; it has {listed_revisions}")
     except client_errors() as error:
         return Member(problem=f"cannot be read on {hub.name} ({reason(error)})")
-    return Member(info.sha, tags, card if problem is None else None, problem, card.parents if card is not None else ())
+    parents = card.parents if card is not None else ()
+    return Member(info.sha, tags, card=card if problem is None else None, problem=problem, parents=parents)
 
 
 def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:

@@ -25,20 +25,21 @@ from .tables import read_whole
 log = logging.getLogger(__name__)
 
 #: The loader's messages about a missing configuration or split; the group holds those that exist.
-_PARTS = {
+_MISSING_PART = {
     "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
 }
 #: Keys of a recipe that name the configuration and the split, for messages.
 KEYS: Mapping[str, str] = {"configuration": "dataset_config", "split": "dataset_train_split or dataset_test_split"}
-#: Files that a model and its tokenizer are loaded from: weights, configuration, vocabulary, template, code.
-LOADED = (
+#: Patterns of the files that a model and its tokenizer are loaded from: weights, configuration, vocabulary, template,
+#: code.
+MODEL_FILES = (
     "*.safetensors", "*.gguf", "*.safetensors.index.json", "config.json", "generation_config.json",
     "adapter_config.json", "tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt",
     "*.model", "*.jinja", "chat_template.json", "additional_chat_templates/*.jinja", "*.py",
 )  # fmt: skip
 #: A file by which the Hub recognizes a data set as a benchmark.
-BENCHMARK = "eval.yaml"
+BENCHMARK_FILE = "eval.yaml"
 
 
 class NoSuchPart(ZooError):
@@ -47,7 +48,7 @@ class NoSuchPart(ZooError):
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the stages load from: a Hub id at a commit, a folder, or a file of JSON lines, which stands for any split.
+    """Where the stages load from: a Hub id at a commit, a folder, or a file of JSON lines, which serves as every split.
 
     Attributes:
         location: The Hub id, folder or file.
@@ -78,24 +79,25 @@ class DataSource:
             The rows.
 
         Raises:
-            ZooError: The split or a column is missing, the split is empty, or it cannot be loaded.
+            ZooError: A column is missing, the split is empty, or it cannot be loaded.
             NoSuchPart: The configuration or split does not exist.
         """
-        # The sender writes run.json in the folder of a run's data, whose temporary file must not be listed here.
+        # `datasets` lists the folder of a run's data. Meanwhile, the sender must not write run.json there, because the
+        # list would contain its temporary file.
         with self._loading(configuration, split, keys) as (label, data, options), records_at_rest():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
             try:
                 loaded = data.load(configuration, split, **options)
             except datasets.exceptions.DatasetGenerationError as error:
-                loaded = self._of_all_rows(data.builder(configuration, split, **options), split, options, error)
+                loaded = self._load_at_once(data.builder(configuration, split, **options), split, options, error)
         require_columns(loaded, columns, subject=f"{label},")
         return loaded
 
-    def _of_all_rows(
+    def _load_at_once(
         self, builder: datasets.DatasetBuilder, split: str, options: LoaderOptions, error: Exception
     ) -> datasets.Dataset:
-        """Loads a split in which a column's type changes after the first rows. Raises `error` in other cases."""
+        """Loads a split in which a column's type changes after the first rows. Raises an `error` of another cause."""
         if is_disk_full(error):
             raise error
         try:
@@ -104,7 +106,7 @@ class DataSource:
             raise error from error.__cause__
         if rows is None:
             raise error
-        log.info("The columns of %s change their types further down, so all of it is read at once.", self.location)
+        log.info("A column of %s changes its type after the first rows, so all rows are read at once.", self.location)
         return drop_media(rows)
 
     def first_row(self, configuration: str | None, split: str) -> dict[str, Any] | None:
@@ -151,12 +153,12 @@ class DataSource:
                     f"network and {self.hub.flag}."
                 ) from error
             for kind, wanted in (("configuration", configuration), ("split", split)):
-                if match := _PARTS[kind].search(str(error)):
-                    has = ", ".join(re.findall(r"'[^']+'", match[1]))
-                    mismatch = f"no {kind} {wanted!r}, only {has}" if wanted else f"several {kind}s, {has}"
+                if match := _MISSING_PART[kind].search(str(error)):
+                    existing = ", ".join(re.findall(r"'[^']+'", match[1]))
+                    mismatch = f"no {kind} {wanted!r}, only {existing}" if wanted else f"several {kind}s, {existing}"
                     raise NoSuchPart(f"{name} has {mismatch}: set {keys[kind]}.") from error
-            if (wrong := wrong_in(Path(self.location))) is not None:
-                raise ZooError(f"{name} cannot be loaded: {wrong}.") from error
+            if (problem := file_problem(Path(self.location))) is not None:
+                raise ZooError(f"{name} cannot be loaded: {problem}.") from error
             raise ZooError(
                 f"{label}, cannot be loaded ({reason(_cause_of(error))}): check the names of the data set, its "
                 f"configuration and its split, and {self.hub.flag}."
@@ -176,7 +178,7 @@ def _cause_of(error: Exception) -> BaseException:
     return error.__cause__ if vague and error.__cause__ is not None else error
 
 
-def wrong_in(path: Path) -> str | None:
+def file_problem(path: Path) -> str | None:
     """Finds what is wrong with a local file of JSON lines, or with the first bad file of a folder.
 
     Args:
@@ -197,8 +199,8 @@ def wrong_in(path: Path) -> str | None:
                 except UnicodeDecodeError:
                     return f"line {number} of {file.name} is not UTF-8; convert the file"
                 except json.JSONDecodeError as error:
-                    where = f"line {number} of {file.name} is not JSON ({error.msg}, column {error.colno})"
-                    return f"{where}; correct that line"
+                    position = f"{error.msg}, column {error.colno}"
+                    return f"line {number} of {file.name} is not JSON ({position}); correct that line"
                 except RecursionError:
                     return f"line {number} of {file.name} is nested too deep; correct that line"
     return None
@@ -216,14 +218,14 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
     """
     config, settings = datasets.config, ("HF_ENDPOINT", "HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
     before = {name: getattr(config, name) for name in settings}
-    other = hub.endpoint not in (None, before["HF_ENDPOINT"])
-    if other:
+    is_another_hub = hub.endpoint not in (None, before["HF_ENDPOINT"])
+    if is_another_hub:
         config.HF_ENDPOINT = hub.endpoint
-    if other or hub.offline:
+    if is_another_hub or hub.offline:
         config.HF_HUB_OFFLINE = config.HF_DATASETS_OFFLINE = hub.offline
     try:
-        options: LoaderOptions = {"token": hub.token} if other else {}
-        if other and hub.data_cache is not None:
+        options: LoaderOptions = {"token": hub.token} if is_another_hub else {}
+        if is_another_hub and hub.data_cache is not None:
             options["cache_dir"] = str(hub.data_cache)
         yield options
     finally:
@@ -233,6 +235,8 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
 
 def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
     """Finds a data set: a folder or file, or a repository of a Hub or of its source.
+
+    The source is the Hub that is asked for a repository that the first Hub lacks.
 
     If no Hub answers, the data set may still be in the cache, so the recipe's revision is used.
 
@@ -247,10 +251,10 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
         The data set; its lineage has repo, commit and, if it is a benchmark, how it is registered.
 
     Raises:
-        ZooError: No Hub has it.
+        ZooError: Neither the Hub nor its source has it. For a Hub without a source, `DataSource.load` reports that.
     """
     request_digest = fingerprint({"repo": name, "commit": revision})
-    at, unanswered = hub, None
+    origin, unanswered = hub, None
     lineage: Mapping[str, Any]
     if Path(name).exists():
         # A local file or folder has no public name, so a digest of its files identifies it.
@@ -258,17 +262,17 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
     elif before is not None and before.get("fingerprint") == request_digest:
         lineage = before
         if hub.source is not None and lineage.get("hub") == hub.source.label:
-            at = hub.source
+            origin = hub.source
     else:
-        at, lineage, unanswered = _looked_up(name, revision, hub)
+        origin, lineage, unanswered = _look_up(name, revision, hub)
     if unanswered is not None:
-        at = replace(at, offline=True)  # otherwise `datasets` retries for half a minute
+        origin = replace(origin, offline=True)  # otherwise `datasets` retries for half a minute
     return DataSource(
-        name, lineage.get("commit") or revision, {**lineage, "fingerprint": request_digest}, at, unanswered
+        name, lineage.get("commit") or revision, {**lineage, "fingerprint": request_digest}, origin, unanswered
     )
 
 
-def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
+def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
     """Returns (the Hub that has the data set, its lineage, why the Hub did not answer if it did not)."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -279,20 +283,21 @@ def _looked_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str
         with refusals_as(f"The data set {name} is not on {candidate.name}, or cannot be loaded", "check its name."):
             info = candidate.api().dataset_info(name, revision=revision)
             entry: dict[str, Any] = {"repo": name, "commit": info.sha}
-            if any(file.rfilename == BENCHMARK for file in info.siblings or []):
-                path = candidate.file(name, BENCHMARK, repo_type="dataset", revision=info.sha)
+            if any(file.rfilename == BENCHMARK_FILE for file in info.siblings or []):
+                path = candidate.file(name, BENCHMARK_FILE, repo_type="dataset", revision=info.sha)
                 entry["benchmark"] = _benchmark_in(path)
             return entry
 
     try:
-        at, lineage = ask(name, hub, query)
+        origin, lineage = ask(name, hub, query)
     except ZooError as error:
         if len(tried) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
-        log.info("The data set %s was not looked up: %s", name, error)
+        # Not an error yet: the cache may have the data set, and if not, `DataSource.load` reports the problem.
+        log.info("The data set %s could not be looked up: %s", name, error)
         why = reason(error.__cause__) if error.__cause__ is not None and is_outage(error.__cause__) else None
         return tried[-1], {"repo": name, "commit": revision}, why
-    return at, lineage | came_from(at, hub), None
+    return origin, lineage | came_from(origin, hub), None
 
 
 def _benchmark_in(path: Path) -> dict[str, Any] | None:
@@ -328,7 +333,7 @@ def benchmark(text: str) -> dict[str, Any] | None:
 
 
 def _cache_of(location: str) -> str | None:
-    """Returns a cache folder for this content of a local folder; the usual cache keys folders by their last name."""
+    """Returns a cache folder for this content of a local folder. The usual cache tells folders apart only by name."""
     folder = Path(location)
     if not folder.is_dir():
         return None
@@ -363,15 +368,15 @@ def model_digest(folder: Path) -> str:
     Returns:
         The digest in hex.
     """
-    return digest_of(folder, {path for pattern in LOADED for path in folder.glob(pattern)})
+    return digest_of(folder, {path for pattern in MODEL_FILES for path in folder.glob(pattern)})
 
 
 def digest(folder: Path, ending: str = "") -> str:
     """Returns the sha256 over the names and bytes of the files in a folder; of a single file, over its bytes.
 
     Args:
-        folder: The folder or file.
-        ending: Only files of the folder whose names end so count.
+        folder: The folder, or a single file.
+        ending: Count only files of the folder whose names end with this text.
 
     Returns:
         The digest in hex.
@@ -389,10 +394,10 @@ def digest_of(folder: Path, files: Iterable[Path]) -> str:
     Returns:
         The digest in hex.
     """
-    content = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for path in sorted(path for path in files if path.is_file()):
-        content.update(str(path.relative_to(folder)).encode())
+        sha256.update(str(path.relative_to(folder)).encode())
         with path.open("rb") as file:
             while part := file.read(1 << 20):
-                content.update(part)
-    return content.hexdigest()
+                sha256.update(part)
+    return sha256.hexdigest()
