@@ -21,6 +21,41 @@ def page() -> str:
     return "\n\n".join(part for part in parts if part)
 
 
+def short_table() -> str:
+    """What the first run gained and at what price, for the README: a few rows, and the first pair of answers."""
+    document = keep.load(NAME)
+    if not document.get("runs"):
+        return "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
+    run, (base, ppo) = document["runs"][0], document["policies"][:2]
+    rows = [
+        ["own test prompts: all instructions followed, %", *(_hundred(run[side]["judge"]) for side in ("sft", "ppo"))],
+        ["IFEval, average", *(f"{100 * policy['IFEval']['average']:.1f}" for policy in (base, ppo))],
+        ["IFBench, prompts, %", *(_percent(policy["IFBench"]["prompt_strict"]) for policy in (base, ppo))],
+        ["KL from the base, nats", "0", interval(run["ppo"]["kl"], 1)],
+        ["ended by itself, %", *(_hundred(run[side]["eos_rate"]) for side in ("sft", "ppo"))],
+        ["verdict", "", run["verdict"]],
+    ]
+    pair = document["pairs"][0]
+    note = (
+        f"Seed {run['seed']}, with 95% intervals: {run['ppo']['judge']['n']} own test prompts, "
+        f"{base['IFEval']['prompts']} of IFEval, {base['IFBench']['prompts_scored']} of IFBench."
+    )
+    example = [f"*{name}:* {_start(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]
+    return "\n\n".join(
+        [table(["", "SmolLM2-135M-Instruct", "after PPO"], rows), note, f"> {_start(pair['prompt'])}", *example]
+    )
+
+
+def _hundred(share: Figures) -> str:
+    return interval({"value": 100 * share["value"], "ci95": [100 * end for end in share["ci95"]]}, 1)
+
+
+def _start(text: str, words: int = 40) -> str:
+    """The first words of a text, in a line that Markdown shows as it is."""
+    parts = text.replace("`", "'").split()
+    return f"`{' '.join(parts[:words])}`" + (" …" if len(parts) > words else "")
+
+
 def benchmarks_table(document: Figures) -> str:
     """Scores on both benchmarks, a row for each policy."""
     rows = [[name, f"{score:.1f}", *[""] * 8] for name, score in PUBLISHED]

@@ -9,6 +9,7 @@ from .ensemble_table import ensemble_table
 from .experiments import EXPERIMENTS, PLAN, SUMS
 from .frontier_tables import baselines_table
 from .instructions_table import page as instructions_page
+from .instructions_table import short_table
 from .plan_table import plan_table
 from .run_tables import ablation_table, runs_table
 from .sums_table import seeds_table, sums_table
@@ -23,6 +24,7 @@ TABLES: dict[str, Callable[[], str]] = {
     f"{SUMS}-seeds": seeds_table,
     PLAN: plan_table,
     "smollm2-ifeval": instructions_page,
+    "smollm2-ifeval-short": short_table,
     "speed": lambda: report.page(report.newest()),
     "speed-aims": lambda: report.aims_table(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
