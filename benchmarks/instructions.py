@@ -66,6 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not (data := os.environ.get("RLHF_ZOO_DATA")):
         parser.error("RLHF_ZOO_DATA is not set: give the folder that holds ifeval and ifbench")
+    if options.verifiers is not None:
+        try:
+            ifeval.google_verifiers(options.verifiers)
+        except ModuleNotFoundError as error:
+            parser.error(f"--verifiers {options.verifiers}: {error}; install the package that has it")
     prompts = {
         name: ifeval.read_rows(Path(data) / folder / "test.jsonl.gz", options.limit)
         for name, folder in BENCHMARKS.items()

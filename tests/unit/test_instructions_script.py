@@ -71,6 +71,15 @@ def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, tmp_path: Path, 
     assert "Nothing is measured yet" in instructions_table.page()
 
 
+def test_verifiers_that_are_not_installed_are_refused_before_an_answer_is_sampled(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(SystemExit):
+        instructions.main([str(run), "--verifiers", "no_such_package.ifeval", "--answers", str(tmp_path / "answers")])
+    assert "--verifiers no_such_package.ifeval: No module named 'no_such_package'" in capsys.readouterr().err
+    assert not (tmp_path / "answers").exists()
+
+
 def test_runs_are_told_apart_by_label_and_seed(run: Path, tmp_path: Path) -> None:
     pairs = [instructions.labeled(f"{label}{run}") for label in ("", "β = 0.05=")]
     base, recipe, other = instructions.policies_of(pairs, tmp_path)
