@@ -28,17 +28,15 @@ def short_table() -> str:
         return "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
     run, (base, ppo) = document["runs"][0], document["policies"][:2]
     rows = [
-        ["own test prompts: all instructions followed, %", *(_hundred(run[side]["judge"]) for side in ("sft", "ppo"))],
+        ["all instructions followed, own test prompts, %", *(_hundred(run[side]["judge"]) for side in ("sft", "ppo"))],
         ["IFEval, average", *(f"{100 * policy['IFEval']['average']:.1f}" for policy in (base, ppo))],
-        ["IFBench, prompts, %", *(_percent(policy["IFBench"]["prompt_strict"]) for policy in (base, ppo))],
-        ["KL from the base, nats", "0", interval(run["ppo"]["kl"], 1)],
-        ["ended by itself, %", *(_hundred(run[side]["eos_rate"]) for side in ("sft", "ppo"))],
+        ["text that repeats, %", *(_hundred(run[side]["repetition"]) for side in ("sft", "ppo"))],
         ["verdict", "", run["verdict"]],
     ]
     pair = document["pairs"][0]
     note = (
-        f"Seed {run['seed']}, with 95% intervals: {run['ppo']['judge']['n']} own test prompts, "
-        f"{base['IFEval']['prompts']} of IFEval, {base['IFBench']['prompts_scored']} of IFBench."
+        f"Seed {run['seed']}, {run['ppo']['judge']['n']} own test prompts with 95% intervals, "
+        f"{base['IFEval']['prompts']} prompts of IFEval. The first of the prompts that were drawn at random:"
     )
     example = [f"*{name}:* {_start(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]
     return "\n\n".join(
