@@ -23,7 +23,7 @@ NASTY = (
     "<script>alert(1)</script> **bold** | [x](http://a.b) `tick` ![i](j) &amp; <b>\n# head\n\n- item $x$ \\| www.a.b"
 )
 RESOLVED = {
-    "recipe": {"simulated": True, "hub_token": "hf_abcdefghijklmnop"},
+    "recipe": {"simulated": True, "language": "en", "hub_token": "hf_abcdefghijklmnop"},
     "kl_coef": 0.1,
     "temperature": 1.0,
     "learning_rate": 3e-4,

@@ -12,8 +12,32 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
+#: Colors that can be read on white and on black.
+BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
 WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # a curve with more points shows no markers
+
+
+def over_training_message(trajectory: Mapping[str, Any]) -> str:
+    """Returns what happened to the judge while the reward rose, as the title of a figure.
+
+    Args:
+        trajectory: `over_training` of evaluation.json, with checkpoints.
+    """
+    judge = [row["judge"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
+    reward = [row["reward"]["value"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
+    values, last = [estimate["value"] for estimate in judge], judge[-1]
+    rises = "Reward rises" if reward[-1] > reward[0] else "Reward does not rise"
+    if values[-1] < values[0]:
+        return f"{rises}, the judge ends below SFT"
+    if (trajectory.get("fall") or {}).get("detected"):
+        return f"{rises}, the judge falls after its peak"
+    if last["ci95"][0] <= values[0]:
+        return f"{rises}, the judge hardly changes"
+    if reward[-1] <= reward[0]:
+        return f"{rises}, the judge does"
+    levels_off = len(judge) > 2 and values[-1] <= judge[1]["ci95"][1]
+    return "Reward and judge rise together" + (", then level off" if levels_off else "")
 
 
 def sqrt_kl(kl: float) -> float:
@@ -61,6 +85,64 @@ def draw_against_kl(axes: Axes, points: Sequence[Mapping[str, Any]], name: str, 
     roots, values = [sqrt_kl(point["kl"]["value"]) for point in points], [point[name]["value"] for point in points]
     errors = error_bars([point[name] for point in points])
     axes.errorbar(roots, values, yerr=errors, capsize=2.5, **{"linewidth": 1.4, "markersize": 5} | style)
+
+
+def draw_band(axes: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], color: str) -> None:
+    """Draws estimates as a line in a band of their intervals.
+
+    Args:
+        axes: matplotlib's axes.
+        x: The coordinates of the points.
+        points: Estimates, each with `value` and `ci95`.
+        color: The color of line and band.
+    """
+    axes.fill_between(
+        x, [point["ci95"][0] for point in points], [point["ci95"][1] for point in points], color=color, alpha=0.18, lw=0
+    )
+    axes.plot(x, [point["value"] for point in points], color=color, linewidth=2.5, marker="o", markersize=6)
+
+
+def label_ends(ends: Sequence[tuple[Axes, float, str, str]], *, shift: int = 8) -> None:
+    """Writes labels at the right of lines, apart from each other.
+
+    Args:
+        ends: (axes, last value, label, color) of each line; the axes lie over each other.
+        shift: Distance from the axes, in typographic points.
+    """
+    for axes, *_ in ends:
+        axes.get_ylim()  # the limits of the data, which are otherwise set when the figure is drawn
+    heights = [axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1] for axes, value, *_ in ends]
+    order = sorted(range(len(ends)), key=heights.__getitem__)
+    for lower, upper in pairwise(order):
+        if heights[upper] - heights[lower] < 0.14:
+            middle = (heights[upper] + heights[lower]) / 2
+            heights[lower], heights[upper] = middle - 0.07, middle + 0.07
+    for (axes, _, label, color), height in zip(ends, heights, strict=True):
+        style = {"xycoords": "axes fraction", "va": "center", "color": color, "fontweight": "bold"}
+        annotate(axes, label, (1, height), (shift, 0), **style)
+
+
+def make_transparent(figure: Figure, *, size: float) -> None:
+    """Removes the background of a figure, and gives its texts a size and, where they are black, a gray for any ground.
+
+    Args:
+        figure: matplotlib's figure.
+        size: Of the font, in typographic points, for texts that are smaller.
+    """
+    from matplotlib.text import Text
+
+    figure.patch.set_alpha(0)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+        axes.spines[["top", "right"]].set_visible(False)
+        for spine in axes.spines.values():
+            spine.set_color(GRAY_ON_ANY)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_tick_params(labelsize=size, color=GRAY_ON_ANY, labelcolor=GRAY_ON_ANY)
+    for text in figure.findobj(Text):
+        text.set_fontsize(max(size, text.get_fontsize()))
+        if text.get_color() == "black":
+            text.set_color(GRAY_ON_ANY)
 
 
 def arrows(

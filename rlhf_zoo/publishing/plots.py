@@ -16,20 +16,28 @@ from typing import TYPE_CHECKING, Any
 from ..fileio import at, finite, write_bytes
 from .plot_parts import (
     BLUE,
+    BLUE_ON_ANY,
     BROWN,
     GRAY,
+    GRAY_ON_ANY,
     GREEN,
+    GREEN_ON_ANY,
     ORANGE,
+    ORANGE_ON_ANY,
     PURPLE,
     annotate,
     arrows,
     draw_against_kl,
+    draw_band,
     draw_estimates,
     draw_ring,
     error_bars,
+    label_ends,
     line_style,
+    make_transparent,
     mark_step,
     new_figure,
+    over_training_message,
     set_log_scale,
     sqrt_kl,
 )
@@ -40,6 +48,7 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)
 Panel = tuple[str, str, str]
+MAX_TICKS = 9  # checkpoints that all have a tick
 _MAX_LABEL = 36  # characters of a row's label; longer labels lose their beginning
 _SQRT_KL_UNIT = "nats$^{1/2}$ per completion"
 
@@ -147,10 +156,60 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
 
 
 def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
+    """Draws reward and judge of each checkpoint on validation prompts, and KL below, with bands of 95%.
+
+    The background is transparent, and the gray of the text can be read on white and on black. The judge has a scale of
+    its own, at the right, where one scale would flatten one of the two curves. A line marks the recommended checkpoint.
+
+    Args:
+        trajectory: `over_training` of evaluation.json; without checkpoints nothing is drawn.
+        path: The PNG to write.
+    """
+    if not trajectory or not trajectory.get("checkpoints"):
+        return False
+    rows = [trajectory["sft"], *trajectory["checkpoints"]]
+    steps = [0, *(row["step"] for row in trajectory["checkpoints"])]
+    figure, (top, bottom) = new_figure(
+        3.9, 2, left=0.85, right=1.5, top=0.5, gap=0.2, sharex=True, height_ratios=(3, 2)
+    )
+    spans = [
+        max(row[key]["value"] for row in rows) - min(row[key]["value"] for row in rows) for key in ("reward", "judge")
+    ]
+    apart = not 1 / 4 < (spans[1] or 1e-9) / (spans[0] or 1e-9) < 4
+    right = top.twinx() if apart else top
+    draw_band(top, steps, [row["reward"] for row in rows], BLUE_ON_ANY)
+    draw_band(right, steps, [row["judge"] for row in rows], GREEN_ON_ANY)
+    draw_band(bottom, steps, [row["kl"] for row in rows], ORANGE_ON_ANY)
+    bottom.set_ylim(bottom=min(0.0, bottom.get_ylim()[0]))
+    last = {key: rows[-1][key]["value"] for key in ("reward", "judge", "kl")}
+    ends = [(top, last["reward"], "reward", BLUE_ON_ANY), (right, last["judge"], "judge", GREEN_ON_ANY)]
+    label_ends(ends, shift=48 if apart else 8)
+    label_ends([(bottom, last["kl"], "KL to SFT,\nnats", ORANGE_ON_ANY)])
+    recommended = trajectory.get("recommended")
+    for axes in (top, bottom):
+        if recommended is not None:
+            axes.axvline(recommended, color=GRAY_ON_ANY, linestyle=(0, (4, 4)), linewidth=1.5)
+    if recommended is not None:
+        annotate(
+            bottom, f"step {recommended}: recommended", (recommended, 0), (5, 6), xycoords=("data", "axes fraction"),
+            ha="left" if recommended < max(steps) / 2 else "right",
+        )  # fmt: skip
+    if len(steps) <= MAX_TICKS:
+        bottom.set_xticks(steps)
+    bottom.set_xlabel("PPO update (0 = SFT)")
+    figure.suptitle(over_training_message(trajectory), x=0.02, y=0.985, ha="left", fontsize=16, fontweight="bold")
+    make_transparent(figure, size=13)
+    if apart:
+        top.tick_params(axis="y", labelcolor=BLUE_ON_ANY)
+        right.tick_params(axis="y", labelcolor=GREEN_ON_ANY)
+    return _save(figure, path)
+
+
+def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
     """Draws training reward and judge of each checkpoint against √KL on validation prompts, with 95% intervals.
 
-    Gray curves are the fits over the measured range, and a ring marks the recommended checkpoint. Needs one checkpoint
-    besides SFT.
+    Gray curves are the fits between the first and the last checkpoint's KL, and a ring marks the recommended
+    checkpoint. Needs one checkpoint besides SFT.
 
     Args:
         trajectory: `over_training` of evaluation.json.
@@ -171,7 +230,8 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool
         values = [row[key]["value"] for row in rows]
         if fit:
             # R(d) = R(0) + d (α − β ln d), with d = √KL: Gao et al. 2022 (arXiv:2210.10760), §3.
-            curve = [max(roots) * k / 100 for k in range(1, 101)]
+            low, high = min(roots[1:]), max(roots[1:])
+            curve = [d for k in range(101) if (d := low + (high - low) * k / 100) > 0]
             alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
             axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=GRAY, linewidth=1)
         for step, x, y in zip(steps, roots, values, strict=True):

@@ -24,6 +24,7 @@ from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
 from rlhf_zoo.publishing.cards.commands import of_the_run
 from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.publishing.cards.report import judge_notes
+from rlhf_zoo.publishing.cards.summary import DOCS
 from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("placeholders")
@@ -36,11 +37,17 @@ def html(body: str) -> str:
 
 
 def front(kind: str, stage: str, config: str, split: str, metrics: list[dict]) -> dict:
-    dataset = {"name": "local/tiny-world", "type": "local/tiny-world", "config": config, "split": split}
-    result = {"task": {"type": kind}, "dataset": {**dataset, "revision": COMMITS["data"]}, "metrics": metrics}
+    dataset = {"name": f"tiny-world ({config} {split})", "type": "local/tiny-world", "config": config, "split": split}
+    task, tag = {
+        "sft": ("Language modeling", "sft"), "reward": ("Ranking pairs of answers", "reward-model"),
+        "ppo": ("Answers, against the SFT model", "ppo"),
+    }[stage]  # fmt: skip
+    dataset |= {"revision": COMMITS["data"]}
+    result = {"task": {"type": kind, "name": task}, "dataset": dataset, "metrics": metrics}
     return {
+        "language": "en",
         "license": "apache-2.0", "pipeline_tag": kind, "library_name": "transformers", "datasets": ["local/tiny-world"],
-        "tags": ["rlhf-zoo", f"stage:{stage}", "simulated"],
+        "tags": ["rlhf", tag, "trl", "rlhf-zoo", f"stage:{stage}", "simulated"],
         "model-index": [{"name": f"tiny-world-{stage}", "results": [result]}],
     }  # fmt: skip
 
@@ -50,14 +57,16 @@ def test_golden_front_matter(runs):
     readme = make_card(runs / "ppo")
     head, _ = head_and_body(readme)
     measured = {
-        "reward": (1.5, "reward (the proxy that PPO maximizes)"), "kl": (1.52, "KL to SFT, nats per completion"),
+        "win_rate": (0.9, "win rate over SFT, by gold"), "kl": (1.52, "KL to SFT, nats per completion"),
+        "reward": (1.5, "reward (the proxy that PPO maximizes)"),
         "length": (1.53, "length, tokens"), "judge": (1.51, "judge"), "eos_rate": (1.54, "ended with EOS, share"),
-        "distinct_2": (1.55, "distinct-2"), "repetition": (1.56, "repetition"), "win_rate": (0.9, "win rate over SFT"),
+        "distinct_2": (1.55, "distinct-2"), "repetition": (1.56, "repetition"),
     }  # fmt: skip
     metrics = [{"type": kind, "value": value, "name": name} for kind, (value, name) in measured.items()]
     wanted = {**front("text-generation", "ppo", "prompts", "test", metrics), **base}
-    wanted["tags"].insert(2, "reward-model:local/tiny-world-reward")
+    wanted["tags"].insert(5, "reward-model:local/tiny-world-reward")
     assert head == wanted
+    assert head["model-index"][0]["results"][0]["metrics"] == metrics, "the win rate is first"
     loaded = ModelCard.load(readme)  # the Hub's own class reads it, and writes it back
     assert len(loaded.data.eval_results) == 8 and yaml.safe_load(loaded.data.to_yaml()) == head
 
@@ -69,7 +78,7 @@ def test_golden_front_matter(runs):
     head, _ = head_and_body(make_card(runs / "sft"))
     metrics = [
         {"type": "loss", "value": 2.0, "name": "loss, nats per token"},
-        {"type": "perplexity", "value": math.exp(2.0), "name": "perplexity, per token"},
+        {"type": "perplexity", "value": 7.39, "name": "perplexity, per token"},
     ]
     assert head == front("text-generation", "sft", "lines", "validation", metrics)
 
@@ -135,12 +144,15 @@ def test_a_gain_that_only_the_strict_reading_sees_is_one_of_form(lenient, form):
 
 def test_ppo_card(runs, plotted):
     _, body = head_and_body(make_card(runs / "ppo"))
-    headline = [cells(body, f"**{name}**")[1:] for name in ("reward", "KL to SFT", "win rate over SFT", "length")]
+    assert [cells(body, f"**{name}**")[1:] for name in ("Win rate over SFT", "KL to SFT", "Reward")] == [
+        ["0.50 ¹", "**0.90** (0.85–0.95)"], ["0.52", "**1.52** (1.47–1.57)"], ["0.50", "**1.50** (1.45–1.55)"],
+    ]  # fmt: skip
+    headline = [cells(body, name)[1:] for name in ("reward (", "KL to SFT", "win rate over SFT", "length")]
     assert headline == [
-        ["0.500 [0.450, 0.550]", "1.500 [1.450, 1.550]", "644", "3", "1.250 [1.200, 1.300]"],
-        ["0.520 [0.470, 0.570]", "1.520 [1.470, 1.570]", "644", "3", ""],
-        ["", "0.900 [0.850, 0.950]", "644", "3", ""],
-        ["0.530 [0.480, 0.580]", "1.530 [1.480, 1.580]", "644", "3", "-0.500 [-0.550, -0.450]"],
+        ["0.500 [0.450, 0.550]", "1.500 [1.450, 1.550]", "1.250 [1.200, 1.300]"],
+        ["0.520 [0.470, 0.570]", "1.520 [1.470, 1.570]", ""],
+        ["", "0.900 [0.850, 0.950]", ""],
+        ["0.530 [0.480, 0.580]", "1.530 [1.480, 1.580]", "-0.500 [-0.550, -0.450]"],
     ]
     assert cells(body, "control")[1] == "0.500 [0.450, 0.550]"
     assert cells(body, "win rate by lexicon")[2] == "0.800 [0.750, 0.850]"
@@ -155,21 +167,22 @@ def test_ppo_card(runs, plotted):
     assert "![Reward and KL against the step](plots/reward_kl.png)" in body
     assert (runs / "ppo" / "plots" / "reward_kl.png").read_bytes()[:4] == b"\x89PNG"
     assert "rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local --output_dir tiny-world-ppo\n" in body
-    assert 'from_pretrained("./tiny-world-ppo")' in body
+    assert 'generate = pipeline("text-generation", model="./tiny-world-ppo")' in body
+    assert "print(generate(prompt, do_sample=True, top_k=0, max_new_tokens=20)" in body, "as the evaluation sampled"
 
 
-def test_checkpoint_table_has_a_command_per_row(runs):
+def test_checkpoint_table_has_the_tag_of_each_row(runs):
     shutil.rmtree(runs / "ppo" / "checkpoint-20")  # pruned after it was sent
     _, body = head_and_body(make_card(runs / "ppo"))
-    pull = "`rlhf-zoo pull local/tiny-world-ppo@step-0000{} --hub local`"
-    assert cells(body, "20 |") == ["20", "1280", "1.000", "2.000", f"`{'d' * 10}`", pull.format(20)]
-    assert cells(body, "40 |") == ["40", "2560", "2.000", "4.000", f"`{'e' * 10}`", pull.format(40)]
+    assert cells(body, "20 |") == ["20", "1280", "1.000", "2.000", "`step-000020`", f"`{'d' * 10}`"]
+    assert cells(body, "40 |") == ["40", "2560", "2.000", "4.000", "`step-000040`", f"`{'e' * 10}`"]
+    assert "by its tag: `rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local`" in body
     assert "`rlhf-zoo pull local/tiny-world-ppo@best --hub local`" in body
 
 
 def test_worst_and_farthest_samples_are_shown(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
-    first, worst, far = body.split("## Samples")[1].split("## Limits")[0].split("\n**")[1:]
+    first, worst, far = body.split("### Samples")[1].split("</details>")[0].split("\n**")[1:]
     assert [row.split(" | ")[0] for row in first.splitlines() if row.startswith("| prompt ")][1:] == [
         f"| prompt {n}" for n in range(4)
     ]
@@ -181,8 +194,9 @@ def test_worst_and_farthest_samples_are_shown(runs):
 def test_completions_are_shown_as_text(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     page = html(body)
-    for tag in ("<script", "<b>", '<img src="j"', "href", "<h1>head", "<strong>bold"):
+    for tag in ("<script", "<b>", '<img src="j"', 'http://a.b"', "<h1>head", "<strong>bold"):
         assert tag not in page
+    assert set(re.findall('href="([^"]*)"', page)) == {"rlhf_card.json", "metrics.jsonl", DOCS}
     row = next(row for row in re.findall(r"<tr>.*?</tr>", page, re.DOTALL) if "alert(1)" in row)
     assert row.count("<td>") == 6
     assert "&lt;script&gt;alert(1)&lt;/script&gt; **bold** | [x](http://a.b) `tick` ![i](j) &amp;amp; &lt;b&gt;" in row
@@ -224,9 +238,10 @@ def test_a_step_is_described_as_it_was(runs):
     head, body = head_and_body(make_card(runs / "ppo", out=runs / "out", step=20))
     assert "model-index" not in head and head["base_model"] == "local/tiny-world-sft"
     assert "checkpoint of **step 20**" in body and "step-000040" not in body and "@best" not in body
+    assert "The evaluated checkpoint is `main`: `rlhf-zoo pull local/tiny-world-ppo@main --hub local`" in body
     for name in ("reward", "KL to SFT", "length"):
-        assert cells(body, f"**{name}**")[1:] == ["not yet evaluated", "not yet evaluated", "", "", ""]
-    assert cells(body, "**win rate")[2] == "not yet evaluated" and "1.500 [" not in body
+        assert cells(body, name)[1:] == ["not yet evaluated", "not yet evaluated", ""]
+    assert cells(body, "win rate")[2] == "not yet evaluated" and "1.500 [" not in body and "Verdict" not in body
     assert "at step 20: reward 1.000, KL 2.000 nats" in body and "seconds" not in body
     assert "Not yet evaluated: there are no samples of this step." in body
     assert "reward 0.500 → 1.000." in body
@@ -240,13 +255,14 @@ def test_the_step_being_saved_has_its_command_before_it_is_sent(runs):
     stage = StageRecord(runs / "ppo")
     stage.write(repo={"id": "local/tiny-world-ppo", "commit": None, "tags": {}})
     _, body = head_and_body(make_card(runs / "ppo", step=20))
-    assert cells(body, "20 |")[-2:] == ["this one", "`rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local`"]
+    assert cells(body, "20 |")[-2:] == ["`step-000020`", "this one"]
+    assert "`rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local`" in body
     _, body = head_and_body(make_card(runs / "ppo"))
-    assert cells(body, "40 |")[-2:] == ["not published", "not published"]
+    assert cells(body, "40 |")[-1] == "not published" and "pull local/tiny-world-ppo@step" not in body
     sent = {"hub": "local", "repo": "local/tiny-world-ppo", "commit": "f" * 40, "tag": "step-000040"}
     write_json(runs / "ppo" / "checkpoint-40" / "published.json", sent)
     _, body = head_and_body(make_card(runs / "ppo"))
-    assert cells(body, "40 |")[-2] == f"`{'f' * 10}`"
+    assert cells(body, "40 |")[-1] == f"`{'f' * 10}`"
 
 
 def test_missing_figures_are_not_measured(tmp_path, plotted):
@@ -268,8 +284,8 @@ def test_figures_that_are_not_finite_are_not_measured(runs):
     write_json(path, evaluation)
     head, body = head_and_body(make_card(runs / "ppo"))
     assert {"kl", "win_rate"}.isdisjoint(metric["type"] for metric in head["model-index"][0]["results"][0]["metrics"])
-    assert cells(body, "**KL to SFT")[2] == "not measured"
-    assert "- Not measured: KL to SFT, nats per completion; win rate over SFT;" in body
+    assert cells(body, "KL to SFT")[2] == "not measured" and cells(body, "**KL to SFT")[2] == "**not measured**"
+    assert "- **Not measured:** KL to SFT, nats per completion; win rate over SFT;" in body
 
 
 def test_reward_card_on_choices_ties_and_hard_pairs(runs):
@@ -309,7 +325,7 @@ def test_reward_card_before_any_evaluation(runs, plotted):
     report = {"score_mean": 1.5, "score_std": 2.0, "accuracy": 0.875, "n": 800, "ci95": [0.85, 0.9]}
     StageRecord(runs / "reward").write(reward_model=report)
     _, body = head_and_body(make_card(runs / "reward"))
-    assert cells(body, "**accuracy**")[1:] == ["0.875 [0.850, 0.900]", "800", "3"]
+    assert cells(body, "**accuracy**")[1:] == ["0.875 [0.850, 0.900]", "800"]
     assert cells(body, "mean of its score")[1] == "1.500"
     readme = make_card(runs / "reward", step=20)
     head, body = head_and_body(readme)
@@ -326,7 +342,13 @@ def test_license_and_real_hub(runs):
     head, body = head_and_body(make_card(runs / "ppo"))
     assert head["license"] == "cc-by-4.0" and "simulated" not in head["tags"] and "Simulated data" not in body
     assert "--hub https://huggingface.co" in body and "output_dir" not in body
-    assert 'from_pretrained("local/tiny-world-ppo", revision="step-000040")' in body
+    assert (
+        'model="local/tiny-world-ppo", revision="step-000040")' in body and "pip install torch transformers\n" in body
+    )
+    assert "[SFT model](https://huggingface.co/local/tiny-world-sft)" in body
+    assert "[data](https://huggingface.co/datasets/local/tiny-world)" in body
+    _, body = head_and_body(make_card(runs / "ppo", step=20))
+    assert "is `main`: [local/tiny-world-ppo](https://huggingface.co/local/tiny-world-ppo)." in body
 
 
 @pytest.mark.parametrize("hub", ["local", "https://huggingface.co"])
@@ -373,7 +395,7 @@ def test_a_merged_adapter_is_a_whole_model(runs, hub):
     if hub == "local":
         assert f"{pull} --output_dir tiny-world-ppo\n" in body
     else:
-        assert 'from_pretrained("local/tiny-world-ppo", revision="merged")' in body
+        assert 'model="local/tiny-world-ppo", revision="merged")' in body
     assert json.loads((readme.parent / CARD_FILE).read_text())["merged"] is True
 
 
@@ -409,7 +431,7 @@ def test_the_line_goes_back_to_the_base_model(runs):
         head, body = head_and_body(make_card(runs / stage))
         assert cells(body, "base model")[1:] == ["`acme/base-1b`", f"`{'f' * 40}`"]
         assert head["base_model"] == ("acme/base-1b" if stage == "sft" else "local/tiny-world-sft")
-    rows = body.split("## Lineage")[1].split("## What")[0].splitlines()
+    rows = body.split("### Lineage")[1].split("### What")[0].splitlines()
     names = [row.split(" | ")[0].strip("| ") for row in rows if row.startswith("| ")][1:]
     assert names == ["base model", "SFT policy", "reward model", "data set", "this model, step 40"]
     sft.write(resolved={"model_name_or_path": "/models/base-1b"})
@@ -457,6 +479,7 @@ def test_numbers(value, text):
     ("command", "shown"),
     [
         ("rlhf-zoo run tiny-world --output_dir /home/me/runs/x --seed 2", "rlhf-zoo run tiny-world --seed 2"),
+        ("rlhf-zoo run tiny-world --overwrite_repo --seed 2", "rlhf-zoo run tiny-world --seed 2"),
         ("rlhf-zoo run /home/me/my-recipe --output-dir=/tmp/x", "rlhf-zoo run my-recipe"),
         ("rlhf-zoo ppo r --value_model=/home/me/critic", "rlhf-zoo ppo r --value_model=critic"),
         (["rlhf-zoo", "run", "r", "--a", "two words"], "rlhf-zoo run r --a 'two words'"),

@@ -155,7 +155,7 @@ def test_a_reward_that_is_only_watched(runs, plotted):
     ],
 )  # fmt: skip
 def test_what_kl_means_is_what_was_trained(runs, settings, said):
-    meaning = settings_of(runs, **settings).split("## What KL means here")[1].split("## Checkpoints")[0]
+    meaning = settings_of(runs, **settings).split("### What KL means here")[1].split("### Limits")[0]
     assert said in entities.unescape(meaning)
     assert ("γ_ptx" in meaning) is ("ptx_coef" in settings)
 
@@ -169,7 +169,7 @@ def test_signs_are_stated_without_a_verdict(runs):
     evaluation["ppo"]["judge"] = estimate(0.25)
     write_json(path, evaluation)
     _, body = head_and_body(make_card(runs / "ppo"))
-    signs = body.split("## Signs of reward hacking")[1].split("## Lineage")[0]
+    signs = body.split("### Signs of reward hacking")[1].split("</details>")[0]
     assert "- Reward 0.500 → 1.500, judge (gold) 0.510 → 0.250: they did not both rise." in signs
     assert "In 1 of 22 comparisons" in signs  # the one sample that the judge put below SFT's 0.5
     assert "- Distinct-2 0.550 → 1.550: 2.818 times the SFT policy's." in signs
@@ -183,7 +183,7 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     found = over_training()
     write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
-    told = body.split("## Verdict: hacked")[1].split("## Lineage")[0]
+    told = body.split("### Verdict: hacked")[1].split("</details>")[0]
     assert (
         "at 2 checkpoints on 30 prompts of the `validation` split, configuration `prompts`, 2 completions each" in told
     )
@@ -203,7 +203,7 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     found["fits"] = {"proxy": None, "judge": None}
     write_json(path, {**read_json(path), "over_training": found})
     _, body = head_and_body(make_card(runs / "ppo"))
-    told = body.split("## Verdict: hacked")[1]
+    told = body.split("### Verdict: hacked")[1]
     assert "| gain of |" not in told
     assert "The recommended checkpoint is step 20: other prompts confirm the gain, but by" in told
     assert "Sameness also needs independence of the prompt" in told
@@ -222,7 +222,8 @@ def test_reward_card_with_its_report(runs, plotted):
     head, body = head_and_body(readme)
     kinds = {metric["type"]: metric["value"] for metric in head["model-index"][0]["results"][0]["metrics"]}
     ece = report["calibration"]["ece"]
-    assert kinds == {"accuracy": report["accuracy"], "loss": report["loss"]["value"], "ece": ece}
+    measured = {"accuracy": report["accuracy"], "loss": report["loss"]["value"], "ece": ece}
+    assert kinds == {key: float(f"{value:.3g}") for key, value in measured.items()}
     assert cells(body, "**accuracy**")[1].startswith(f"{report['accuracy']:.3f} [") and "chance: 0.693" in body
     assert cells(body, "**loss**")[1] == markdown.estimate(report["loss"])
     assert cells(body, "**calibration error**")[1:3] == [f"{ece:.3f}", "400"]
@@ -238,7 +239,7 @@ def test_reward_card_with_its_report(runs, plotted):
     pictures = {path.stem for path in (readme.parent / "plots").glob("*.png")}
     assert {"margins", "calibration", "length", "loss", "accuracy"} == pictures
     assert all(f"](plots/{name}.png)" in body for name in pictures)
-    unmeasured = body.split("- Not measured:")[1].splitlines()[0]
+    unmeasured = body.split("- **Not measured:**")[1].splitlines()[0]
     assert "calibration" not in unmeasured and "length" not in unmeasured
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] == report
     as_good = "**The rule that the longer text wins orders these pairs at least as well as this model.**"
@@ -326,7 +327,12 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
     evaluated(runs, **place, split="train", held_out_share=0.05)
     head, body = head_and_body(make_card(runs / "ppo"))
     [result] = head["model-index"][0]["results"]
-    assert result["dataset"] == {"name": DATA["repo"], "type": DATA["repo"], "split": "train", "revision": "d" * 40}
+    assert result["dataset"] == {
+        "name": "questions (train)",
+        "type": DATA["repo"],
+        "split": "train",
+        "revision": "d" * 40,
+    }
     assert "on the `train` split but for 10% of its prompts of `maker/questions` (prompt in `question`)." in body
     held_out = "161 prompts of the 5% held out of the `train` split of `maker/questions`, "
     assert f"{held_out}4 completions" in body, "nobody counted"
@@ -379,7 +385,7 @@ def test_a_folder_is_called_by_its_name_and_files(runs: Path) -> None:
     assert "| base model | the folder `base` | not published |" in body
     assert "It was trained on the `train` split of `my-data`." in body
     found = {one["dataset"]["split"]: one["dataset"] for one in head["model-index"][0]["results"]}
-    assert found["validation"] == {"name": "my-data", "type": "my-data", "split": "validation"}
+    assert found["validation"] == {"name": "my-data (validation)", "type": "my-data", "split": "validation"}
 
 
 def test_the_lineage_names_the_commit_that_a_merged_parent_was_loaded_from(runs):

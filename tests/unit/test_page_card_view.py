@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 from io import BytesIO
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from rlhf_zoo.app.page.card_view import card_html
 
 TAGS = {
     "a", "blockquote", "br", "code", "div", "em", "h2", "h3", "h4", "h5", "h6", "hr", "img", "li", "ol", "p", "pre",
-    "s", "strong", "table", "tbody", "td", "th", "thead", "tr", "ul",
+    "details", "s", "strong", "summary", "table", "tbody", "td", "th", "thead", "tr", "ul",
 }  # fmt: skip
 ATTRIBUTES = {
     "a": {"href", "rel", "target"}, "img": {"src", "alt", "class"}, "code": {"class"}, "ol": {"start"},
@@ -103,6 +104,22 @@ def test_no_other_link_leads_anywhere(card, address, form):
     page = card(form.format(address))
     assert page.all("a") == []
     assert "words" in page.text or form == "<{}>"
+
+
+def test_folds_of_a_card_are_folds_and_alerts_have_a_title(card):
+    folded = "<details><summary>All <b>figures</b></summary>\n\n| a |\n|---|\n\n</details>\n\nend"
+    page = card(f"> [!TIP]\n> Use it.\n\n{folded}")
+    assert page.html.count("<details>") == page.html.count("</details>") == 1 and "[!TIP]" not in page.html
+    assert "<summary>All &lt;b&gt;figures&lt;/b&gt;</summary>" in page.html and "<strong>Tip</strong>" in page.html
+
+
+@pytest.mark.parametrize(
+    "written", ["</details>\nx", "<details><summary>a</summary>\n\nx", "</details>\n" * 3 + "<details>"]
+)
+def test_no_card_closes_a_fold_of_the_page(card, written):
+    page = card(written)
+    assert page.html.count("<details>") == page.html.count("</details>")
+    assert not re.match(r"<div class=\"zoo-md\">\s*</details>", page.html)
 
 
 def test_links_that_stay(card):

@@ -63,6 +63,7 @@ DRAWINGS = {
     "ensemble": lambda path: plots.plot_ensemble(ensemble(evaluated=True), path),
     "ensemble_before_eval": lambda path: plots.plot_ensemble(ensemble(evaluated=False), path),
     "over_training": lambda path: plots.plot_over_training(over_training(), path),
+    "against_kl": lambda path: plots.plot_against_kl(over_training(), path),
 }
 
 
@@ -98,6 +99,33 @@ def test_win_rates_of_judges_with_any_name(tmp_path):
     assert plots.plot_win_rates(voted, tmp_path / "b.png")
     tall, taller = pixels(tmp_path / "a.png"), pixels(tmp_path / "b.png")
     assert tall.shape[1] == taller.shape[1] and tall.shape[0] < taller.shape[0]
+
+
+def test_the_plot_over_training_can_be_read_on_white_and_on_black(tmp_path):
+    assert plots.plot_over_training(over_training(), tmp_path / "a.png")
+    image = np.asarray(Image.open(tmp_path / "a.png").convert("RGBA")).astype(int)
+    assert (image[:5, :, 3] == 0).all() and (image[..., 3] == 0).mean() > 0.4, "the background is transparent"
+    ink = image[image[..., 3] > 250][:, :3]
+    assert ink.max(axis=1).min() > 100 and ink.min(axis=1).max() < 220, "no text is black, and none is white"
+
+
+@pytest.mark.parametrize(("factor", "scales"), [(1.0, 2), (100.0, 3)])
+def test_the_judge_has_a_scale_of_its_own_where_it_must(monkeypatch, factor, scales):
+    figures, over = [], over_training()
+    for row in (over["sft"], *over["checkpoints"]):
+        row["reward"] = {"value": row["reward"]["value"] * factor, "ci95": [x * factor for x in row["reward"]["ci95"]]}
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    plots.plot_over_training(over, Path("unused"))
+    assert len(figures[0].axes) == scales
+
+
+def test_a_fit_is_drawn_only_where_there_are_checkpoints(monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figures.append(figure))
+    plots.plot_against_kl(over_training(), Path("unused"))
+    curves = [line.get_xdata() for axes in figures[0].axes for line in axes.lines if line.get_color() == plots.GRAY]
+    assert len(curves) == 2
+    assert all((min(x), max(x)) == pytest.approx((math.sqrt(2), math.sqrt(20))) for x in curves), "not from SFT on"
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Renders an untrusted card of a checkpoint as HTML that makes no request to any host.
 
-Raw HTML is shown as text. Images in the checkpoint's folder become data: URIs; any other image is replaced by its
-alternative text and address. Links may lead to http and https addresses, or to a heading of the card.
+Raw HTML is shown as text, except for folds: `details` with a `summary`. Images in the checkpoint's folder become data:
+URIs; any other image is replaced by its alternative text and address. Links may lead to http and https addresses, or to
+a heading of the card.
 """
 
 import base64
+import re
 from collections.abc import Iterable, Sequence
 from io import BytesIO
 from pathlib import Path, PurePosixPath
@@ -26,6 +28,8 @@ MAX_ADDRESS_LENGTH = 120
 # No SVG: it is a document, which can hold scripts and links.
 IMAGE_FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 ID_PREFIX = "zoo-card-"
+_FOLD = re.compile(r"^(?:(</details>)|<details><summary>(.*)</summary>)$", re.MULTILINE)
+_ALERT = re.compile(r"\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]")
 
 
 def card_html(folder: Path) -> str:
@@ -121,12 +125,31 @@ class _Renderer(RendererHTML):
 
 def _render(source: str, files: _Files) -> str:
     markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
-    tokens = markdown.parse(source)
+    tokens = _parse(markdown, source)
     headings = _shift_headings(tokens)
     for token in tokens:
         if token.children:
             token.children = list(_safe(token.children, files, headings))
     return str(markdown.renderer.render(tokens, markdown.options, {}))
+
+
+def _parse(markdown: MarkdownIt, source: str) -> list[Token]:
+    """Parses a card whose folds, `<details><summary>TITLE</summary>` to `</details>`, each have lines of their own.
+
+    Every fold is closed, so that a card cannot close an element of the page.
+    """
+    tokens: list[Token] = []
+    depth = 0
+    for number, part in enumerate(_FOLD.split(source)):
+        if number % 3 == 0:
+            tokens += markdown.parse(part)
+        elif number % 3 == 2 and part is not None:
+            depth += 1
+            tokens.append(Token("html_block", "", 0, content=f"<details><summary>{text(part)}</summary>\n"))
+        elif number % 3 == 1 and part and depth:
+            depth -= 1
+            tokens.append(Token("html_block", "", 0, content="</details>\n"))
+    return [*tokens, Token("html_block", "", 0, content="</details>\n" * depth)]
 
 
 def _body(source: str) -> str:
@@ -164,6 +187,9 @@ def _safe(tokens: Sequence[Token], files: _Files, headings: dict[str, str]) -> I
     for token in tokens:
         if token.type == "image":
             yield from _image(token, files)
+        elif token.type == "text" and (alert := _ALERT.fullmatch(token.content)):
+            yield from (Token("strong_open", "strong", 1), _text(alert[1].capitalize()))
+            yield Token("strong_close", "strong", -1)
         elif token.type == "link_open":
             attributes = _link(str(token.attrs.get("href", "")), headings)
             if attributes is None:

@@ -19,9 +19,10 @@ from .data import DataPart, evaluated_on, left_out, of_stage, training_saw
 from .facts import StageFacts, estimate_at
 from .hacking_signs import watched
 from .kl import penalty_varies
-from .markdown import Raw
+from .markdown import Raw, rounded
 from .parts import TEMPLATES, Metric, StageCard
 from .reproducible import obstacle
+from .summary import links, trained_with
 
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1
@@ -46,6 +47,12 @@ _EVALUATION = (
 )  # fmt: skip
 _BASELINES = ("judge", "served", "sft", "ppo", "methods")
 _PROMPTS_KEPT = 8
+_TAGS = {"sft": ("sft",), "reward": ("reward-model",), "ppo": ("ppo",)}
+_TASK_NAMES = {
+    "sft": "Language modeling",
+    "reward": "Ranking pairs of answers",
+    "ppo": "Answers, against the SFT model",
+}
 
 
 def make_card(
@@ -95,12 +102,14 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
         The metadata.
     """
     task = STAGES[facts.stage].task
-    tags = ["rlhf-zoo", f"stage:{facts.stage}"]
+    tags = ["rlhf", *_TAGS.get(facts.stage, ()), "trl", "rlhf-zoo", f"stage:{facts.stage}"]
+    tags += ["conversational"] if facts.is_chat else []
     rewards = (facts.parents.get(role, {}).get("repo") for role in REWARD_ROLES)
     tags += [f"reward-model:{name}" for name in rewards if hub_id(name)]
     if facts.simulated:
         tags.append("simulated")
     data: dict[str, Any] = {
+        **({"language": facts.setting("language")} if facts.setting("language") else {}),
         "license": facts.setting("license", "apache-2.0"),
         "pipeline_tag": task,
         "library_name": "peft" if facts.is_adapter else "transformers",
@@ -186,16 +195,21 @@ def _named_alone(value: object) -> Any:
 
 def _index_result(facts: StageFacts, task: str, data: DataPart, metrics: list[Metric]) -> dict[str, Any]:
     name = data.name or facts.recipe
-    dataset = {"name": name, "type": name, "config": data.config, "split": data.split}
+    rows = " ".join(filter(None, (data.config, data.split)))
+    dataset = {"name": f"{name.rpartition('/')[2]} ({rows})", "type": name, "config": data.config, "split": data.split}
     dataset = {key: value for key, value in dataset.items() if value is not None}
     revision = facts.parents["data"]["commit"] if data.repo in facts.dataset_ids else None
     if revision:
         dataset["revision"] = revision
-    return {
-        "task": {"type": task},
+    result = {
+        "task": {"type": task, "name": _TASK_NAMES.get(facts.stage, task)},
         "dataset": dataset,
-        "metrics": [{"type": kind, "value": value, "name": name} for kind, value, name in metrics],
+        "metrics": [{"type": kind, "value": rounded(value), "name": name} for kind, value, name in metrics],
     }
+    if facts.hub_label != "local" and facts.repo_id:
+        url = f"{facts.hub_label.rstrip('/')}/{facts.repo_id}/blob/main/{CARD_FILE}"
+        result["source"] = {"name": CARD_FILE, "url": url}
+    return result
 
 
 def _write_benchmark(facts: StageFacts, folder: Path) -> None:
@@ -226,7 +240,12 @@ def _environment(folder: Path) -> Any:
         keep_trailing_newline=True,
     )
     environment.filters.update(
-        code=markdown.code, fence=markdown.fence, number=markdown.number, estimate=markdown.estimate
+        code=markdown.code,
+        fence=markdown.fence,
+        number=markdown.number,
+        estimate=markdown.estimate,
+        short=markdown.short,
+        with_interval=markdown.with_interval,
     )
     return environment
 
@@ -258,6 +277,9 @@ def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str
                 key: _named_alone(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
             },
             unmeasured=card.unmeasured(facts),
+            links=links(facts),
+            trained_with=list(trained_with(facts)),
+            has_samples=facts.stage != "reward",
             held_out=_held_out(facts),
             no_samples=_no_samples(facts),
             results_file=results_file(facts) if benchmark_results(facts) else None,

@@ -9,9 +9,12 @@ from typing import Any
 
 from ...runs.registry import STAGES
 from .facts import CheckpointRow, StageFacts
+from .markdown import Raw, code
 
 _CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
 OUTPUT = ("--output_dir", "--output-dir")
+_OF_THE_HUB = ("--overwrite_repo",)  # flags that say nothing about how a model was made
+_PROMPT = 100  # characters of a prompt in a snippet
 
 
 def sent(facts: StageFacts) -> CheckpointRow | None:
@@ -96,30 +99,43 @@ def public(command: Any) -> str:
 
 
 def _public(words: Iterable[str]) -> list[str]:
-    """Returns words without --output_dir, and with absolute paths reduced to their names."""
+    """Returns words without --output_dir and --overwrite_repo, and with absolute paths reduced to their names."""
     public: list[str] = []
     remaining = iter(words)
     for word in remaining:
         if word in OUTPUT:
             next(remaining, None)
-        elif not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
+        elif word not in _OF_THE_HUB and not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
             public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
     return public
 
 
-def fetch(facts: StageFacts) -> str | None:
-    """Returns the commands to run before `snippet`: downloads from the embedded Hub into folders.
+def main_branch(facts: StageFacts) -> Raw:
+    """Returns how to reach the branch `main`: a link, or for the embedded Hub a command.
+
+    Args:
+        facts: The facts of a published stage.
+    """
+    if facts.hub_label == "local":
+        return code(pull(facts, "main"))
+    return Raw(f"[{facts.repo_id}]({facts.hub_label.rstrip('/')}/{facts.repo_id})")
+
+
+def install(facts: StageFacts) -> str | None:
+    """Returns the commands to run before `snippet`: downloads from the embedded Hub into folders, or pip.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        The commands; None if none is needed.
+        The commands; None if there is no snippet.
     """
     row = sent(facts)
-    if row is None or facts.hub_label != "local" or snippet(facts) is None:
+    if row is None or snippet(facts) is None:
         return None
+    if facts.hub_label != "local":
+        return f"pip install torch transformers{' peft' if facts.is_adapter else ''}"
     lines = [f"{pull(facts, _revision(facts, row))} --output_dir {facts.title}"]
     if facts.is_adapter and facts.parent_model:
         name = "@".join(filter(None, (facts.parent_model["repo"], facts.parent_model["commit"])))
@@ -129,7 +145,7 @@ def fetch(facts: StageFacts) -> str | None:
 
 
 def snippet(facts: StageFacts) -> str | None:
-    """Returns Python code that loads the model without this package.
+    """Returns Python code that generates with the model, or scores with it, without this package.
 
     Args:
         facts: The facts of the stage.
@@ -140,24 +156,86 @@ def snippet(facts: StageFacts) -> str | None:
     row = sent(facts)
     if row is None or (facts.is_adapter and facts.parent_model is None):
         return None
-    model = _CLASSES[STAGES[facts.stage].task]
-    source = _source(facts, str(facts.repo_id), _revision(facts, row))
+    task, source = STAGES[facts.stage].task, _source(facts, str(facts.repo_id), _revision(facts, row))
     trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides to run it
-    tokenizer = f"tokenizer = AutoTokenizer.from_pretrained({source}{trust_argument})"
     if not facts.is_adapter:
-        lines = [f"model = {model}.from_pretrained({source}{trust_argument})", tokenizer]
-        names = [model, "AutoTokenizer"]
-        if facts.has_critic and not facts.merged and not trust_argument:
-            names.insert(1, "AutoModelForTokenClassification")
-            lines.append(f'critic = AutoModelForTokenClassification.from_pretrained({source}, subfolder="critic")')
-        return f"from transformers import {', '.join(names)}\n\n" + "\n".join(lines)
+        return _use(facts, "from transformers import pipeline\n", f"model={source}{trust_argument}")
     assert facts.parent_model is not None
+    model = _CLASSES[task]
     base = _source(facts, facts.parent_model["repo"], facts.parent_model["commit"])
     base += ", num_labels=1" if facts.stage == "reward" else ""
-    return (
-        f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer\n\n"
+    lines = (
+        f"from peft import PeftModel\nfrom transformers import {model}, AutoTokenizer, pipeline\n\n"
         f"base = {model}.from_pretrained({base}{trust_argument})\n"
-        f"model = PeftModel.from_pretrained(base, {source})\n{tokenizer}"
+        f"model = PeftModel.from_pretrained(base, {source})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained({source}{trust_argument})"
+    )
+    return _use(facts, lines, "model=model, tokenizer=tokenizer")
+
+
+def _use(facts: StageFacts, start: str, model: str) -> str:
+    """Returns code that makes a pipeline of a model and uses it on a prompt of the evaluation."""
+    if STAGES[facts.stage].task == "text-classification":
+        return (
+            f'{start}\nscore = pipeline("text-classification", {model}, function_to_apply="none")\n'
+            f"{_scored_text(facts)}"
+            'print(score(text)[0]["score"])  # higher is better; only differences count'
+        )
+    prompt: Any = _short_prompt(facts) or ("Hello!" if facts.is_chat else "The")
+    if facts.is_chat:  # its template adds the system prompt
+        prompt = [{"role": "user", "content": prompt}]
+    arguments = ", ".join(f"{key}={value}" for key, value in sampling(facts).items())
+    answer = '["generated_text"][-1]["content"]' if facts.is_chat else '["generated_text"]'
+    return (
+        f'{start}\ngenerate = pipeline("text-generation", {model})\n'
+        f"prompt = {json.dumps(prompt, ensure_ascii=False)}\n"
+        f"print(generate(prompt, {arguments})[0]{answer})"
+    )
+
+
+def _scored_text(facts: StageFacts) -> str:
+    prompt = _short_prompt(facts) or "A prompt."
+    if facts.is_chat:
+        turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": "An answer."}]
+        rendered = "text = score.tokenizer.apply_chat_template(turns, tokenize=False)\n"
+        return f"turns = {json.dumps(turns, ensure_ascii=False)}\n{rendered}"
+    return f"text = {json.dumps(f'{prompt} An answer.', ensure_ascii=False)} + score.tokenizer.eos_token\n"
+
+
+def _short_prompt(facts: StageFacts) -> str | None:
+    """Returns the first held-out prompt that is short; None if there are no samples."""
+    prompts = dict.fromkeys(str(row["prompt"]) for row in facts.samples)
+    return next((prompt for prompt in prompts if len(prompt) <= _PROMPT), None)
+
+
+def sampling(facts: StageFacts) -> dict[str, Any]:
+    """Returns the arguments with which transformers samples as the evaluation did, or else as training did.
+
+    Args:
+        facts: The facts of the stage.
+    """
+    evaluation = facts.evaluation
+    temperature = evaluation.get("temperature", facts.setting("temperature", 1.0))
+    length = evaluation.get("max_new_tokens", facts.setting("response_length", 64))
+    arguments: dict[str, Any] = {"do_sample": True, "top_k": 0}  # transformers would sample from 50 tokens alone
+    if temperature != 1.0:
+        arguments["temperature"] = temperature
+    return {**arguments, "max_new_tokens": length}
+
+
+def critic(facts: StageFacts) -> str | None:
+    """Returns Python code that loads PPO's critic; None if plain transformers cannot load it.
+
+    Args:
+        facts: The facts of the stage.
+    """
+    row = sent(facts)
+    if row is None or facts.is_adapter or not facts.has_critic or facts.merged or facts.remote_code:
+        return None
+    source = _source(facts, str(facts.repo_id), _revision(facts, row))
+    return (
+        "from transformers import AutoModelForTokenClassification\n\n"
+        f'critic = AutoModelForTokenClassification.from_pretrained({source}, subfolder="critic")'
     )
 
 

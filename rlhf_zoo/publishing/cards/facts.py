@@ -342,6 +342,15 @@ class StageFacts:
             return (folders[0] / "adapter_config.json").is_file()
         return bool(self.setting("use_peft"))
 
+    @cached_property
+    def is_chat(self) -> bool:
+        """Whether the model was trained on conversations, according to the checkpoint, else to the settings."""
+        step = self.described_step
+        template = StageRecord(self.path).checkpoint_path(step) / "chat_template.jinja" if step is not None else None
+        if template is not None and template.is_file():
+            return template.read_text(encoding="utf-8").startswith("{#- rlhf-zoo ")
+        return bool(self.setting("conversational"))
+
     @property
     def has_critic(self) -> bool:
         """Whether the checkpoint holds a critic that is a separate model and that plain transformers can load."""

@@ -109,5 +109,78 @@ def estimate(figure: Mapping[str, Any] | None) -> Raw:
     return Raw(f"{number(figure['value'])} [{number(low)}, {number(high)}]")
 
 
+def rounded(value: float) -> float:
+    """Rounds a number to three significant digits; what rounding leaves of a zero is 0.
+
+    Args:
+        value: The number, which is finite.
+    """
+    return float(f"{value:.3g}") if abs(value) >= TINY else 0.0
+
+
+def short(value: object) -> Raw:
+    """Formats a finite number to two or three significant digits, for the part of a card that is not folded.
+
+    Args:
+        value: The number.
+
+    Returns:
+        The number, or "not measured".
+    """
+    if not finite(value):
+        return Raw(NOT_MEASURED)
+    if isinstance(value, int):
+        return Raw(f"{value:,}")
+    size = abs(value)
+    if size < TINY:
+        return Raw("0")
+    if size < 0.1:
+        text = f"{value:.2g}"
+    elif size < 1000:
+        text = f"{value:.{2 if size < 10 else 1 if size < 100 else 0}f}"
+    else:
+        text = f"{float(f'{value:.3g}'):,.0f}"
+    return Raw(text.replace("-", "−", 1) if value < 0 else text)
+
+
+def with_interval(figure: Mapping[str, Any] | None) -> Raw:
+    """Formats an estimate as "0.95 (0.93–0.96)", with `short` numbers.
+
+    Args:
+        figure: {value, ci95}.
+
+    Returns:
+        The estimate; the value alone where it has no interval.
+    """
+    value, interval = short((figure or {}).get("value")), (figure or {}).get("ci95")
+    if value == NOT_MEASURED or not interval:
+        return value
+    low, high = interval
+    return Raw(f"{value} ({short(low)}{' to ' if low < 0 else '–'}{short(high)})")
+
+
+def judge_title(name: str) -> str:
+    """Returns the name of a judge without its arguments: rule:grammar() gives grammar, and rule:f(name='x') gives x.
+
+    Args:
+        name: The name in evaluation.json.
+    """
+    own = re.search(r"\bname=['\"]([^'\"]+)['\"]", name)
+    return own[1] if own else re.sub(r"^rule:(\w+)\(.*\)$", r"\1", name)
+
+
+def shortened(text: str, limit: int) -> str:
+    """Returns a text without surrounding space, cut at a word where it is longer than the limit.
+
+    Args:
+        text: The text.
+        limit: The most characters.
+    """
+    text = text.strip()
+    if len(text) <= limit:
+        return text
+    return text[:limit].rpartition(" ")[0].rstrip() + " …" if " " in text[:limit] else text[:limit] + "…"
+
+
 def _longest_run(text: str) -> int:
     return max((len(run) for run in re.findall("`+", text)), default=0)

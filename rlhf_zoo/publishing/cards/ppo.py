@@ -6,6 +6,7 @@ from typing import Any
 from ...fileio import finite
 from ...runs.registry import REWARD_ROLES
 from .. import plots
+from ..plot_parts import over_training_message
 from . import markdown
 from .data import DataPart, evaluated_on, stage_key
 from .facts import StageFacts
@@ -25,6 +26,8 @@ from .parts import (
     unmeasured_figures,
 )
 from .report import answer_rows
+from .summary import example, headline, kind_of_verdict, verdict
+from .watch_out import watch_out
 
 _PANELS: tuple[plots.Panel, ...] = (
     ("completions/length", "Length", "tokens"),
@@ -45,9 +48,14 @@ _METHODS = {
 
 
 def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
-    figures = {key: (facts.estimate("ppo", key), name) for key, name in FIGURES.items()}
-    figures["win_rate"] = (facts.estimate("win_rate"), "win rate over SFT")
-    yield evaluated_on(facts), [(key, (estimate or {}).get("value"), name) for key, (estimate, name) in figures.items()]
+    judge = (facts.evaluation.get("judge") or {}).get("name")
+    figures = {
+        "win_rate": f"win rate over SFT{f', by {markdown.judge_title(judge)}' if judge else ''}",
+        "kl": FIGURES["kl"],
+        **FIGURES,
+    }
+    estimates = {key: facts.estimate(*(("win_rate",) if key == "win_rate" else ("ppo", key))) for key in figures}
+    yield evaluated_on(facts), [(key, (estimates[key] or {}).get("value"), name) for key, name in figures.items()]
 
 
 def _draw(facts: StageFacts, draw: Draw) -> None:
@@ -58,11 +66,14 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     panels += tuple((key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched(facts))
     if penalty_varies(facts):
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
+    over_training = facts.evaluation.get("over_training")
+    over = over_training if isinstance(over_training, Mapping) and over_training.get("checkpoints") else None
+    description = f"{over_training_message(over)}, and KL to SFT, at each checkpoint" if over else ""
+    draw("over_training", description, plots.plot_over_training, over)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
-    over_training = facts.evaluation.get("over_training")
     description = "Training reward and judge against √KL, at each checkpoint"
-    draw("over_training", description, plots.plot_over_training, over_training)
+    draw("against_kl", description, plots.plot_against_kl, over)
     description = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
     draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
     draw("training", f"Against the step: {description}", plots.plot_panels, rows, panels, mark=mark)
@@ -87,6 +98,11 @@ def _words(facts: StageFacts) -> dict[str, Any]:
         "rewarded": _rewarded(facts),
         "signs": signs(facts),
         "times": _times(facts),
+        "verdict": verdict(facts),
+        "verdict_kind": kind_of_verdict(facts),
+        "summary": headline(facts),
+        "example": example(facts),
+        "watch_out": watch_out(facts),
     }
 
 

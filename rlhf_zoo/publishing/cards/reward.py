@@ -9,6 +9,8 @@ from .data import DataPart, measured_on
 from .facts import StageFacts, estimate_at
 from .markdown import Raw, number
 from .parts import TEMPLATES, Draw, Metric, StageCard
+from .summary import bold
+from .watch_out import LIKES_LENGTH
 
 
 def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
@@ -43,7 +45,31 @@ def _words(facts: StageFacts) -> dict[str, Any]:
         "hard": hard,
         "has_gold": has_gold,
         "training_overlap": clause,
+        "watch_out": list(_watch_out(facts)),
+        "accuracy": bold(facts.accuracy),
+        "length_means": _length_means(facts),
     }
+
+
+def _length_means(facts: StageFacts) -> str:
+    """Returns what the correlation of the score with length means for PPO."""
+    correlation = (estimate_at(facts.reward_report, "length", "spearman") or {"value": 0.0})["value"]
+    if abs(correlation) < LIKES_LENGTH:
+        return "Length hardly decides."
+    return f"PPO on this reward will probably write {'longer' if correlation > 0 else 'shorter'} texts."
+
+
+def _watch_out(facts: StageFacts) -> Iterator[Raw]:
+    yield Raw(
+        "**It is a proxy** for texts like those in its pairs. PPO finds texts that it overrates: watch a judge too."
+    )
+    yield Raw("**Only differences between scores count**, not their values.")
+    longer_wins, accuracy = estimate_at(facts.reward_report, "length", "longer_wins"), facts.accuracy
+    if longer_wins and accuracy and longer_wins["value"] >= accuracy["value"]:
+        yield Raw("**The longer text wins** is a rule as good as this model: PPO may only learn to write more.")
+    ties = facts.reward_report.get("ties")
+    if ties and ties["apart"]["value"] > ties["others"]["value"] / 2:
+        yield Raw("**It tells ties apart** nearly as much as other pairs, so it rewards differences that are none.")
 
 
 def _training_overlap(counted: Any) -> str:

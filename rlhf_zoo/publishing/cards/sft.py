@@ -6,7 +6,9 @@ from typing import Any
 from .. import plots
 from .data import DataPart, evaluated_on, validated_on
 from .facts import StageFacts
+from .markdown import Raw, short
 from .parts import FIGURES, TEMPLATES, Draw, Metric, StageCard, perplexity, picks, policy_figures, unmeasured_figures
+from .summary import examples
 
 
 def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
@@ -31,7 +33,18 @@ def _words(facts: StageFacts) -> Mapping[str, Any]:
         "figures": policy_figures(facts),
         "perplexity": perplexity(facts.latest_metrics.get("eval_loss")),
         "picks": picks(facts, "sft"),
+        "watch_out": list(_watch_out(facts)),
+        "examples": examples(facts, "sft"),
     }
+
+
+def _watch_out(facts: StageFacts) -> Iterator[Raw]:
+    yield Raw("**It imitates its data**, with their errors and opinions.")
+    cut = facts.run.get("cut_rows") or {}
+    if cut.get("cut"):
+        yield Raw(
+            f"**Cut texts.** `max_length` truncated {short(cut['cut'])} of the {short(cut['rows'])} training rows."
+        )
 
 
 def _unmeasured(facts: StageFacts) -> list[str]:

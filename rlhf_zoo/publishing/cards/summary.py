@@ -1,0 +1,299 @@
+"""The part of a card that is not folded: the verdict on PPO, its figures, an example, and what the run cost."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...fileio import finite, hub_id
+from ...runs.record import StageRecord
+from ...runs.registry import PARENT_TITLES
+from ...runs.settings.declared import default_of
+from . import commands
+from .facts import StageFacts, estimate_at
+from .markdown import Raw, code, escape, judge_title, short, shortened, with_interval
+
+DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"
+_ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
+_PROMPT, _COMPLETION = 200, 280  # characters that an example shows
+_COMMAND = 120  # characters of a command in a table
+
+
+def kind_of_verdict(facts: StageFacts) -> str | None:
+    """Returns the kind of the verdict over the checkpoints, such as "healthy".
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The kind; None where no verdict was computed.
+    """
+    over = facts.evaluation.get("over_training") or {}
+    return str(over.get("kind") or over.get("verdict")) if over.get("checkpoints") else None
+
+
+def verdict(facts: StageFacts) -> dict[str, Raw]:
+    """Returns the verdict on a PPO run and what to do about it.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        {alert: the kind of box, text: sentences}.
+    """
+    over = facts.evaluation.get("over_training") or {}
+    kind = kind_of_verdict(facts)
+    if kind is None:
+        problem = f" {escape(over['problem'])}" if over.get("problem") else ""
+        gain = _gain(facts.estimate("win_rate"))
+        text = f"**No verdict.**{problem} {gain} Read the samples before you use it."
+        return {"alert": Raw("NOTE"), "text": Raw(" ".join(text.split()))}
+    last = over.get("step") or over["checkpoints"][-1]["step"]
+    at_step = "" if last == facts.described_step else f" at step {last}"
+    text = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(kind, over)} {_advice(facts, kind, over)}"
+    return {"alert": Raw(_ALERTS.get(kind, "WARNING")), "text": Raw(text)}
+
+
+def _gain(win_rate: Mapping[str, Any] | None) -> str:
+    if not win_rate or not win_rate.get("ci95"):
+        return "Nothing here shows whether PPO helped: evaluate the run."
+    low, high = win_rate["ci95"]
+    return (
+        "The judge prefers it to SFT." if low > 0.5
+        else "The judge prefers SFT." if high < 0.5
+        else "The judge shows no difference from SFT."
+    )  # fmt: skip
+
+
+def _why(kind: str, over: Mapping[str, Any]) -> str:
+    probes = over["probes"]["probes"]
+    fired = [probe["family"] for probe in probes if probe["fired"]]
+    reasons = [str(reason) for reason in over.get("reasons") or ()]
+    if kind == "healthy":
+        explained = f" (explained: {escape(', '.join(fired))})" if fired else ""
+        return f"Judge and reward rise together, and none of {len(probes)} probes finds hacking{explained}."
+    if kind.startswith("no sign found"):
+        return "No probe finds hacking, but nobody checked the judge, so this proves little."
+    if kind == "suspicious":
+        return f"Probes fire without an explanation: {escape(', '.join(fired))}."
+    if kind == "no gain":
+        return "A reader would notice no gain over SFT."
+    if kind == "gain not shown":
+        return "A gain may be there, but it is too small for this evaluation."
+    if kind.startswith("past the peak"):
+        return "The judge was higher before, and has fallen since."
+    reason = reasons[0].removeprefix("Hacked: ") if reasons else ""
+    return escape(reason[:1].upper() + reason[1:])
+
+
+def _advice(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
+    step, recommended = facts.described_step, over.get("recommended")
+    if recommended is None:
+        return {
+            "hacked": "Do not use it.",
+            "no gain": "Use the SFT model.",
+            "gain not shown": "Use the SFT model, or evaluate on more prompts.",
+        }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
+    best = max(over["checkpoints"], key=lambda row: row["judge"]["value"])["step"]
+    reason = (
+        "the judge rates it highest" if best == recommended
+        else f"the judge rates it like step {best}, and it moved less from SFT"
+    )  # fmt: skip
+    if step == recommended:
+        return f"Use **step {step}** (this page, `main`): {reason}."
+    row = next((row for row in facts.checkpoints if row.step == recommended), None)
+    fetch = f" {code(commands.pull(facts, row.tag))}" if row and row.commit and facts.repo_id else ""
+    return f"Use **step {recommended}** instead of this one, step {step}: {reason}.{fetch}"
+
+
+def constants(facts: StageFacts) -> dict[str, Mapping[str, Any]]:
+    """Returns the constant texts that do best: by the judge as "win_rate", and by the reward as "reward".
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        Figure -> policy of evaluation.json; {} where no constant was scored.
+    """
+    policies = (facts.evaluation.get("trivial") or {}).get("policies") or ()
+    texts = [policy for policy in policies if policy.get("kind") == "constant"]
+    return {
+        key: max(measured, key=lambda policy: policy[key]["value"])
+        for key in ("win_rate", "reward")
+        if (measured := [policy for policy in texts if estimate_at(policy, key)])
+    }
+
+
+def example(facts: StageFacts) -> dict[str, Any] | None:
+    """Returns a prompt with both answers: the median by judge, then reward, of the pairs that the judge tells apart.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        {prompt, sft, ppo, by}; None without samples of both policies.
+    """
+    rows = [row for row in facts.samples if all(isinstance(row.get(side), Mapping) for side in ("sft", "ppo"))]
+    if not rows:
+        return None
+    gains = [(_gain_of(row, "judge"), _gain_of(row, "reward"), index) for index, row in enumerate(rows)]
+    told_apart = [gain for gain in gains if gain[0]] or [gain for gain in gains if gain[1]]
+    row = rows[sorted(told_apart)[len(told_apart) // 2][2]] if told_apart else rows[0]
+    texts = {side: shortened(row[side]["completion"], _COMPLETION) for side in ("sft", "ppo")}
+    by = "judge" if told_apart and any(gain[0] for gain in told_apart) else "reward" if told_apart else None
+    return {"prompt": shortened(row["prompt"], _PROMPT), **texts, "by": by}
+
+
+def _gain_of(row: Mapping[str, Any], key: str) -> float:
+    before, after = row["sft"].get(key), row["ppo"].get(key)
+    return float(after) - float(before) if finite(before) and finite(after) else 0.0
+
+
+def links(facts: StageFacts) -> Raw:
+    """Returns links to the models and data that a model came from, to its figures, and to the page on cards.
+
+    Repositories of the embedded Hub, which has no fixed address, are named without a link.
+
+    Args:
+        facts: The facts of the stage.
+    """
+    named = list(_made_from_it(facts))
+    for role, parent in facts.parents.items():
+        if (name := hub_id(parent["repo"])) is not None:
+            is_base = role == "sft" and facts.ppo_starts_from_base
+            title = "base model" if is_base else _LINK_TITLES.get(role, role)
+            named.append((title, f"datasets/{name}" if role == "data" else name))
+    hub = facts.hub_label.rstrip("/")
+    parts = [
+        f"{title} {code(name.removeprefix('datasets/'))}" if hub == "local" else f"[{title}]({hub}/{name})"
+        for title, name in named
+    ]
+    if facts.trusted:
+        parts += ["[all figures](rlhf_card.json)", "[training log](metrics.jsonl)"]
+    return Raw(" · ".join([*parts, f"[how to read this card]({DOCS})"]))
+
+
+_LINK_TITLES = {**PARENT_TITLES, "base": "base model", "sft": "SFT model", "value": "value model", "data": "data"}
+
+
+def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
+    """Yields the rows of the table "Trained with": recipe, settings, cost, and the command that repeats the run.
+
+    Args:
+        facts: The facts of the stage.
+    """
+    versions, run = facts.run.get("versions") or {}, facts.run
+    version = versions.get("rlhf-zoo") or versions.get("rlhf_zoo")
+    recipe = [code(facts.recipe), f"rlhf-zoo {escape(version)}" if version else "", f"seed {run.get('seed')}"]
+    yield "Recipe", Raw(", ".join(filter(None, recipe if run.get("seed") is not None else recipe[:2])))
+    settings = list(_settings(facts))
+    if settings:
+        yield STAGE_TITLES.get(facts.stage, facts.stage), Raw(", ".join(settings))
+    if finite(run.get("seconds")) and facts.step is None:
+        threads = versions.get("threads")
+        machine = f" (PyTorch with {escape(threads)} CPU thread{'' if threads == '1' else 's'})" if threads else ""
+        yield "Time", Raw(f"{_duration(run['seconds'])}{machine}")
+    command = commands.of_the_run(facts)
+    yield "Again", code(command) if len(command) <= _COMMAND else Raw("the command in the last fold")
+
+
+STAGE_TITLES = {"sft": "SFT", "reward": "Reward model", "ppo": "PPO"}
+
+
+def _settings(facts: StageFacts) -> Iterator[str]:
+    step, episodes = facts.described_step, facts.latest_metrics.get("episodes")
+    if facts.stage == "ppo":
+        if step and finite(episodes):
+            yield f"{step:,} updates of {short(round(episodes / step))} completions"
+        yield f"β {short(facts.latest_metrics.get('kl_coef', facts.setting('kl_coef', default_of('ppo', 'kl_coef'))))}"
+    elif step:
+        yield f"{step:,} optimizer steps"
+    if finite(rate := facts.setting("learning_rate")):
+        yield f"learning rate {rate:g}"
+    if facts.is_adapter:
+        yield f"LoRA of rank {facts.setting('lora_r', default_of(facts.stage, 'lora_r'))}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def headline(facts: StageFacts) -> dict[str, Any] | None:
+    """Returns the table of PPO's three figures, as Markdown cells, and the note below it.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        {rows: (title, SFT, PPO, best constant), has_constants, note}; None before an evaluation.
+    """
+    if not facts.estimate("ppo", "reward") and not facts.estimate("win_rate"):
+        return None
+    best, control = constants(facts), facts.estimate("control")
+    judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
+    reward = best.get("reward")
+    fools = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
+    sft_kl = facts.estimate("sft", "kl")
+    at_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
+    rows = [
+        (
+            Raw(f"**Win rate over SFT** (judge: {escape(judge_title(judge))})"),
+            Raw(f"{short(control['value'])} ¹") if control else "",
+            facts.estimate("win_rate"),
+            short(best["win_rate"]["win_rate"]["value"]) if "win_rate" in best else "–",
+        ),
+        (
+            Raw("**KL to SFT**, nats per completion"),
+            "0" if at_zero else short((sft_kl or {}).get("value")),
+            facts.estimate("ppo", "kl"),
+            "–",
+        ),
+        (
+            Raw("**Reward** (what PPO maximizes)"),
+            short((facts.estimate("sft", "reward") or {}).get("value")),
+            facts.estimate("ppo", "reward"),
+            Raw(f"{short(reward['reward']['value'])}{' ²' if fools else ''}") if reward else "–",
+        ),
+    ]
+    n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
+    note = f"{short(n)} completions to {short(prompts)} prompts; 95% intervals over prompts, not training seeds."
+    note += " ¹ SFT against itself, other random numbers." if control else ""
+    if fools and reward is not None:
+        note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
+    cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
+    return {"rows": cells, "has_constants": bool(best), "note": Raw(note if finite(n) else "")}
+
+
+def bold(figure: Mapping[str, Any] | None) -> Raw:
+    """Formats an estimate as `with_interval` does, with the value in bold.
+
+    Args:
+        figure: {value, ci95}.
+    """
+    value, space, interval = with_interval(figure).partition(" (")
+    return Raw(f"**{value}**{space}{interval}")
+
+
+def examples(facts: StageFacts, side: str) -> list[tuple[str, str]]:
+    """Returns the first two held-out prompts, each with its first answer.
+
+    Args:
+        facts: The facts of the stage.
+        side: "sft" or "ppo".
+    """
+    first: dict[str, str] = {}
+    for row in facts.samples:
+        if isinstance(row.get(side), Mapping):
+            first.setdefault(str(row["prompt"]), str(row[side]["completion"]))
+    return [(shortened(prompt, _PROMPT), shortened(text, _COMPLETION)) for prompt, text in list(first.items())[:2]]
+
+
+def _made_from_it(facts: StageFacts) -> Iterator[tuple[str, str]]:
+    """Yields the title and repository of each stage of the same run that started from this model."""
+    if facts.step is not None or not facts.trusted or facts.stage == "ppo":
+        return
+    run = StageRecord(facts.path.parent / "ppo").read()
+    parent = (run.get("parents") or {}).get(facts.stage) or {}
+    name = hub_id((run.get("repo") or {}).get("id"))
+    if name is not None and parent.get("fingerprint") in (None, facts.run.get("fingerprint")):
+        yield ("PPO made from it" if facts.stage == "sft" else "PPO trained on it"), name

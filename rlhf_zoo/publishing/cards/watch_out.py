@@ -1,0 +1,112 @@
+"""What a reader of a PPO card should watch out for, from the held-out evaluation."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from .data import TITLES
+from .facts import StageFacts, estimate_at
+from .markdown import Raw, escape, judge_title, short, with_interval
+
+_LENGTH_CHANGE = 1.05  # a smaller ratio of lengths is not worth a line
+LIKES_LENGTH = 0.3  # rank correlation of a reward with length
+
+
+def watch_out(facts: StageFacts) -> list[Raw]:
+    """Returns sentences on what PPO changed besides the judge's rating, and on what nobody measured.
+
+    Args:
+        facts: The facts of the stage.
+    """
+    return [Raw(line) for line in (*_changes(facts), *_doubts(facts))]
+
+
+def _changes(facts: StageFacts) -> Iterator[str]:
+    if change := _sides(facts, "length"):
+        longer = change[1] > change[0]
+        ratio = max(change) / max(min(change), 1e-9)
+        if ratio >= _LENGTH_CHANGE and _is_shown(facts, "length"):
+            equal = facts.estimate("win_rate_at_equal_length") or {}
+            at_equal = (
+                "No win rate at equal length: the lengths overlap too little."
+                if equal.get("warning")
+                else f"At equal length the win rate is {with_interval(equal)}."
+                if equal
+                else ""
+            )
+            yield f"**{'Longer' if longer else 'Shorter'} answers.** {_arrow(change)} tokens. {at_equal}".rstrip()
+    if (change := _sides(facts, "distinct_2")) and change[1] < change[0] and _is_shown(facts, "distinct_2"):
+        yield f"**Less variety.** Distinct word pairs fall from {short(change[0])} to {short(change[1])}."
+    if (change := _sides(facts, "repetition")) and change[1] > change[0] and change[1] >= 0.05:
+        repeated = f"{_percent(change[1])} of its word pairs (SFT {_percent(change[0])})"
+        yield f"**Repetition.** An answer repeats {repeated}."
+    if (change := _sides(facts, "eos_rate")) and change[1] < change[0] - 0.02:
+        yield f"**Unfinished answers.** {_percent(change[1])} end by themselves (SFT {_percent(change[0])})."
+    main = (facts.evaluation.get("judge") or {}).get("name")
+    for name in facts.evaluation.get("judges") or {}:
+        before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
+        is_told = name.startswith(("rule:length", "rule:repetition"))  # by the lines above
+        if name != main and not is_told and before and after and _fell(before, after):
+            yield f"**{escape(judge_title(name))} falls** from {short(before['value'])} to {short(after['value'])}."
+
+
+def _doubts(facts: StageFacts) -> Iterator[str]:
+    before, after = facts.estimate("agreement", "sft"), facts.estimate("agreement", "ppo")
+    same_side = facts.estimate("agreement", "same_side")
+    falls = bool(before and after and _fell(before, after))
+    if same_side:
+        line = f"**Reward and judge disagree** in {_percent(1 - same_side['value'])} of the comparisons."
+        if falls and before and after:
+            correlation = f"{short(before['value'])} to {short(after['value'])}"
+            line += f" Their rank correlation falls from {correlation}: the reward orders PPO's answers worse."
+        yield line
+    if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
+        yield "**A fixed text wins.** One text for every prompt beats SFT by this judge, so it cannot rule out hacking."
+    if (facts.evaluation.get("judge") or {}).get("is_training_reward"):
+        yield "**The judge is the training reward**, so a win shows that training worked."
+    likes_length = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
+    if likes_length and likes_length["value"] >= LIKES_LENGTH:
+        yield f"**The reward likes long texts**: rank correlation {short(likes_length['value'])} with length."
+    if rival := _simplest_filter(facts):
+        yield rival
+    data = facts.evaluation.get("data")
+    for stage, count in ((data.get("trained_on") if isinstance(data, Mapping) else None) or {}).items():
+        if count:
+            yield f"**{count:,} of these prompts** were also trained on by {TITLES.get(stage, escape(stage))}."
+
+
+def _simplest_filter(facts: StageFacts) -> str | None:
+    """Returns a sentence on the smallest n whose best-of-n reaches PPO's reward, if baselines were measured."""
+    points = (facts.frontier.get("methods") or {}).get("best-of-n") or ()
+    reached = [point for point in points if point["reward"]["value"] >= facts.frontier["ppo"]["reward"]["value"]]
+    if not reached:
+        return None
+    point = min(reached, key=lambda point: point["reward"]["value"])
+    rates = [with_interval(row["win_rate"]["sft"]) for row in (point, facts.frontier["ppo"])]
+    return (
+        f"**Simplest rival:** SFT with {escape(point['label'])} by reward reaches PPO's reward, with a win rate of "
+        f"{rates[0]} (PPO {rates[1]})."
+    )
+
+
+def _sides(facts: StageFacts, key: str) -> tuple[float, float] | None:
+    before, after = (facts.estimate(side, key) for side in ("sft", "ppo"))
+    return (before["value"], after["value"]) if before and after else None
+
+
+def _is_shown(facts: StageFacts, key: str) -> bool:
+    """Whether the interval of the paired difference leaves out 0; True where none was measured."""
+    interval = (facts.estimate("difference", key) or {}).get("ci95")
+    return not interval or interval[0] > 0 or interval[1] < 0
+
+
+def _fell(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether the interval of a figure after PPO lies below that before it."""
+    return bool(before.get("ci95") and after.get("ci95") and after["ci95"][1] < before["ci95"][0])
+
+
+def _arrow(change: tuple[float, float]) -> str:
+    return f"{short(change[0])} → {short(change[1])}"
+
+
+def _percent(share: float) -> str:
+    return f"{share:.0%}" if share >= 0.1 or share == 0 else f"{100 * share:.2g}%"

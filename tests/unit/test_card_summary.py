@@ -1,0 +1,261 @@
+"""What of a card is not folded: verdict and advice, three figures, an example, warnings. It has few words."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from card_run import cells, estimate, head_and_body, over_training, reward_report
+from huggingface_hub import ModelCard
+
+from rlhf_zoo.fileio import read_json, write_json
+from rlhf_zoo.publishing.cards import markdown
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.publishing.plot_parts import over_training_message
+from rlhf_zoo.runs.record import StageRecord
+
+pytestmark = pytest.mark.usefixtures("placeholders")
+
+CONSTANTS = {
+    "winnable_by_a_constant": False,
+    "policies": [
+        {
+            "name": "often",
+            "kind": "constant",
+            "text": "x",
+            "win_rate": estimate(0.25),
+            "reward": estimate(-1.0),
+            "judge": None,
+        },
+        {
+            "name": "loved",
+            "kind": "constant",
+            "text": "y",
+            "win_rate": estimate(0.125),
+            "reward": estimate(1.75),
+            "judge": None,
+        },
+        {
+            "name": "shuffled",
+            "kind": "policy",
+            "text": "",
+            "win_rate": estimate(0.5),
+            "reward": estimate(9.0),
+            "judge": None,
+        },
+    ],
+}
+
+
+def card(runs: Path, stage: str = "ppo", **evaluation: Any) -> str:
+    """The part of a card that is not folded, with changes to evaluation.json."""
+    path = runs / "eval" / "evaluation.json"
+    write_json(path, {**read_json(path), **evaluation})
+    return unfolded(head_and_body(make_card(runs / stage))[1])
+
+
+def unfolded(body: str) -> str:
+    return re.sub(r"<details>.*?</details>", "", body, flags=re.DOTALL)
+
+
+def judged(kind: str, **changes: Any) -> dict[str, Any]:
+    over = {**over_training(), "verdict": kind, "kind": kind, "step": 40, "recommended": None, **changes}
+    return {"verdict": kind, "recommended": over["recommended"], "over_training": over}
+
+
+@pytest.mark.parametrize(
+    ("verdict", "alert", "advice"),
+    [
+        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): the judge rates it like"),
+        (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40: the judge"),
+        (judged("hacked", reasons=["Hacked: the judge of SFT is fooled."]), "CAUTION", "The judge of SFT is fooled."),
+        (judged("no sign found", recommended=40), "NOTE", "nobody checked the judge"),
+        (judged("no gain"), "WARNING", "Use the SFT model."),
+        (judged("gain not shown"), "WARNING", "or evaluate on more prompts."),
+        (judged("suspicious"), "WARNING", "No checkpoint is recommended: read the samples"),
+        (judged("past the peak at step 20"), "WARNING", "The judge was higher before, and has fallen since."),
+        (judged("not judged", reasons=["There is no judge."]), "WARNING", "There is no judge."),
+    ],
+)  # fmt: skip
+def test_the_card_begins_with_the_verdict_and_what_to_do(runs, verdict, alert, advice):
+    text = card(runs, **verdict)
+    assert text.lstrip().startswith(f"# tiny-world-ppo\n\n> [!{alert}]\n> **Verdict: {verdict['verdict']}.**")
+    assert advice in text.split("\n\n")[1]
+
+
+def test_another_step_than_the_verdicts_is_named(runs):
+    StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
+    text = card(runs, **judged("hacked", recommended=20))
+    assert "**Verdict at step 40: hacked.**" in text and "Use **step 20** (this page, `main`)" in text
+    text = card(runs, **judged("hacked", recommended=40))
+    assert "`rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local`" in text
+
+
+def test_without_a_verdict_the_judge_is_asked(runs):
+    assert "> **No verdict.** The judge prefers it to SFT. Read the samples" in card(runs)
+    assert "The judge prefers SFT." in card(runs, win_rate=estimate(0.25))
+    assert "No prompts. The judge shows no difference" in card(
+        runs, win_rate=estimate(0.5), over_training={"problem": "No prompts."}
+    )
+    assert "Nothing here shows whether PPO helped" in card(runs, win_rate=None)
+
+
+def test_three_figures_beside_the_best_constant(runs):
+    assert "best constant" not in card(runs)
+    text = card(runs, trivial=CONSTANTS)
+    assert cells(text, "**Win rate over SFT** (judge: gold)")[1:] == ["0.50 ¹", "**0.90** (0.85–0.95)", "0.25"]
+    assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
+    assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75 ²"]
+    assert "644 completions to 161 prompts" in text and "² The text that the reward likes most wins only 0.12." in text
+
+
+def test_the_example_is_the_median_pair_that_the_judge_tells_apart(runs):
+    rows = [
+        {"prompt": f"Write\nline {n} {'long ' * 60}", "sft": {"completion": " a", "judge": 0.0, "reward": 0.0},
+         "ppo": {"completion": f"* {n}\n* **bold** {'word ' * 80}", "judge": judge, "reward": 0.0}}
+        for n, judge in enumerate([0.0, 0.0, 0.0, 3.0, -1.0, 2.0])
+    ]  # fmt: skip
+    path = runs / "eval" / "samples.jsonl"
+    path.write_text("".join(line + "\n" for line in map(json.dumps, rows)))
+    text = card(runs)
+    assert "(the median pair by the judge): “Write↵line 5 long" in text
+    answer = cells(text, "**PPO**")[1]
+    assert answer.startswith("&#42; 5↵&#42; &#42;&#42;bold") and answer.endswith("word …") and len(answer) < 340
+
+
+def test_what_to_watch_out_for(runs):
+    def change(key: str, before: float, after: float) -> None:
+        evaluation["sft"][key], evaluation["ppo"][key] = estimate(before), estimate(after)
+        evaluation["difference"][key] = estimate(after - before)
+
+    evaluation = read_json(runs / "eval" / "evaluation.json")
+    change("length", 10.0, 14.5)
+    change("distinct_2", 0.75, 0.25)
+    change("repetition", 0.0, 0.25)
+    change("eos_rate", 1.0, 0.5)
+    evaluation |= {
+        "win_rate_at_equal_length": estimate(0.75),
+        "agreement": {"sft": estimate(0.75), "ppo": estimate(0.25), "same_side": estimate(0.8)},
+        "judges": {
+            "gold": {},
+            "rule:length(unit='words')": {"sft": estimate(9.0), "ppo": estimate(5.0)},
+            "true statements": {"sft": estimate(0.9), "ppo": estimate(0.5)},
+        },
+        "trivial": {**CONSTANTS, "winnable_by_a_constant": True},
+        "data": {"trained_on": {"sft": 7, "reward": 0, "ppo": None}},
+    }
+    StageRecord(runs / "eval").write(stage="eval", fingerprint="f")
+    point = {"reward": estimate(1.5), "judge": estimate(1.0), "kl": {"value": 1.0, "is_bound": True}, "seeds": [1],
+             "win_rate": {"sft": estimate(0.6)}, "compute": {"flops": 1.0}}  # fmt: skip
+    methods = {"best-of-n": [{**point, "label": f"n = {n}", "reward": estimate(n / 2)} for n in (2, 4, 8)]}
+    frontier = {"evaluation": "f", "sft": point, "ppo": point, "methods": methods, "served": 1, "commands": {}}
+    (runs / "baseline").mkdir()
+    write_json(runs / "baseline" / "frontier.json", frontier)
+    watch = card(runs, **evaluation).split("## Watch out for")[1].split("## Trained with")[0]
+    for sentence in (
+        "- **Longer answers.** 10.0 → 14.5 tokens. At equal length the win rate is 0.75 (0.70–0.80).",
+        "- **Less variety.** Distinct word pairs fall from 0.75 to 0.25.",
+        "- **Repetition.** An answer repeats 25% of its word pairs (SFT 0%).",
+        "- **Unfinished answers.** 50% end by themselves (SFT 100%).",
+        "- **true statements falls** from 0.90 to 0.50.",
+        "- **Reward and judge disagree** in 20% of the comparisons. Their rank correlation falls from 0.75 to 0.25",
+        "- **A fixed text wins.**",
+        "- **Simplest rival:** SFT with n = 4 by reward reaches PPO's reward, with a win rate of 0.60 (0.55–0.65) (PPO",
+        "- **7 of these prompts** were also trained on by SFT.",
+        "- **Not measured:** the judge before the end of training; human preferences",
+    ):
+        assert sentence in watch, sentence
+
+
+def test_how_it_was_trained(runs):
+    text = card(runs).split("## Trained with")[1]
+    assert cells(text, "Recipe")[1] == "`tiny-world`, rlhf-zoo 0.1.0, seed 3"
+    assert cells(text, "PPO |")[1] == "40 updates of 64 completions, β 0.10, learning rate 0.0003"
+    assert cells(text, "Time")[1] == "61 s"
+
+
+def test_a_card_on_a_real_hub_names_its_source_and_a_chat_models_tag(runs):
+    StageRecord(runs / "ppo").write(hub="https://huggingface.co")
+    (runs / "ppo" / "checkpoint-40" / "chat_template.jinja").write_text("{#- rlhf-zoo {} #}{#- end #}x")
+    readme = make_card(runs / "ppo")
+    head, body = head_and_body(readme)
+    assert head["model-index"][0]["results"][0]["source"] == {
+        "name": "rlhf_card.json", "url": "https://huggingface.co/local/tiny-world-ppo/blob/main/rlhf_card.json",
+    }  # fmt: skip
+    assert "conversational" in head["tags"]
+    assert ModelCard.load(readme).data.eval_results[0].source_name == "rlhf_card.json"
+    assert 'prompt = [{"role": "user", "content": "prompt 0"}]' in body and '["generated_text"][-1]["content"]' in body
+
+
+def test_an_sft_card_links_to_the_policy_made_from_it(runs):
+    text = card(runs, stage="sft")
+    assert cells(text, "**Perplexity**")[1] == "**7.39**" and cells(text, "prompt 1")[1] == "a plain line"
+    assert "PPO made from it `local/tiny-world-ppo`" in text
+
+
+def test_a_reward_card_has_its_accuracy_beside_two_rules(runs):
+    report = reward_report()
+    StageRecord(runs / "reward").write(reward_model=report)
+    text = card(runs, stage="reward")
+    assert cells(text, "**Accuracy**")[2:] == ["0.50", markdown.with_interval(report["length"]["longer_wins"])]
+    assert "Length hardly decides." in text and "PPO trained on it `local/tiny-world-ppo`" in text
+    assert 'score = pipeline("text-classification", model="./tiny-world-reward", function_to_apply="none")' in text
+    report["length"]["spearman"] = estimate(0.75)
+    StageRecord(runs / "reward").write(reward_model=report)
+    assert "PPO on this reward will probably write longer texts." in card(runs, stage="reward")
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
+def test_few_words_are_not_folded(runs, stage):
+    StageRecord(runs / "reward").write(reward_model=reward_report())
+    text = card(runs, stage=stage, trivial=CONSTANTS, **judged("healthy", recommended=40))
+    assert len(text.split()) <= 450
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ([0.0, 1.0, 1.0], "Reward and judge rise together, then level off"),
+        ([0.0, 1.0, 2.0], "Reward and judge rise together"),
+        ([0.0, 1.0, -1.0], "Reward rises, the judge ends below SFT"),
+        ([0.0, 0.1, 0.1], "Reward rises, the judge hardly changes"),
+    ],
+)
+def test_the_title_over_training_says_what_happened(judge, message):
+    over = over_training()
+    for row, value in zip([over["sft"], *over["checkpoints"]], judge, strict=True):
+        row["judge"] = {"value": value, "ci95": [value - 0.2, value + 0.2], "n": 60}
+    assert over_training_message(over) == message
+    over["fall"] = {"detected": True}
+    assert over_training_message(over) != message or judge[-1] < 0
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (0.0267, "0.027"), (0.7259, "0.73"), (-0.184, "−0.18"), (2.18, "2.18"), (11.42, "11.4"),
+     (346.7, "347"),
+     (12345.6, "12,300"), (540, "540"), (None, "not measured")],
+)  # fmt: skip
+def test_numbers_that_are_not_folded_have_two_or_three_digits(value, text):
+    assert markdown.short(value) == text
+
+
+@pytest.mark.parametrize(
+    ("name", "title"),
+    [('rule:f(a=0, name="followed")', "followed"), ("rule:grammar()", "grammar"), ("llm:gpt(x)", "llm:gpt(x)")],
+)
+def test_a_judge_is_called_without_its_arguments(name, title):
+    assert markdown.judge_title(name) == title
+
+
+def test_a_long_command_is_in_the_fold(runs):
+    command = f"rlhf-zoo run tiny-world --seed 3 --ppo.reward_funcs {'f,' * 80}g"
+    StageRecord(runs / "ppo").write(command=command)
+    text, body = card(runs), (runs / "ppo" / "README.md").read_text()
+    assert cells(text, "Again")[1] == "the command in the last fold" and command in body
+
+
+def test_intervals_below_zero_have_no_dash():
+    assert markdown.with_interval({"value": -0.07, "ci95": [-0.1123, 0.02]}) == "−0.07 (−0.11 to 0.02)"
+    assert markdown.with_interval(None) == "not measured" and markdown.with_interval({"value": 0.5}) == "0.50"
