@@ -227,7 +227,7 @@ def main() -> None:
         _fail(_click_error(error))
     except (KeyboardInterrupt, click.Abort):
         if distributed.rank() == 0:
-            click.echo("Interrupted; run the same command again to resume.", err=True)
+            click.echo("Interrupted; run the same command again: it resumes if it has saved anything.", err=True)
         sys.exit(130)
     except Exception as error:
         if isinstance(error, BrokenPipeError) and _stdout_is_closed():

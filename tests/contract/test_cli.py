@@ -399,7 +399,7 @@ def test_exit_codes(finish):
 
     assert finish(None) == (0, "")
     assert finish(ZooError("A thing is wrong: mend it.")) == (2, "Error: A thing is wrong: mend it.\n")
-    interrupted = "\nInterrupted; run the same command again to resume.\n"
+    interrupted = "\nInterrupted; run the same command again: it resumes if it has saved anything.\n"
     assert finish(KeyboardInterrupt()) == finish(Stopped()) == (130, interrupted)
 
 
@@ -441,4 +441,4 @@ def test_ctrl_c_before_anything_is_trained(tmp_path, by):
     os.kill(process.pid, by)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130 and "Traceback" not in said
-    assert errors(said) == ["Interrupted; run the same command again to resume."]
+    assert errors(said) == ["Interrupted; run the same command again: it resumes if it has saved anything."]

@@ -323,7 +323,7 @@ def test_ctrl_c_saves_the_step_under_way_and_neither_it_nor_a_kill_changes_the_r
     code, said = stop(run, run.command("ppo"), lambda: logged(run, "ppo") >= 1, signal.SIGINT)
     assert code == 130, said
     assert "Saving the ppo stage after this step, or after this batch of an evaluation; press Ctrl-C again" in said
-    assert said.rstrip().endswith("Interrupted; run the same command again to resume.")
+    assert said.rstrip().endswith("Interrupted; run the same command again: it resumes if it has saved anything.")
     assert "Traceback" not in said
     record, document, step = run.record("ppo"), run.json("ppo", "run.json"), logged(run, "ppo")
     assert document["status"] == "interrupted" and 1 <= step < LAST

@@ -154,7 +154,13 @@ class Pair:
         for side, side_rows in zip(sides, rows, strict=True):
             tokens.append([plain_words(side.texts[i]) for i in side_rows])
             bodies.append([_MARKUP.sub(" ", side.texts[i]) for i in side_rows])
-            body_words.append([plain_words(body) for body in bodies[-1]])
+            # Few texts have markup, and splitting into words takes time.
+            body_words.append(
+                [
+                    text_words if body == side.texts[i] else plain_words(body)
+                    for i, text_words, body in zip(side_rows, tokens[-1], bodies[-1], strict=True)
+                ]
+            )
             verified = side.verified if side.verified is not None else [False] * len(side)
             counted.append(~np.asarray(verified, dtype=bool)[side_rows])
         return cls(
