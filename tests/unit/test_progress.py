@@ -68,8 +68,14 @@ def test_ppo_shows_reward_kl_and_its_phase(log: io.StringIO, tmp_path) -> None:
     state.max_steps = 4
     with redirect_stderr(log):
         callback.on_train_begin(arguments, state, control)
-        callback.on_log(arguments, state, control, logs={"objective/score": 1.25, "objective/kl": 0.5})
+        for state.global_step in (1, 2):
+            time.sleep(0.002)
+            control.should_log = True
+            callback.on_step_end(arguments, state, control)
+            logs = {"objective/score": 1.25 * state.global_step, "objective/kl": 0.5}
+            callback.on_log(arguments, state, control, logs=logs)
         callback.show_phase("rollout")
         callback.on_train_end(arguments, state, control)
-    last = log.getvalue().splitlines()[-1]
-    assert last.startswith("ppo, sampling: 0 of 4 ") and last.endswith("reward=1.25, kl=0.5")
+    lines = log.getvalue().splitlines()
+    assert lines[1].startswith("ppo: 1 of 4 ") and lines[1].endswith("reward=1.25, kl=0.5"), "of this step"
+    assert lines[-1].startswith("ppo, sampling: 2 of 4 ") and lines[-1].endswith("reward=2.5, kl=0.5")

@@ -123,9 +123,13 @@ class ProgressCallback(TrainerCallback):
         self._bar = Progress(state.max_steps, self._desc, "step", initial=state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        if not control.should_log:  # else `on_log` follows, with the metrics of this step
+            self._advance(state)
+        self._describe_next(control)
+
+    def _advance(self, state: TrainerState) -> None:
         if self._bar is not None:
             self._bar.update(state.global_step - self._bar.n)
-        self._describe_next(control)
 
     def on_log(
         self,
@@ -145,6 +149,7 @@ class ProgressCallback(TrainerCallback):
         if self._bar is not None:
             postfix = {label: f"{numbers[name]:.3g}" for name, label in BAR_LABELS.items() if name in numbers}
             self._bar.show_metrics(postfix)
+            self._advance(state)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         self.close()
