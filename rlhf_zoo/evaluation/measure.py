@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from datasets import Dataset
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import exact_kl, selected_logprobs
@@ -37,6 +36,7 @@ from ..runs.judge import evaluation_of, judge_run
 from ..runs.parents import parent
 from ..runs.registry import reward_names
 from ..runs.settings.judge_names import SAME_LABELS
+from ..runs.status_line import Progress
 from .judges.lexicon import lexicon_judge
 from .judges.named import open_panel
 from .judges.panel import Panel, RewardJudge, cheapest_first, scores
@@ -278,27 +278,25 @@ def measure(
     metrics_by_batch: dict[int, _BatchMetrics] = {}
     # Logits over the whole vocabulary are the largest tensors here, so a batch is split by their size.
     micro_batches, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
-    hidden = not distributed.is_main_process()
-    bar = tqdm(total=len(prompts), desc=f"{desc}: reward and KL", unit="sample", leave=False, disable=hidden)
-    for number, batch in enumerate(samples.batches):
-        bar.update(start - bar.n)
-        batch_rows = slice(start, start + len(batch))
-        start += len(batch)
-        # Every process has all samples and scores its own share; `gather_in_order` merges the shares.
-        if not distributed.is_my_batch(number):
-            continue
-        reward = evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns or {})
-        kl_parts = []
-        for part in micro_batches.run(partial(_kl_to_reference, policy, evaluator, batch), range(len(batch))):
-            kl_parts.append(part)
-            bar.update(len(part[0]))
-        metrics_by_batch[number] = (
-            reward,
-            [value for part_kl, _ in kl_parts for value in part_kl],
-            _rows(batch.logprobs, batch),
-            [row for _, rows in kl_parts for row in rows],
-        )
-    bar.close()
+    with Progress(len(prompts), f"{desc}: reward and KL", "sample", leave=False) as bar:
+        for number, batch in enumerate(samples.batches):
+            bar.update(start - bar.n)
+            batch_rows = slice(start, start + len(batch))
+            start += len(batch)
+            # Every process has all samples and scores its own share; `gather_in_order` merges the shares.
+            if not distributed.is_my_batch(number):
+                continue
+            reward = evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns or {})
+            kl_parts = []
+            for part in micro_batches.run(partial(_kl_to_reference, policy, evaluator, batch), range(len(batch))):
+                kl_parts.append(part)
+                bar.update(len(part[0]))
+            metrics_by_batch[number] = (
+                reward,
+                [value for part_kl, _ in kl_parts for value in part_kl],
+                _rows(batch.logprobs, batch),
+                [row for _, rows in kl_parts for row in rows],
+            )
     merged: tuple[list, ...] = ([], [], [], [])
     for batch_metrics in distributed.gather_in_order(metrics_by_batch):
         for values, batch_values in zip(merged, batch_metrics, strict=True):

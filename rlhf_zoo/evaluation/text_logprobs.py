@@ -4,11 +4,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
-from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import selected_logprobs
-from ..modeling import distributed
 from ..modeling.chat import decode_completions, display_text, tokenize_completion, tokenize_prompt
 from ..modeling.chat_template import Prompt
 from ..modeling.devices import MicroBatches
@@ -16,6 +14,7 @@ from ..modeling.logprobs import response_logits
 from ..modeling.models import context_length
 from ..modeling.sampling.sampler import Samples, Vocabulary, left_pad
 from ..modeling.special_tokens import stop_ids
+from ..runs.status_line import Progress
 from .measure import Evaluator, rows_at_once
 from .probes.texts import OTHER_PROMPTS
 
@@ -78,8 +77,7 @@ def logprobs_under(
     if not tokens:
         return []
     parts, logprobs = MicroBatches(rows_at_once(model, max(1, *map(len, tokens)))), []
-    hidden = not distributed.is_main_process()
-    with tqdm(total=len(tokens), desc=desc, unit="text", leave=False, disable=hidden) as bar:
+    with Progress(len(tokens), desc, "text", leave=False) as bar:
         for part in parts.run(part_logprobs, range(len(tokens))):
             logprobs += part
             bar.update(len(part))
