@@ -73,6 +73,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
         (judged("no sign found", recommended=40), "NOTE", "nobody checked the judge"),
         (judged("no gain"), "WARNING", "Use the SFT model."),
         (judged("gain not shown"), "WARNING", "or evaluate on more prompts."),
+        (judged("gain not shown", disagree=True), "WARNING", "but its win rate does not confirm that."),
         (judged("suspicious"), "WARNING", "No checkpoint is recommended: read the samples"),
         (judged("past the peak at step 20"), "WARNING", "The judge was higher before, and has fallen since."),
         (judged("not judged", reasons=["There is no judge."]), "WARNING", "There is no judge."),

@@ -76,6 +76,8 @@ def _why(kind: str, over: Mapping[str, Any]) -> str:
         return f"Probes fire without an explanation: {escape(', '.join(fired))}."
     if kind == "no gain":
         return "A reader would notice no gain over SFT."
+    if kind == "gain not shown" and over.get("disagree"):
+        return "The judge's mean changed, but its win rate does not confirm that."
     if kind == "gain not shown":
         return "A gain may be there, but it is too small for this evaluation."
     if kind.startswith("past the peak"):
