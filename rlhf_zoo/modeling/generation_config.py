@@ -1,4 +1,4 @@
-"""Repairs contradictory generation configs, which transformers loads but refuses to save."""
+"""Generation configs: repairs contradictory ones, which transformers refuses to save, and sets how a policy samples."""
 
 import copy
 import logging
@@ -53,6 +53,25 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
         )
     model.generation_config = repaired
     _warn_once(name, reason, f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} left out")
+
+
+def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
+    """Makes `model.generate` and pipelines sample from the whole distribution by default, as PPO and evaluations do.
+
+    The length is left to the caller: a limit in the config would take precedence over `max_length`, which others pass.
+
+    Args:
+        model: The model; one without a generation config is left as it is.
+        temperature: The sampling temperature.
+    """
+    config = getattr(model, "generation_config", None)
+    if config is None:
+        return
+    changed = copy.deepcopy(config)
+    for key, value in {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}.items():
+        setattr(changed, key, value)
+    if _refusal(changed) is None:  # a model may ask for beams or the like
+        model.generation_config = changed
 
 
 def _refusal(config: GenerationConfig) -> str | None:

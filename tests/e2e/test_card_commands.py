@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -89,3 +90,5 @@ def test_every_command_in_the_cards_runs(reader: Run) -> None:
         done = sh(reader, "\n".join([*fetch, f"{shlex.join(PYTHON)} snippet_{number}.py"]))
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.strip(), "it prints what it generates, or its score"
+    defaults = json.loads((reader.folder / "tiny-world-ppo" / "generation_config.json").read_text())
+    assert (defaults["do_sample"], defaults["top_k"], defaults["temperature"]) == (True, 0, 1.0), "as evaluated"

@@ -11,7 +11,7 @@ from trainer_fixture import make_policy, make_reward_model, make_trainer
 from transformers import GenerationConfig
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.generation_config import _warn_once, make_savable
+from rlhf_zoo.modeling.generation_config import _warn_once, make_savable, set_sampling
 from rlhf_zoo.modeling.models import load_causal
 
 
@@ -72,3 +72,17 @@ def test_the_trainer_saves_a_policy_that_was_made_so(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, model=policy, max_steps=1)
     trainer.save_model(str(tmp_path / "saved"))
     assert GenerationConfig.from_pretrained(tmp_path / "saved").do_sample is True
+
+
+def test_a_policy_is_saved_with_the_sampling_of_its_training(tmp_path: Path) -> None:
+    policy = make_policy()
+    before = policy.generation_config.eos_token_id
+    set_sampling(policy, temperature=0.7)
+    policy.save_pretrained(tmp_path)
+    saved = GenerationConfig.from_pretrained(tmp_path)
+    assert (saved.do_sample, saved.temperature, saved.top_k, saved.top_p) == (True, 0.7, 0, 1.0)
+    assert saved.eos_token_id == before
+    policy.generation_config.streamer = 1  # cannot be saved, whatever is set
+    set_sampling(policy, temperature=0.5)
+    assert policy.generation_config.temperature == 0.7
+    set_sampling(make_reward_model(), temperature=0.5)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from ...modeling.chat import wrap_completion
+from ...modeling.generation_config import set_sampling
 from ...modeling.loading import Loading, load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.prompt_keys import describe_prompt_count
@@ -305,8 +306,10 @@ def _load_models(
 ) -> dict[str, Any]:
     """Loads the policy and the reward models with their tokenizers. Returns the trainer's model keywords."""
     paths = [parents[role].path for role in REWARD_ROLES if role in parents]
+    policy = load_causal(merged_model(context, parents["sft"]), options=loading_of(settings))
+    set_sampling(policy, temperature=settings.trainer.temperature)
     return {
-        "model": load_causal(merged_model(context, parents["sft"]), options=loading_of(settings)),
+        "model": policy,
         "reward_model": [reward_model(settings, path) for path in paths] or None,
         "reward_processing_class": [load_tokenizer(path) for path in paths] or None,
         "value_model": parents["value"].path if "value" in parents else None,
