@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,7 @@ from .tables import print_json, stdout_console, table
 
 if TYPE_CHECKING:
     from ..evaluation.probes import Completions
+    from ..evaluation.rollouts import RolloutFindings
 
 
 @click.command()
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     help="Completions of the SFT model for the same prompts, in another file.",
 )
 @click.option("--model", help="The SFT model, a folder or NAMESPACE/NAME[@TAG]: two probes read its log-probabilities.")
+@click.option("--reward", metavar="COLUMN", help="The column of the reward.  [default: reward or score]")
 @click.option(
     "--verifiable",
     is_flag=True,
@@ -35,31 +38,41 @@ if TYPE_CHECKING:
 @SOURCE_HUB
 @TRUST
 @click.option("--seed", type=int, default=1, show_default=True, help="Seed of permutations and intervals.")
+@click.option(
+    "--fail-on",
+    multiple=True,
+    type=click.Choice(["hacked", "suspicious", "worse"]),
+    help="End with exit code 3 on this verdict. May be repeated.",
+)
 @json_option()
 def probe(
     completions: Path,
     against: Path,
     model: str | None,
+    reward: str | None,
     verifiable: bool,
     hub: str | None,
     source_hub: str | None,
     seed: int,
+    fail_on: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Test completions of any trainer for a hacked reward, and give the verdict.
 
     They are compared with those of the SFT model.
 
-    COMPLETIONS is a file of JSON lines with prompt and completion, as TRL, OpenRLHF or verl write them (or input and
-    output), and optionally reward (or score), judge, and logprobs of the tokens under the SFT model.
+    COMPLETIONS is a file of JSON lines, a JSON array or Parquet, with prompt and completion, as TRL, OpenRLHF or verl
+    write them (or input and output), and optionally reward (or score), judge, and logprobs of the tokens under the SFT
+    model.
 
     \b
     Example:
       rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
     """
-    from ..evaluation.rollouts import check_same_columns, probe_rollouts, read_rollouts
+    from ..evaluation.rollout_files import check_same_columns, read_rollouts
+    from ..evaluation.rollouts import probe_rollouts
 
-    policy, sft = read_rollouts(completions), read_rollouts(against)
+    policy, sft = (read_rollouts(path, reward=reward) for path in (completions, against))
     if not set(policy.prompts) & set(sft.prompts):
         raise ZooError(f"{completions} and {against} share no prompt: sample both for the same prompts.")
     check_same_columns(completions, policy, against, sft, logprobs=model is None)
@@ -68,7 +81,14 @@ def probe(
     result = probe_rollouts(policy, sft, verifiable=verifiable, seed=seed)
     if as_json:
         print_json(result.to_json())
-        return
+    else:
+        _print(result, [(completions, len(policy)), (against, len(sft))])
+    if result.verdict.kind in fail_on:
+        raise SystemExit(3)
+
+
+def _print(result: RolloutFindings, files: Sequence[tuple[Path, int]]) -> None:
+    """Prints a table of the probes, and the verdict with its reasons. `files` are the paths and their rows."""
     rows = [
         [
             probe.family,
@@ -98,9 +118,9 @@ def probe(
             f"{result.split_half.value:.2f} [{low:.2f}, {high:.2f}]; random scores would have 0."
         )
     if any(result.left_out):
-        files = zip(result.left_out, (policy, sft), (completions, against), strict=True)
         left_out = " and ".join(
-            f"{number} of {_count(len(rollouts), 'line')} of {path}" for number, rollouts, path in files
+            f"{number} of {_count(rows_in_file, 'row')} of {path}"
+            for number, (path, rows_in_file) in zip(result.left_out, files, strict=True)
         )
         lines.append(f"- Left out, because only one file has their prompt: {left_out}.")
     for line in lines:

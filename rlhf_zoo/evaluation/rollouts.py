@@ -1,34 +1,17 @@
-"""Reads rollouts of any trainer from JSON lines, probes them against a reference, and decides the verdict."""
+"""Probes rollouts of any trainer against those of SFT, and decides the verdict."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import ZooError
-from ..fileio import finite, parse_json
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .judges.check import split_half
 from .probes import Completions, Report, probe
 from .stats import Estimate
 from .verdict import Verdict, decide
-
-#: Column -> its names in TRL, OpenRLHF and verl. The first one that a line has is read.
-COLUMNS = {
-    "prompt": ("prompt", "input", "query"),
-    "completion": ("completion", "output", "response"),
-    "reward": ("reward", "score"),
-    "judge": ("judge",),
-    "logprobs": ("logprobs",),
-}
-
-#: Maximum number of completions in a file; this many take minutes and a few GiB.
-MAX_ROWS = 250_000
-#: Largest absolute score. Sums of `MAX_ROWS` such scores, and of their squares, stay finite.
-MAX_SCORE = 1e100
 
 _JUDGE_IS_REWARD = (
     "The judge's column equals the reward's in every line, so it is the training reward itself, which cannot "
@@ -64,134 +47,6 @@ class RolloutFindings:
         split_half = self.split_half.to_json() if self.split_half else None
         findings = {**self.verdict.to_json(), "split_half": split_half, "probes": self.report.to_json()}
         return {"schema": 1, **counts, **findings}
-
-
-def read_rollouts(path: Path) -> Completions:
-    """Reads the completions in a file of JSON lines, with the optional columns that every line has.
-
-    Args:
-        path: The file, in UTF-8.
-
-    Returns:
-        The completions.
-
-    Raises:
-        ZooError: The file cannot be read, or a line is wrong; it names the file and the line.
-    """
-    rows: dict[int, dict[str, Any]] = {}
-    try:
-        with path.open(encoding="utf-8-sig") as lines:  # editors on Windows may begin a file with a byte-order mark
-            for number, line in enumerate(lines, 1):
-                # Line numbers count blank lines too, as editors show them.
-                if line.strip():
-                    if len(rows) == MAX_ROWS:
-                        raise ZooError(f"{path} holds over {MAX_ROWS:,} completions: give a random sample of them.")
-                    rows[number] = _parse_line(line, f"{path}, line {number}")
-    except UnicodeDecodeError as error:
-        raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error
-    except OSError as error:
-        raise ZooError(f"{path} cannot be read ({error.strerror}): give a file of JSON lines.") from error
-    if not rows:
-        raise ZooError(f"{path} holds no completions: write one JSON object a line, with prompt and completion.")
-    columns: dict[str, list[Any] | None] = {}
-    for name in COLUMNS:
-        # A column that only some lines have is an error: part of it would be compared with all of the other side.
-        without = [number for number, row in rows.items() if name not in row]
-        if without and len(without) < len(rows):
-            raise ZooError(
-                f"{path} has {name} in {len(rows) - len(without)} of {len(rows)} lines, and not in line {without[0]}: "
-                "give it in every line or in none."
-            )
-        columns[name] = None if without else [row[name] for row in rows.values()]
-    return Completions(
-        columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"]
-    )
-
-
-def _parse_line(line: str, where: str) -> dict[str, Any]:
-    try:
-        document = parse_json(line)
-    except ValueError as error:
-        why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line.") from error
-    if not isinstance(document, dict):
-        raise ZooError(f"{where} holds no object: write one with prompt and completion.")
-    row: dict[str, object] = {}
-    for name, names in COLUMNS.items():
-        # A null counts as missing.
-        value = next((document[key] for key in names if document.get(key) is not None), None)
-        if value is not None:
-            row[name] = _parse_value(name, value, where)
-        elif name in ("prompt", "completion"):
-            raise ZooError(f"{where} has no {name}: give it as {' or '.join(repr(key) for key in names)}.")
-    return row
-
-
-def _parse_value(name: str, value: Any, where: str) -> Any:
-    if name in ("prompt", "completion"):
-        text = message_text(value)
-        if text is None:
-            raise ZooError(f"{where}: {name} must be a text or a list of messages with role and content.")
-        return text
-    if name == "logprobs":
-        # A log-probability above 0 would be a probability above 1.
-        if isinstance(value, list) and all(finite(logprob) and logprob <= 0 for logprob in value):
-            return value
-        raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
-    if isinstance(value, str) and _reads_as_number(value):
-        raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
-    if not finite(value) or abs(value) > MAX_SCORE:
-        raise ZooError(f"{where}: {name} must be a finite number, at most {MAX_SCORE:g} in size.")
-    return float(value)
-
-
-def _reads_as_number(text: str) -> bool:
-    try:
-        return finite(json.loads(text))
-    except ValueError:
-        return False
-
-
-def check_same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
-    """Checks that both files have a column or neither does.
-
-    Args:
-        policy: Path of the policy's file.
-        ours: Its completions.
-        sft: Path of SFT's file.
-        theirs: Its completions.
-        logprobs: Whether the column logprobs is checked too.
-
-    Raises:
-        ZooError: Only one file has a column that needs the other's.
-    """
-    fields = {"reward": "rewards", "judge": "judged", **({"logprobs": "logprobs"} if logprobs else {})}
-    for name, field in fields.items():
-        paths_with_column = [
-            path for path, completions in ((policy, ours), (sft, theirs)) if getattr(completions, field) is not None
-        ]
-        if len(paths_with_column) == 1:
-            other = sft if paths_with_column == [policy] else policy
-            raise ZooError(
-                f"{other} has no {name}, but {paths_with_column[0]} has: provide it in both files or in neither."
-            )
-
-
-def message_text(value: object) -> str | None:
-    """Reads a text, or joins the contents of a conversation's messages.
-
-    Args:
-        value: A value from outside.
-
-    Returns:
-        The text; None for anything else.
-    """
-    if isinstance(value, str):
-        return value
-    if isinstance(value, Sequence) and value and all(isinstance(message, Mapping) for message in value):
-        contents = [message.get("content") for message in value]
-        return "\n".join(contents) if all(isinstance(message, str) for message in contents) else None  # type: ignore[arg-type]
-    return None
 
 
 def probe_rollouts(

@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import ZooError
 from .probes import Completions, Report, probe
 from .probes.permutations import MIN_SWAPPED_PROMPTS
-from .rollouts import message_text, read_rollouts
+from .rollout_files import message_text, read_rollouts
 
 log = logging.getLogger(__name__)
 

@@ -151,7 +151,7 @@ def test_summary_is_the_contracts_and_what_json_prints(base):
 
 def test_what_a_run_says(base):
     said = (base.folder / "stderr").read_text()
-    assert "Hub: the embedded Hub (no --hub" in said and "Publishing to local/tiny-world-*" in said
+    assert "Hub: the embedded Hub (to publish" in said and "Publishing to local/tiny-world-*" in said
     assert re.search(r"^Plan for cpu \(.* GiB\): sft [\d.]+, reward [\d.]+, ppo [\d.]+ GiB, about ", said, re.MULTILINE)
     assert "differ from those that this run sent" not in said and "weights verified by SHA-256" in said
     for noise in ("Warning", "warn(", "Traceback", "Generating train split"):

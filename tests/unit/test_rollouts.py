@@ -19,7 +19,8 @@ import rlhf_zoo
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.probes import Completions
-from rlhf_zoo.evaluation.rollouts import probe_rollouts, read_rollouts
+from rlhf_zoo.evaluation.rollout_files import read_rollouts
+from rlhf_zoo.evaluation.rollouts import probe_rollouts
 from rlhf_zoo.evaluation.watch import Hacked
 
 
@@ -51,7 +52,7 @@ def write(path: Path, one: Completions, **columns: object) -> Path:
         ('{"prompt": "x", "completion": ' + "[" * 10**5, "line 2 is not JSON"),
         ('{"prompt": "x", "completion": "y", "reward": NaN}', "line 2: reward must be a finite number"),
         ('{"prompt": "x", "completion": "y", "logprobs": [0.5]}', "line 2: logprobs must be a list"),
-        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 lines, and not in line 1: give"),
+        ('{"prompt": "x", "completion": "y", "judge": 1}', "has judge in 1 of 2 rows, and not in line 1: give"),
     ],
 )
 def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
@@ -69,7 +70,7 @@ def test_bad_input_is_refused_by_file_and_line(tmp_path, line, message):
 
 
 def test_a_file_has_at_most_so_many_completions(tmp_path, monkeypatch):
-    monkeypatch.setattr("rlhf_zoo.evaluation.rollouts.MAX_ROWS", 3)
+    monkeypatch.setattr("rlhf_zoo.evaluation.rollout_files.MAX_ROWS", 3)
     path = tmp_path / "rollouts.jsonl"
     path.write_text('{"prompt": "x", "completion": "y"}\n\n' * 3)
     assert len(read_rollouts(path)) == 3
@@ -88,6 +89,36 @@ def test_columns_go_by_the_names_of_trl_and_verl_behind_a_byte_order_mark(tmp_pa
     )  # fmt: skip
     found = read_rollouts(path)
     assert (found.prompts, found.texts, found.rewards) == (["a", "hello"], ["b", "yes"], [1.0, 0.5])
+
+
+def test_arrays_parquet_parts_and_calls_are_read(tmp_path, caplog):
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "image", "url": "x"}]}]
+    call = [{"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}]
+    rows = [{"prompt": parts, "completion": call, "brevity": 0.5}, {"prompt": "a", "completion": "b", "brevity": 1}]
+    array = tmp_path / "rows.json"
+    array.write_text(json.dumps(rows, indent=2))
+    plain = read_rollouts(array)
+    assert (plain.prompts, plain.texts, plain.rewards) == (
+        ["hi", "a"],
+        ['[{"name": "f", "arguments": "{}"}]', "b"],
+        None,
+    )
+    assert "has no reward. Its other columns of numbers are 'brevity': --reward names one." in caplog.text
+    assert read_rollouts(array, reward="brevity").rewards == [0.5, 1.0]
+    with pytest.raises(ZooError, match="has no column 'speed': name the column of the reward"):
+        read_rollouts(array, reward="speed")
+    table = tmp_path / "rows.parquet"
+    pandas.DataFrame({"prompt": ["p"] * 3, "completion": ["x", "y", "z"], "brevity": [1, 2, 3]}).to_parquet(table)
+    assert (read_rollouts(table, reward="brevity").texts, len(read_rollouts(table))) == (["x", "y", "z"], 3)
+    table.write_bytes(b"no parquet")
+    with pytest.raises(ZooError, match=r"rows\.parquet is not Parquet \(.*\): write it again, or give JSON lines"):
+        read_rollouts(table)
+    array.write_text('[{"prompt": "a", "completion": "b"}, 3]')
+    with pytest.raises(ZooError, match=r"rows\.json, row 2 holds no object"):
+        read_rollouts(array)
+    array.write_text('[{"prompt": "a"')
+    with pytest.raises(ZooError, match=r"rows\.json is not JSON \(.*\): write one object a line, or one array"):
+        read_rollouts(array)
 
 
 def test_the_verdict_goes_by_reward_and_judge_where_there_are_any():
@@ -193,6 +224,10 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
     assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 3, 60)
+    for kinds, code in ((["worse"], 0), (["worse", "hacked"], 3)):
+        flags = [word for kind in kinds for word in ("--fail-on", kind)]
+        done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), *flags])
+        assert done.exit_code == code and "Verdict: hacked" in done.output
     assert unexplained(document) == []
     scored = write(tmp_path / "scored.jsonl", sft(2), judge=[1.0] * 120)
     folder = tmp_path / "nofolder"
@@ -206,7 +241,7 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     some = write(tmp_path / "some.jsonl", sft(2, prompts=1))
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(some)])
     assert ", on 1 prompt.\n" in done.output
-    assert "only one file has their prompt: 118 of 120 lines of" in " ".join(done.output.split())
+    assert "only one file has their prompt: 118 of 120 rows of" in " ".join(done.output.split())
     refused = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(other)])
     assert isinstance(refused.exception, ZooError) and "share no prompt" in str(refused.exception)
 
@@ -234,7 +269,8 @@ def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     ours, theirs = sft(1, prompts=24), sft(2, prompts=24)
     columns = {"step": 200, "prompt": ours.prompts, "completion": ours.texts, "brevity": 0.5, "advantage": 0.0}
     pandas.DataFrame(columns).to_parquet("completions/completions_00200.parquet")
-    write(Path("sft.jsonl"), theirs, reward=[0.4] * 48)
+    write(Path("sft.jsonl"), theirs, reward=[0.4] * 48, brevity=[0.4] * 48)
+    write(Path("rollouts.jsonl"), ours, reward=[0.5] * 48)
     for name, one in (("0", theirs), ("200", ours)):
         rows = [{"input": p, "output": t, "gts": None, "score": 1, "step": 3, "acc": True}
                 for p, t in zip(one.prompts, one.texts, strict=True)]  # fmt: skip
@@ -245,7 +281,7 @@ def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     assert names["reward"](prompts=["a"], completions=["b" * 100]) == [-1.0]
     shell = "".join(re.findall(r"^```sh\n(.*?)^```", page, flags=re.S | re.M))
     commands = [shlex.split(line, comments=True)[1:] for line in shell.splitlines()]
-    assert len(commands) == 5
+    assert len(commands) == 6
     for command in commands:
         done = CliRunner().invoke(cli, command)
         assert done.exit_code == 0, (command, done.output)

@@ -1,0 +1,222 @@
+"""Files of rollouts of any trainer: JSON lines, a JSON array, or Parquet."""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..errors import ZooError
+from ..fileio import finite, parse_json
+from .probes import Completions
+
+log = logging.getLogger(__name__)
+
+#: Column -> its names in TRL, OpenRLHF and verl. The first one that a line has is read.
+COLUMNS = {
+    "prompt": ("prompt", "input", "query"),
+    "completion": ("completion", "output", "response"),
+    "reward": ("reward", "score"),
+    "judge": ("judge",),
+    "logprobs": ("logprobs",),
+}
+
+#: Maximum number of completions in a file; this many take minutes and a few GiB.
+MAX_ROWS = 250_000
+#: Largest absolute score. Sums of `MAX_ROWS` such scores, and of their squares, stay finite.
+MAX_SCORE = 1e100
+
+
+def read_rollouts(path: Path, *, reward: str | None = None) -> Completions:
+    """Reads the completions in a file, with the optional columns that every row has.
+
+    Args:
+        path: JSON lines or a JSON array in UTF-8, or Parquet if its name ends in .parquet.
+        reward: The column of the reward; None for one of the usual names.
+
+    Returns:
+        The completions.
+
+    Raises:
+        ZooError: The file cannot be read, or a row is wrong; it names the file and the row.
+    """
+    names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
+    rows: dict[str, dict[str, Any]] = {}
+    numbers: set[str] = set()  # columns that are not read and hold a number
+    for where, document in _documents(path):
+        if len(rows) == MAX_ROWS:
+            raise ZooError(f"{path} holds over {MAX_ROWS:,} completions: give a random sample of them.")
+        rows[where] = _parse_row(document, names, f"{path}, {where}")
+        numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
+    if not rows:
+        raise ZooError(f"{path} holds no completions: write one JSON object a line, with prompt and completion.")
+    columns: dict[str, list[Any] | None] = {}
+    for name in names:
+        # A column that only some rows have is an error: part of it would be compared with all of the other side.
+        without = [where for where, row in rows.items() if name not in row]
+        if without and len(without) < len(rows):
+            raise ZooError(
+                f"{path} has {name} in {len(rows) - len(without)} of {len(rows)} rows, and not in {without[0]}: "
+                "give it in every row or in none."
+            )
+        columns[name] = None if without else [row[name] for row in rows.values()]
+    if columns["reward"] is None:
+        if reward is not None:
+            raise ZooError(f"{path} has no column {reward!r}: name the column of the reward.")
+        if numbers:
+            names_text = ", ".join(map(repr, sorted(numbers)))
+            log.warning("%s has no reward. Its other columns of numbers are %s: --reward names one.", path, names_text)
+    return Completions(
+        columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"]
+    )
+
+
+def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields each row of a file with its place, such as "line 2"."""
+    try:
+        if path.suffix == ".parquet" and path.is_file():
+            yield from _parquet_rows(path)
+            return
+        # Editors on Windows may begin a file with a byte-order mark.
+        with path.open(encoding="utf-8-sig") as lines:
+            is_array = lines.read(1) == "["
+            lines.seek(0)
+            if not is_array:
+                # Line numbers count blank lines too, as editors show them.
+                for number, line in enumerate(lines, 1):
+                    if line.strip():
+                        yield f"line {number}", _object(_parsed(line, f"{path}, line {number}"), path, f"line {number}")
+                return
+            for number, document in enumerate(_parsed(lines.read(), str(path)), 1):
+                yield f"row {number}", _object(document, path, f"row {number}")
+    except UnicodeDecodeError as error:
+        raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error
+    except OSError as error:
+        raise ZooError(
+            f"{path} cannot be read ({error.strerror}): give a file of JSON lines, a JSON array or Parquet."
+        ) from error
+
+
+def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches(batch_size=1024):
+                for document in batch.to_pylist():
+                    number += 1
+                    yield f"row {number}", document
+    except pa.ArrowInvalid as error:
+        raise ZooError(f"{path} is not Parquet ({str(error)[:80]}): write it again, or give JSON lines.") from error
+
+
+def _parsed(text: str, where: str) -> Any:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line, or one array.") from error
+
+
+def _object(document: Any, path: Path, where: str) -> dict[str, Any]:
+    if not isinstance(document, dict):
+        raise ZooError(f"{path}, {where} holds no object: write one with prompt and completion.")
+    return document
+
+
+def _parse_row(document: Mapping[str, Any], names: Mapping[str, Sequence[str]], where: str) -> dict[str, Any]:
+    row: dict[str, object] = {}
+    for name, keys in names.items():
+        # A null counts as missing.
+        value = next((document[key] for key in keys if document.get(key) is not None), None)
+        if value is not None:
+            row[name] = _parse_value(name, value, where)
+        elif name in ("prompt", "completion"):
+            raise ZooError(f"{where} has no {name}: give it as {' or '.join(map(repr, keys))}.")
+    return row
+
+
+def _parse_value(name: str, value: Any, where: str) -> Any:
+    if name in ("prompt", "completion"):
+        text = message_text(value)
+        if text is None:
+            raise ZooError(f"{where}: {name} must be a text or a list of messages with role and content.")
+        return text
+    if name == "logprobs":
+        # A log-probability above 0 would be a probability above 1.
+        if isinstance(value, list) and all(finite(logprob) and logprob <= 0 for logprob in value):
+            return value
+        raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
+    if isinstance(value, str) and _reads_as_number(value):
+        raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
+    if not finite(value) or abs(value) > MAX_SCORE:
+        raise ZooError(f"{where}: {name} must be a finite number, at most {MAX_SCORE:g} in size.")
+    return float(value)
+
+
+def _reads_as_number(text: str) -> bool:
+    try:
+        return finite(json.loads(text))
+    except ValueError:
+        return False
+
+
+def check_same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
+    """Checks that both files have a column or neither does.
+
+    Args:
+        policy: Path of the policy's file.
+        ours: Its completions.
+        sft: Path of SFT's file.
+        theirs: Its completions.
+        logprobs: Whether the column logprobs is checked too.
+
+    Raises:
+        ZooError: Only one file has a column that needs the other's.
+    """
+    fields = {"reward": "rewards", "judge": "judged", **({"logprobs": "logprobs"} if logprobs else {})}
+    for name, field in fields.items():
+        paths_with_column = [
+            path for path, completions in ((policy, ours), (sft, theirs)) if getattr(completions, field) is not None
+        ]
+        if len(paths_with_column) == 1:
+            other = sft if paths_with_column == [policy] else policy
+            raise ZooError(
+                f"{other} has no {name}, but {paths_with_column[0]} has: provide it in both files or in neither."
+            )
+
+
+def message_text(value: object) -> str | None:
+    """Reads a text, or joins the contents of a conversation's messages.
+
+    A content may be a text or a list of parts, of which the texts count. A message that only calls tools has the names
+    and arguments of its calls.
+
+    Args:
+        value: A value from outside.
+
+    Returns:
+        The text; None for anything else.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Sequence) and value and all(isinstance(message, Mapping) for message in value):
+        contents = [_content(message) for message in value]
+        return None if None in contents else "\n".join(text for text in contents if text is not None)
+    return None
+
+
+def _content(message: Mapping[str, Any]) -> str | None:
+    """Returns the text of a message; None if it has none that can be read."""
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, str):
+        return content
+    if isinstance(content, Sequence) and all(isinstance(part, Mapping) for part in content):
+        texts = [part["text"] for part in content if part.get("text") is not None]
+        return "\n".join(texts) if texts and all(isinstance(text, str) for text in texts) else None
+    if content is None and isinstance(calls, Sequence) and calls:
+        functions = [call.get("function", call) if isinstance(call, Mapping) else call for call in calls]
+        return json.dumps(functions, ensure_ascii=False)
+    return None
