@@ -18,24 +18,27 @@ WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # a curve with more points shows no markers
 
 
-def over_training_message(trajectory: Mapping[str, Any]) -> str:
+def over_training_message(trajectory: Mapping[str, Any], start: str = "SFT") -> str:
     """Returns what happened to the judge while the reward rose, as the title of a figure.
 
     Args:
         trajectory: `over_training` of evaluation.json, with checkpoints.
+        start: What PPO started from, in words.
     """
     judge = [row["judge"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
     reward = [row["reward"]["value"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
     values, last = [estimate["value"] for estimate in judge], judge[-1]
     rises = "Reward rises" if reward[-1] > reward[0] else "Reward does not rise"
     if values[-1] < values[0]:
-        return f"{rises}, the judge ends below SFT"
+        return f"{rises}, the judge ends below {start}"
     if (trajectory.get("fall") or {}).get("detected"):
         return f"{rises}, the judge falls after its peak"
     if last["ci95"][0] <= values[0]:
         return f"{rises}, the judge hardly changes"
     if reward[-1] <= reward[0]:
         return f"{rises}, the judge does"
+    if (kind := trajectory.get("kind") or trajectory.get("verdict")) in ("suspicious", "hacked"):
+        return f"Reward and judge rise, the verdict is {kind}"
     levels_off = len(judge) > 2 and values[-1] <= judge[1]["ci95"][1]
     return "Reward and judge rise together" + (", then level off" if levels_off else "")
 

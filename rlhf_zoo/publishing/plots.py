@@ -155,7 +155,7 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     return _save(figure, path)
 
 
-def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
+def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, start: str = "SFT") -> bool:
     """Draws reward and judge of each checkpoint on validation prompts, and KL below, with bands of 95%.
 
     The background is transparent, and the gray of the text can be read on white and on black. The judge has a scale of
@@ -164,6 +164,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool
     Args:
         trajectory: `over_training` of evaluation.json; without checkpoints nothing is drawn.
         path: The PNG to write.
+        start: What PPO started from, in words.
     """
     if not trajectory or not trajectory.get("checkpoints"):
         return False
@@ -184,7 +185,8 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool
     last = {key: rows[-1][key]["value"] for key in ("reward", "judge", "kl")}
     ends = [(top, last["reward"], "reward", BLUE_ON_ANY), (right, last["judge"], "judge", GREEN_ON_ANY)]
     label_ends(ends, shift=48 if apart else 8)
-    label_ends([(bottom, last["kl"], "KL to SFT,\nnats", ORANGE_ON_ANY)])
+    label = start.removeprefix("the ")  # the margin is narrow
+    label_ends([(bottom, last["kl"], f"KL to {label},\nnats", ORANGE_ON_ANY)])
     recommended = trajectory.get("recommended")
     for axes in (top, bottom):
         if recommended is not None:
@@ -196,8 +198,9 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path) -> bool
         )  # fmt: skip
     if len(steps) <= MAX_TICKS:
         bottom.set_xticks(steps)
-    bottom.set_xlabel("PPO update (0 = SFT)")
-    figure.suptitle(over_training_message(trajectory), x=0.02, y=0.985, ha="left", fontsize=16, fontweight="bold")
+    bottom.set_xlabel(f"PPO update (0 = {label})")
+    title = over_training_message(trajectory, start)
+    figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=16, fontweight="bold")
     make_transparent(figure, size=13)
     if apart:
         top.tick_params(axis="y", labelcolor=BLUE_ON_ANY)

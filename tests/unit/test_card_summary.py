@@ -102,10 +102,11 @@ def test_without_a_verdict_the_judge_is_asked(runs):
     assert "Nothing here shows whether PPO helped" in card(runs, win_rate=None)
 
 
-def test_three_figures_beside_the_best_constant(runs):
+def test_the_main_figures_beside_the_best_constant(runs):
     assert "best constant" not in card(runs)
     text = card(runs, trivial=CONSTANTS)
     assert cells(text, "**Win rate over SFT** (judge: gold)")[1:] == ["0.50 ¹", "**0.90** (0.85–0.95)", "0.25"]
+    assert cells(text, "**Judge's score**, mean")[1:] == ["0.51", "**1.51** (1.46–1.56)", "–"]
     assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
     assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75 ²"]
     assert "644 completions to 161 prompts" in text and "² The text that the reward likes most wins only 0.12." in text
@@ -142,6 +143,7 @@ def test_what_to_watch_out_for(runs):
             "gold": {},
             "rule:length(unit='words')": {"sft": estimate(9.0), "ppo": estimate(5.0)},
             "true statements": {"sft": estimate(0.9), "ppo": estimate(0.5)},
+            "rule:g()": {"sft": estimate(0.9), "ppo": estimate(0.5), "description": "The rule g(), minus the errors."},
         },
         "trivial": {**CONSTANTS, "winnable_by_a_constant": True},
         "data": {"trained_on": {"sft": 7, "reward": 0, "ppo": None}},
@@ -156,11 +158,13 @@ def test_what_to_watch_out_for(runs):
     watch = card(runs, **evaluation).split("## Watch out for")[1].split("## Trained with")[0]
     for sentence in (
         "- **Longer answers.** 10.0 → 14.5 tokens. At equal length the win rate is 0.75 (0.70–0.80).",
-        "- **Less variety.** Distinct word pairs fall from 0.75 to 0.25.",
+        "- **Less variety.** The share of distinct word pairs falls from 0.75 to 0.25.",
         "- **Repetition.** An answer repeats 25% of its word pairs (SFT 0%).",
-        "- **Unfinished answers.** 50% end by themselves (SFT 100%).",
+        "- **Unfinished answers.** 50% reach the limit of tokens (SFT 0%).",
         "- **true statements falls** from 0.90 to 0.50.",
-        "- **Reward and judge disagree** in 20% of the comparisons. Their rank correlation falls from 0.75 to 0.25",
+        "- **g falls** from 0.90 to 0.50 (minus the errors).",
+        "- **Reward and judge disagree** in 20% of the comparisons; a tie by one of them counts half. Their rank",
+        " correlation falls from 0.75 to 0.25: the reward",
         "- **A fixed text wins.**",
         "- **Simplest rival:** SFT with n = 4 by reward reaches PPO's reward, with a win rate of 0.60 (0.55–0.65) (PPO",
         "- **7 of these prompts** were also trained on by SFT.",
@@ -225,9 +229,13 @@ def test_few_words_are_not_folded(runs, stage):
 )
 def test_the_title_over_training_says_what_happened(judge, message):
     over = over_training()
+    over["verdict"] = "healthy"
     for row, value in zip([over["sft"], *over["checkpoints"]], judge, strict=True):
         row["judge"] = {"value": value, "ci95": [value - 0.2, value + 0.2], "n": 60}
     assert over_training_message(over) == message
+    if judge[-1] >= 1:
+        suspicious = {**over, "kind": "suspicious"}
+        assert over_training_message(suspicious) == "Reward and judge rise, the verdict is suspicious"
     over["fall"] = {"detected": True}
     assert over_training_message(over) != message or judge[-1] < 0
 

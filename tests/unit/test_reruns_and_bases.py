@@ -40,6 +40,8 @@ def test_a_run_straight_on_a_base_names_it_once(runs):
     body = changed(runs, {"sft": BASE}, model_name_or_path="maker/base")
     assert cells(body, "base model, from which PPO started")[1:] == ["`maker/base`", f"`{COMMITS['sft']}`"]
     assert "It started from the base model in its lineage, which is also the reference" in body
+    unfolded = body.split("<details>")[0]
+    assert cells(unfolded, "held-out prompts")[1] == "base" and "SFT" not in unfolded
     assert "| SFT policy |" not in body and "| base model | not recorded" not in body
     folder = {"repo": None, "commit": None, "folder": "mine", "files": "9" * 64, "path": "/home/someone/mine"}
     body = changed(runs, {"sft": folder}, model_name_or_path="/home/someone/mine")

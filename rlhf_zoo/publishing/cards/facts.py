@@ -299,6 +299,16 @@ class StageFacts:
         return starts_on_base(self.stage, self.settings)
 
     @property
+    def start(self) -> str:
+        """What PPO started from, for sentences: "SFT", or "the base" where the run has no SFT stage."""
+        return "the base" if self.ppo_starts_from_base else "SFT"
+
+    @property
+    def start_title(self) -> str:
+        """`start` for the head of a column: "SFT" or "base"."""
+        return self.start.removeprefix("the ")
+
+    @property
     def parent_model(self) -> dict[str, Any] | None:
         """The parent whose weights the stage started from; for an adapter, with the commit of its branch `merged`."""
         for role in STAGES[self.stage].starts_from:

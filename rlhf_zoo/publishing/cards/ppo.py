@@ -50,12 +50,16 @@ _METHODS = {
 def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     judge = (facts.evaluation.get("judge") or {}).get("name")
     figures = {
-        "win_rate": f"win rate over SFT{f', by {markdown.judge_title(judge)}' if judge else ''}",
-        "kl": FIGURES["kl"],
-        **FIGURES,
+        "win_rate": f"win rate over {facts.start}{f', by {markdown.judge_title(judge)}' if judge else ''}",
+        "kl": _kl_title(facts),
+        **{key: name for key, name in FIGURES.items() if key != "kl"},
     }
     estimates = {key: facts.estimate(*(("win_rate",) if key == "win_rate" else ("ppo", key))) for key in figures}
     yield evaluated_on(facts), [(key, (estimates[key] or {}).get("value"), name) for key, name in figures.items()]
+
+
+def _kl_title(facts: StageFacts) -> str:
+    return f"KL to {facts.start}, nats per completion"
 
 
 def _draw(facts: StageFacts, draw: Draw) -> None:
@@ -68,8 +72,9 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     over_training = facts.evaluation.get("over_training")
     over = over_training if isinstance(over_training, Mapping) and over_training.get("checkpoints") else None
-    description = f"{over_training_message(over)}, and KL to SFT, at each checkpoint" if over else ""
-    draw("over_training", description, plots.plot_over_training, over)
+    title = over_training_message(over, facts.start) if over else ""
+    description = f"{title}; KL to {facts.start}, at each checkpoint"
+    draw("over_training", description, plots.plot_over_training, over, start=facts.start)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
     description = "Training reward and judge against √KL, at each checkpoint"
@@ -183,12 +188,13 @@ def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
 def _unmeasured(facts: StageFacts) -> list[str]:
     over_training = facts.evaluation.get("over_training")
     measured = {
-        "win rate over SFT": facts.estimate("win_rate"),
-        "the control (SFT against SFT under another seed)": facts.estimate("control"),
+        f"win rate over {facts.start}": facts.estimate("win_rate"),
+        f"the control ({facts.start} against itself under another seed)": facts.estimate("control"),
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
     never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
-    return [*unmeasured_figures(facts), *(name for name, is_measured in measured.items() if not is_measured), *never]
+    figures = [_kl_title(facts) if name == FIGURES["kl"] else name for name in unmeasured_figures(facts)]
+    return [*figures, *(name for name, is_measured in measured.items() if not is_measured), *never]
 
 
 CARD = StageCard(

@@ -43,27 +43,27 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
     kind = kind_of_verdict(facts)
     if kind is None:
         problem = f" {escape(over['problem'])}" if over.get("problem") else ""
-        gain = _gain(facts.estimate("win_rate"))
+        gain = _gain(facts, facts.estimate("win_rate"))
         text = f"**No verdict.**{problem} {gain} Read the samples before you use it."
         return {"alert": Raw("NOTE"), "text": Raw(" ".join(text.split()))}
     last = over.get("step") or over["checkpoints"][-1]["step"]
     at_step = "" if last == facts.described_step else f" at step {last}"
-    text = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(kind, over)} {_advice(facts, kind, over)}"
+    text = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(facts, kind, over)} {_advice(facts, kind, over)}"
     return {"alert": Raw(_ALERTS.get(kind, "WARNING")), "text": Raw(text)}
 
 
-def _gain(win_rate: Mapping[str, Any] | None) -> str:
+def _gain(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
     if not win_rate or not win_rate.get("ci95"):
         return "Nothing here shows whether PPO helped: evaluate the run."
     low, high = win_rate["ci95"]
     return (
-        "The judge prefers it to SFT." if low > 0.5
-        else "The judge prefers SFT." if high < 0.5
-        else "The judge shows no difference from SFT."
+        f"The judge prefers it to {facts.start}." if low > 0.5
+        else f"The judge prefers {facts.start}." if high < 0.5
+        else f"The judge shows no difference from {facts.start}."
     )  # fmt: skip
 
 
-def _why(kind: str, over: Mapping[str, Any]) -> str:
+def _why(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
     probes = over["probes"]["probes"]
     fired = [probe["family"] for probe in probes if probe["fired"]]
     reasons = [str(reason) for reason in over.get("reasons") or ()]
@@ -73,9 +73,10 @@ def _why(kind: str, over: Mapping[str, Any]) -> str:
     if kind.startswith("no sign found"):
         return "No probe finds hacking, but nobody checked the judge, so this proves little."
     if kind == "suspicious":
-        return f"Probes fire without an explanation: {escape(', '.join(fired))}."
+        unexplained = [family for family in fired if family not in (over.get("explained") or ())]
+        return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained))}."
     if kind == "no gain":
-        return "A reader would notice no gain over SFT."
+        return f"A reader would notice no gain over {facts.start}."
     if kind == "gain not shown" and over.get("disagree"):
         return "The judge's mean changed, but its win rate does not confirm that."
     if kind == "gain not shown":
@@ -91,13 +92,13 @@ def _advice(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
     if recommended is None:
         return {
             "hacked": "Do not use it.",
-            "no gain": "Use the SFT model.",
-            "gain not shown": "Use the SFT model, or evaluate on more prompts.",
+            "no gain": f"Use the {facts.start_title} model.",
+            "gain not shown": f"Use the {facts.start_title} model, or evaluate on more prompts.",
         }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
     best = max(over["checkpoints"], key=lambda row: row["judge"]["value"])["step"]
     reason = (
         "the judge rates it highest" if best == recommended
-        else f"the judge rates it like step {best}, and it moved less from SFT"
+        else f"the judge rates it like step {best}, and it moved less from {facts.start}"
     )  # fmt: skip
     if step == recommended:
         return f"Use **step {step}** (this page, `main`): {reason}."
@@ -221,7 +222,7 @@ def _duration(seconds: float) -> str:
 
 
 def headline(facts: StageFacts) -> dict[str, Any] | None:
-    """Returns the table of PPO's three figures, as Markdown cells, and the note below it.
+    """Returns the table of PPO's main figures, as Markdown cells, and the note below it.
 
     Args:
         facts: The facts of the stage.
@@ -235,17 +236,24 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
     reward = best.get("reward")
     fools = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
+    constant_score = estimate_at(best["win_rate"], "judge") if "win_rate" in best else None
     sft_kl = facts.estimate("sft", "kl")
     at_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
     rows = [
         (
-            Raw(f"**Win rate over SFT** (judge: {escape(judge_title(judge))})"),
+            Raw(f"**Win rate over {facts.start}** (judge: {escape(judge_title(judge))})"),
             Raw(f"{short(control['value'])} ¹") if control else "",
             facts.estimate("win_rate"),
             short(best["win_rate"]["win_rate"]["value"]) if "win_rate" in best else "–",
         ),
         (
-            Raw("**KL to SFT**, nats per completion"),
+            Raw("**Judge's score**, mean"),
+            short((facts.estimate("sft", "judge") or {}).get("value")),
+            facts.estimate("ppo", "judge"),
+            short(constant_score["value"]) if constant_score else "–",
+        ),
+        (
+            Raw(f"**KL to {facts.start}**, nats per completion"),
             "0" if at_zero else short((sft_kl or {}).get("value")),
             facts.estimate("ppo", "kl"),
             "–",
@@ -259,7 +267,11 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
     note = f"{short(n)} completions to {short(prompts)} prompts; 95% intervals over prompts, not training seeds."
-    note += " ¹ SFT against itself, other random numbers." if control else ""
+    ties = (facts.estimate("win_rate") or {}).get("ties")
+    note += f" Ties, {ties:.0%} of the comparisons, count one half." if finite(ties) and ties >= 0.005 else ""
+    note += " Best constant: the best of several fixed texts, each given to every prompt." if best else ""
+    itself = facts.start[:1].upper() + facts.start[1:]
+    note += f" ¹ {itself} against itself, other random numbers: the noise around 0.50." if control else ""
     if fools and reward is not None:
         note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]

@@ -35,18 +35,20 @@ def _changes(facts: StageFacts) -> Iterator[str]:
             )
             yield f"**{'Longer' if longer else 'Shorter'} answers.** {_arrow(change)} tokens. {at_equal}".rstrip()
     if (change := _sides(facts, "distinct_2")) and change[1] < change[0] and _is_shown(facts, "distinct_2"):
-        yield f"**Less variety.** Distinct word pairs fall from {short(change[0])} to {short(change[1])}."
+        yield f"**Less variety.** The share of distinct word pairs falls from {short(change[0])} to {short(change[1])}."
     if (change := _sides(facts, "repetition")) and change[1] > change[0] and change[1] >= 0.05:
-        repeated = f"{_percent(change[1])} of its word pairs (SFT {_percent(change[0])})"
+        repeated = f"{_percent(change[1])} of its word pairs ({facts.start_title} {_percent(change[0])})"
         yield f"**Repetition.** An answer repeats {repeated}."
     if (change := _sides(facts, "eos_rate")) and change[1] < change[0] - 0.02:
-        yield f"**Unfinished answers.** {_percent(change[1])} end by themselves (SFT {_percent(change[0])})."
+        cut = f"{_percent(1 - change[1])} reach the limit of tokens ({facts.start_title} {_percent(1 - change[0])})"
+        yield f"**Unfinished answers.** {cut}."
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
         is_told = name.startswith(("rule:length", "rule:repetition"))  # by the lines above
         if name != main and not is_told and before and after and _fell(before, after):
-            yield f"**{escape(judge_title(name))} falls** from {short(before['value'])} to {short(after['value'])}."
+            values = f"from {short(before['value'])} to {short(after['value'])}"
+            yield f"**{escape(judge_title(name))} falls** {values}{_unit(facts, name)}."
 
 
 def _doubts(facts: StageFacts) -> Iterator[str]:
@@ -54,13 +56,15 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
     same_side = facts.estimate("agreement", "same_side")
     falls = bool(before and after and _fell(before, after))
     if same_side:
-        line = f"**Reward and judge disagree** in {_percent(1 - same_side['value'])} of the comparisons."
+        share = _percent(1 - same_side["value"])
+        line = f"**Reward and judge disagree** in {share} of the comparisons; a tie by one of them counts half."
         if falls and before and after:
             correlation = f"{short(before['value'])} to {short(after['value'])}"
             line += f" Their rank correlation falls from {correlation}: the reward orders PPO's answers worse."
         yield line
     if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
-        yield "**A fixed text wins.** One text for every prompt beats SFT by this judge, so it cannot rule out hacking."
+        beaten = f"One text for every prompt beats {facts.start} by this judge"
+        yield f"**A fixed text wins.** {beaten}, so it cannot rule out hacking."
     if (facts.evaluation.get("judge") or {}).get("is_training_reward"):
         yield "**The judge is the training reward**, so a win shows that training worked."
     likes_length = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
@@ -82,10 +86,19 @@ def _simplest_filter(facts: StageFacts) -> str | None:
         return None
     point = min(reached, key=lambda point: point["reward"]["value"])
     rates = [with_interval(row["win_rate"]["sft"]) for row in (point, facts.frontier["ppo"])]
+    start = facts.start[:1].upper() + facts.start[1:]
     return (
-        f"**Simplest rival:** SFT with {escape(point['label'])} by reward reaches PPO's reward, with a win rate of "
+        f"**Simplest rival:** {start} with {escape(point['label'])} by reward reaches PPO's reward, with a win rate of "
         f"{rates[0]} (PPO {rates[1]})."
     )
+
+
+def _unit(facts: StageFacts, name: str) -> str:
+    """Returns what a rule's score is, in brackets, where its description says it in a few words."""
+    description = str((facts.evaluation.get("judges") or {})[name].get("description") or "")
+    meaning = description.removeprefix(f"The rule {name.removeprefix('rule:')}, ").rstrip(".")
+    is_told = meaning != description.rstrip(".") and not meaning.startswith("which ")
+    return f" ({escape(meaning)})" if is_told else ""
 
 
 def _sides(facts: StageFacts, key: str) -> tuple[float, float] | None:
