@@ -19,6 +19,7 @@ import gzip
 import importlib
 import json
 import random
+import statistics
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -206,24 +207,26 @@ class Policy:
         self.stops = stop_ids(self.model, self.tokenizer)
         self.vocabulary = Vocabulary.of(self.tokenizer, self.model)
 
-    def answers(self, rows: Sequence[Row], first: int, *, temperature: float, tokens: int) -> list[Answer]:
-        """Answers prompts. The random numbers of a row depend on its place among all rows alone.
+    def answers(
+        self, rows: Sequence[Row], places: Sequence[int], *, temperature: float, tokens: int
+    ) -> dict[int, Answer]:
+        """Answers prompts, by place. The random numbers of a row depend on its place among all rows alone.
 
         Args:
-            rows: The prompts.
-            first: The place of the first of them.
+            rows: All prompts.
+            places: The places of those to answer.
             temperature: 0 is greedy.
             tokens: The most tokens of an answer.
         """
         from rlhf_zoo.modeling.chat import decode_completions, tokenize_prompt
         from rlhf_zoo.modeling.sampling.sampler import sample
 
-        prompts = [messages(row) for row in rows]
+        prompts = [messages(rows[place]) for place in places]
         prompt_ids = [tokenize_prompt(prompt, self.tokenizer) for prompt in prompts]
         samples = sample(
             self.model,
             prompt_ids,
-            keys=[(first + place,) for place in range(len(rows))],
+            keys=[(place,) for place in places],
             seed=0,
             max_new_tokens=tokens,
             stop_ids=self.stops,
@@ -232,17 +235,27 @@ class Policy:
             vocabulary=self.vocabulary,
         )
         texts = decode_completions(self.tokenizer, prompts, prompt_ids, samples.token_lists())
-        return [*zip(texts, samples.ended.tolist(), strict=True)]
+        return dict(zip(places, zip(texts, samples.ended.tolist(), strict=True), strict=True))
 
 
 def sampled(
     name: str, hub: Hub, rows: Sequence[Row], done: int, *, temperature: float, batch: int, tokens: int
 ) -> Iterator[list[Answer]]:
-    """Yields a model's answers to the rows from `done` on, batch by batch."""
+    """Yields a model's answers to the rows from `done` on, batch by batch.
+
+    A prompt far longer than the others of its batch is answered alone, since all would be padded to its length.
+    """
     policy = Policy(name, hub)
     for first in range(done, len(rows), batch):
         print(f"{first} of {len(rows)} prompts", end="\r", file=sys.stderr, flush=True)
-        yield policy.answers(rows[first : first + batch], first, temperature=temperature, tokens=tokens)
+        places = range(first, min(first + batch, len(rows)))
+        lengths = {place: len(str(messages(rows[place]))) for place in places}
+        limit = 4 * statistics.median(lengths.values())
+        short = [place for place in places if lengths[place] <= limit]
+        answers: dict[int, Answer] = {}
+        for group in (short, *([place] for place in places if lengths[place] > limit)):
+            answers |= policy.answers(rows, group, temperature=temperature, tokens=tokens)
+        yield [answers[place] for place in places]
 
 
 def resumed(path: Path, rows: Sequence[Row], answer: Callable[[int], Iterator[list[Answer]]]) -> list[Answer]:
