@@ -6,8 +6,9 @@
 Each RUN is a finished run of the recipe. A run with other settings than the recipe's gets a label, which the table
 shows; runs with one label have different seeds. Without a run the base alone is scored. Prompts are read
 from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature says otherwise. They are kept in
---answers, so a second call goes on where the first one stopped. Without --limit and --temperature the figures are
-written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into the docs.
+--answers, so a second call goes on where the first one stopped. Without --limit and --temperature, and with IFEval, the
+figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into the
+docs.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--answers", type=Path, default=ROOT / "runs" / "instructions", help="the folder of the answers"
     )
+    parser.add_argument(
+        "--benchmarks", nargs="+", choices=BENCHMARKS, default=[*BENCHMARKS], help="score only these (default: both)"
+    )
     parser.add_argument("--limit", type=int, help="so many prompts of each benchmark, drawn at random by a fixed seed")
     parser.add_argument("--temperature", type=float, default=0.0, help="0: greedy")
     parser.add_argument("--batch", type=int, default=64)
@@ -72,8 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except ModuleNotFoundError as error:
             parser.error(f"--verifiers {options.verifiers}: {error}; install the package that has it")
     prompts = {
-        name: ifeval.read_rows(Path(data) / folder / "test.jsonl.gz", options.limit)
-        for name, folder in BENCHMARKS.items()
+        name: ifeval.read_rows(Path(data) / BENCHMARKS[name] / "test.jsonl.gz", options.limit)
+        for name in options.benchmarks
     }
     policies = policies_of(options.runs, options.answers)
     document: Figures = {
@@ -86,8 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         document["policies"] = [measure(policy, prompts, hub, options) for policy in policies]
         document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options)})
     document["runs"] = [run_figures(label, run) for label, run in options.runs]
-    document["pairs"] = pairs(policies, prompts["IFEval"], options)
-    if options.limit is None and not options.temperature:
+    document["pairs"] = pairs(policies, prompts["IFEval"], options) if "IFEval" in prompts else []
+    if options.limit is None and not options.temperature and "IFEval" in prompts:
         keep.write(NAME, document)
         print(f"Kept in docs/evidence/{NAME}.json.")
 

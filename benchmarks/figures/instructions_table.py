@@ -64,14 +64,20 @@ def benchmarks_table(document: Figures) -> str:
     ]  # fmt: skip
     figures = document["policies"][0]
     note = (
-        f"Percent, with 95% intervals; greedy, at most 320 tokens; {figures['IFEval']['prompts']} prompts of IFEval "
-        f"and {figures['IFBench']['prompts_scored']} of IFBench. Average: prompts and instructions, strict and loose. "
+        f"Percent, with 95% intervals; greedy, at most 320 tokens; {figures['IFEval']['prompts']} prompts of IFEval"
+        f"{_ifbench_prompts(figures)}. Average: prompts and instructions, strict and loose. "
         "The last four columns are of the answers to IFEval: cosine of prompt and answer by all-MiniLM-L6-v2, errors "
         "of grammar and spelling by harper, words, and the share of 4-grams that the answer has already had. "
         f"{document['machine']}, {document['cores']} cores."
     )
     command = " ".join(["python benchmarks/instructions.py", *["RUN"] * len(document["runs"])])
     return f"{table(heads, rows)}\n\n{note}\n\nMade by `{command}`."
+
+
+def _ifbench_prompts(figures: Figures) -> str:
+    return (
+        f" and {figures['IFBench']['prompts_scored']} of IFBench" if "IFBench" in figures else ", IFBench not measured"
+    )
 
 
 def runs_table(document: Figures) -> str:
@@ -112,7 +118,7 @@ def _quoted(text: str) -> str:
 
 
 def _row(policy: Figures) -> list[str]:
-    scores, other = policy["IFEval"], policy["IFBench"]
+    scores, other = policy["IFEval"], policy.get("IFBench")
     second = scores.get("second")
     name = f"{policy['policy']}, seed {policy['seed']}" if "seed" in policy else policy["policy"]
     return [
@@ -121,7 +127,7 @@ def _row(policy: Figures) -> list[str]:
         _percent(scores["prompt_strict"]),
         _percent(scores["instruction_strict"]),
         f"{100 * second['average']:.1f}" if second else "",
-        _percent(other["prompt_strict"]),
+        _percent(other["prompt_strict"]) if other else "",
         f"{scores['relevance']:.2f}" if "relevance" in scores else "",
         f"{-scores['grammar']:.1f}" if "grammar" in scores else "",
         f"{scores['words']:.0f}",

@@ -80,6 +80,13 @@ def test_verifiers_that_are_not_installed_are_refused_before_an_answer_is_sample
     assert not (tmp_path / "answers").exists()
 
 
+def test_one_benchmark_alone_leaves_the_column_of_the_other_empty(run: Path, tmp_path: Path) -> None:
+    answers = str(tmp_path / "answers")
+    instructions.main([str(run), "--benchmarks", "IFEval", "--batch", "2", "--judges", "--answers", answers])
+    assert "IFBench not measured" in instructions_table.page()
+    assert {path.name for path in (tmp_path / "answers").rglob("*.jsonl")} == {"ifeval-t0.jsonl"}
+
+
 def test_runs_are_told_apart_by_label_and_seed(run: Path, tmp_path: Path) -> None:
     pairs = [instructions.labeled(f"{label}{run}") for label in ("", "β = 0.05=")]
     base, recipe, other = instructions.policies_of(pairs, tmp_path)
