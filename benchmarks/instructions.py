@@ -7,8 +7,8 @@ Each RUN is a finished run of the recipe. A run with other settings than the rec
 shows; runs with one label have different seeds. Without a run the base alone is scored. Prompts are read
 from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature says otherwise. They are kept in
 --answers, so a second call goes on where the first one stopped. Without --limit and --temperature, and with IFEval, the
-figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into the
-docs.
+figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into
+the docs.
 """
 
 from __future__ import annotations
