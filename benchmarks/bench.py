@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--levers", action="store_true", help="the same, with each lever off, or on, in turn")
     parser.add_argument("--output", type=Path, help="the JSON file")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--again", action="store_true", help="measure anew what the file has")
+    only.add_argument("--again", action="store_true", help="measure again what the file has")
     only.add_argument("--profile", action="store_true", help="only see what the operations of an update are")
     only.add_argument("--all", action="store_true", help="points, keys, levers and profiles, in one file")
     only.add_argument("--write-docs", action="store_true", help="only put the newest figures into the docs")
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unknown := set(given.points) - {*POINTS, *MORE_POINTS}:
         parser.error(f"no point is called {', '.join(sorted(unknown))}: choose from {', '.join(POINTS + MORE_POINTS)}")
     if unknown := {name for keys in given.set for name in keys} - _keys(given):
-        parser.error(f"--set names {', '.join(sorted(unknown))}, which is no key of PPOConfig")
+        parser.error(f"--set names {', '.join(sorted(unknown))}, which is not a key of PPOConfig")
     if PEER in given.sides and not (given.profile or PEER_PYTHON.is_file()):
         parser.error(
             f"{PEER_PYTHON} is missing: run `make bench`, which installs TRL there, or give --sides ours floor"

@@ -199,7 +199,9 @@ def _policy_keys(ctx: click.Context) -> dict[str, Any]:
         unknown = next((f"{stage}.{name}" for stage, keys in flags.items() for name in keys), None)
     if unknown is not None:
         suggestion = did_you_mean(unknown, [*SHARED_KEYS, *POLICY_OPTIONS, "judge", "llm", "prompts", "samples"])
-        raise ZooError(f"--{unknown} is no option for a policy{suggestion or ': `rlhf-zoo eval --help` lists them.'}")
+        raise ZooError(
+            f"--{unknown} is not an option for a policy{suggestion or ': `rlhf-zoo eval --help` lists them.'}"
+        )
     try:
         seed = {"seed": int(without_prefix["seed"])} if "seed" in without_prefix else {}
     except (TypeError, ValueError) as error:

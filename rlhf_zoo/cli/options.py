@@ -165,7 +165,7 @@ run_options = with_options(
         "--resume",
         cls=RunOption,
         type=click.Choice(["auto"]),
-        help="auto, the default: resume from the newest complete checkpoint, or start if there is none.",
+        help="auto, the default: resume from the newest complete checkpoint, or start from step 0.",
     ),
     click.option("--restart", cls=RunOption, is_flag=True, help="Discard the run so far and start again."),
     OVERWRITE,

@@ -91,7 +91,7 @@ def probe_rollouts(
     # A judge whose scores equal the reward on every line is the reward under another name.
     judge_is_reward = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
     if verifiable and rewards is None:
-        raise ZooError("A verifiable reward judges itself, but there is none: provide reward (or score) in both files.")
+        raise ZooError("--verifiable needs a column reward (or score) in both files: add it, or remove --verifiable.")
     if verifiable and judged is not None and not judge_is_reward:
         raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it or --verifiable.")
     if verifiable:

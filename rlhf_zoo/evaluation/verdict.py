@@ -379,7 +379,7 @@ def _candidate(
     gain = difference(judge_scores, chosen_row, 0, seed, resamples)
     return (
         chosen.step,
-        f"Step {chosen.step} was chosen on these prompts, with {criterion}: {signed(gain)} against SFT.",
+        f"Step {chosen.step} has {criterion}, on these prompts: {signed(gain)} against SFT.",
     )
 
 

@@ -4,8 +4,8 @@ A prompt's instructions are in two columns, as google/IFEval has them: `instruct
 ["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each, such as
 [{}, {"relation": "at least", "num_words": 60}]. Arguments that are null count as missing.
 
-An answer can fulfill instructions and say nothing, so this reward says nothing of whether an answer is right, and is no
-`Verifiable`: as a judge it cannot acquit a policy that it rewarded.
+An answer can fulfill instructions and say nothing, so this reward does not show whether an answer is right. It is not a
+`Verifiable`: as a judge it cannot clear a policy that it rewarded.
 """
 
 from __future__ import annotations

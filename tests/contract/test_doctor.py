@@ -172,7 +172,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "no weights": (has_no_weights, {}, "policy", "cannot be loaded as a causal language model"),
     "prompts too long": (long_prompts, {}, "room", f"the longest prompt has {CONTEXT - 9} tokens, and the model"),
     "no column": (no_prompt_column, {}, "prompts", "has no column 'prompt', only 'question'"),
-    "key": (None, {"kl_coff": 1}, "keys", "--ppo.kl_coff is no key of the stage ppo, did you mean 'kl_coef'?"),
+    "key": (None, {"kl_coff": 1}, "keys", "--ppo.kl_coff is not a key of the stage ppo, did you mean 'kl_coef'?"),
     "reward name": (
         None, {"reward_funcs": f"{BUILT_IN}:lenght(target=20,unit='words')"}, "reward functions",
         "There is no 'lenght' in the module 'rlhf_zoo.rewards.verifiable', did you mean 'length'?",

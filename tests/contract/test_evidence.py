@@ -69,7 +69,7 @@ def test_what_the_list_says_came_of_a_recipe_is_what_the_json_has():
         "product-remarks": f"win rate over SFT {mean('product-remarks', *win)} by a judge that cannot be trusted, "
         + seeds("product-remarks"),
         "remarks-count": f"exact count {' → '.join(counts)}, {seeds('remarks-count')}",
-        "arguments": f"pairs ordered rightly {mean('arguments', *right)}, the longer one "
+        "arguments": f'accuracy on held-out pairs {mean("arguments", *right)}, "longer wins" '
         f"{mean('arguments', 'reward_model', 'longer_wins', 'value')}; PPO over SFT {mean('arguments', *win)}, "
         + seeds("arguments"),
         SUMS: f"right answers {' → '.join(sums_of)} at T = 1, {seeds(SUMS)}",

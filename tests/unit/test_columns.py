@@ -42,7 +42,7 @@ def test_a_text_has_a_rows_values() -> None:
     [
         ("{quest}", "has no column 'quest', only 'question', 'prompt', 'answer': correct the stage's key 'quest'"),
         ("{prompt[txt]}", "It has no 'prompt[txt]', as its column 'prompt' has only 'text', 'toxicity'"),
-        ("{question[text]}", "It has no 'question[text]', as its column 'question' is no mapping"),
+        ("{question[text]}", "It has no 'question[text]', as its column 'question' is not a mapping"),
         ("{question.__class__}", "write a placeholder as"),
         ("{question:some words}", "write a placeholder as"),
         (r"{question} \boxed{}", "and a literal brace as {{ or }}"),
@@ -82,7 +82,7 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         ("texts", [{"text": TURNS}], "Row 0 of it has a conversation in the column 'text', which may have texts"),
         ("pairs", [{"prompt": "a", "chosen": ["b"], "rejected": ["c"]}], "Row 0 of it has a list of texts in the"),
         ("prompts", [{"prompt": {"text": "a"}}], "Row 0 of it has a mapping in the column 'prompt'"),
-        ("prompts", [{"prompt": [{"text": "a"}]}], "Row 0 of it has a list that is no conversation in the column"),
+        ("prompts", [{"prompt": [{"text": "a"}]}], "Row 0 of it has a list that is not a conversation in the column"),
     ],
 )  # fmt: skip
 def test_what_is_no_text_is_named_with_its_row(form: Any, rows: list[dict[str, Any]], said: str) -> None:

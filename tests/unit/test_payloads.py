@@ -152,7 +152,7 @@ def test_no_key_of_recipe_json_runs_code(stage: str, pulled: Path) -> None:
     kinds = {**classified.STAGE_KEYS, **classified.BESIDE}
     for key, kind in kinds.items():
         for value in (*PAYLOADS, [SHELL]) if kind not in FREE else (SHELL, [SHELL], *PAYLOADS[-3:]):
-            if key != "recipe":  # `fetch` refuses what is no mapping there; its keys are tried below
+            if key != "recipe":  # `fetch` refuses what is not a mapping there; its keys are tried below
                 assert not obeyed(published(stage, **{key: value})) or harmless(kind, value), (key, value)
 
 

@@ -65,8 +65,8 @@ def test_flags_of_a_policy() -> None:
         "columns": {"prompt": "question"}, "dataset_config": "",
     }  # fmt: skip
     for arguments, message in (
-        (["--sample", "2"], "--sample is no option for a policy, did you mean 'samples'?"),
-        (["--ppo.kl_coef", "0"], "--ppo.kl_coef is no option for a policy"),
+        (["--sample", "2"], "--sample is not an option for a policy, did you mean 'samples'?"),
+        (["--ppo.kl_coef", "0"], "--ppo.kl_coef is not an option for a policy"),
         (["--seed", "x"], "--seed is 'x': give a whole number."),
         (["--columns", "text"], "--columns is 'text', but it takes a mapping"),
     ):
@@ -134,8 +134,8 @@ def test_settings_of_an_llm(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"prise": [1, 2]}, "did you mean 'price'?"),
         ({"price": [1]}, "set two numbers"),
         ({"budget": "much"}, "budget"),
-        ({"endpoint": "https://elsewhere"}, "no key of an LLM judge"),  # a recipe must not say where a key is sent
-        ({"api_key_env": "HF_TOKEN"}, "no key of an LLM judge"),
+        ({"endpoint": "https://elsewhere"}, "not a key of an LLM judge"),  # a recipe must not say where a key is sent
+        ({"api_key_env": "HF_TOKEN"}, "not a key of an LLM judge"),
     ):
         with pytest.raises(ZooError) as refused:
             llm_config(given, "--llm")

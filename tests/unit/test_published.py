@@ -121,7 +121,7 @@ def test_where_it_reports_to_is_not_obeyed():
         ({"output_dir": "/tmp/x"}, "output_dir, which is set by the run"),
         ({"hub_token": "x"}, "hub_token, which is set by the run"),
         ({"env": {"HF_ENDPOINT": "https://x"}}, "env, which is refused, because it could redirect the Hub"),
-        ({"no_such_key": 1}, "no_such_key, which is no key of the stage sft"),
+        ({"no_such_key": 1}, "no_such_key, which is not a key of the stage sft"),
         ({"learning_rate": "much"}, "learning_rate in recipe.json of x/toy@best is 'much'"),
         ({"shared": {"dataset_name": "/data", "corpus": None}}, "dataset_name to '/data', a path"),
         ({"shared": {"architecture": {"_attn_implementation": "x/y"}}}, "by which code is fetched"),

@@ -174,7 +174,7 @@ def test_a_judge_that_equals_the_reward_is_the_reward_and_may_be_trusted_where_t
     assert "Nobody checked the judge" in found.reasons[0], "another judge, however near"
     for pair, message in (
         (other, "there is a column judge"),
-        ([sft(1), replace(sft(0), rewards=None)], "there is none"),
+        ([sft(1), replace(sft(0), rewards=None)], "--verifiable needs a column reward"),
     ):
         with pytest.raises(ZooError, match=message):
             probe_rollouts(*pair, verifiable=True)

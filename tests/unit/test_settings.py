@@ -181,13 +181,17 @@ def test_coercion(hint, value, expected):
     [
         ("ppo", {"num_ppo_epochs": 3.7}, "num_ppo_epochs in {}/ppo.yaml is 3.7, and it takes a whole number."),
         ("ppo", {"kl_coef": "much"}, "kl_coef in {}/ppo.yaml is 'much', and it takes a number."),
-        ("ppo", {"kl_coeff": 1}, "{}/ppo.yaml has kl_coeff, which is no key of the stage ppo, did you mean 'kl_coef'"),
+        (
+            "ppo",
+            {"kl_coeff": 1},
+            "{}/ppo.yaml has kl_coeff, which is not a key of the stage ppo, did you mean 'kl_coef'",
+        ),
         (
             "sft",
             {"zzzz": 1},
-            "{}/sft.yaml has zzzz, which is no key of the stage sft: `rlhf-zoo recipes keys sft` lists them.",
+            "{}/sft.yaml has zzzz, which is not a key of the stage sft: `rlhf-zoo recipes keys sft` lists them.",
         ),
-        ("ppo", {1: 2}, "{}/ppo.yaml has 1, which is no key of the stage ppo: "),
+        ("ppo", {1: 2}, "{}/ppo.yaml has 1, which is not a key of the stage ppo: "),
         (
             "ppo",
             {"env": {"HF_ENDPOINT": "http://x"}},
@@ -226,8 +230,8 @@ def test_a_batch_that_the_record_would_not_know_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"kl_coe": "1"}, "--ppo.kl_coe is no key of the stage ppo, did you mean 'kl_coef'?"),
-        ({"num_ppo": "1"}, "--ppo.num_ppo is no key of the stage ppo"),
+        ({"kl_coe": "1"}, "--ppo.kl_coe is not a key of the stage ppo, did you mean 'kl_coef'?"),
+        ({"num_ppo": "1"}, "--ppo.num_ppo is not a key of the stage ppo"),
         ({"kl_coef": ["1", "2"]}, "--ppo.kl_coef is ['1', '2'], and it takes a number."),
     ],
 )
@@ -243,17 +247,17 @@ def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, 
 @pytest.mark.parametrize(
     ("shared", "flags", "message"),
     [
-        ({"descripton": "x"}, {}, "has descripton, which is no key of recipe.yaml, did you mean 'description'?"),
+        ({"descripton": "x"}, {}, "has descripton, which is not a key of recipe.yaml, did you mean 'description'?"),
         ({"seed": -3}, {}, "seed in .* is -3: give at least 0."),
-        ({"evaluation": [1]}, {}, "evaluation in .* is no mapping"),
-        ({"evaluation": {"prompt": 3}}, {}, r"no key of recipe.yaml, did you mean 'evaluation\.prompts'\?"),
+        ({"evaluation": [1]}, {}, "evaluation in .* is not a mapping"),
+        ({"evaluation": {"prompt": 3}}, {}, r"not a key of recipe.yaml, did you mean 'evaluation\.prompts'\?"),
         ({"evaluation": {"prompts": "x"}}, {}, r"evaluation\.prompts in .* is 'x', and it takes a whole number"),
         ({"evaluation": {"samples": 0}}, {}, r"evaluation\.samples in .* is 0: give at least 1."),
         ({}, {"evaluation.samples": "2.5"}, r"--evaluation\.samples is '2.5', and it takes a whole number"),
-        ({}, {"kl_coef": "0.2"}, r"--kl_coef is no key of recipe.yaml: write --ppo\.kl_coef\.$"),
+        ({}, {"kl_coef": "0.2"}, r"--kl_coef is not a key of recipe.yaml: write --ppo\.kl_coef\.$"),
         ({}, {"learning_rate": "1"}, r"write --sft\.learning_rate or --reward\.learning_rate or --ppo\.learning_rate"),
-        ({}, {"samples": "2"}, r"--samples is no key of recipe.yaml: write --evaluation\.samples\.$"),
-        ({}, {"kl_cof": "2"}, r"--kl_cof is no key of recipe.yaml, did you mean 'kl_coef'\?"),
+        ({}, {"samples": "2"}, r"--samples is not a key of recipe.yaml: write --evaluation\.samples\.$"),
+        ({}, {"kl_cof": "2"}, r"--kl_cof is not a key of recipe.yaml, did you mean 'kl_coef'\?"),
         ({}, {"qqqqqq": "2"}, "a stage's key is written --STAGE.KEY"),
     ],
 )
@@ -326,7 +330,7 @@ def test_a_key_is_obeyed_or_refused(stage, tmp_path):
     bits = () if stage != "reward" else ("load_in_4bit", "lora_task_type")
     for name in (*bits, "trust_remote_code", "do_train", "local_rank"):
         assert name not in keys
-        said = rf"--{stage}\.{name} is (not supported by|no key of) the stage {stage}|is not allowed in a recipe"
+        said = rf"--{stage}\.{name} is (not supported by|not a key of) the stage {stage}|is not allowed in a recipe"
         with pytest.raises(ZooError, match=said):
             stage_settings(recipe, stage, {name: "1"}, shared_flags={}, output_dir=tmp_path)
 

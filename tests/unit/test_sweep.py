@@ -34,8 +34,8 @@ def test_a_grid_is_every_combination_under_each_seed() -> None:
     [
         (["kl_coef"], "--grid is 'kl_coef': write KEY=VALUE,VALUE, such as kl_coef=0.02,0.05,0.1."),
         (["kl_coef="], "write KEY=VALUE,VALUE"),
-        (["kl_cof=1"], "--grid kl_cof is no key of the stage ppo, did you mean 'kl_coef'?"),
-        (["zzz=1"], "no key of the stage ppo: `rlhf-zoo recipes keys ppo` lists them."),
+        (["kl_cof=1"], "--grid kl_cof is not a key of the stage ppo, did you mean 'kl_coef'?"),
+        (["zzz=1"], "not a key of the stage ppo: `rlhf-zoo recipes keys ppo` lists them."),
         (["kl_coef=0.1,high"], "--grid kl_coef is 'high', and it takes a number."),
         (["num_ppo_epochs=1,2.5"], "--grid num_ppo_epochs is '2.5', and it takes a whole number."),
         (["kl_coef=1", "kl-coef=2"], "lists one key twice"),

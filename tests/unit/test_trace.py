@@ -472,7 +472,7 @@ def test_the_command_and_its_mistakes(run: Path, tmp_path: Path, capsys: pytest.
     assert told["totals"]["kl"] == pytest.approx(sum(token["kl"] for token in told["tokens"]), abs=1e-12)
     for given, message in (
         (("--columns", "{x"), "--columns is '{x', which is not JSON"),
-        (("--columns", "[1]"), "--columns is '[1]', which is no JSON object"),
+        (("--columns", "[1]"), "--columns is '[1]', which is not a JSON object"),
         (("--stage", "sft", "--step", "2"), "--stage sft is step 0, so it does not go with --step 2: pass only one"),
     ):
         with pytest.raises(ZooError) as caught:

@@ -85,7 +85,7 @@ def test_a_run_that_rises_is_healthy():
         "Not known about the judge: its accuracy on pairs of the policies' outputs.",
         "Training reward at step 50 against SFT: +2.039 (95% interval +1.846 to +2.237).",
         "None of the 10 probes fired at step 50.",
-        "Step 50 was chosen on these prompts, with the judge's highest mean, 1.049: +1.11 (95% interval +0.9293 to "
+        "Step 50 has the judge's highest mean, 1.049, on these prompts: +1.11 (95% interval +0.9293 to "
         "+1.284) against SFT.",
     )
 

@@ -34,7 +34,7 @@ SAME_LABELS = (
     "reward hacking."
 )
 INDEPENDENT = {
-    True: "It errs no more often where the reward model errs than elsewhere, on these pairs.",
+    True: "Its mistakes do not follow the reward model's, on these pairs.",
     False: "**It is not independent of the reward model: it shares its errors, so it cannot rule out reward hacking.**",
     None: "These pairs do not show whether it is independent of the reward model.",
 }
@@ -210,7 +210,7 @@ def _shared_errors(shared: Mapping[str, Any] | None) -> list[str]:
     correlation = f", a correlation of errors of {estimate(shared['correlation'])}" if shared["correlation"] else ""
     return [
         f"It errs on {estimate(shared['judge_errs'])} of them, and on {estimate(shared['where_reward_errs'])} of those "
-        f"that the reward model orders wrongly{correlation}; a wrong label counts against both."
+        f"that the reward model orders wrongly{correlation}; wrong labels count as errors of both."
     ]
 
 

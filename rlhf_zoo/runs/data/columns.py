@@ -60,7 +60,7 @@ def value_of(row: Mapping[str, Any], name: str, *, subject: str) -> Any:
     if not key:
         return value
     if not isinstance(value, Mapping) or key not in value:
-        listed = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is no mapping"
+        listed = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is not a mapping"
         raise ZooError(f"{subject} has no {name!r}, as its column {column!r} {listed}: correct the stage's key.")
     return value[key]
 

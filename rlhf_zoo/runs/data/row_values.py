@@ -94,7 +94,7 @@ def _kind_of(value: Any) -> str:
     if is_conversation(value):
         return CONVERSATION
     if isinstance(value, list):
-        return LIST_OF_TEXTS if all(isinstance(each, str) for each in value) else "list that is no conversation"
+        return LIST_OF_TEXTS if all(isinstance(each, str) for each in value) else "list that is not a conversation"
     return "mapping" if isinstance(value, Mapping) else "number"
 
 

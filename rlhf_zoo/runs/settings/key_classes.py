@@ -244,7 +244,7 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
             "downloaded recipe may not: copy the settings that you trust into your own recipe."
         )
     if kind is Kind.REVISION and value is not None and not is_revision(value):
-        raise ZooError(f"{where} sets {name} to {value!r}, which is no branch, tag or commit: nothing is fetched.")
+        raise ZooError(f"{where} sets {name} to {value!r}, which is not a branch, tag or commit: nothing is fetched.")
 
 
 def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Mapping[str, Any]) -> None:

@@ -209,7 +209,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     source = str(recipe.source("recipe"))
     evaluation = shared.pop("evaluation", None) or {}
     if not isinstance(evaluation, dict):
-        raise ZooError(f"evaluation in {source} is no mapping: put its keys under it, indented.")
+        raise ZooError(f"evaluation in {source} is not a mapping: put its keys under it, indented.")
     check_download(recipe, "recipe", shared, flags or {})
     check_download(recipe, "evaluation", evaluation, {key.partition(".")[2]: None for key in flags or {}})
     hints, nested_hints = _recipe_hints()
@@ -249,7 +249,7 @@ def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     all_hints = {**hints, **nested_hints}
     for name in flags:
         if name not in all_hints and name not in ("env", *RUN_KEYS):
-            raise ZooError(f"--{name} is no key of recipe.yaml{_elsewhere(name, all_hints)}")
+            raise ZooError(f"--{name} is not a key of recipe.yaml{_elsewhere(name, all_hints)}")
     return checked_keys(flags, all_hints, "the command's flags", flag="--")
 
 

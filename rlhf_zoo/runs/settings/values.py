@@ -186,7 +186,7 @@ def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
         why = "it is nested too deep" if isinstance(error, RecursionError) else error
         raise ZooError(f"{option} is {shown(text)}, which is not JSON ({why}): write {example}.") from error
     if not isinstance(content, dict):
-        raise ZooError(f"{option} is {shown(text)}, which is no JSON object: write {example}.")
+        raise ZooError(f"{option} is {shown(text)}, which is not a JSON object: write {example}.")
     return content
 
 
@@ -327,7 +327,9 @@ def checked_keys(
         if name not in hints:
             near = did_you_mean(name, hints)
             stage = subject.rpartition(" ")[2].removesuffix(".yaml")
-            raise ZooError(f"{problem} no key of {subject}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}")
+            raise ZooError(
+                f"{problem} not a key of {subject}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}"
+            )
         written = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
             continue
