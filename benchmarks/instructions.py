@@ -14,6 +14,7 @@ the docs.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import random
@@ -90,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         document["policies"] = [measure(policy, prompts, hub, options) for policy in policies]
         document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options)})
     document["runs"] = [run_figures(label, run) for label, run in options.runs]
-    document["pairs"] = pairs(policies, prompts["IFEval"], options) if "IFEval" in prompts else []
+    document["pairs"] = pairs(options.runs[0][1]) if options.runs else []
     if options.limit is None and not options.temperature and "IFEval" in prompts:
         keep.write(NAME, document)
         print(f"Kept in docs/evidence/{NAME}.json.")
@@ -172,9 +173,12 @@ def constant(prompts: Mapping[str, Rows], options: argparse.Namespace) -> Figure
 
 def run_figures(label: str, run: Path) -> Figures:
     """Reads what a run says of itself: its own test split, KL, verdict and seconds."""
-    ppo = StageRecord(run / "ppo").read()
+    record = StageRecord(run / "ppo")
+    ppo, rows = record.read(), record.metrics()
     command = ppo["command"].replace(str(run.parent), "runs")
-    figures: Figures = {"policy": label, "seed": ppo["seed"], "command": command, "seconds": ppo["seconds"]}
+    # Of the updates, and not of the stage: a run may have been killed and resumed.
+    seconds = sum(value for row in rows for name, value in row.items() if name.startswith("time/"))
+    figures: Figures = {"policy": label, "seed": ppo["seed"], "command": command, "seconds": seconds}
     if (run / "eval" / "evaluation.json").is_file():
         evaluation = read_json(run / "eval" / "evaluation.json")
         for policy in ("sft", "ppo"):
@@ -186,17 +190,13 @@ def run_figures(label: str, run: Path) -> Figures:
     return figures
 
 
-def pairs(policies: Sequence[Figures], rows: Rows, options: argparse.Namespace) -> list[Figures]:
-    """Draws prompts at random by a fixed seed, with the answers of the base and of the first run, as they are."""
-    if len(policies) < 2:
-        return []
-    base, ppo = (
-        ifeval.resumed(answers_file(policy, "IFEval", options), rows, lambda _: iter(())) for policy in policies[:2]
-    )
-    drawn = random.Random(0).sample(range(len(rows)), min(PAIRS, len(rows)))
+def pairs(run: Path) -> list[Figures]:
+    """Draws own test prompts of a run at random by a fixed seed, with both answers as they are."""
+    path = run / "eval" / "samples.jsonl"
+    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines()] if path.is_file() else []
+    drawn = random.Random(0).sample(rows, min(PAIRS, len(rows)))
     return [
-        {"prompt": ifeval.messages(rows[place])[-1]["content"], "base": base[place][0], "ppo": ppo[place][0]}
-        for place in drawn
+        {"prompt": row["prompt"], "base": row["sft"]["completion"], "ppo": row["ppo"]["completion"]} for row in drawn
     ]
 
 

@@ -26,10 +26,14 @@ def short_table() -> str:
     document = keep.load(NAME)
     if not document.get("runs"):
         return "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
-    run, (base, ppo) = document["runs"][0], document["policies"][:2]
+    run, (base, ppo, *_, constant) = document["runs"][0], document["policies"]
+    constant_score = f"{100 * constant['IFEval']['average']:.1f}"
     rows = [
         ["all instructions followed, own test prompts, %", *(_hundred(run[side]["judge"]) for side in ("sft", "ppo"))],
-        ["IFEval, average", *(f"{100 * policy['IFEval']['average']:.1f}" for policy in (base, ppo))],
+        [
+            f"IFEval, average (one meaningless text: {constant_score})",
+            *(f"{100 * policy['IFEval']['average']:.1f}" for policy in (base, ppo)),
+        ],
         ["text that repeats, %", *(_hundred(run[side]["repetition"]) for side in ("sft", "ppo"))],
         ["verdict", "", run["verdict"]],
     ]
@@ -48,7 +52,7 @@ def _hundred(share: Figures) -> str:
     return interval({"value": 100 * share["value"], "ci95": [100 * end for end in share["ci95"]]}, 1)
 
 
-def _start(text: str, words: int = 40) -> str:
+def _start(text: str, words: int = 30) -> str:
     """The first words of a text, in a line that Markdown shows as it is."""
     parts = text.replace("`", "'").split()
     return f"`{' '.join(parts[:words])}`" + (" …" if len(parts) > words else "")
@@ -94,7 +98,9 @@ def runs_table(document: Figures) -> str:
             cells = [interval(run[policy][key], digits[key]) for key in names]
             rows.append([f"{name}, seed {run['seed']}", *cells, run["verdict"] if policy == "ppo" else ""])
     seconds = ", ".join(number(run["seconds"] / 60, 0) for run in runs)
-    note = f"On {runs[0]['ppo']['judge']['n']} prompts of the recipe's test split. PPO took {seconds} minutes."
+    note = (
+        f"On {runs[0]['ppo']['judge']['n']} prompts of the recipe's test split. PPO's updates took {seconds} minutes."
+    )
     commands = "\n".join(f"- {run['policy']}, seed {run['seed']}: `{run['command']}`" for run in runs)
     return f"{table(['policy', *names.values(), 'verdict'], rows)}\n\n{note}\n\nMade by\n\n{commands}"
 
@@ -102,9 +108,9 @@ def runs_table(document: Figures) -> str:
 def pairs_page(document: Figures) -> str:
     """Prompts drawn at random, with both answers as they are; nothing before a run."""
     pairs = document["pairs"]
-    parts = [f"{len(pairs)} prompts drawn at random, with both answers as they are:"] if pairs else []
+    parts = [f"{len(pairs)} own test prompts drawn at random, with both answers as they are:"] if pairs else []
     for place, pair in enumerate(pairs, 1):
-        parts.append(f"**{place}.** {_quoted(pair['prompt'])}")
+        parts.append(f"**{place}.**\n\n{_quoted(pair['prompt'])}")
         parts += [f"*{name}:*\n\n{_quoted(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]
     return "\n\n".join(parts)
 
@@ -114,7 +120,7 @@ def _quoted(text: str) -> str:
     fence = "```"
     while fence in text:
         fence += "`"
-    return f"\n\n{fence}text\n{text.strip() or '(empty)'}\n{fence}"
+    return f"{fence}text\n{text.strip() or '(empty)'}\n{fence}"
 
 
 def _row(policy: Figures) -> list[str]:
@@ -131,7 +137,7 @@ def _row(policy: Figures) -> list[str]:
         f"{scores['relevance']:.2f}" if "relevance" in scores else "",
         f"{-scores['grammar']:.1f}" if "grammar" in scores else "",
         f"{scores['words']:.0f}",
-        f"{-scores['repetition']:.2f}",
+        number(-scores["repetition"], 2),
     ]
 
 

@@ -29,6 +29,10 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         tokenizer.save_pretrained(folder)
         make_policy(tokenizer, seed=seed).save_pretrained(folder)
     write_complete(checkpoint)
+    sample = {"prompt": "Sing.", "sft": {"completion": "La"}, "ppo": {"completion": "La la"}}
+    (tmp_path / "run/eval").mkdir()
+    (tmp_path / "run/eval/samples.jsonl").write_text(json.dumps(sample) + "\n")
+    (tmp_path / "run/ppo/metrics.jsonl").write_text('{"step": 1, "time/rollout": 20, "time/update": 40}\n')
     record = {"status": "finished", "seed": 4, "resolved": {"model_name_or_path": str(tmp_path / "base")},
               "chosen": {"step": 2}, "command": "rlhf-zoo run x", "seconds": 60.0}  # fmt: skip
     (tmp_path / "run/ppo/run.json").write_text(json.dumps({"schema": 1, "stage": "ppo", **record}))
@@ -51,9 +55,9 @@ def test_base_policy_and_constant_text_are_scored_kept_and_shown(
     instructions.main([str(run), "--batch", "2", "--judges", "grammar", "--answers", str(answers)])
     document = keep.load(instructions.NAME)
     assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "one text"]
-    assert document["policies"][1]["seed"] == 4
+    assert document["policies"][1]["seed"] == 4 and document["runs"][0]["seconds"] == 60
     assert document["policies"][2]["IFEval"]["prompt_strict"]["share"] == 1, "the text has no capital letter"
-    assert [pair["prompt"] for pair in document["pairs"]] != [] and {"base", "ppo"} <= {*document["pairs"][0]}
+    assert document["pairs"] == [{"prompt": "Sing.", "base": "La", "ppo": "La la"}]
     page = instructions_table.page()
     assert "| PPO, seed 4 | " in page and "| one text | **100.0** | 100.0 (100.0 to 100.0)" in page
     assert document["pairs"][0]["prompt"] in page
