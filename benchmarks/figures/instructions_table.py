@@ -40,7 +40,7 @@ def short_table() -> str:
     pair = document["pairs"][0]
     note = (
         f"Seed {run['seed']}, {run['ppo']['judge']['n']} own test prompts with 95% intervals, "
-        f"{base['IFEval']['prompts']} prompts of IFEval. The first of the prompts that were drawn at random:"
+        f"{base['IFEval']['prompts']} prompts of IFEval. The first of ten own test prompts drawn at random:"
     )
     example = [f"*{name}:* {_start(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]
     return "\n\n".join(
@@ -74,7 +74,10 @@ def benchmarks_table(document: Figures) -> str:
         "of grammar and spelling by harper, words, and the share of 4-grams that the answer has already had. "
         f"{document['machine']}, {document['cores']} cores."
     )
-    command = " ".join(["python benchmarks/instructions.py", *["RUN"] * len(document["runs"])])
+    words = ["python benchmarks/instructions.py", *["RUN"] * len(document["runs"])]
+    if second := figures["IFEval"].get("second"):
+        words += ["--verifiers", second["verifiers"]]
+    command = " ".join(words)
     return f"{table(heads, rows)}\n\n{note}\n\nMade by `{command}`."
 
 
