@@ -237,7 +237,7 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     assert "By the strict reading the policy gains" in card
     alone = found["over_training"]["without_judge"]
     assert alone in ("not judged", "suspicious", "hacked"), "nobody but a judge sees a gain"
-    assert f"so by reward, KL and probes alone: **{alone}**." in card
+    assert f"from reward, KL and probes alone, the same rule gives: **{alone}**." in card
 
 
 def test_a_verifiable_reward_is_the_judge_where_none_is_named(tmp_path: Path) -> None:
