@@ -4,7 +4,8 @@
     python benchmarks/instructions.py RUN "with repetition penalized=RUN" --temperature 1 --limit 100
 
 Each RUN is a finished run of the recipe. A run with other settings than the recipe's gets a label, which the table
-shows; runs with one label have different seeds. Without a run the base alone is scored. Prompts are read
+shows; runs with one label have different seeds. Without a run the base alone is scored; with --add the base and all
+other runs stay as they were kept, and only the given runs are scored and added. Prompts are read
 from FOLDER/ifeval and FOLDER/ifbench. Answers are greedy unless --temperature says otherwise. They are kept in
 --answers, so a second call goes on where the first one stopped. Without --limit and --temperature, and with IFEval, the
 figures are written to docs/evidence/smollm2-ifeval.json, and `python benchmarks/evidence.py --render` puts them into
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "runs", nargs="*", type=labeled, metavar="[LABEL=]RUN", help="a finished run of the recipe (label: PPO)"
     )
+    parser.add_argument("--add", action="store_true", help="add these runs to the kept figures")
     parser.add_argument("--hub", default="local", help="where the base is: 'local' or an address")
     parser.add_argument(
         "--answers", type=Path, default=ROOT / "runs" / "instructions", help="the folder of the answers"
@@ -80,21 +82,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         name: ifeval.read_rows(Path(data) / BENCHMARKS[name] / "test.jsonl.gz", options.limit)
         for name in options.benchmarks
     }
+    kept = keep.load(NAME) if options.add else None
+    if kept == {}:
+        parser.error(f"--add: docs/evidence/{NAME}.json does not exist; leave --add out to measure the base as well")
     policies = policies_of(options.runs, options.answers)
     document: Figures = {
-        "schema": 1,
+        "schema": 2,
         "machine": cpu_name(),
         "cores": os.cpu_count(),
         "python": platform.python_version(),
     }
     with connect(choose(options.hub, push_to_hub=False)) as hub:
-        document["policies"] = [measure(policy, prompts, hub, options) for policy in policies]
-        document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options)})
+        measured = [measure(policy, prompts, hub, options) for policy in (policies if kept is None else policies[1:])]
+    document["policies"] = measured
     document["runs"] = [run_figures(label, run) for label, run in options.runs]
-    document["pairs"] = pairs(options.runs[0][1]) if options.runs else []
+    if kept is None:
+        document["policies"].append({"policy": "one text", "text": CONSTANT, **constant(prompts, options)})
+    else:
+        *others, one_text = kept["policies"]
+        document["policies"] = [*_without(others, measured), *measured, one_text]
+        document["runs"] = [*_without(kept["runs"], document["runs"]), *document["runs"]]
     if options.limit is None and not options.temperature and "IFEval" in prompts:
         keep.write(NAME, document)
         print(f"Kept in docs/evidence/{NAME}.json.")
+
+
+def _without(kept: Sequence[Figures], measured: Sequence[Figures]) -> list[Figures]:
+    """Leaves out what was measured again: figures with the same label and seed."""
+    again = {(figures["policy"], figures.get("seed")) for figures in measured}
+    return [figures for figures in kept if (figures["policy"], figures.get("seed")) not in again]
 
 
 def labeled(argument: str) -> tuple[str, Path]:
@@ -187,6 +203,7 @@ def run_figures(label: str, run: Path) -> Figures:
             for judge, document in evaluation["judges"].items():
                 figures[policy][judge] = document[policy]
         figures["verdict"] = evaluation["verdict"]
+    figures["pairs"] = pairs(run)
     return figures
 
 

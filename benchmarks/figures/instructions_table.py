@@ -1,6 +1,6 @@
 """The tables of smollm2-ifeval: its base, each seed's policy and one text on IFEval, IFBench and its own test."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import keep
@@ -22,30 +22,42 @@ def page() -> str:
 
 
 def short_table() -> str:
-    """What the first run gained and at what price, for the README: a few rows, and the first pair of answers."""
+    """What the first run of each label gained and at what price, for the README: a few rows and a pair of answers."""
     document = keep.load(NAME)
     if not document.get("runs"):
         return "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
-    run, (base, ppo, *_, constant) = document["runs"][0], document["policies"]
+    runs = _first_runs(document["runs"])
+    base, constant = document["policies"][0], document["policies"][-1]
+    policies = [base, *(_policy_of(run, document["policies"]) for run in runs)]
+    sides = [runs[0]["sft"], *(run["ppo"] for run in runs)]
     constant_score = f"{100 * constant['IFEval']['average']:.1f}"
     rows = [
-        ["all instructions followed, own test prompts, %", *(_hundred(run[side]["judge"]) for side in ("sft", "ppo"))],
+        ["all instructions followed, own test prompts, %", *(_hundred(side["judge"]) for side in sides)],
         [
             f"IFEval, average (one meaningless text: {constant_score})",
-            *(f"{100 * policy['IFEval']['average']:.1f}" for policy in (base, ppo)),
+            *(f"{100 * policy['IFEval']['average']:.1f}" for policy in policies),
         ],
-        ["text that repeats, %", *(_hundred(run[side]["repetition"]) for side in ("sft", "ppo"))],
-        ["verdict", "", run["verdict"]],
+        ["text that repeats, %", *(_hundred(side["repetition"]) for side in sides)],
+        ["verdict", "", *(run["verdict"] for run in runs)],
     ]
-    pair = document["pairs"][0]
+    heads = ["", "SmolLM2-135M-Instruct", *(f"after {run['policy']}" for run in runs)]
+    prompt, answers = _compared_pairs(runs)[0]
     note = (
-        f"Seed {run['seed']}, {run['ppo']['judge']['n']} own test prompts with 95% intervals, "
+        f"Seed {runs[0]['seed']}, {runs[0]['ppo']['judge']['n']} own test prompts with 95% intervals, "
         f"{base['IFEval']['prompts']} prompts of IFEval. The first of ten own test prompts drawn at random:"
     )
-    example = [f"*{name}:* {_start(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]
-    return "\n\n".join(
-        [table(["", "SmolLM2-135M-Instruct", "after PPO"], rows), note, f"> {_start(pair['prompt'])}", *example]
-    )
+    examples = [f"*{name}:* {_start(text)}" for name, text in answers]
+    return "\n\n".join([table(heads, rows), note, f"> {_start(prompt)}", *examples])
+
+
+def _first_runs(runs: Sequence[Figures]) -> list[Figures]:
+    """The first run of each label, in the order of the labels."""
+    return list({run["policy"]: run for run in reversed(runs)}.values())[::-1]
+
+
+def _policy_of(run: Figures, policies: Sequence[Figures]) -> Figures:
+    """A run's scores on the benchmarks."""
+    return next(policy for policy in policies if (policy["policy"], policy.get("seed")) == (run["policy"], run["seed"]))
 
 
 def _hundred(share: Figures) -> str:
@@ -109,13 +121,24 @@ def runs_table(document: Figures) -> str:
 
 
 def pairs_page(document: Figures) -> str:
-    """Prompts drawn at random, with both answers as they are; nothing before a run."""
-    pairs = document["pairs"]
-    parts = [f"{len(pairs)} own test prompts drawn at random, with both answers as they are:"] if pairs else []
-    for place, pair in enumerate(pairs, 1):
-        parts.append(f"**{place}.**\n\n{_quoted(pair['prompt'])}")
-        parts += [f"*{name}:*\n\n{_quoted(pair[key])}" for name, key in (("Base", "base"), ("PPO", "ppo"))]
+    """Prompts drawn at random, with the answers as they are; nothing before a run."""
+    pairs = _compared_pairs(_first_runs(document["runs"]))
+    parts = [f"{len(pairs)} own test prompts drawn at random, with the answers as they are:"] if pairs else []
+    for place, (prompt, answers) in enumerate(pairs, 1):
+        parts.append(f"**{place}.**\n\n{_quoted(prompt)}")
+        parts += [f"*{name}:*\n\n{_quoted(text)}" for name, text in answers]
     return "\n\n".join(parts)
+
+
+def _compared_pairs(runs: Sequence[Figures]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """The prompts of the first run's pairs, each with (name, text) of the base and of each run that answered it."""
+    compared = []
+    for pair in runs[0]["pairs"] if runs else []:
+        answers = [
+            (run["policy"], other["ppo"]) for run in runs for other in run["pairs"] if other["prompt"] == pair["prompt"]
+        ]
+        compared.append((pair["prompt"], [("Base", pair["base"]), *answers]))
+    return compared
 
 
 def _quoted(text: str) -> str:

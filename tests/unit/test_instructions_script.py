@@ -57,15 +57,33 @@ def test_base_policy_and_constant_text_are_scored_kept_and_shown(
     assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "one text"]
     assert document["policies"][1]["seed"] == 4 and document["runs"][0]["seconds"] == 60
     assert document["policies"][2]["IFEval"]["prompt_strict"]["share"] == 1, "the text has no capital letter"
-    assert document["pairs"] == [{"prompt": "Sing.", "base": "La", "ppo": "La la"}]
+    assert document["runs"][0]["pairs"] == [{"prompt": "Sing.", "base": "La", "ppo": "La la"}]
     page = instructions_table.page()
     assert "| PPO, seed 4 | " in page and "| one text | **100.0** | 100.0 (100.0 to 100.0)" in page
-    assert document["pairs"][0]["prompt"] in page
+    assert "*PPO:*\n\n```text\nLa la\n```" in page
     before = {path: path.stat().st_mtime_ns for path in answers.rglob("*.jsonl")}
     assert len(before) == 4
     capsys.readouterr()
     instructions.main([str(run), "--judges", "--answers", str(answers)])
     assert {path: path.stat().st_mtime_ns for path in answers.rglob("*.jsonl")} == before
+
+
+def test_a_run_is_added_to_the_kept_figures(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    """The base and the first run stay as they were kept, and nothing of them is sampled."""
+    with pytest.raises(SystemExit):
+        instructions.main([str(run), "--add"])
+    assert "leave --add out" in capsys.readouterr().err
+    options = ["--benchmarks", "IFEval", "--batch", "2", "--judges"]
+    instructions.main([str(run), *options, "--answers", str(tmp_path / "answers")])
+    first = keep.load(instructions.NAME)
+    for _ in range(2):  # the second time it replaces itself
+        instructions.main([f"more KL={run}", "--add", *options, "--answers", str(tmp_path / "others")])
+    document = keep.load(instructions.NAME)
+    assert [policy["policy"] for policy in document["policies"]] == ["base", "PPO", "more KL", "one text"]
+    assert [document["policies"][place] for place in (0, 1, 3)] == first["policies"]
+    assert [figures["policy"] for figures in document["runs"]] == ["PPO", "more KL"]
+    assert [path.name for path in (tmp_path / "others").iterdir()] == ["more-KL-4"]
+    assert "*more KL:*\n\n```text\nLa la\n```" in instructions_table.page()
 
 
 def test_a_part_of_the_prompts_is_shown_and_not_kept(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
