@@ -13,7 +13,9 @@ __all__ = [
     "Lineage",
     "PPOConfig",
     "PPOTrainer",
+    "ProbeCallback",
     "RewardModel",
+    "RolloutFindings",
     "Samples",
     "Snapshot",
     "Timeline",
@@ -22,6 +24,7 @@ __all__ = [
     "__version__",
     "find_lineage",
     "make_card",
+    "probe",
     "sample",
     "visible_text",
     "watch",
@@ -34,7 +37,9 @@ _WHERE = {
     "Lineage": "publishing.catalog.lineage",
     "PPOConfig": "ppo.config",
     "PPOTrainer": "ppo.trainer",
+    "ProbeCallback": "evaluation.probe_callback",
     "RewardModel": "rewards",
+    "RolloutFindings": "evaluation.rollouts",
     "Samples": "modeling.sampling.sampler",
     "Snapshot": "app.engine",
     "Timeline": "app.engine",
@@ -42,6 +47,7 @@ _WHERE = {
     "ZooError": "errors",
     "find_lineage": "publishing.catalog.lineage",
     "make_card": "publishing.cards.card",
+    "probe": "evaluation.rollout_probe",
     "sample": "modeling.sampling.sampler",
     "visible_text": "app.engine",
     "watch": "evaluation.watch",
@@ -50,6 +56,9 @@ _WHERE = {
 if TYPE_CHECKING:
     from .app.engine import Compared, Comparison, Limits, Snapshot, Timeline, TimelineRun, visible_text
     from .errors import ZooError
+    from .evaluation.probe_callback import ProbeCallback
+    from .evaluation.rollout_probe import probe
+    from .evaluation.rollouts import RolloutFindings
     from .evaluation.watch import watch
     from .modeling.sampling.sampler import Samples, sample
     from .ppo.config import PPOConfig

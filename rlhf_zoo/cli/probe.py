@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ..errors import ZooError, printable
+from ..errors import printable
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
 from .tables import print_json, stdout_console, table
 
 if TYPE_CHECKING:
-    from ..evaluation.probes import Completions
     from ..evaluation.rollouts import RolloutFindings
 
 
@@ -69,26 +67,26 @@ def probe(
     Example:
       rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
     """
-    from ..evaluation.rollout_files import check_same_columns, read_rollouts
-    from ..evaluation.rollouts import probe_rollouts
+    from ..evaluation.rollout_probe import probe as run_probes
+    from ..hub.client.connect import CLIENT
 
-    policy, sft = (read_rollouts(path, reward=reward) for path in (completions, against))
-    if not set(policy.prompts) & set(sft.prompts):
-        raise ZooError(f"{completions} and {against} share no prompt: sample both for the same prompts.")
-    check_same_columns(completions, policy, against, sft, logprobs=model is None)
-    if model is not None:
-        policy, sft = _with_logprobs(model, hub, source_hub, policy, sft, seed)
-    result = probe_rollouts(policy, sft, verifiable=verifiable, seed=seed)
+    with contextlib.ExitStack() as stack:
+        connected = CLIENT
+        if model is not None:
+            connected = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
+        result = run_probes(
+            completions, against, model=model, reward=reward, verifiable=verifiable, seed=seed, hub=connected
+        )
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result, [(completions, len(policy)), (against, len(sft))])
+        _print(result, (completions, against))
     if result.verdict.kind in fail_on:
         raise SystemExit(3)
 
 
-def _print(result: RolloutFindings, files: Sequence[tuple[Path, int]]) -> None:
-    """Prints a table of the probes, and the verdict with its reasons. `files` are the paths and their rows."""
+def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
+    """Prints a table of the probes, and the verdict with its reasons."""
     rows = [
         [
             probe.family,
@@ -118,9 +116,10 @@ def _print(result: RolloutFindings, files: Sequence[tuple[Path, int]]) -> None:
             f"{result.split_half.value:.2f} [{low:.2f}, {high:.2f}]; random scores would have 0."
         )
     if any(result.left_out):
+        used = (result.completions, result.reference_completions)
         left_out = " and ".join(
-            f"{number} of {_count(rows_in_file, 'row')} of {path}"
-            for number, (path, rows_in_file) in zip(result.left_out, files, strict=True)
+            f"{number} of {_count(number + kept, 'row')} of {path}"
+            for number, kept, path in zip(result.left_out, used, files, strict=True)
         )
         lines.append(f"- Left out, because only one file has their prompt: {left_out}.")
     for line in lines:
@@ -129,29 +128,3 @@ def _print(result: RolloutFindings, files: Sequence[tuple[Path, int]]) -> None:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _with_logprobs(
-    model: str, hub: str | None, source_hub: str | None, policy: Completions, sft: Completions, seed: int
-) -> tuple[Completions, Completions]:
-    """Adds log-probabilities under the SFT model, and how much likelier a text is after its own prompt than another."""
-    from ..evaluation.text_logprobs import dependence, logprobs_under
-    from ..modeling.chat import tokenize_completion
-    from ..modeling.loading import load_tokenizer
-    from ..modeling.models import load_causal
-    from ..runs.checkpoint_choice import resolve_model
-
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
-        path = resolve_model(model, connected).path
-        sft_model, tokenizer = load_causal(path).eval(), load_tokenizer(path)
-    sides = []
-    for rollouts in (policy, sft):
-        tokens = [
-            tokenize_completion(prompt, text, tokenizer)
-            for prompt, text in zip(rollouts.prompts, rollouts.texts, strict=True)
-        ]
-        logprobs = logprobs_under(sft_model, tokenizer, rollouts.prompts, tokens, desc="under own prompts")
-        sums = [sum(row) for row in logprobs]
-        prompt_dependence = dependence(sft_model, tokenizer, rollouts.prompts, tokens, sums, seed=seed)
-        sides.append(replace(rollouts, logprobs=logprobs, dependence=prompt_dependence))
-    return sides[0], sides[1]

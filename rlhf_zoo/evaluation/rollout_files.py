@@ -1,8 +1,8 @@
-"""Files of rollouts of any trainer: JSON lines, a JSON array, or Parquet."""
+"""Rollouts of any trainer: files of JSON lines, a JSON array or Parquet, and rows in memory."""
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,18 @@ MAX_ROWS = 250_000
 #: Largest absolute score. Sums of `MAX_ROWS` such scores, and of their squares, stay finite.
 MAX_SCORE = 1e100
 
+#: A file; rows, such as a list of dicts or a `datasets.Dataset`; or completions that were read already.
+Rollouts = str | Path | Completions | Iterable[Mapping[str, Any]]
 
-def read_rollouts(path: Path, *, reward: str | None = None) -> Completions:
-    """Reads the completions in a file, with the optional columns that every row has.
+
+def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "the rows") -> Completions:
+    """Reads completions, with the optional columns that every row has.
 
     Args:
-        path: JSON lines or a JSON array in UTF-8, or Parquet if its name ends in .parquet.
+        source: A file of JSON lines or of a JSON array in UTF-8, or of Parquet if its name ends in .parquet; rows with
+            the same columns; or completions, which are returned as they are.
         reward: The column of the reward; None for one of the usual names.
+        name: What error messages call rows in memory. A file is called by its path.
 
     Returns:
         The completions.
@@ -40,38 +45,68 @@ def read_rollouts(path: Path, *, reward: str | None = None) -> Completions:
     Raises:
         ZooError: The file cannot be read, or a row is wrong; it names the file and the row.
     """
+    if isinstance(source, Completions):
+        return source
+    if isinstance(source, str | Path):
+        return _read(_documents(Path(source)), reward, str(source))
+    if isinstance(source, Iterable):
+        return _read(_numbered(source, name), reward, name)
+    raise ZooError(f"{name} must be a file, rows with prompt and completion, or Completions, not {source!r:.80}.")
+
+
+def _read(documents: Iterable[tuple[str, Mapping[str, Any]]], reward: str | None, name: str) -> Completions:
     names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
     rows: dict[str, dict[str, Any]] = {}
     numbers: set[str] = set()  # columns that are not read and hold a number
-    for where, document in _documents(path):
+    for where, document in documents:
         if len(rows) == MAX_ROWS:
-            raise ZooError(f"{path} holds over {MAX_ROWS:,} completions: give a random sample of them.")
-        rows[where] = _parse_row(document, names, f"{path}, {where}")
+            raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
+        rows[where] = _parse_row(document, names, f"{name}, {where}")
         numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
     if not rows:
-        raise ZooError(f"{path} holds no completions: write one JSON object a line, with prompt and completion.")
+        raise ZooError(f"{name} holds no completions: write one JSON object a line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
-    for name in names:
+    for column in names:
         # A column that only some rows have is an error: part of it would be compared with all of the other side.
-        without = [where for where, row in rows.items() if name not in row]
+        without = [where for where, row in rows.items() if column not in row]
         if without and len(without) < len(rows):
             raise ZooError(
-                f"{path} has {name} in {len(rows) - len(without)} of {len(rows)} rows, and not in {without[0]}: "
+                f"{name} has {column} in {len(rows) - len(without)} of {len(rows)} rows, and not in {without[0]}: "
                 "give it in every row or in none."
             )
-        columns[name] = None if without else [row[name] for row in rows.values()]
+        columns[column] = None if without else [row[column] for row in rows.values()]
     if columns["reward"] is None:
         if reward is not None:
-            raise ZooError(f"{path} has no column {reward!r}: name the column of the reward.")
+            raise ZooError(f"{name} has no column {reward!r}: name the column of the reward.")
         if numbers:
             names_text = ", ".join(map(repr, sorted(numbers)))
-            log.warning("%s has no reward. Its other columns of numbers are %s: --reward names one.", path, names_text)
+            log.warning("%s has no reward. Its other columns of numbers are %s: --reward names one.", name, names_text)
     return Completions(
         columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"]
     )
 
 
-def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+def read_completion_log(path: Path) -> list[tuple[Any, Any]]:
+    """Reads the prompts and completions that a trainer logged, texts or conversations; other columns may be anything.
+
+    Args:
+        path: A Parquet file.
+
+    Returns:
+        (prompt, completion) of each row.
+
+    Raises:
+        ZooError: It is not such a file.
+    """
+    rows = []
+    for where, row in _parquet_rows(path):
+        if row.get("prompt") is None or row.get("completion") is None:
+            raise ZooError(f"{path}, {where} has no prompt or no completion: log both.")
+        rows.append((row["prompt"], row["completion"]))
+    return rows
+
+
+def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields each row of a file with its place, such as "line 2"."""
     try:
         if path.suffix == ".parquet" and path.is_file():
@@ -85,16 +120,21 @@ def _documents(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 # Line numbers count blank lines too, as editors show them.
                 for number, line in enumerate(lines, 1):
                     if line.strip():
-                        yield f"line {number}", _object(_parsed(line, f"{path}, line {number}"), path, f"line {number}")
+                        where = f"line {number}"
+                        yield where, _object(_parsed(line, f"{path}, {where}"), str(path), where)
                 return
-            for number, document in enumerate(_parsed(lines.read(), str(path)), 1):
-                yield f"row {number}", _object(document, path, f"row {number}")
+            yield from _numbered(_parsed(lines.read(), str(path)), str(path))
     except UnicodeDecodeError as error:
         raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error
     except OSError as error:
         raise ZooError(
             f"{path} cannot be read ({error.strerror}): give a file of JSON lines, a JSON array or Parquet."
         ) from error
+
+
+def _numbered(rows: Iterable[Any], name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for number, row in enumerate(rows, 1):
+        yield f"row {number}", _object(row, name, f"row {number}")
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -120,9 +160,9 @@ def _parsed(text: str, where: str) -> Any:
         raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line, or one array.") from error
 
 
-def _object(document: Any, path: Path, where: str) -> dict[str, Any]:
-    if not isinstance(document, dict):
-        raise ZooError(f"{path}, {where} holds no object: write one with prompt and completion.")
+def _object(document: Any, name: str, where: str) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping):
+        raise ZooError(f"{name}, {where} holds no object: write one with prompt and completion.")
     return document
 
 
@@ -163,29 +203,22 @@ def _reads_as_number(text: str) -> bool:
         return False
 
 
-def check_same_columns(policy: Path, ours: Completions, sft: Path, theirs: Completions, *, logprobs: bool) -> None:
-    """Checks that both files have a column or neither does.
+def check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> None:
+    """Checks that both sides have a column or neither does.
 
     Args:
-        policy: Path of the policy's file.
-        ours: Its completions.
-        sft: Path of SFT's file.
-        theirs: Its completions.
+        sides: The name of each side, such as the path of its file, and its completions.
         logprobs: Whether the column logprobs is checked too.
 
     Raises:
-        ZooError: Only one file has a column that needs the other's.
+        ZooError: Only one side has a column that needs the other's.
     """
     fields = {"reward": "rewards", "judge": "judged", **({"logprobs": "logprobs"} if logprobs else {})}
     for name, field in fields.items():
-        paths_with_column = [
-            path for path, completions in ((policy, ours), (sft, theirs)) if getattr(completions, field) is not None
-        ]
-        if len(paths_with_column) == 1:
-            other = sft if paths_with_column == [policy] else policy
-            raise ZooError(
-                f"{other} has no {name}, but {paths_with_column[0]} has: provide it in both files or in neither."
-            )
+        without = [side for side, completions in sides.items() if getattr(completions, field) is None]
+        if len(without) == 1:
+            other = next(side for side in sides if side not in without)
+            raise ZooError(f"{without[0]} has no {name}, but {other} has: provide it in both files or in neither.")
 
 
 def message_text(value: object) -> str | None:

@@ -29,6 +29,7 @@ class RolloutFindings:
         verdict: By the same rule as a run's, with one checkpoint.
         prompts: Number of prompts that both sides answered.
         completions: Number of the policy's completions to these.
+        reference_completions: Number of SFT's completions to these.
         left_out: Number of lines of the policy, and of SFT, whose prompt the other side lacks.
         split_half: How far the judge agrees with itself, see `judges.check`; None if that is unknown, and for a
             verifiable reward, which is a program.
@@ -38,12 +39,16 @@ class RolloutFindings:
     verdict: Verdict
     prompts: int
     completions: int
+    reference_completions: int
     left_out: tuple[int, int]
     split_half: Estimate | None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the findings as JSON."""
-        counts = {"prompts": self.prompts, "completions": self.completions, "left_out": list(self.left_out)}
+        counts = {
+            "prompts": self.prompts, "completions": self.completions,
+            "reference_completions": self.reference_completions, "left_out": list(self.left_out),
+        }  # fmt: skip
         split_half = self.split_half.to_json() if self.split_half else None
         findings = {**self.verdict.to_json(), "split_half": split_half, "probes": self.report.to_json()}
         return {"schema": 1, **counts, **findings}
@@ -126,8 +131,10 @@ def probe_rollouts(
         rollouts=True,
     )
     left_out = (len(policy) - len(shared_rows[0]), len(sft) - len(shared_rows[1]))
+    verdict = decide(evidence, seed=seed)
+    completions, reference_completions = map(len, shared_rows)
     return RolloutFindings(
-        report, decide(evidence, seed=seed), len(prompt_numbers), len(shared_rows[0]), left_out, self_agreement
+        report, verdict, len(prompt_numbers), completions, reference_completions, left_out, self_agreement
     )
 
 

@@ -4,13 +4,13 @@ import functools
 import inspect
 import logging
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import ZooError
 from .probes import Completions, Report, probe
 from .probes.permutations import MIN_SWAPPED_PROMPTS
-from .rollout_files import message_text, read_rollouts
+from .rollout_files import Rollouts, message_text, read_rollouts
+from .trackers import send_alert
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +24,7 @@ class Hacked(ZooError):
 def watch(
     reward_func: RewardFunction,
     *,
-    against: str | Path | Completions | None = None,
+    against: Rollouts | None = None,
     size: int = 256,
     every: int = 256,
     stop: bool = False,
@@ -33,12 +33,12 @@ def watch(
 
     The rewards stay the same. After every `every` completions the last `size` are probed, or more if these answer fewer
     than 13 prompts that SFT did not answer: two sides with different prompts can only be compared by prompts. Each
-    family's effect goes to TRL's `log_metric` as probes/FAMILY, and a family that fires for the first time is logged as
-    a warning.
+    family's effect goes to TRL's `log_metric` as probes/FAMILY. A family that fires for the first time is logged as a
+    warning, and Weights & Biases and trackio send an alert if this process reports to them.
 
     Args:
         reward_func: A reward function of TRL's form.
-        against: SFT's completions, or a file of them as `rlhf-zoo probe` reads it; None for the first `size`
+        against: SFT's completions, in a file or as rows as `read_rollouts` reads them; None for the first `size`
             completions scored, because training starts at SFT.
         size: Completions in a probe.
         every: Completions between two probes.
@@ -56,13 +56,7 @@ def watch(
     # The wrapper is synchronous and would return the coroutine instead of rewards.
     if inspect.iscoroutinefunction(reward_func):
         raise ZooError("watch cannot wrap a coroutine function: wrap the plain reward function that it awaits.")
-    if size < _MIN_SIZE or every < 1:
-        raise ZooError(f"watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
-    if isinstance(against, str | Path):
-        against = read_rollouts(Path(against))
-    if against is not None and not isinstance(against, Completions):
-        raise ZooError(f"`against` must be SFT's completions or a file of them, not {against!r}.")
-    watcher = _Watcher(against, size, every, stop)
+    watcher = Watcher(against, size, every, stop=stop)
 
     @functools.wraps(reward_func)
     def watched(*args: Any, **columns: Any) -> Sequence[float | None]:
@@ -83,9 +77,24 @@ _MIN_SIZE = 40
 _MAX_SIZES = 8  # this many times `size` are collected before too few prompts are an error
 
 
-class _Watcher:
-    def __init__(self, sft: Completions | None, size: int, every: int, stop: bool) -> None:
-        self.sft, self.size, self.every, self.stop = sft, size, every, stop
+class Watcher:
+    """Collects a policy's completions during training, and probes the last ones.
+
+    Args:
+        against: As for `watch`.
+        size: As for `watch`.
+        every: As for `watch`.
+        stop: As for `watch`.
+
+    Raises:
+        ZooError: As for `watch`.
+    """
+
+    def __init__(self, against: Rollouts | None, size: int, every: int, *, stop: bool) -> None:
+        if size < _MIN_SIZE or every < 1:
+            raise ZooError(f"A watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
+        self.sft = None if against is None else read_rollouts(against, name="`against`")
+        self.size, self.every, self.stop = size, every, stop
         self.first_texts: list[tuple[str, str]] = []  # (prompt, completion)
         self.last_texts: list[tuple[str, str]] = []
         self.unprobed = 0  # completions since the last probe
@@ -94,7 +103,17 @@ class _Watcher:
     def collect(
         self, prompts: Sequence[object], completions: Sequence[object], log_metric: Callable[..., None] | None
     ) -> None:
-        """Collects completions, and probes when enough are new."""
+        """Collects completions, and probes when enough are new.
+
+        Args:
+            prompts: The prompts, texts or conversations.
+            completions: Their completions.
+            log_metric: Receives the name and the value of each effect; None to log none.
+
+        Raises:
+            ZooError: As for the function that `watch` returns.
+            Hacked: Training is to stop.
+        """
         if len(prompts) != len(completions):
             raise ZooError(
                 f"A watched reward function received {len(prompts)} prompts and {len(completions)} completions: pass "
@@ -155,6 +174,7 @@ class _Watcher:
             if finding.fired and finding.family not in self.warned:
                 self.warned.add(finding.family)
                 log.warning("Probe %s: %s", finding.family, finding.finding)
+                send_alert(f"Probe {finding.family} fired", finding.finding, severe=finding.severe)
         severe = [finding for finding in report.probes if finding.severe]
         if severe and self.stop:
             raise Hacked(f"Training was stopped because its completions are useless: {severe[0].finding}")

@@ -41,6 +41,7 @@ HUB = "rlhf_zoo.hub.server.cli, rlhf_zoo.hub.server.xet_store, rlhf_zoo.hub.serv
     [
         ("rlhf_zoo", ["torch", "numpy"]),
         ("rlhf_zoo.publishing.catalog.ablation", ["torch"]),
+        ("rlhf_zoo.evaluation.rollout_probe", ["torch", "transformers", "datasets", "pyarrow"]),
         # Where mistakes in flags are told.
         (
             "rlhf_zoo.cli.train, rlhf_zoo.runs.settings.parse, rlhf_zoo.runs.settings.declared",

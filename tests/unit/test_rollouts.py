@@ -275,8 +275,9 @@ def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
         rows = [{"input": p, "output": t, "gts": None, "score": 1, "step": 3, "acc": True}
                 for p, t in zip(one.prompts, one.texts, strict=True)]  # fmt: skip
         Path(f"val/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names: dict[str, object] = {}
     for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M):
-        names: dict[str, object] = {}
+        names = {**names, "__name__": "page"}
         exec(compile(block, "docs/probe.md", "exec"), names)
     assert names["reward"](prompts=["a"], completions=["b" * 100]) == [-1.0]
     shell = "".join(re.findall(r"^```sh\n(.*?)^```", page, flags=re.S | re.M))
@@ -363,7 +364,7 @@ def test_it_stops_where_asked_and_takes_a_file_as_reference(tmp_path):
         ({"reward_func": slow}, "coroutine"),
         ({"reward_func": short, "size": 3}, "40 or more"),
         ({"reward_func": 5}, "needs a reward function of TRL's form, not 5"),
-        ({"reward_func": short, "against": 5}, "must be SFT's completions or a file of them, not 5"),
+        ({"reward_func": short, "against": 5}, "`against` must be a file, rows with prompt and completion, or Compl"),
         ({"reward_func": short, "against": "nofile.jsonl"}, "nofile.jsonl cannot be read"),
     ):
         with pytest.raises(ZooError, match=message):

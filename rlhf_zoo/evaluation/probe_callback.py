@@ -1,0 +1,105 @@
+"""`ProbeCallback`: probes the completions that a trainer logs during training."""
+
+import logging
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from ..errors import ZooError
+from .rollout_files import Rollouts, read_completion_log
+from .trackers import log_numbers
+from .watch import Watcher
+
+log = logging.getLogger(__name__)
+
+
+class ProbeCallback(TrainerCallback):
+    """Probes the completions that a trainer logs, against the SFT model's.
+
+    It reads `OUTPUT_DIR/completions/completions_STEP.parquet`, which TRL's GRPO and RLOO write with
+    `log_completions=True`, as soon as training goes on after each file. Such a file has the last batch of completions
+    before it was written, so `logging_steps` determines how many completions are seen. Otherwise it works as
+    `watch` does. Only the main process reads and probes.
+
+    Args:
+        against: SFT's completions, in a file or as rows as `rlhf-zoo probe` reads them; None for the first `size`
+            completions logged, because training starts at SFT.
+        size: Completions in a probe.
+        every: Completions between two probes.
+        stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
+
+    Raises:
+        ZooError: `size` or `every` is too small, or `against` cannot be read.
+    """
+
+    def __init__(
+        self, *, against: Rollouts | None = None, size: int = 256, every: int = 256, stop: bool = False
+    ) -> None:
+        self._watcher = Watcher(against, size, every, stop=stop)
+        self._versions: dict[Path, tuple[int, int]] = {}  # a file that an evaluation wrote again has another version
+        self._last_rows: list[tuple[Any, Any]] = []
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
+    ) -> None:
+        """Leaves out files of an earlier run; of a run that is resumed, the first ones may serve as SFT's."""
+        if getattr(args, "log_completions", True) is False:
+            raise ZooError(
+                "ProbeCallback probes the completions that the trainer logs: set log_completions=True in its "
+                "configuration."
+            )
+        if not state.is_world_process_zero:
+            return
+        for path in self._new_files(args):
+            if _step(path) <= state.global_step and self._watcher.sft is None:
+                self._collect(path, state.global_step)
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Probes what the step before has logged: a trainer writes its file after the callbacks of that step."""
+        if state.is_world_process_zero:
+            for path in self._new_files(args):
+                self._collect(path, state.global_step)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
+        """Probes what the last step has logged, and warns if nothing ever was."""
+        self.on_step_begin(args, state, control)
+        if state.is_world_process_zero and not self._versions:
+            log.warning("Nothing was probed: the trainer wrote no completions into %s.", _folder(args))
+
+    def _new_files(self, args: TrainingArguments) -> list[Path]:
+        new = []
+        for path in sorted(_folder(args).glob("completions_*.parquet"), key=_step):
+            stat = path.stat()
+            version = (stat.st_mtime_ns, stat.st_size)
+            if self._versions.get(path) != version:
+                self._versions[path] = version
+                new.append(path)
+        return new
+
+    def _collect(self, path: Path, step: int) -> None:
+        rows = read_completion_log(path)
+        # A trainer keeps its last batch, so a file may begin with the end of the one before.
+        overlap = next(
+            count
+            for count in range(min(len(rows), len(self._last_rows)), -1, -1)
+            if self._last_rows[len(self._last_rows) - count :] == rows[:count]
+        )
+        self._last_rows, new_rows = rows, rows[overlap:]
+        effects: dict[str, float] = {}
+        try:
+            self._watcher.collect(
+                [prompt for prompt, _ in new_rows], [text for _, text in new_rows], effects.__setitem__
+            )
+        finally:  # the numbers that stop training are logged too
+            if effects:
+                log_numbers(effects, step=step)
+
+
+def _step(path: Path) -> int:
+    digits = path.stem.removeprefix("completions_")
+    return int(digits) if digits.isdecimal() else 0
+
+
+def _folder(args: TrainingArguments) -> Path:
+    return Path(args.output_dir or ".") / "completions"

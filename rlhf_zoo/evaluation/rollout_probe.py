@@ -1,0 +1,58 @@
+"""`probe`: reads rollouts of any trainer, probes them against the SFT model's, and decides the verdict."""
+
+from pathlib import Path
+
+from ..errors import ZooError
+from ..hub.client.connect import CLIENT, Hub
+from .rollout_files import Rollouts, check_same_columns, read_rollouts
+from .rollouts import RolloutFindings, probe_rollouts
+
+
+def probe(
+    policy: Rollouts,
+    reference: Rollouts,
+    *,
+    model: str | Path | None = None,
+    reward: str | None = None,
+    verifiable: bool = False,
+    seed: int = 1,
+    hub: Hub = CLIENT,
+) -> RolloutFindings:
+    """Tests completions of any trainer for a hacked reward, and decides the verdict, as `rlhf-zoo probe` does.
+
+    Args:
+        policy: The policy's completions: a file, rows such as a list of dicts or a `datasets.Dataset`, or
+            `Completions`. Each row has prompt and completion, and optionally reward, judge and logprobs.
+        reference: The SFT model's completions of the same prompts, or the base model's if the policy started there.
+        model: The SFT model, a folder or a Hub id, whose log-probabilities two probes read.
+        reward: The column of the reward; None for reward or score.
+        verifiable: Whether the reward is a program that checks answers, and so its own judge.
+        seed: Seed of permutations and intervals.
+        hub: Where Hub ids are looked up; by default where huggingface_hub does.
+
+    Returns:
+        The findings: `verdict.kind`, `verdict.reasons`, and each probe in `report`.
+
+    Raises:
+        ZooError: A file or a row is wrong, the two sides share no prompt or have different columns, or the model
+            cannot be loaded.
+
+    Example:
+        result = rlhf_zoo.probe("rollouts.jsonl", [{"prompt": "2+2?", "completion": "4"}])
+        result.verdict.text, result.report.fired
+    """
+    sides = {}
+    for role, source in (("policy", policy), ("reference", reference)):
+        name = str(source) if isinstance(source, str | Path) else role
+        # Both may come from one file, whose completions are then compared with themselves.
+        sides[f"{name} (reference)" if name in sides else name] = read_rollouts(source, reward=reward, name=name)
+    ours, theirs = sides.values()
+    if not set(ours.prompts) & set(theirs.prompts):
+        raise ZooError(f"{' and '.join(sides)} share no prompt: sample both for the same prompts.")
+    check_same_columns(sides, logprobs=model is None)
+    if model is not None:
+        # torch and transformers are imported only where a model is given.
+        from .rollout_logprobs import add_logprobs
+
+        ours, theirs = add_logprobs(ours, theirs, model=model, hub=hub, seed=seed)
+    return probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
