@@ -23,6 +23,7 @@ if __name__ == "__main__":
     sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
 
 import torch  # noqa: E402
+from peft import LoraConfig  # noqa: E402
 from trainer_fixture import (  # noqa: E402
     LETTERS,
     Spy,
@@ -127,6 +128,17 @@ def left_over(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
+def by_prompt(directory: Path, processes: int) -> Any:
+    """Three completions of each prompt, centered by their mean, with LoRA and a critic on the policy's trunk."""
+    lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
+    return make_trainer(
+        directory, **settings(processes) | {
+            "max_steps": 3, "train_dataset": prompt_rows(24), "num_generations": 3, "score_centering": "prompt",
+            "score_scaling": "none", "num_mini_batches": 2, "critic": "shared", "peft_config": lora, "ref_model": None,
+        },
+    )  # fmt: skip
+
+
 def by_hand(directory: Path, processes: int) -> Any:
     """For a loop of one's own, in which the processes step with 5 and with 3 completions."""
     return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_model": None, "reward_funcs": None})
@@ -218,7 +230,7 @@ def placements(models: dict[str, Any]) -> dict[str, list[str]]:
     return found
 
 
-RUNS = {run.__name__: run for run in (together, uneven, one_trunk, by_hand, left_over, voting, sharded)}
+RUNS = {run.__name__: run for run in (together, uneven, one_trunk, by_prompt, by_hand, left_over, voting, sharded)}
 #: The same, gone on with from the second update: of `together`; of one process's run, or of two processes' in shards.
 RUNS |= {"resumed": together, "sharded_resumed": sharded}
 

@@ -21,7 +21,7 @@ from rlhf_zoo.modeling.fsdp import gather_optimizer
 
 pytestmark = pytest.mark.timeout(3 * SECONDS)
 
-COMPARED = ("together", "uneven", "one_trunk", "by_hand", "left_over")
+COMPARED = ("together", "uneven", "one_trunk", "by_prompt", "by_hand", "left_over")
 # A few units in the last place of weights of size 1 after up to 12 steps of SGD.
 WEIGHTS = 1e-6
 
