@@ -1,7 +1,7 @@
 """Maps between the tokens of a completion and its text, in the context of its prompt.
 
 A SentencePiece-style tokenizer puts the space before a word into the word's token, and drops it at the start of a text.
-So a completion that is decoded alone loses its first space, and one that is encoded alone gains one.
+So a completion that is decoded alone loses its first space, and a completion that is encoded alone gains a space.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerBase
 
-# Tokenizers decode the first bytes of an incomplete character to one of these, or to one for each byte.
+# Tokenizers decode the first bytes of an incomplete character to one replacement character, or to one for each byte.
 _INCOMPLETE = "\ufffd"
 _MAX_INCOMPLETE = 3  # the longest UTF-8 character has four bytes
 #: Number of prompt tokens that `Pieces` decodes before a completion. A few give its first token the right context.
 _PROMPT_TOKENS_KEPT = 16
-# Texts to encode a completion after, if one token holds both its beginning and the end of its prompt.
+# Texts after which a completion is encoded if a single token spans the end of its prompt and its own beginning.
 _ANCHORS = ("", "\n", ".", "a")
 
 
@@ -124,7 +124,7 @@ class TokenText:
             The token's position, from 0.
         """
         target = self.text[:end]
-        # Once a prefix has the character, every longer one has it too, so bisection finds the first.
+        # Once a prefix has the character, every longer prefix has it too, so bisection finds the first.
         return bisect_left(range(len(self._ids)), True, key=lambda last: self.prefix_text(last + 1).startswith(target))
 
 

@@ -1,4 +1,4 @@
-"""Splits a rollout's rows into batches for a forward pass, by length so that there is little padding."""
+"""Splits a rollout's rows into batches of similar length, so that a forward pass computes little padding."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -47,8 +47,8 @@ def split_batches(
         return [rows[order[begin:end]] for begin, end in pairwise(bounds)]
     batches: list[list[int]] = []
     for row in order:  # lengths increase, so this row determines the padded width of its batch
-        must_start = not batches or len(batches[-1]) == size
-        if must_start or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
+        starts_batch = not batches or len(batches[-1]) == size
+        if starts_batch or (tokens is not None and (len(batches[-1]) + 1) * lengths[row] > tokens):
             batches.append([])
         batches[-1].append(row)
     return [rows[batch] for batch in batches]

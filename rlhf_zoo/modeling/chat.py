@@ -2,7 +2,7 @@
 
 `tokenize_*` returns token ids. `decode_completions` turns them back into text. `wrap_*` gives a text the form that
 the prompts have. `append_completion` joins prompt and completion. `plain_text` and `display_text` write a conversation
-without tokens of a template.
+without the template's tokens.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
     """Checks that a prompt leaves no thought open if thoughts are removed from answers.
 
     Only the completion's thoughts are removed, before prompt and completion are joined. If the prompt left a thought
-    open, the joined text would have the answer inside that thought. A chat template may open a thought, because its
+    open, the answer would be inside that thought in the joined text. A chat template may open a thought, because its
     generation prompt is not part of the conversation.
 
     Args:
@@ -117,7 +117,7 @@ def answer_prefix(prompt: Prompt) -> str:
         prompt: A text or a conversation.
 
     Returns:
-        The text of its last turn, if that is the assistant's; otherwise "".
+        The text of the prompt's last turn if that is the assistant's; otherwise "".
     """
     return _content(prompt[-1]) if has_answer_prefix(prompt) else ""
 
@@ -126,8 +126,8 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
     """Tokenizes a prompt with its completion, for a reward model.
 
     A reward model that this package trained reads a conversation as PPO samples it: the rendered prompt, the completion
-    and the end of turn. Any other reads the complete conversation as its template renders it, or `plain_text` if it has
-    no template.
+    and the end of turn. Any other reward model reads the complete conversation as its template renders it, or
+    `plain_text` if it has no template.
 
     Args:
         text: A text, or a conversation with its answer.
@@ -224,7 +224,7 @@ def move_answer_prefix(prompt: Prompt, completion: Any) -> tuple[Any, Any]:
 
 
 def plain_text(text: Prompt) -> str:
-    """Writes a prompt, or a prompt with its answer, as plain text without tokens of a template.
+    """Writes a prompt, or a prompt with its answer, as plain text without the template's tokens.
 
     Judges, probes and reward models without a chat template read this. System turns are left out. A single
     user turn is written without its role; several turns are labeled `User:` and `Assistant:`.
@@ -306,20 +306,20 @@ def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
         text = _THOUGHT.sub("", text)
         if _CLOSE_THINK not in text:
             return text
-        text = _OPEN_THINK + text  # a closing tag without an opening one: everything before it is thought too
+        text = _OPEN_THINK + text  # a closing tag without an opening one: everything before it is a thought
 
 
 def opens_thought(text: str) -> bool:
     """Whether a text ends inside a thought.
 
     Args:
-        text: A text; the thoughts that it closes do not count.
+        text: A text. Thoughts that it also closes do not count.
     """
     return text.rfind(_OPEN_THINK) > text.rfind(_CLOSE_THINK)
 
 
 def strips_thoughts(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether rewards and judges read completions without thoughts, as the model's recipe set it in its tokenizer.
+    """Whether rewards and judges read completions without thoughts: strip_thoughts, as saved in the tokenizer.
 
     Args:
         tokenizer: The policy's or the reward model's.

@@ -55,7 +55,7 @@ class Chat:
 
     Attributes:
         system_prompt: Added to conversations that have no system turn; None adds none.
-        chat_template_kwargs: Values for variables of the template that its caller does not pass.
+        chat_template_kwargs: Values for the template's variables, unless the caller of the template passes others.
         strip_thoughts: Whether to leave <think>…</think> out of what rewards and judges read.
     """
 
@@ -91,7 +91,7 @@ class Chat:
             The same tokenizer.
 
         Raises:
-            ZooError: It has no chat template, or the template refuses a conversation under these settings.
+            ZooError: The tokenizer has no chat template, or the template refuses a conversation under these settings.
         """
         template = _template(tokenizer)
         if template is None:
@@ -136,7 +136,7 @@ def _template(tokenizer: PreTrainedTokenizerBase) -> str | None:
 
 
 def _literal(value: Any) -> str:
-    """Writes a value as a Jinja literal, whose strings have JSON's escapes."""
+    """Writes a value as a Jinja literal, with strings escaped as in JSON."""
     return "none" if value is None else json.dumps(value, ensure_ascii=False)
 
 
@@ -188,12 +188,12 @@ def render_text(messages: Conversation, tokenizer: PreTrainedTokenizerBase, **op
 
 @lru_cache(maxsize=16)
 def _computes_powers(template: str) -> bool:
-    """Whether a template computes a power. One such as 9 ** 9 ** 9 may take forever, and no limit can interrupt it."""
+    """Whether a template computes a power. 9 ** 9 ** 9, for example, may take forever, and no limit interrupts it."""
     try:
         tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
     except TemplateError:  # rendering gives the reason
         return False
-    # Before the `**` of keyword arguments is a bracket or a comma; before that of a power is an operand.
+    # The `**` of keyword arguments follows a bracket or a comma; that of a power follows an operand.
     return any(token == ("operator", "**") and before[1] not in ("(", ",") for before, token in pairwise(tokens))
 
 
@@ -212,7 +212,7 @@ def _apply_template(messages: Conversation, tokenizer: PreTrainedTokenizerBase, 
             f"The chat template exceeds {RENDER_SECONDS:g} s or {RENDER_MEMORY // 2**30} GiB on a conversation of "
             f"{len(messages)} messages: use another template."
         ) from error
-    except Exception as error:  # a template may raise whatever Python raises
+    except Exception as error:  # a template may raise any exception
         reason = (str(error).strip().splitlines() or ["no reason given"])[0].rstrip(".")
         roles = ", ".join(str(turn.get("role")) for turn in messages) or "no turns"
         raise ZooError(
@@ -264,26 +264,26 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         raise ZooError(
             "The chat template does not end an answer with a special token, so SFT would not teach the model to stop: "
             "set chat_template_path to one that does, such as this one with {{ eos_token }} after each answer; or, "
-            "if answers end at a text, set stop_token or truncate_text in ppo.yaml."
+            "if a certain text ends answers, set stop_token or truncate_text in ppo.yaml."
         )
     if not assistant_only:
         return
     encoded = _apply_template(
         _PROBE_TURNS, tokenizer, {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
     )
-    ids, learned = encoded["input_ids"], encoded["assistant_masks"]
+    ids, in_loss = encoded["input_ids"], encoded["assistant_masks"]
     start = len(ids) - len(tokenizer(after, add_special_tokens=False)["input_ids"])
     special = special_ids(tokenizer)
     end = next((position for position in range(start, len(ids)) if ids[position] in special), None)
-    if 1 in learned and end is not None and not learned[end]:
+    if 1 in in_loss and end is not None and not in_loss[end]:
         raise ZooError(
-            f"assistant_only_loss learns only the chat template's {{% generation %}} blocks, but the token that ends "
+            f"assistant_only_loss trains only on the chat template's {{% generation %}} blocks, but the token ending "
             f"an answer, {tokenizer.convert_ids_to_tokens(ids[end])}, is outside of them: move it inside."
         )
 
 
-# {tokenizer: (template, generation prompt, space)}. Cached because each completion needs it, and with the template,
-# because a tokenizer may get another one.
+# {tokenizer: (template, generation prompt, space)}. Cached because each completion needs them. The template shows
+# whether the cached values are still valid.
 _TURN_STARTS: WeakKeyDictionary[Any, tuple[Any, str, str]] = WeakKeyDictionary()
 
 
@@ -306,7 +306,7 @@ def generation_prompt(tokenizer: PreTrainedTokenizerBase) -> str:
         tokenizer: A tokenizer with a chat template.
 
     Returns:
-        Its text, such as the assistant's role and, in templates of reasoning models, "<think>".
+        The text, such as the assistant's role and, in templates of reasoning models, "<think>".
     """
     return _turn_start(tokenizer)[0]
 

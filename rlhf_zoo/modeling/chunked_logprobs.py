@@ -85,7 +85,7 @@ def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     if logits.shape[-1:] != numbers.shape:
         return None
     logits = logits.reshape(-1, len(numbers))[-1].float()
-    # With a softcap no ratio of logits is the scale, so that form takes its bound from the configuration.
+    # With a softcap no ratio of logits equals the scale, so the bound is taken from the configuration.
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     for transform in (LogitTransform(float(logits[0] / numbers[0])), LogitTransform(1.0, softcap)):
         if torch.allclose(_capped(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
@@ -130,7 +130,7 @@ def chunked_logprobs(
     holes = torch.tensor(vocabulary.holes, device=states.device) if vocabulary and vocabulary.holes else None
     size = head.out_features if vocabulary is None else vocabulary.size
     inputs = states, head.weight, head.bias, tokens, (transform, temperature, size, holes, dtype)
-    # `dtype` already has autocast's type for the products. Autocast itself would also lower the float32 sums.
+    # The products below already use autocast's type. Autocast itself would also reduce the precision of float32 sums.
     with torch.autocast(device_type, enabled=False):
         if loss is None:
             logprobs, entropies = cast(tuple[Tensor, Tensor], _Chunked.apply(*inputs))
@@ -200,7 +200,7 @@ class _GradientSums:
         )
 
     def add(self, chunk: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
-        """Adds those of a chunk of n tokens: states (n, H), weight (V, H), and grad (n, V) of the head's output."""
+        """Adds the gradients of a chunk of n tokens from states (n, H), weight (V, H) and the output's grad (n, V)."""
         size = len(weight)
         if self.states is not None:
             self.states[chunk] = (grad @ weight).float()
@@ -220,11 +220,11 @@ class _GradientSums:
         return [None if x is None else x.to(dtype) for x, dtype in zip(sums, self._types, strict=True)]
 
 
-def rows_at_once(states: Tensor, size: int) -> int:
+def tokens_per_chunk(states: Tensor, size: int) -> int:
     """Returns the number of tokens in a chunk.
 
-    It is at least H, so that a chunk has as many numbers as the weight's gradient (V, H). Each chunk adds to all of
-    that gradient, and smaller chunks would spend most of their time on the additions.
+    It is at least H, so that a chunk has as many elements as the weight's gradient (V, H). Each chunk adds to every
+    element of that gradient, and smaller chunks would spend most of their time on the additions.
 
     Args:
         states: (N, H) hidden states.
@@ -253,7 +253,7 @@ def _run_chunks(
     # Finite, because the entropy multiplies it by a probability of 0, and 0·∞ is NaN.
     bias = None if bias is None else bias[:size].to(dtype).clamp(min=-1e30)
     logprobs, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
-    count = rows_at_once(states, size)
+    count = tokens_per_chunk(states, size)
     for start in range(0, len(states), count):
         chunk = slice(start, start + count)
         chunk_states, chunk_tokens = states[chunk].to(dtype), tokens[chunk].unsqueeze(-1)
@@ -263,7 +263,7 @@ def _run_chunks(
         tanh_slope = None  # d tanh(x)/dx = 1 − tanh²(x), of the capped logits
         if sums is not None and transform.softcap is not None:
             tanh_slope = 1 - (z * (temperature / transform.softcap)).square_()
-        # Σ exp(z − max z) by torch.sum, whose rounding does not grow with the vocabulary as softmax's own sum does.
+        # Σ exp(z − max z) by torch.sum. Its error, unlike that of softmax's own sum, does not grow with the vocabulary.
         z.sub_(z.amax(-1, keepdim=True))
         logprobs[chunk] = z.gather(-1, chunk_tokens).squeeze(-1)
         p = z.exp()
@@ -275,7 +275,7 @@ def _run_chunks(
         if sums is None or derivatives is None:
             del z, p  # otherwise two chunks would be in memory while the next one is computed
             continue
-        # d logit / d (head's output), but for the slope of tanh, which differs between logits and follows at the end.
+        # d logit / d (head's output), without the slope of tanh. The slope differs between logits and is applied last.
         gain = transform.scale / temperature
         grad_logprobs, grad_entropies = derivatives(logprobs, entropies)
         grad_logprobs = gain * grad_logprobs[chunk]

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: The maximum number of layers, experts or blocks. Each is a Python object: ten million take hours and all memory.
+#: The maximum number of layers, experts or blocks. Each is a Python object: ten million would exhaust time and memory.
 MAX_PARTS = 10_000
 MAX_LABELS = 100_000
 #: The maximum of any other number, such as the size of the vocabulary.
@@ -22,9 +22,9 @@ _PARTS = re.compile(
 )
 _LABELS = ("num_labels", "n_labels", "id2label", "label2id")
 _COUNTS = re.compile(r"^(num|n)_|_size$")
-# Keys of a training run, and sizes in bytes or parameters, which count no parts of the model.
+# Words in keys that count something other than parts of the model, such as training steps or bytes.
 _NOT_COUNTS = re.compile(r"param|token|step|sample|example|byte|position")
-# Lists of token ids, which are no sizes.
+# Keys of token ids, which are not sizes.
 _IDS = re.compile(r"(ids?|tokens?)$")
 
 #: The adapters that can be loaded. Other types can load a second model, or a tokenizer, by themselves.
@@ -59,8 +59,8 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
         file: What errors call the file.
 
     Raises:
-        ZooError: It has more parts than any machine can build, or names a kernel in a repository, which transformers
-            would download and run.
+        ZooError: The file has more parts than any machine can build, or names a kernel in a repository, which
+            transformers would download and run.
     """
     _check_sizes(config, file)
     if (kernel := next(_kernels_in(config), None)) is not None:
@@ -128,8 +128,8 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
         file: What errors call the file.
 
     Raises:
-        ZooError: Its type is not supported, or a key other than base_model_name_or_path could name a model, a module or
-            a file.
+        ZooError: The adapter's type is not supported, or a key other than base_model_name_or_path could name a model,
+            a module or a file.
     """
     if config.get("peft_type") not in ADAPTER_TYPES:
         raise ZooError(
@@ -142,7 +142,7 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
         elif key == "megatron_core":  # peft imports this module only if there is a megatron_config
             allowed = value in (None, "", "megatron.core")
         else:
-            # Numbers and booleans name nothing. Any other key with content is refused, also one that a later peft adds.
+            # Numbers and booleans name nothing. Other keys with content are refused, also those of later peft versions.
             allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
         if not allowed:
             raise ZooError(
@@ -167,7 +167,7 @@ def check_tokenizer(
 ) -> dict[str, None]:
     """Checks the settings of a tokenizer before transformers passes them to a class that could open any file.
 
-    What such a class reads becomes its vocabulary, which would be published with the next model.
+    The content of such a file would become part of the vocabulary and be published with the next model.
 
     Args:
         tokenizer_config: The content of tokenizer_config.json.

@@ -56,7 +56,7 @@ def _token_classifier(config_class: Any, remote_class: Any = None) -> Any:
         )
     # Many families have no token classifier, so build one from the generic class.
     trunk: Any = MODEL_MAPPING[config_class]
-    # The family's own base class knows its initialization and its layers that must not be split.
+    # The family's own base class defines how weights are initialized and which layers must not be split.
     family = next(base for base in trunk.__mro__ if PreTrainedModel in base.__bases__)
     family = PreTrainedModel if family is trunk else family
     name = f"{trunk.__name__.removesuffix('Model')}ForTokenClassification"
@@ -100,7 +100,7 @@ def critic_from(
     head starts at 0.
 
     Args:
-        source: A reward model, a causal model, or a folder or Hub id of either or of a critic. A critic is loaded
+        source: A reward model or a causal model; or the folder or Hub id of either, or of a critic. A critic is loaded
             unchanged. Adapters are merged into their base.
         center: Whether scores are centered; otherwise μ = 0.
         scale: Whether scores are scaled; otherwise σ = 1.
@@ -195,7 +195,7 @@ def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_m
             f"({problem}), so a critic could not start at its scores: pass a value_model."
         )
     if share:
-        # load_state_dict has copied the values. Only the parameters themselves make both trunks one in memory.
+        # load_state_dict has copied the values. To share memory, both trunks need the same parameter objects.
         for name, parameter in source.base_model.named_parameters():
             module, _, leaf = name.rpartition(".")
             setattr(critic.base_model.get_submodule(module), leaf, parameter)

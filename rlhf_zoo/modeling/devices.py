@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: What a failed allocation may raise. On a CPU and on MPS it is a RuntimeError, whose message tells.
+#: What a failed allocation may raise. On a CPU and on MPS it is a RuntimeError that only its message distinguishes.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
 _PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
@@ -24,8 +24,8 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
     """Returns the accelerator on which this process trains or would train; the CPU if there is none.
 
     Args:
-        use_cpu: Whether to use the CPU in any case, as the stage's key of this name. The environment variable
-            ACCELERATE_USE_CPU does the same.
+        use_cpu: Whether to use the CPU in any case, as with the stage's key of this name. The environment variable
+            ACCELERATE_USE_CPU has the same effect.
     """
     from accelerate import PartialState
 
@@ -39,7 +39,7 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
 
 
 def has_bfloat16() -> bool:
-    """Whether the accelerator here computes in bfloat16."""
+    """Whether this machine has an accelerator that supports bfloat16."""
     from transformers.utils import is_torch_bf16_gpu_available
 
     return bool(is_torch_bf16_gpu_available())
@@ -87,7 +87,7 @@ class MicroBatches:
     def run(self, step: Callable[[Sequence[int]], T], rows: Sequence[int]) -> Iterator[T]:
         """Calls `step` on all rows, batch by batch.
 
-        Halved batches give the same results up to rounding, because the order of sums in a kernel depends on the size.
+        Halved batches give the same results up to rounding: a kernel's order of summation depends on the batch size.
 
         Args:
             step: Called with the rows of a batch.
@@ -149,7 +149,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def free_cache() -> None:
-    """Collects garbage, and gives the memory that the accelerator's allocator holds in reserve back to the device."""
+    """Collects garbage, and returns the memory that the accelerator's allocator has cached to the device."""
     from accelerate.utils.memory import clear_device_cache
 
     clear_device_cache(garbage_collection=True)

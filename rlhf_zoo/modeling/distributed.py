@@ -1,8 +1,8 @@
 """Shares the work of a command among the processes that `accelerate launch` or torchrun started.
 
 Only the main process (rank 0) writes and sends: it owns the run directory, the lock, the embedded Hub and the outbox.
-The other processes compute their share, get from the main process what it read, and write nothing. Until a command
-calls `join`, its functions behave as in a single process.
+The other processes compute their share, receive what the main process read, and write nothing. Until a command calls
+`join`, these functions behave as in a single process.
 """
 
 import logging
@@ -16,7 +16,7 @@ from ..errors import ZooError
 
 # How long processes wait for each other. The main process may have to download models or to wait for a lock.
 _TIMEOUT = timedelta(hours=2)
-#: The optimizers that support shards: torch's own, because they update each number independently.
+#: The optimizers that support sharding: torch's own, which update each element of a weight independently.
 SHARDABLE_OPTIMIZERS = ("adamw_torch_fused", "adamw_torch", "adagrad", "rmsprop", "sgd")
 _joined = False
 
@@ -40,7 +40,7 @@ def check_shards(process_count: int, optim: str) -> None:
         optim: The optimizer, by transformers' name.
 
     Raises:
-        ZooError: There is only one process, or the optimizer does not support shards.
+        ZooError: There is only one process, or the optimizer does not support sharding.
     """
     if optim not in SHARDABLE_OPTIMIZERS:
         raise ZooError(
@@ -95,7 +95,7 @@ def shutdown() -> bool:
     """Leaves the process group, once all processes have called this function.
 
     Returns:
-        Whether this is the main process. It continues alone.
+        Whether this is the main process, which continues alone.
     """
     global _joined
     if process_count() == 1:
@@ -129,7 +129,7 @@ def gather(value: Any) -> list[Any]:
 
 
 def is_my_batch(number: int) -> bool:
-    """Whether this process computes the batch of this number."""
+    """Whether this process computes the batch with this number."""
     return number % process_count() == rank() if process_count() > 1 else True
 
 
@@ -156,9 +156,9 @@ def from_main_process(make: Callable[[], Any]) -> Any:
         return make()
     from torch import distributed
 
-    box = [make() if is_main_process() else None]
-    distributed.broadcast_object_list(box)
-    return box[0]
+    results = [make() if is_main_process() else None]
+    distributed.broadcast_object_list(results)
+    return results[0]
 
 
 def wait() -> None:

@@ -43,8 +43,8 @@ class Embedder:
     def __init__(self, folder: Path, *, name: str, batch_size: int = 64) -> None:
         subject = f"The embedder {name}"
         _check_modules(folder, subject)
-        # A pooler that is not saved is not used either, but drawing its weights would advance the random
-        # generator of a training.
+        # A pooler that is not saved is not used either, but drawing its weights would advance the random generator that
+        # training uses.
         with torch.random.fork_rng(devices=[]):
             model = load_model(AutoModel, folder, subject=subject, options=FLOAT32, may_miss=("pooler",))
         self.tokenizer: Any = load_tokenizer(folder, name=subject)

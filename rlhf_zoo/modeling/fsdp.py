@@ -1,6 +1,6 @@
 """FSDP2: each process holds a shard of each weight and of its optimizer state, and gathers a layer before using it.
 
-Policy, critic, reference and reward model are sharded separately, layer by layer, because each is called by itself.
+Policy, critic, reference and reward model are sharded separately, layer by layer, because each is called on its own.
 Checkpoints are the same as those of a single process.
 """
 
@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-#: The number of this option of glibc's mallopt, and the size in bytes from which on blocks come from mmap.
+#: glibc's number for this option of mallopt, and the block size in bytes from which malloc uses mmap.
 M_MMAP_THRESHOLD, MMAP_BYTES = -3, 2**20
 
 
@@ -36,7 +36,7 @@ def return_memory() -> None:
     """Makes glibc return blocks of MMAP_BYTES bytes or more to the system when they are freed.
 
     By default glibc keeps freed blocks in its heap. On a CPU that includes every gathered layer: one of two processes
-    that trained a model of 135M weights grew to 7.5 GiB, as much as without shards. Without glibc this does nothing.
+    that trained a model of 135M weights grew to 7.5 GiB, as much as without sharding. Without glibc this does nothing.
     """
     libc = ctypes.CDLL(None)
     mallopt, trim = (getattr(libc, name, None) for name in ("mallopt", "malloc_trim"))
@@ -49,7 +49,7 @@ def return_memory() -> None:
 def unsharded(*models: nn.Module | None) -> Iterator[None]:
     """Keeps all weights of models gathered while this context is open.
 
-    Sampling needs this: its loop ends earlier in some processes, but gathering a layer needs all of them.
+    Sampling needs this: its loop ends earlier in some processes, but gathering a layer needs all processes.
 
     Args:
         *models: The models; None is skipped.
@@ -112,7 +112,7 @@ def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
 
     Args:
         optimizer: An optimizer that may be sharded. All processes take part.
-        keep: Whether this process returns it. The others hold only one gathered tensor at a time.
+        keep: Whether this process returns the state. The others hold only one gathered tensor at a time.
 
     Returns:
         The state, or None where `keep` is False.

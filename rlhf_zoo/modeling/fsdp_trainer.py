@@ -16,7 +16,7 @@ from .models import is_peft
 
 
 class ShardTrainer(Trainer):
-    """A Trainer that saves and loads the optimizer of sharded models, once `shard` was called."""
+    """A Trainer that saves and loads the optimizer of sharded models, once `shard` has been called."""
 
     _is_sharded = False
 
@@ -31,20 +31,20 @@ class ShardTrainer(Trainer):
             ZooError: A trained model has adapters, or a model is quantized.
         """
         all_models = (*models, *frozen)
-        for unsupported, fix in (
+        for is_used, feature_and_fix in (
             (any(map(is_peft, models)), "adapters: remove use_peft"),
             (
                 any(getattr(model, "is_quantized", False) for model in all_models),
                 "quantized models: load them unquantized",
             ),
         ):
-            if unsupported:
-                raise ZooError(f"fsdp2 does not support {fix}, or remove fsdp2.")
+            if is_used:
+                raise ZooError(f"fsdp2 does not support {feature_and_fix}, or remove fsdp2.")
         for model in all_models:
             shard(model)
         if next(models[0].parameters()).device.type == "cpu":
             return_memory()
-        # For training, accelerate would wrap the model in DDP, which does not support shards.
+        # For training, accelerate would wrap the model in DDP, which does not support sharded weights.
         self.accelerator.prepare_model = functools.partial(self.accelerator.prepare_model, evaluation_mode=True)
         self._is_sharded = True
 

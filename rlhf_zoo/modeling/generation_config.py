@@ -1,4 +1,4 @@
-"""Generation configs: repairs contradictory ones, which transformers refuses to save, and sets how a policy samples."""
+"""Repairs generation configs that transformers refuses to save, and sets how a policy samples by default."""
 
 import copy
 import logging
@@ -10,7 +10,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-# Fields that decide which other fields apply. They are restored first, so that of two fields in conflict they stay.
+# Fields that decide which other fields apply. They are restored first, so that the others are dropped in a conflict.
 _MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
 
 
@@ -56,9 +56,9 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
 
 
 def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
-    """Makes `model.generate` and pipelines sample from the whole distribution by default, as PPO and evaluations do.
+    """Makes `model.generate` and pipelines sample from the full distribution by default, as PPO and evaluations do.
 
-    The length is left to the caller: a limit in the config would take precedence over `max_length`, which others pass.
+    The length is left to the caller: a limit in the config would take precedence over the caller's `max_length`.
 
     Args:
         model: The model; one without a generation config is left as it is.
@@ -70,7 +70,7 @@ def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
     changed = copy.deepcopy(config)
     for key, value in {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}.items():
         setattr(changed, key, value)
-    if _refusal(changed) is None:  # a model may ask for beams or the like
+    if _refusal(changed) is None:  # a config may set beam search, for example, which conflicts with these values
         model.generation_config = changed
 
 
@@ -79,7 +79,7 @@ def _refusal(config: GenerationConfig) -> str | None:
     try:
         config.validate(strict=True)
     except (ValueError, TypeError) as error:
-        # The first line is a heading if there are several.
+        # If there are several lines, the first is a heading.
         lines = [line.strip(" -`") for line in str(error).splitlines() if line.strip()]
         return lines[1 if len(lines) > 1 else 0].replace("`", "").split(". ")[0].rstrip(".")
     return None
@@ -87,4 +87,4 @@ def _refusal(config: GenerationConfig) -> str | None:
 
 @cache
 def _warn_once(name: str, reason: str, change: str) -> None:
-    log.warning("%s has a generation_config.json that cannot be saved (%s): %s in what is saved.", name, reason, change)
+    log.warning("%s has a generation_config.json that cannot be saved (%s): %s in saved copies.", name, reason, change)

@@ -109,7 +109,7 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
     from .model_files import translate_load_errors
 
     with translate_load_errors(f"The GGUF file {file}", " (transformers lists the architectures that it can read)"):
-        facts = _metadata(file)
+        metadata = _metadata(file)
         options = {"gguf_file": file.name, "dtype": "float32"}
         model = AutoModelForCausalLM.from_pretrained(file.parent, **with_plain_weights(options))
         check_plain_weights(model)
@@ -117,7 +117,7 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
     model.config._name_or_path = ""  # the title in the file's metadata, which would be saved as the model's name
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    write_json(folder / SOURCE_FILE, {"file": file.name, "sha256": sha256, **facts})
+    write_json(folder / SOURCE_FILE, {"file": file.name, "sha256": sha256, **metadata})
 
 
 def gguf_source(folder: Path) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def gguf_source(folder: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=8)
 def _digest(file: Path, size: int, modified: int) -> str:
-    """Returns the SHA-256 of a file. Size and time are arguments so that the cache does not serve a changed file."""
+    """Returns the SHA-256 of a file. Size and time are arguments so that a changed file is hashed again."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

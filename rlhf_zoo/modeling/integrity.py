@@ -1,4 +1,4 @@
-"""Checks that a checkpoint has not changed since it was saved. COMPLETE lists size and SHA-256 of each file.
+"""Checks that a checkpoint has not changed since it was saved. COMPLETE lists the size and SHA-256 of each file.
 
 Files added to the folder later (the record of its publication, a merged model) are not part of the checkpoint.
 """
@@ -23,7 +23,7 @@ _TRAINER_STATE = "trainer_state.json"
 _THREADS = 4
 #: What reading a damaged JSON document may raise.
 _DAMAGED_JSON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
-_Stamp = tuple[int, int, int, int]  # inode, size, time of the last change to content and to metadata, in ns
+_Stamp = tuple[int, int, int, int]  # inode, size, times of the last change to content and to metadata in ns
 # Digests by path. A file is hashed again only when its inode, size or a time has changed.
 _DIGESTS: dict[Path, tuple[_Stamp, str]] = {}
 _DIGESTS_LOCK = threading.Lock()
@@ -93,8 +93,8 @@ def find_damage(folder: Path, *, training: bool = False) -> str | None:
 def weights_digest(folder: Path | str) -> str | None:
     """Hashes a model's weights, so that copies of it can be recognized wherever they are stored or published.
 
-    Other files do not count, because they may differ between copies, as adapter_config.json does, which names the path
-    of the base. A critic, which has its own folder, does not count either.
+    Other files do not count, because they may differ between copies: adapter_config.json names the path of the base.
+    A critic, which has its own folder, does not count either.
 
     Args:
         folder: A checkpoint, with COMPLETE or, as pulled from a Hub, without.
@@ -127,11 +127,11 @@ def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def _difference(path: Path, size: int, sha256: str) -> str | None:
-    # The size first: a file that was cut off is the usual damage, and hashing gigabytes takes long.
+    # The size first, because most damaged files are truncated, and hashing gigabytes takes long.
     current_size = path.stat().st_size
     if current_size != size:
         return f"{path} has {current_size} bytes, but {size} were saved"
-    return None if _digest(path) == sha256 else f"{path} has another sha256 than when it was saved"
+    return None if _digest(path) == sha256 else f"{path} has a different sha256 than when it was saved"
 
 
 def _names(folder: Path) -> Iterator[str]:

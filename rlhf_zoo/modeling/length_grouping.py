@@ -1,6 +1,6 @@
 """`train_sampling_strategy: group_by_length`: puts rows of similar length into a batch, which then has little padding.
 
-Transformers' own sampler draws from the global random state, so a run that resumes within an epoch would read other
+transformers' own sampler draws from the global random state, so a run that resumes within an epoch would read different
 rows. It also does not support the pairs of a reward model.
 """
 
@@ -14,11 +14,11 @@ from transformers import Trainer
 # Number of batches that are cut from one sorted pool of rows. A larger pool gives less padding, but the same rows share
 # a batch in more epochs.
 _POOL_BATCHES = 50
-# Columns with a row's tokens, here and in TRL. Both sides of a pair are padded to the longer one, so that one counts.
+# Columns with a row's tokens, here and in TRL. Both sides of a pair are padded to the longer one, so its length counts.
 _TOKEN_COLUMNS = ("input_ids", "chosen_ids", "rejected_ids")
 
 
-class ByLength(Sampler[int]):
+class SeededLengthSampler(Sampler[int]):
     """Yields every row once, with rows of similar length in each batch. The order depends only on (seed, epoch).
 
     Args:
@@ -57,8 +57,8 @@ class ByLength(Sampler[int]):
         yield from rows[full:]
 
 
-class GroupsByLength(Trainer):
-    """Mixin for a trainer: implements `group_by_length` with `ByLength`, whose order a resumed run repeats."""
+class LengthGroupingMixin(Trainer):
+    """Mixin for a trainer: implements `group_by_length` with an order that a resumed run repeats."""
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         rows: Any = self.train_dataset if train_dataset is None else train_dataset
@@ -67,11 +67,13 @@ class GroupsByLength(Trainer):
         token_columns = [rows[name] for name in _TOKEN_COLUMNS if name in rows.column_names]
         lengths = [max(map(len, row)) for row in zip(*token_columns, strict=True)]
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
-        return ByLength(lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed)
+        return SeededLengthSampler(
+            lengths, size, seed=self.args.seed if self.args.data_seed is None else self.args.data_seed
+        )
 
 
 def with_length_grouping(trainer_class: Any) -> Any:
-    """Makes a trainer class implement `group_by_length` with `ByLength`.
+    """Makes a trainer class implement `group_by_length` with `SeededLengthSampler`.
 
     Args:
         trainer_class: A subclass of Trainer.
@@ -79,4 +81,4 @@ def with_length_grouping(trainer_class: Any) -> Any:
     Returns:
         A subclass of the same name.
     """
-    return type(trainer_class.__name__, (GroupsByLength, trainer_class), {})
+    return type(trainer_class.__name__, (LengthGroupingMixin, trainer_class), {})

@@ -25,7 +25,7 @@ class Loading:
     """How weights are loaded.
 
     Attributes:
-        dtype: The torch name of the weights' type in memory; "auto" for the type in which they were saved.
+        dtype: The name of the weights' torch dtype in memory; "auto" for the dtype in which they were saved.
         attention: transformers' name of the attention implementation; None for its default.
         quantization: A quantization config of transformers; None for no quantization.
     """
@@ -78,11 +78,11 @@ def load_tokenizer(
         record_code(files.find, name, name=name_of(source))
     try:
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=is_trusted(), **path_overrides, **hub)
-    except Exception as error:  # the library tokenizers, written in Rust, raises plain Exception
+    except Exception as error:  # the Rust library `tokenizers` raises plain Exception
         if "trust_remote_code" in str(error):
             raise ZooError(untrusted_message(f"The tokenizer of {name}")) from error
         raise ZooError(f"{missing} ({first_line(error)}): save the tokenizer with the model.") from error
-    # Such a tokenizer loads, but fails at the first unknown word.
+    # WordPiece without its unknown token loads, but fails at the first unknown word.
     model: Any = getattr(getattr(tokenizer, "backend_tokenizer", None), "model", None)
     if type(model).__name__ == "WordPiece" and model.token_to_id(model.unk_token) is None:
         raise ZooError(
@@ -119,8 +119,8 @@ def load_with_missing(
         The model, and the names of the weights that the checkpoint lacks, all of them in `may_miss`.
 
     Raises:
-        ZooError: It cannot be loaded, its weights do not fit its configuration, or its files do not match the digests
-            that the run recorded.
+        ZooError: The model cannot be loaded, its weights do not fit its configuration, or its files do not match the
+            digests that the run recorded.
     """
     files = model_files(source, **hub)
     if files.adapter is not None:
@@ -174,7 +174,7 @@ def _check_fit(report: Mapping[str, Any], subject: str, may_miss: tuple[str, ...
     if missing:
         count = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         raise ZooError(f"{subject} lacks weights that its config.json names ({count}): {fix}, or copy all files again.")
-    # Unused heads and buffers are harmless, but with an extra layer the model would not compute what it was trained to.
+    # Unused heads and buffers are harmless, but without one of its layers the model would compute something else.
     layered = sorted(name for name in report["unexpected_keys"] if _LAYER.search(name))
     if layered:
         raise ZooError(
@@ -192,7 +192,7 @@ def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) 
         **hub: See `HubOptions`.
 
     Raises:
-        ZooError: It cannot be read.
+        ZooError: The configuration cannot be read.
     """
     files = ModelFiles(source, **hub)
     files.check_config()

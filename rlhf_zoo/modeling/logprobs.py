@@ -41,7 +41,7 @@ class PolicyOutput(NamedTuple):
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """Runs a model, and its head only on the position before each response token.
+    """Runs a model, but its head only on the positions before response tokens.
 
     Args:
         model: A policy or a critic.
@@ -163,18 +163,18 @@ def response_logprobs(
         returned_logits = scaled_logits if return_logits else None
         if loss is None:
             return PolicyOutput(logprobs, entropies, head_states, returned_logits)
-        loss_value, with_gradients = loss(logprobs, entropies)
-        detached = {name: term.detach() for name, term in with_gradients.items()}
+        loss_value, loss_terms = loss(logprobs, entropies)
+        detached = {name: term.detach() for name, term in loss_terms.items()}
         return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, detached)
 
-    # Only once, because the CPU waits for the GPU here.
+    # Computed only once, because the CPU waits for the GPU here.
     indices = mask.flatten().nonzero().squeeze(1)
 
     def padded(flat: Tensor) -> Tensor:
         """Puts (N,) values of response tokens into (B, T), with 0 outside the mask."""
         return torch.zeros(mask.numel(), device=mask.device).index_copy(0, indices, flat).view(mask.shape)
 
-    logprobs, entropies, total, terms = chunked_logprobs(
+    logprobs, entropies, chunked_loss, chunked_terms = chunked_logprobs(
         head_states.flatten(0, 1).index_select(0, indices),
         head,
         samples.completion_ids.flatten()[indices],
@@ -185,7 +185,7 @@ def response_logprobs(
     )
     entropies = padded(entropies)
     entropies = entropies if entropy_requires_grad else entropies.detach()
-    return PolicyOutput(padded(logprobs), entropies, head_states, loss=total, loss_terms=terms)
+    return PolicyOutput(padded(logprobs), entropies, head_states, loss=chunked_loss, loss_terms=chunked_terms)
 
 
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:

@@ -49,7 +49,7 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
-    """Converts what libraries raise when they load a model into a ZooError.
+    """Converts the exceptions of libraries that load a model into a ZooError.
 
     Args:
         subject: What the error calls the model, such as "The model NAME".
@@ -81,11 +81,11 @@ def json_object(path: Path) -> dict[str, Any]:
         path: The file.
 
     Raises:
-        ZooError: It holds something else, or is not valid JSON.
+        ZooError: The file holds something else, or is not valid JSON.
     """
     try:
         with path.open("rb") as file:
-            # One byte more than allowed, so that parse_json notices a longer file without all of it in memory.
+            # One byte more than allowed, so that parse_json notices a longer file without reading all of it.
             content = parse_json(file.read(MAX_JSON + 1))
     except ValueError as error:
         raise ZooError(f"{path} is not valid JSON ({first_line(error)}): copy it again.") from error
@@ -177,7 +177,7 @@ class ModelFiles:
             if self.hub.get("local_files_only") or is_offline_mode():
                 return None
             raise ZooError(
-                f"The Hub does not answer whether {self.source} has a file {name}: check the connection, or set "
+                f"The Hub did not answer whether {self.source} has a file {name}: check the connection, or set "
                 "HF_HUB_OFFLINE=1 to use the cache only."
             ) from error
         except EntryNotFoundError:
@@ -223,7 +223,7 @@ class ModelFiles:
             The file's object; {} if there is no such file.
 
         Raises:
-            ZooError: It does not hold a JSON object.
+            ZooError: The file does not hold a JSON object.
         """
         path = self.find(name)
         return {} if path is None else json_object(path)
@@ -249,7 +249,7 @@ class ModelFiles:
         """Checks that no index of shards names a file outside of its folder, which transformers would load.
 
         Raises:
-            ZooError: An index does.
+            ZooError: An index names such a file.
         """
         if self.directory is not None:
             indices = sorted(self.directory.glob("*.safetensors.index*.json"))
@@ -264,7 +264,7 @@ class ModelFiles:
         """Checks config.json before a configuration is built from it.
 
         Raises:
-            ZooError: It has more parts than any machine can build, or names a kernel in a repository, which
+            ZooError: The file has more parts than any machine can build, or names a kernel in a repository, which
                 transformers would download and run.
         """
         path = self.find("config.json")
@@ -297,7 +297,7 @@ class ModelFiles:
             kind: "model" or "adapter_model".
 
         Raises:
-            ZooError: There are. The message has a command that converts them.
+            ZooError: There are pickled weights. The message has a command that converts them.
         """
         stem = "pytorch_model" if kind == "model" else kind
         for name in (f"{stem}.bin", f"{stem}.bin.index.json"):

@@ -43,7 +43,7 @@ def load_causal(path: str | Path, *, options: Loading = FLOAT32, **hub: Unpack[H
         **hub: See `HubOptions`.
 
     Raises:
-        ZooError: The checkpoint is not a causal language model (loading a reward model as one would silently drop its
+        ZooError: The checkpoint is not a causal language model (transformers would load a reward model without its
             head), or its files do not match the digests that the run recorded.
     """
     subject = f"The model {path}"
@@ -76,8 +76,8 @@ def load_causal(path: str | Path, *, options: Loading = FLOAT32, **hub: Unpack[H
 def disable_router_logits(model: PreTrainedModel) -> None:
     """Switches off the load-balancing loss that MoE models add to every forward pass.
 
-    trl switches it on in the configuration that is saved with the model. Incremental decoding with a KV cache cannot
-    compute it.
+    TRL switches it on in the configuration that is saved with the model. Incremental decoding with a KV cache cannot
+    compute this loss.
 
     Args:
         model: The model, whose configuration is changed.
@@ -136,7 +136,7 @@ def merge_adapter(base: PreTrainedModel, files: ModelFiles) -> PreTrainedModel:
             key = f"base_model.model.{embedding_path}.weight"
             rows = tensors.get_slice(key).get_shape()[0] if key in tensors.keys() else len(embeddings.weight)  # noqa: SIM118
         if rows != len(embeddings.weight):
-            # All rows are overwritten by the adapter's, so their initial values do not matter.
+            # The adapter's rows overwrite all rows, so the initial values do not matter.
             base.resize_token_embeddings(rows, mean_resizing=False)
         model: Any = PeftModel.from_pretrained(base, str(config.parent)).merge_and_unload()
     # The merged weights are not the base's, so a later adapter must not name the base's path as its base.
@@ -207,7 +207,7 @@ def label_index(
         The output's index; None if there is only one output.
 
     Raises:
-        ZooError: There are several outputs and no label is named, there is no such label, or it could mean two outputs.
+        ZooError: There are several outputs and no label is named, there is no such label, or two outputs have it.
     """
     index_by_label = {text: int(index) for index, text in label_by_index.items()}
     output_count, names = len(label_by_index), ", ".join(index_by_label)
@@ -368,7 +368,7 @@ def score_statistics(model: PreTrainedModel) -> tuple[float, float]:
 
 
 def has_score_statistics(model: PreTrainedModel) -> bool:
-    """Whether a reward model's mean and deviation were measured."""
+    """Whether the mean and the standard deviation of a reward model's raw scores were measured."""
     return "score_mean" in (getattr(model.config, "rlhf_zoo", None) or {})
 
 
@@ -381,7 +381,7 @@ def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, mea
         model: The reward model.
         mean: μ of its raw scores.
         std: σ of its raw scores.
-        measured_on: A description of the texts that they were measured on.
+        measured_on: A description of the texts on which both were measured.
     """
     model.config.problem_type = "regression"
     model.config.rlhf_zoo = {"score_mean": mean, "score_std": std, "score_statistics_over": measured_on}

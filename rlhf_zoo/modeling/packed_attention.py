@@ -16,9 +16,9 @@ from ..errors import ZooError
 from .sampling.decoder import base_of
 
 NAME = "rlhf_zoo_packed"
-#: The lengths of the two rows that test a model.
+#: The lengths of the two rows on which a model is tested.
 TEST_LENGTHS = 5, 9
-#: By how many standard deviations of the logits rounding may move one of them, by type; for others, the low precision.
+#: How far rounding may move a logit, in standard deviations of all logits, by dtype; other dtypes have low precision.
 TOLERANCES = {torch.float32: 1e-3}
 LOW_PRECISION_TOLERANCE = 0.1
 # The sliding windows that a model's layers passed to `attention`. `_packed_logits` reads them.
@@ -76,7 +76,7 @@ def supports_packing(model: PreTrainedModel) -> bool:
 
 
 def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Tensor]:
-    """Packs rows. Returns the model's arguments.
+    """Packs rows, and returns the model's arguments.
 
     Args:
         ids: (B, L) token ids.
@@ -97,7 +97,7 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
 
     Args:
         model: The model.
-        subject: What the error calls it.
+        subject: What the error calls the model.
 
     Raises:
         ZooError: The model does not use torch's attention, or a test with two rows shows that packed rows attend to
@@ -122,13 +122,13 @@ def enable_packing(model: PreTrainedModel, *, subject: str) -> None:
     base.set_attn_implementation(NAME)
     packed = _packed_logits(base, ids)
     base.train(training)
-    # NaN in both counts as equal, because it is no fault of packing. The rollout reports it.
+    # NaN in both counts as equal, because packing did not cause it. The rollout reports it.
     tolerance = TOLERANCES.get(base.dtype, LOW_PRECISION_TOLERANCE) * float(unpacked.nan_to_num(0, 0, 0).std())
     if packed is None or not torch.allclose(packed, unpacked, rtol=0, atol=tolerance, equal_nan=True):
         base.set_attn_implementation(previous)
         raise ZooError(
             f"padding_free packs rows into one, but in {subject}, a {type(base).__name__}, they would attend to each "
-            "other: remove it."
+            "other: remove padding_free."
         )
 
 
@@ -140,7 +140,7 @@ def _packed_logits(base: Any, ids: Tensor) -> Tensor | None:
         return None
     mask = torch.arange(len(ids), device=ids.device) < torch.tensor(TEST_LENGTHS, device=ids.device).unsqueeze(1)
     positions = torch.arange(len(ids), device=ids.device).expand_as(mask)
-    # The pass below fills this, unless the model's layers keep their window to themselves.
+    # The pass below fills this set, unless the model's layers do not pass their window on.
     _windows.clear()
     try:
         logits = base(**packed_inputs(ids.expand_as(mask), mask, positions), use_cache=False).logits[0].float()

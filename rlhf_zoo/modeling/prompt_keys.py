@@ -20,14 +20,14 @@ def prompt_key(prompt: Prompt) -> str:
 
     Returns:
         The key. A text has the same key as a conversation with this text as its only user turn. White space around
-        it does not count.
+        the text does not count.
     """
     if isinstance(prompt, str):
         return prompt.strip()
     turns = [(turn["role"], turn["content"]) for turn in prompt] if is_conversation(prompt) else prompt
     if isinstance(turns, list) and len(turns) == 1 and turns[0][0] == "user" and isinstance(turns[0][1], str):
         return turns[0][1].strip()
-    # `default`, because a column may hold what JSON has no form for, such as an image.
+    # `default=str`, because a column may hold values that JSON cannot represent, such as images.
     return json.dumps(turns, sort_keys=True, default=str)
 
 

@@ -53,7 +53,7 @@ def check_prompt_length(row: int, ids: list[int], *, context: int | None, max_ne
         ZooError: The prompt is empty or too long.
     """
     if not ids:
-        raise ZooError(f"Prompt {row} is empty: the policy needs at least one token to start from.")
+        raise ZooError(f"Prompt {row} is empty, but the policy needs at least one token to start from: remove it.")
     if context is not None and len(ids) + max_new_tokens > context:
         raise ZooError(
             f"Prompt {row} has {len(ids)} tokens and exceeds the context of {context} with response_length "
@@ -86,7 +86,7 @@ def prepare_prompts(
 
     Raises:
         ZooError: A prompt is empty or too long, its `attention_mask` does not fit its `input_ids`, or its `input_ids`
-            encode another text than `prompt`.
+            do not encode `prompt`.
     """
     dataset = dataset.with_format(None)
     has_ids = PROMPT_TOKENS in dataset.column_names
@@ -138,7 +138,7 @@ def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, s
 
 
 def _padding_mask(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> list[bool]:
-    """Returns which ids are not padding, without a mask: as in TRL's PPO, all except PAD, unless PAD is EOS."""
+    """Guesses which ids are not padding, as TRL's PPO does: all except PAD, or all if PAD is EOS."""
     pad = tokenizer.pad_token_id
     marks_padding = pad not in (None, tokenizer.eos_token_id)
     return [not marks_padding or token_id != pad for token_id in ids]
@@ -151,10 +151,9 @@ def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> l
         ZooError: The mask has another length, or drops ids between those that it keeps.
     """
     if mask is None or len(mask) != len(ids):
-        length = "none" if mask is None else f"one of {len(mask)}"
+        length = "is missing" if mask is None else f"has {len(mask)} entries"
         raise ZooError(
-            f"{subject} has {len(ids)} input_ids and an attention_mask of another length ({length}): give one entry "
-            "for each id."
+            f"{subject} has {len(ids)} input_ids, but its attention_mask {length}: give the mask one entry for each id."
         )
     positions = [position for position, is_token in enumerate(mask) if is_token]
     if positions and len(positions) != positions[-1] - positions[0] + 1:
@@ -173,7 +172,7 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
     """Warns if `input_ids` differ from the tokenized `prompt`.
 
     Raises:
-        ZooError: `input_ids` encode another text than `prompt`.
+        ZooError: `input_ids` do not encode `prompt`.
     """
     difference_count = 0
     for row, (prompt, ids) in enumerate(zip(dataset["prompt"], dataset[PROMPT_TOKENS], strict=True)):
@@ -186,7 +185,7 @@ def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) ->
         if not all(turn.strip() in text for turn in turns):
             raise ZooError(
                 f"Prompt {row} is {display_text(prompt)[:MAX_QUOTED]!r}, but its input_ids encode "
-                f"{text[:MAX_QUOTED]!r}: the policy would read the input_ids and reward functions the prompt, so "
+                f"{text[:MAX_QUOTED]!r}: the policy would read the input_ids, and reward functions the prompt, so "
                 "remove the column that is wrong."
             )
     if difference_count:

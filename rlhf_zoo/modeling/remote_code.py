@@ -1,7 +1,7 @@
 """A model's remote code (`auto_map`), which runs only if the user allows it on the command line.
 
 A recipe cannot allow it, because recipes are downloaded too. Code that ran is recorded in run.json and copied
-into the checkpoints that are saved.
+into saved checkpoints.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ def is_trusted() -> bool:
 
 
 def code_run() -> list[CodeRun]:
-    """Returns the code that ran since `trusting` was opened. Of models with equal code only the first is listed."""
+    """Returns the code that ran since `trusting` was opened. Of models with the same code, only the first is listed."""
     by_files = {tuple(run.files.items()): run for run in reversed((_RUN or {}).values())}
     return sorted(by_files.values(), key=lambda run: run.model)
 
@@ -102,7 +102,7 @@ def code_of(config: Mapping[str, Any]) -> list[str]:
     return sorted({str(name).rpartition(".")[0] for name in classes})
 
 
-def brings_code(config: Mapping[str, Any]) -> bool:
+def needs_remote_code(config: Mapping[str, Any]) -> bool:
     """Whether a model cannot be loaded without its own code.
 
     Args:
@@ -117,7 +117,7 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
     """Records and logs the code that runs when a model is loaded, if it has any and is allowed to run it.
 
     Args:
-        find: Returns the path of one of the model's files, by name.
+        find: Maps a file's name to its path; to None if the model has no such file.
         subject: What errors call the model.
         name: The model's name for the record.
 
@@ -185,7 +185,7 @@ def copy_code(checkpoint: Path) -> None:
         if not modules or not candidates:
             continue
         present = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
-        # Two models may have files of the same names. The code that transformers saved tells which one this is.
+        # Two models may have files of the same names. The files that transformers saved identify the right one.
         best = max(candidates, key=lambda run: len(present.items() & run.files.items()))
         for file in best.files.keys() - present.keys():
             shutil.copyfile(best.folder / file, folder / file)

@@ -1,7 +1,7 @@
 """Reserved column names: our own columns of a prompt, and the arguments of reward functions and rules.
 
-A data set may have columns with these names, but reward functions never get them: under such a name they get our
-value.
+A data set may have columns with these names, but reward functions never get them: an argument of such a name holds our
+own value.
 """
 
 from collections.abc import Iterable, Mapping

@@ -14,7 +14,7 @@ from .chat import tokenize_prompt
 from .chat_template import end_of_turn
 
 ADDED_PAD = "[PAD]"
-# Names of tokens that can serve as PAD, best first: reserved for padding, unused, or separators of documents.
+# Names of tokens that can serve as PAD, best first: reserved for padding, unused, or document separators.
 _SPARE_PATTERNS = (r"pad(ding)?", r"(finetune_)?right_pad(_id)?", r"fim_pad", r"vision_pad", r"(image|video)_pad",
          r"reserved(_special)?_token_?\d+", r"unused_?(token_?)?\d+", r"control_\d+", r"end_?of_?text")  # fmt: skip
 _BRACKETS = "<>[]|"
@@ -65,14 +65,14 @@ def settle_padding(
 ) -> str | None:
     """Gives the tokenizer a PAD that does not also end completions, and writes it into the model's configs.
 
-    PAD is `pad_token`, otherwise the tokenizer's present PAD, otherwise a token of the vocabulary that no text uses,
+    PAD is `pad_token`, otherwise the tokenizer's current PAD, otherwise a token of the vocabulary that no text uses,
     otherwise a new token. If the embeddings have no row for it, they grow, and peft then saves them with every adapter.
 
     Args:
         tokenizer: The tokenizer, which is changed.
         model: The model, which is changed.
         pad_token: The new PAD; None to choose one as above.
-        eos_token: The new EOS; None to keep the present one.
+        eos_token: The new EOS; None to keep the current one.
 
     Returns:
         A sentence that says what changed; None if nothing had to change.
@@ -159,7 +159,7 @@ def add_pad_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
         tokenizer: The model's.
 
     Returns:
-        Whether one was added.
+        Whether an embedding was added.
     """
     if tokenizer.pad_token_id < model.get_input_embeddings().weight.shape[0]:
         return False
@@ -228,7 +228,8 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE tokenizer with the special tokens <pad> and <eos>.
 
-    PPO must tell padding from an end, so they are two tokens. Bytes encode every text, so there is no <unk>.
+    PPO must distinguish padding from the end of a text, so they are two tokens. Bytes encode every text, so there is
+    no <unk>.
 
     Args:
         lines: The texts to train on.

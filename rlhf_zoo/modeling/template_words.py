@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ROLES = ("system", "user", "assistant")
-# A tag such as </s> or [/INST], which may be no token of the tokenizer.
+# A tag such as </s> or [/INST]. It need not be a token of the tokenizer.
 _TAG = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
-# The last second of an hour, so that one second later minute and hour differ too.
+# The last second of an hour: one second later, the minute and the hour differ too.
 _NOW = datetime(2026, 1, 2, 11, 59, 59)
 _FIX = "set chat_template_path in sft.yaml to a template that keeps them"
 
 
 def is_plain(messages: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether a conversation has only texts of a system, a user and an assistant. No other conversation is checked."""
+    """Whether all turns are texts of the system, the user or the assistant. Other conversations are not checked."""
     return all(
         turn.get("role") in _ROLES and isinstance(turn.get("content"), str) and not turn.get("tool_calls")
         for turn in messages
@@ -68,7 +68,7 @@ def check_keeps_words(messages: Sequence[Mapping[str, Any]], text: str, tokenize
 
 
 def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, answered: bool) -> None:
-    """Checks how the template renders conversations with these roles, on a conversation of made-up words.
+    """Checks how the template renders a conversation of made-up words with these roles.
 
     Args:
         roles: The roles of the turns.
@@ -85,7 +85,7 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
     chat = Chat.of(tokenizer)
     if chat is not None and chat.system_prompt is not None and roles[:1] != ("system",):
         roles = ("system", *roles)
-    # Punctuation, capitals and a blank line, to notice templates that escape, lower-case or join words.
+    # Punctuation, capitals and a blank line reveal templates that escape, lower-case or join words.
     messages = [
         {"role": role, "content": f'Vexil & "quorn" {number}\n\nTAZim <{number}> olph.'}
         for number, role in enumerate(roles, start=1)
@@ -112,7 +112,7 @@ def check_template(roles: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, 
 
 @contextlib.contextmanager
 def _clock_at(moment: datetime) -> Iterator[None]:
-    """Sets the time that templates read with strftime_now, which transformers takes from its module's `datetime`."""
+    """Sets the time that templates read with strftime_now. transformers takes it from its module's `datetime`."""
     module: Any = chat_template_utils
     original = module.datetime
     module.datetime = SimpleNamespace(now=lambda: moment)
@@ -127,9 +127,9 @@ def _subject(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the words after the last answer; "" if no special token ends it, because then these words may end it."""
+    """Returns the words after the last answer; "" without a special token there, because the words may mark its end."""
     after = text.rpartition(answer)[2]
-    # The longest first, because one token may begin with another.
+    # The longest first, because a token may begin with another token.
     added = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
     without_tokens = re.sub("|".join(map(re.escape, added)), " ", after) if added else after
     if without_tokens == after:

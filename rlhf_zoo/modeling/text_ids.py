@@ -25,7 +25,7 @@ class AddedTokens(NamedTuple):
     suffix: tuple[int, ...]
 
 
-# {tokenizer: (the settings that decide, the result)}. Each text needs the result, and settings may change.
+# {tokenizer: (its settings, the tokens that it adds)}. The settings show whether the cached tokens are still valid.
 _CACHE: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
 
 
@@ -46,7 +46,7 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
 def appends_eos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a tokenizer adds EOS after every text, prompts included.
 
-    The separator that a tokenizer of an encoder adds after every text does not count.
+    The separator that an encoder's tokenizer adds after every text does not count.
     """
     eos = tokenizer.eos_token_id
     return eos is not None and eos != tokenizer.sep_token_id and added_tokens(tokenizer).suffix[-1:] == (eos,)
@@ -80,14 +80,14 @@ def switch_off_eos(tokenizer: PreTrainedTokenizerBase) -> str | None:
         tokenizer: The tokenizer, which is changed. The setting is saved with it.
 
     Returns:
-        A sentence that says what changed; None if it adds no EOS.
+        A sentence that says what changed; None if the tokenizer adds no EOS.
 
     Raises:
         ZooError: The tokenizer ignores the setting.
     """
     if not appends_eos(tokenizer):
         return None
-    # Setting one of the switches rebuilds what the tokenizer adds from both, so BOS must be set as it was.
+    # Setting either switch applies both again, so the switch for BOS must be set to what the tokenizer does now.
     switches = {"add_bos_token": tokenizer.bos_token_id in added_tokens(tokenizer).prefix, "add_eos_token": False}
     before = added_tokens(tokenizer).prefix
     for name, value in switches.items():
@@ -96,6 +96,6 @@ def switch_off_eos(tokenizer: PreTrainedTokenizerBase) -> str | None:
     if appends_eos(tokenizer) or added_tokens(tokenizer).prefix != before:
         raise ZooError(
             f"The tokenizer adds {tokenizer.eos_token} after every text, prompts included, and ignores add_eos_token: "
-            "save it with add_eos_token=False, and use that one."
+            "save the tokenizer with add_eos_token=False, and load that copy."
         )
-    return f"The tokenizer added {tokenizer.eos_token} after every text, prompts included. That is switched off now."
+    return f"The tokenizer added {tokenizer.eos_token} after every text, prompts included. It no longer does."

@@ -18,9 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-#: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still gets after `hurry`.
+#: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still gets after `shorten_deadlines`.
 GRACE = 10.0
-_TICK = 0.1  # seconds between two looks at the clock
+_TICK = 0.1  # seconds between two checks of the clock
 # Seconds before memory is checked. Allocations of other threads count too, so a short call should not pay for them.
 _MEMORY_GRACE = 0.5
 _STATM = Path("/proc/self/statm")
@@ -33,7 +33,7 @@ _CPU_TICK = 0.25
 
 
 class Expired(BaseException):
-    """Time or memory is used up. Not an Exception, so that `except Exception` in the limited code does not catch it."""
+    """Time or memory is used up. A BaseException, so that `except Exception` in the limited code does not catch it."""
 
 
 @dataclass
@@ -103,7 +103,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
         seconds: The limit; None for no limit.
         memory: Bytes by which this process may grow meanwhile; None for no limit. Checked only on Linux, after half a
             second.
-        shorten_on_interrupt: Whether `hurry` brings the deadline forward to GRACE seconds from then.
+        shorten_on_interrupt: Whether `shorten_deadlines` brings the deadline forward to GRACE seconds after that call.
 
     Raises:
         Expired: Time or memory is used up.
@@ -124,7 +124,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
                 if watch in watcher.watches:
                     watcher.watches.remove(watch)
             if watch.fired:
-                _raise_in(watch.thread, None)  # cancels it, in case the code ended before it was raised
+                _raise_in(watch.thread, None)  # cancels Expired if the code ended before it was raised
 
 
 @contextlib.contextmanager
@@ -140,15 +140,14 @@ def _signals(watcher: _Watcher) -> Iterator[None]:
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        signal.signal(
-            _CPU_TIME_SIGNAL, signal.SIG_IGN
-        )  # drops a pending one, whose default action would end the process
+        # Drop a pending signal, whose default action would end the process.
+        signal.signal(_CPU_TIME_SIGNAL, signal.SIG_IGN)
         signal.signal(_CPU_TIME_SIGNAL, old_timer_handler)
         signal.setitimer(signal.ITIMER_VIRTUAL, *old_timer)
         signal.signal(_WAKE_SIGNAL, old_wake_handler)
 
 
-def hurry() -> None:
+def shorten_deadlines() -> None:
     """Brings every deadline with `shorten_on_interrupt` forward to GRACE seconds from now. Call it on Ctrl-C."""
     watcher, ends = _watcher(os.getpid()), time.monotonic() + GRACE
     # Do not take the lock, because the interrupted thread may hold it. Reading a list and setting a number are atomic.

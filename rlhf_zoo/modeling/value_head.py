@@ -62,14 +62,14 @@ class ValueHead(nn.Module):
         if v_head_init_strategy not in (None, "normal"):
             raise ZooError(f"v_head_init_strategy is {v_head_init_strategy!r}: choose None or 'normal'.")
         self.dropout = nn.Dropout(summary_dropout_prob)
-        # In float32 under any model, because a lower precision would round away small updates of values.
+        # In float32 for any model, because a lower precision would round away small updates of values.
         self.summary = nn.Linear(hidden_size, 1, dtype=torch.float32)
         if v_head_init_strategy == "normal":
             nn.init.normal_(self.summary.weight, std=v_head_initializer_range)
             nn.init.zeros_(self.summary.bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """Computes values in the type of the weights.
+        """Computes values in the dtype of the head's weights.
 
         Args:
             hidden: (..., H) of any float type.
@@ -85,7 +85,7 @@ def read_value_head(
 ) -> dict[str, Tensor] | None:
     """Reads the value head of a checkpoint.
 
-    It is looked for among the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
+    The head is looked for among the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
 
     Args:
         source: A folder or a Hub id.

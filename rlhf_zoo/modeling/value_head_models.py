@@ -32,7 +32,7 @@ HEAD_ARGUMENTS = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initia
 KBIT_ARGUMENTS = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
 #: Where a checkpoint is in its repository. For an adapter, these do not apply to its base.
 ADDRESS_ARGUMENTS = ("revision", "subfolder")
-#: Arguments of the Hub's client. All others than ADDRESS_ARGUMENTS also apply to an adapter's base.
+#: Arguments of the Hub's client. All except ADDRESS_ARGUMENTS also apply to an adapter's base.
 HUB_ARGUMENTS = (*ADDRESS_ARGUMENTS, "token", "cache_dir", "force_download", "local_files_only")
 
 #: Attributes that come from the model under the value head.
@@ -83,13 +83,13 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
         model, info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)
     unexpected = sorted(key for key in info["unexpected_keys"] if not is_head_key(key))
     problems = {
-        "missing are": sorted(info["missing_keys"]),
-        "unexpected are": unexpected,
-        "of another size are": sorted(key for key, *_ in info["mismatched_keys"]),
+        "missing": sorted(info["missing_keys"]),
+        "unexpected": unexpected,
+        "of another size": sorted(key for key, *_ in info["mismatched_keys"]),
     }
-    # transformers reports these itself, but if its report names the head, all of it was withheld.
+    # transformers reports these itself, but if its report names the head, the whole report was withheld.
     if len(unexpected) < len(info["unexpected_keys"]) and any(problems.values()):
-        listed = "; ".join(f"{problem} {', '.join(keys)}" for problem, keys in problems.items() if keys)
+        listed = "; ".join(f"{', '.join(keys)} ({problem})" for problem, keys in problems.items() if keys)
         log.warning("Not all weights of %s fit %s: %s", checkpoint.source, type(model).__name__, listed)
     return model
 
@@ -103,7 +103,7 @@ def _load_adapter(
     *,
     is_trainable: bool,
 ) -> Any:
-    """Loads the base that an adapter names, and the adapter on it. Its downloaded files are in the folder `adapter`."""
+    """Loads the base that an adapter names, and the adapter on it. `adapter` is the folder with the adapter's files."""
     from peft import PeftConfig, PeftModel
 
     checkpoint.variant = None  # kwargs name the variant of the base
@@ -155,7 +155,7 @@ def _output_device(model: PreTrainedModel) -> torch.device:
 
 
 class _Architectures:
-    """The classes that can be wrapped, as a descriptor so that peft, which takes long to import, is imported late."""
+    """The classes that can be wrapped. A descriptor, so that peft, which takes long to import, is imported late."""
 
     def __get__(self, *_: Any) -> tuple[type, ...]:
         from peft import PeftModel

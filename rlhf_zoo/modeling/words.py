@@ -1,8 +1,8 @@
 """Splits a text into words, as rewards, probes and metrics count them.
 
 A word is a run of letters and digits with inner apostrophes, lower-cased. Each punctuation mark is a word too, so a run
-of exclamation marks counts as a repetition. Han, kana, Thai, Lao, Khmer and Burmese put no spaces between words, so
-there each character, with its combining marks, is a word.
+of exclamation marks counts as a repetition. Han, kana, Thai, Lao, Khmer and Burmese have no spaces between words, so
+in these scripts each character, with its combining marks, is a word.
 """
 
 import re
@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Sequence
 
 _SCRIPTS = (
-    "\u0e01-\u0e3e\u0e40-\u0eff"  # Thai, but for the baht sign, and Lao
+    "\u0e01-\u0e3e\u0e40-\u0eff"  # Thai without the baht sign, and Lao
     "\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff"  # Burmese, Khmer
     "\u2e80-\u2fdf\u3005-\u3007\u3021-\u302f\u3031-\u303c\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Han
     "\U00020000-\U0003347f"
@@ -23,8 +23,8 @@ _MARKS = "".join(
 )  # fmt: skip
 _UNSPACED = f"[{_SCRIPTS}][{_MARKS}]*"
 _ASCII_WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
-_SPACED_SIGN = rf"[^\W{_SCRIPTS}]"
-_WORD = re.compile(rf"{_SPACED_SIGN}+(?:['’]{_SPACED_SIGN}+)*|{_UNSPACED}|[^\w\s]")
+_SPACED_CHARACTER = rf"[^\W{_SCRIPTS}]"
+_WORD = re.compile(rf"{_SPACED_CHARACTER}+(?:['’]{_SPACED_CHARACTER}+)*|{_UNSPACED}|[^\w\s]")
 _PIECE = re.compile(rf"\s*(?:{_UNSPACED}|[^\s{_SCRIPTS}]+)")
 
 
@@ -43,7 +43,7 @@ def unspaced(word: str) -> bool:
 
 
 def is_word(word: str) -> bool:
-    """Whether an element of `words` is a word, a number or a symbol such as an emoji, instead of a punctuation mark.
+    """Whether an element of `words` is a word, a number or a symbol such as an emoji, not a punctuation mark.
 
     Args:
         word: An element of `words`.
@@ -69,10 +69,10 @@ def pattern(tokens: Sequence[str]) -> str:
     spaced = [word[0].isalnum() and not unspaced(word) for word in tokens]
     regex = ""
     for k, word in enumerate(tokens):
-        # Something must separate two spaced words, or they would be one.
+        # Without a separator, two words of a script with spaces would be a single word.
         between = "" if k == 0 else r"\W+" if spaced[k] and spaced[k - 1] else r"\W*"
         escaped = re.escape(word)
-        regex += between + (rf"(?<!{_SPACED_SIGN}){escaped}(?!{_SPACED_SIGN})" if spaced[k] else escaped)
+        regex += between + (rf"(?<!{_SPACED_CHARACTER}){escaped}(?!{_SPACED_CHARACTER})" if spaced[k] else escaped)
     return regex
 
 

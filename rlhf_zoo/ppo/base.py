@@ -22,7 +22,7 @@ from .. import functional as F
 from ..errors import NotFinite, ZooError
 from ..modeling.fsdp import gather_weights
 from ..modeling.fsdp_trainer import ShardTrainer
-from ..modeling.length_grouping import GroupsByLength
+from ..modeling.length_grouping import LengthGroupingMixin
 from ..modeling.value_head import ValueHead
 from ..rewards import RewardFunction, RewardModel, Rewards, Scored
 from .actor_critic import ActorCritic
@@ -46,7 +46,7 @@ PPO_STATE = "ppo_state.json"
 TRAIN_STREAM, EVAL_STREAM, LOOP_STREAM = 0, 1, 2
 
 
-class BasePPOTrainer(PromptReader, GroupsByLength, ShardTrainer, GuardedTrainer, ABC):
+class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTrainer, ABC):
     """A Trainer for a policy and its critic. Its abstract methods are the phases of an update that evaluation needs."""
 
     args: PPOConfig

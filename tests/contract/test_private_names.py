@@ -14,7 +14,7 @@ DEPARTURES = Path(__file__).parents[2] / "docs" / "departures.md"
 def test_the_trainer_overrides_no_private_name_but_those_in_the_list():
     ours = [kind for kind in PPOTrainer.__mro__ if kind.__module__.startswith("rlhf_zoo.")]
     kinds = ["PPOTrainer", "StepwiseTrainer", "HeldOutTrainer", "RolloutTrainer", "BasePPOTrainer"]
-    kinds += ["PromptReader", "GroupsByLength", "ShardTrainer", "GuardedTrainer"]
+    kinds += ["PromptReader", "LengthGroupingMixin", "ShardTrainer", "GuardedTrainer"]
     assert [kind.__name__ for kind in ours] == kinds
     private = {
         name

@@ -162,7 +162,9 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
     # Neither is it traced, nor evaluated.
     flip(record.checkpoint_path(3) / "tokenizer.json")
     for use in (lambda: find(str(folder / "run")), lambda: context.checkpoint("ppo")):
-        with pytest.raises(ZooError, match=r"checkpoint-3/tokenizer\.json has another sha256.*checkpoint-2 is intact"):
+        with pytest.raises(
+            ZooError, match=r"checkpoint-3/tokenizer\.json has a different sha256.*checkpoint-2 is intact"
+        ):
             use()
     record.clear()
     assert not any(record.path.glob("*checkpoint-*"))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from rlhf_zoo.modeling import time_limit as module
-from rlhf_zoo.modeling.time_limit import Expired, deadline, hurry
+from rlhf_zoo.modeling.time_limit import Expired, deadline, shorten_deadlines
 
 
 def spin() -> None:
@@ -85,7 +85,7 @@ def test_memory_is_bounded() -> None:
 
 def test_ctrl_c_shortens_deadlines_that_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 0.2)
-    timer = threading.Timer(0.2, hurry)
+    timer = threading.Timer(0.2, shorten_deadlines)
     timer.start()
     with deadline(0.8), pytest.raises(Expired), deadline(None, shorten_on_interrupt=True):
         sleep()
@@ -93,7 +93,7 @@ def test_ctrl_c_shortens_deadlines_that_ask_for_it(monkeypatch: pytest.MonkeyPat
 
 def test_ctrl_c_ends_a_call_that_keeps_pythons_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 0.2)
-    before = signal.signal(signal.SIGINT, lambda *_: hurry())
+    before = signal.signal(signal.SIGINT, lambda *_: shorten_deadlines())
     sender = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -INT {os.getpid()}"])
     try:
         with pytest.raises(Expired), deadline(None, shorten_on_interrupt=True):

@@ -10,13 +10,13 @@ from trainer_fixture import digests, make_policy, make_reward_model, make_tokeni
 from transformers import Trainer
 from trl import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
 
-from rlhf_zoo.modeling.length_grouping import ByLength, with_length_grouping
+from rlhf_zoo.modeling.length_grouping import SeededLengthSampler, with_length_grouping
 
 LENGTHS = [1 + (7 * row) % 23 for row in range(1030)]
 
 
 def test_each_row_once_in_tight_batches_whose_order_is_of_seed_and_pass() -> None:
-    sampler = ByLength(LENGTHS, 8, seed=3)
+    sampler = SeededLengthSampler(LENGTHS, 8, seed=3)
     first = list(sampler)
     assert sorted(first) == list(range(1030)) and list(sampler) == first
     batches = [[LENGTHS[row] for row in first[at : at + 8]] for at in range(0, 1024, 8)]
@@ -26,7 +26,7 @@ def test_each_row_once_in_tight_batches_whose_order_is_of_seed_and_pass() -> Non
     assert widths[:20] != sorted(widths[:20]) and widths[:20] != sorted(widths[:20], reverse=True)
     sampler.set_epoch(1)
     assert list(sampler) != first
-    assert list(ByLength(LENGTHS, 8, seed=4)) != first
+    assert list(SeededLengthSampler(LENGTHS, 8, seed=4)) != first
 
 
 TEXTS = {"text": ["ab" * (1 + row % 7) for row in range(26)]}

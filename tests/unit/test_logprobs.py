@@ -74,7 +74,7 @@ def assert_equal(plain: tuple[Tensor, ...], chunked: tuple[Tensor, ...], within:
 @pytest.mark.parametrize("name", [*HEADS, *FAMILIES])
 @pytest.mark.parametrize("learns", [False, True], ids=["logged", "bonus"])
 def test_chunks_say_what_the_plain_path_says(monkeypatch: pytest.MonkeyPatch, name: str, learns: bool) -> None:
-    monkeypatch.setattr(chunked_logprobs, "rows_at_once", lambda _, size: max(1, 40 // size))
+    monkeypatch.setattr(chunked_logprobs, "tokens_per_chunk", lambda _, size: max(1, 40 // size))
     if name in HEADS:
         family, more = HEADS[name]
         model = tiny_model(AutoModelForCausalLM, family, **more)
@@ -105,7 +105,7 @@ class Widest(TorchDispatchMode):
 
 
 def test_texts_of_ptx_too_and_no_logits_of_all_tokens_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_logprobs, "rows_at_once", lambda *_: 3)
+    monkeypatch.setattr(chunked_logprobs, "tokens_per_chunk", lambda *_: 3)
     model, ids = make_policy(), some().completion_ids
     attention = torch.arange(6, device=ids.device) < torch.tensor([[6], [4], [5]], device=ids.device)
     own = model(input_ids=ids, attention_mask=attention.long()).logits[:, :-1]

@@ -81,7 +81,7 @@ def both_ways(
 
 @pytest.fixture(autouse=True)
 def few_tokens_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunked_logprobs, "rows_at_once", lambda _, size: max(1, 40 // size))
+    monkeypatch.setattr(chunked_logprobs, "tokens_per_chunk", lambda _, size: max(1, 40 // size))
 
 
 @pytest.mark.parametrize("name", [name for name in [*SETTINGS, *MORE] if name not in NOT_BY_TOKEN])

@@ -109,7 +109,7 @@ def test_other_misfits_are_still_told(tmp_path: Path, said: list[str]) -> None:
     write_old_checkpoint(tmp_path, shards=False, head=HEAD | {"stranger.weight": torch.ones(2)}, leave_out=left_out)
     AutoModelForCausalLMWithValueHead.from_pretrained(tmp_path)
     assert len(said) == 1
-    assert f"missing are {left_out}; unexpected are stranger.weight" in said[0]
+    assert f"{left_out} (missing); stranger.weight (unexpected)" in said[0]
     assert "v_head" not in said[0]
 
 

@@ -21,7 +21,7 @@ from ...evaluation.votes.data import HubVotes
 from ...fileio import read_json, write_json, write_text
 from ...hub.client.connect import Hub
 from ...hub.client.refusals import refusals_as
-from ...modeling.remote_code import FLAG, brings_code
+from ...modeling.remote_code import FLAG, needs_remote_code
 from ...publishing.catalog.ablation import find_runs
 from ...publishing.catalog.card import Card, clean
 from ...publishing.catalog.family import Node
@@ -192,7 +192,7 @@ def check_code(models: SpaceModels, hub: Hub) -> None:
         with refusals_as(f"Cannot fetch the configuration of {model.repo} from {hub.name}", "try again."):
             infos = hub.api().get_paths_info(model.repo, ["config.json"], revision=model.commit)
             path = hub.file(model.repo, "config.json", revision=model.commit) if infos else None
-        if path is not None and brings_code(read_json(path)):
+        if path is not None and needs_remote_code(read_json(path)):
             raise ZooError(
                 f"The model {model.name} needs custom code, and a Space has no way to confirm that you trust it: read "
                 f"the code, and serve the page here with `rlhf-zoo compare NAME {FLAG}`."

@@ -4,7 +4,7 @@ A step of a small model launches hundreds of kernels, and launching them takes l
 launches them all at once, but it reads and writes only the addresses with which it was captured. So keys, values and
 the inputs of a step are in buffers that never move. A step computes the first rows and columns of these buffers,
 rounded up to a few sizes (`bucket`) so that few graphs suffice. The rows beyond those in progress are idle: they are
-computed, but nobody reads their results.
+computed, but their results are not used.
 
 torch.compile(mode="reduce-overhead") would do the same, but it compiles each shape for many seconds, and its fused
 kernels give log-probabilities that differ more from those of the training pass.
@@ -32,7 +32,7 @@ COLUMNS = 128
 #: The maximum number of graphs. Beyond it, the least recently used graph is dropped.
 MAX_GRAPHS = 64
 
-#: Captures a step: maps the function that computes it to one that repeats it and writes its output to the same tensors.
+#: Captures a step: maps a function that computes it to a function that replays it into the same output tensors.
 Capture = Callable[[Callable[[], NextLogits]], Callable[[], NextLogits]]
 
 
@@ -167,7 +167,7 @@ class FixedDecoder:
             # First move rows to the left, over columns that are padding in all of them.
             self._shift(int(self._mask[:count, : self._next_column].sum(1).max()) - self._next_column)
         rows, columns = bucket(count), (self._next_column // COLUMNS + 1) * COLUMNS
-        # Idle rows too, because attention over no column gives NaN.
+        # Idle rows too, because attention over zero columns gives NaN.
         self._mask[:rows, self._next_column] = 1
         # Idle rows only: their old positions could pass the end of a table of learned positions.
         self._positions[count:rows] = 0
@@ -222,7 +222,7 @@ class FixedDecoder:
         prefilled_layer: Any
         for layer, prefilled_layer in zip(self._layers, cache.layers, strict=True):
             if not prefilled_layer.is_initialized:
-                continue  # this layer uses the keys of another one
+                continue  # this layer uses the keys of another layer
             if not layer.is_initialized:
                 layer.allocate(prefilled_layer.keys, prefilled_layer.values)
             for buffer, new in ((layer.keys, prefilled_layer.keys), (layer.values, prefilled_layer.values)):

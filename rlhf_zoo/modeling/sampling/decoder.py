@@ -1,4 +1,4 @@
-"""Decoders: they hold the key-value cache of the rows in progress and compute their next-token logits."""
+"""Decoders hold the key-value cache of the rows in progress and compute their next-token logits."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Decoder(Protocol):
         """
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
-        """Starts N rows: computes their prompts.
+        """Starts N rows: runs the model on their prompts.
 
         Args:
             prompts: N token lists.
@@ -60,7 +60,7 @@ class Decoder(Protocol):
             pad_id: PAD.
 
         Returns:
-            The logits of the first tokens, and the ids of the rows, (N,).
+            The logits of the completions' first tokens, and the ids of the rows, (N,).
         """
 
     def step(self) -> tuple[NextLogits, Tensor]:
@@ -187,7 +187,7 @@ def compaction_order(finished: Tensor) -> Tensor:
 def prefill_prompts(
     model: PreTrainedModel, prompts: Sequence[Sequence[int]], pad_id: int
 ) -> tuple[NextLogits, Tensor, DynamicCache]:
-    """Computes prompts into a new cache. Equal prompts are computed only once.
+    """Runs the model on prompts and fills a new cache. Equal prompts are computed only once.
 
     Args:
         model: The policy.

@@ -1,4 +1,4 @@
-"""A key-value cache for sampling that grows in place, drops columns of padding, and takes rows of another cache."""
+"""A key-value cache for sampling that grows in place, drops columns of padding, and appends rows of another cache."""
 
 from typing import Any
 
@@ -107,11 +107,11 @@ def drop_columns(cache: DynamicCache, columns: int) -> None:
     layer: Any
     for layer in cache.layers:
         if not layer.is_initialized:
-            continue  # this layer uses the keys of another one
+            continue  # this layer uses the keys of another layer
         if isinstance(layer, InPlaceLayer):
             layer.drop_columns(columns)
         else:
-            # A sliding window holds only its newest columns, which may include none of those to drop.
+            # A sliding window holds only its newest columns. The columns to drop may already have left it.
             layer.cumulative_length -= columns
             dropped = max(layer.keys.shape[2] - layer.cumulative_length, 0)
             layer.keys, layer.values = layer.keys[:, :, dropped:], layer.values[:, :, dropped:]
@@ -128,7 +128,7 @@ def join(cache: DynamicCache, other: DynamicCache) -> None:
     theirs: Any
     for ours, theirs in zip(cache.layers, other.layers, strict=True):
         if not ours.is_initialized:
-            continue  # this layer uses the keys of another one
+            continue  # this layer uses the keys of another layer
         width = max(ours.keys.shape[2], theirs.keys.shape[2])
         keys, values = (
             torch.cat([pad(x, (0, 0, width - x.shape[2], 0)) for x in pair])

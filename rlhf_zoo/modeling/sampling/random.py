@@ -15,7 +15,7 @@ def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
     Args:
         seed: The run's seed.
         keys: B keys of non-negative integers, one for each row.
-        length: The number of numbers for each row.
+        length: How many numbers to draw for each row.
 
     Returns:
         (B, length) float64.
@@ -94,12 +94,12 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor
 # The size of a block. A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6, and so has
 # a token's bound. A draw that is closer to a bound than _DOUBT, relative to the total, is repeated in float64.
 _BLOCK, _DOUBT = 64, 2e-6
-# The vocabulary size from which on blocks save time.
+# The vocabulary size from which blocks save time.
 _BLOCKS_FROM = 1024
 
 
 def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-    """Computes the same as `_inverse_cdf`, with float64 sums only in the vocabulary block that has the token.
+    """Computes the same as `_inverse_cdf`, with float64 sums only in the vocabulary block that contains the token.
 
     If a row's number is so close to a bound of its token that rounding could decide, `_inverse_cdf` draws that row.
     """

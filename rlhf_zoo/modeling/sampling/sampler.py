@@ -206,7 +206,7 @@ def sample(
     device = next(model.parameters()).device
     prompt_ids, prompt_mask = left_pad(prompts, pad_id, device)
     size = len(prompts)
-    # All numbers are drawn before the first token, so which one a token uses does not depend on when other rows end.
+    # All random numbers are drawn before the first token, so a token's number does not depend on when other rows end.
     uniform = uniforms(seed, keys, max_new_tokens).to(device)
     completion = torch.full((size, max_new_tokens), pad_id, device=device)
     logprobs = torch.zeros((size, max_new_tokens), device=device)
@@ -304,7 +304,7 @@ def check_cached(model: PreTrainedModel) -> None:
         model: The policy.
 
     Raises:
-        ZooError: The model does not accept them.
+        ZooError: The model does not accept `past_key_values`.
     """
     if not accepts_argument(model, "past_key_values"):
         raise ZooError(

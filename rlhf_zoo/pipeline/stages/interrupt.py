@@ -8,7 +8,7 @@ import threading
 from types import FrameType
 
 from ...modeling import distributed
-from ...modeling.time_limit import hurry
+from ...modeling.time_limit import shorten_deadlines
 from ...ppo.waiting import WaitEnded
 
 STDERR_FD = 2
@@ -60,4 +60,4 @@ class Interruptible:
                 "press Ctrl-C again to abort.\n"
             )
             os.write(STDERR_FD, message.encode())
-        hurry()  # so that a hanging reward function does not keep finished updates from being saved
+        shorten_deadlines()  # so that a hanging reward function does not keep finished updates from being saved

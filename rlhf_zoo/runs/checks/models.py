@@ -14,7 +14,7 @@ from ...modeling.gguf import check_no_gguf
 from ...modeling.loading import load_tokenizer
 from ...modeling.model_files import json_object, model_files
 from ...modeling.models import label_index, labels_of
-from ...modeling.remote_code import brings_code, is_trusted, untrusted_message
+from ...modeling.remote_code import is_trusted, needs_remote_code, untrusted_message
 from ...modeling.special_tokens import ensure_own_pad, highest_id, train_tokenizer
 from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
@@ -167,13 +167,13 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
         ZooError: A model's code is not trusted, lacks a reward model class, or a label or tokenizer does not fit.
     """
     for model in models.values():
-        if brings_code(model.config) and not is_trusted():
+        if needs_remote_code(model.config) and not is_trusted():
             raise ZooError(untrusted_message(f"The model {model.name}"))
     if "ppo" in stages:
         check_label(models, stages["ppo"])
         check_tokenizers(models, stages["ppo"])
     policy = models.get("policy")
-    if policy is None or "reward" not in stages or not brings_code(policy.config):
+    if policy is None or "reward" not in stages or not needs_remote_code(policy.config):
         return
     if "AutoModelForSequenceClassification" not in policy.config["auto_map"]:
         raise ZooError(
