@@ -45,13 +45,13 @@ def export(
       rlhf-zoo hub export local/tiny-world-ppo --repo USER/tiny-world-ppo
       rlhf-zoo hub export local/tiny-world-data --repo_type dataset --repo USER/data --to https://hub.example.org
     """
-    from ..hub.client.connect import REAL
+    from ..hub.client.connect import HF_URL
     from ..hub.client.export import export as export_repository
     from ..hub.client.export import open_source
     from ..hub.server.process import default_root
 
     check_repo(repo, "USER/NAME")
-    address = to or os.environ.get("HF_ENDPOINT") or REAL
+    address = to or os.environ.get("HF_ENDPOINT") or HF_URL
     with (
         open_source(root or default_root(), repository, repo_type) as source,
         open_hub(address, push_to_hub=True) as hub,

@@ -64,7 +64,7 @@ def push(
       rlhf-zoo push runs/demo --hub local
       rlhf-zoo push --resume runs/demo
     """
-    from ..hub.client.run_signature import FLAG
+    from ..hub.client.run_signature import TRUST_RUN_FLAG
     from ..pipeline.experiments.runner import variant_of
     from ..runs.recipe import Recipe
     from ..runs.record import StageRecord
@@ -82,7 +82,8 @@ def push(
         if sends_token and not all(StageRecord(folder).is_own() for folder in folders):
             raise ZooError(
                 f"{run} was not written by your rlhf-zoo, or was changed since, and names {destination['hub']} as the "
-                f"Hub to send to: leave --resume out and name a Hub with --hub, or add {FLAG} if you trust this run."
+                f"Hub to send to: leave --resume out and name a Hub with --hub, or add {TRUST_RUN_FLAG} if you trust "
+                "this run."
             )
         if hub not in (None, destination["hub"]) or namespace not in (None, destination["namespace"]):
             raise ZooError(

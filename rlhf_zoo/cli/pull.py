@@ -61,8 +61,8 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
 
 def _print_notes(pulled: Pulled) -> None:
     """Prints to stderr what the user should know besides the path."""
-    if pulled.unanswered is not None:
-        say(f"The Hub does not answer ({pulled.unanswered}): this is the copy in the cache.", err=True)
+    if pulled.outage is not None:
+        say(f"The Hub does not answer ({pulled.outage}): this is the copy in the cache.", err=True)
     if pulled.refetched:
         say(f"Differed from this revision and were fetched again: {_first_names(pulled.refetched)}", err=True)
     if pulled.unrelated:

@@ -1,4 +1,4 @@
-"""Everything that talks the Hub's protocol. `client` talks to any Hub; `server` is the embedded Hub.
+"""Everything that speaks the Hub's protocol. `client` talks to any Hub; `server` is the embedded Hub.
 
-Nothing here knows recipes, runs or models.
+Nothing here depends on recipes, runs or models.
 """

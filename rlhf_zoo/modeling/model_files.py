@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from ..errors import ZooError
 from ..fileio import MAX_JSON, hub_id, parse_json
 from ..hub.client.downloads import CARD_FILE, find_download
-from ..hub.client.run_signature import FLAG, is_own
+from ..hub.client.run_signature import TRUST_RUN_FLAG, is_own
 from .config_checks import check_adapter, check_config
 from .integrity import check_integrity
 from .remote_code import untrusted_message
@@ -210,7 +210,8 @@ class ModelFiles:
         if hub_id(base) is None or os.path.lexists(base):
             raise ZooError(
                 f"The adapter in {self.source} names the base {base!r:.200}, a path on this machine, but a download "
-                f"may name only a model on the Hub: merge it where it was trained, or add {FLAG} if you trust the run."
+                f"may name only a model on the Hub: merge it where it was trained, or add {TRUST_RUN_FLAG} if you "
+                "trust the run."
             )
 
     def settings(self, name: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from ..fileio import at, finite, hub_id, now, write_json, write_text
 from ..hub.client.connect import CLIENT, Hub
 from ..hub.client.downloads import find_download
 from ..hub.client.refs import Checkpoint
-from ..hub.client.run_signature import FLAG
+from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..modeling.chat import tokenize_prompt
 from ..modeling.chat_template import Chat, Prompt
 from ..modeling.devices import on_device
@@ -168,7 +168,7 @@ def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Te
         if not terms.judges:
             _check_recorded_judge(evaluation, judge)
         if loader is not None and not subject.trusted:
-            check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=FLAG)
+            check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=TRUST_RUN_FLAG)
         data_folder = stage_folder.parent / "data"
         # Next to a stage that was downloaded alone, a folder "data" is the user's own, not the run's.
         is_of_run = find_download(stage_folder) is None or find_download(data_folder) is not None
@@ -233,7 +233,7 @@ def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
         return
     raise ZooError(
         f"{evaluation.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "
-        f"choose a judge with --judge, or add {FLAG} if you trust this run."
+        f"choose a judge with --judge, or add {TRUST_RUN_FLAG} if you trust this run."
     )
 
 

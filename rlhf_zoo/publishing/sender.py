@@ -30,7 +30,7 @@ from ..hub.client.publish import (
     publish_release,
 )
 from ..hub.client.refusals import client_errors, refusals_as, status_of
-from ..hub.client.run_signature import FLAG
+from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..hub.client.step_tags import tag_name, tagged_steps
 from ..modeling.integrity import check_integrity
 from ..runs.checkpoint_choice import checkpoints_to_keep
@@ -325,7 +325,7 @@ def _check_links(context: RunContext) -> None:
     if context.base is not None and any(trusted):
         raise ZooError(
             f"{context.directory} was not written by your rlhf-zoo but claims to be part of your run in "
-            f"{context.base}, so neither was sent. Move it elsewhere, or add {FLAG} if you trust it."
+            f"{context.base}, so neither was sent. Move it elsewhere, or add {TRUST_RUN_FLAG} if you trust it."
         )
     folders = [*(record.path for record in records), context.record("eval").path.parent / Path(FRONTIER).parent]
     for folder in folders:
@@ -335,13 +335,13 @@ def _check_links(context: RunContext) -> None:
         if link is not None:
             raise ZooError(
                 f"{link} links to a file outside its folder, and this run was not written by your rlhf-zoo, so it was "
-                f"not sent. Replace the link with the file, or add {FLAG} if you trust this run."
+                f"not sent. Replace the link with the file, or add {TRUST_RUN_FLAG} if you trust this run."
             )
     log.warning(
         "%s was not written by your rlhf-zoo, or was changed since: it is sent without figures. Add %s if you trust "
         "this run.",
         context.directory,
-        FLAG,
+        TRUST_RUN_FLAG,
     )
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.client.run_signature import FLAG
+from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..plugins import CORPORA, REWARDS, load_object
 from ..rewards.verifiable import Verifiable
 from .context import RunContext
@@ -158,7 +158,7 @@ def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> Non
         check_key(key, value, STAGE_KEYS, where=source)
         for name in value if isinstance(value, list) else [value]:
             if key in GROUPS:
-                check_object(name, GROUPS[key], key=key, where=source, flag=FLAG)
+                check_object(name, GROUPS[key], key=key, where=source, flag=TRUST_RUN_FLAG)
             elif STAGE_KEYS[key] is Kind.REPOSITORY and not (isinstance(name, str) and _is_trained(context, name)):
                 check_repository(name, key=key, where=source)
 

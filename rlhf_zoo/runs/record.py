@@ -17,7 +17,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..fileio import canonical_json, jsonable, now, read_json, sync_folder, write_json
-from ..hub.client.run_signature import FLAG, SIGNATURE, is_own, signed
+from ..hub.client.run_signature import SIGNATURE, TRUST_RUN_FLAG, is_own, signed
 from ..modeling.integrity import COMPLETE, find_damage, seal
 from .metrics_file import append_row, read_rows, truncate_rows
 from .registry import STAGES
@@ -187,7 +187,7 @@ class StageRecord:
         if not self.is_own():
             raise ZooError(
                 f"{self.run_file} was not written by your rlhf-zoo, or was changed since, so its results cannot be "
-                f"verified: add {FLAG} if you trust this run."
+                f"verified: add {TRUST_RUN_FLAG} if you trust this run."
             )
 
     def check_recipe(self, recipe: str) -> None:

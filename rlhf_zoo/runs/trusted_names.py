@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ..errors import ZooError
-from ..hub.client.run_signature import FLAG as TRUST_RUN
+from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, registered, split_settings
 
 #: Group of code that loads reward models. No package registers such code: the user must allow each by its name.
@@ -119,7 +119,7 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
     raise ZooError(
         f"{where} takes its {key} from {text}, which is neither rlhf-zoo's own nor registered by an installed package, "
         "or has settings that may name code, and no code that a download names is imported unasked: add "
-        f"{flag if flag == TRUST_RUN else f'{flag} {shlex.quote(text)}'} if you trust it."
+        f"{flag if flag == TRUST_RUN_FLAG else f'{flag} {shlex.quote(text)}'} if you trust it."
     )
 
 

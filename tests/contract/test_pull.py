@@ -304,7 +304,7 @@ def test_a_hub_that_sends_something_else(wire, commits, tmp_path, place, name):
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
     lies[0] = 99
-    with pytest.raises(ZooError, match=f"^{name} of {REPO} at commit {commits[4]} arrived twice with another"):
+    with pytest.raises(ZooError, match=f"^{name} of {REPO} at commit {commits[4]} arrived twice with a digest other"):
         fetch(f"{REPO}@4", tmp_path / "out" if place == "output_dir" else None)
     assert lies == [97]
     wrong = b"x" * len(content(4)[name])

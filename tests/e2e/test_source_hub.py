@@ -16,7 +16,7 @@ from thread_hub import ThreadHub
 
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import REAL, Hub, choose_source, reload_clients
+from rlhf_zoo.hub.client.connect import HF_URL, Hub, choose_source, reload_clients
 from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.handler import Handler
@@ -135,9 +135,9 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
 @pytest.mark.parametrize(
     ("flag", "target", "env", "endpoint"),
     [
-        (None, "local", {}, REAL),
+        (None, "local", {}, HF_URL),
         (None, "local", {"HF_ENDPOINT": "https://hub.example.com/"}, "https://hub.example.com"),
-        (None, REAL, {}, None),
+        (None, HF_URL, {}, None),
         (None, "local", {"HF_ENDPOINT": "http://hub.example.com"}, None),
         ("none", "local", {}, None),
         ("local", "local", {}, None),

@@ -14,7 +14,7 @@ from warm import PYTHON
 from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import REAL, Hub, choose, choose_source, home
+from rlhf_zoo.hub.client.connect import HF_URL, Hub, choose, choose_source, home
 from rlhf_zoo.hub.server.application import Application
 
 OTHER = "https://hub.example.com"
@@ -32,14 +32,14 @@ def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
     [
         (None, False, {}, "local", None, "log in and add --push_to_hub"),
         (None, False, {"HF_TOKEN": SECRET}, "local", None, "log in and add --push_to_hub"),
-        (None, True, {"HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
+        (None, True, {"HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token and --push_to_hub"),
         (None, True, {"HF_TOKEN": ""}, "local", None, "log in and add --push_to_hub"),
         (None, False, {"HF_ENDPOINT": OTHER}, "other", OTHER, "HF_ENDPOINT"),
-        (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", REAL, "a token and --push_to_hub"),
-        (None, False, {"HF_ENDPOINT": REAL + "/"}, "huggingface", REAL, "HF_ENDPOINT"),
+        (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token and --push_to_hub"),
+        (None, False, {"HF_ENDPOINT": HF_URL + "/"}, "huggingface", HF_URL, "HF_ENDPOINT"),
         ("local", True, {"HF_ENDPOINT": OTHER, "HF_TOKEN": SECRET}, "local", None, "--hub local"),
-        (OTHER + "/", True, {"HF_ENDPOINT": REAL, "HF_TOKEN": SECRET}, "other", OTHER, "--hub"),
-        (REAL, False, {"HF_ENDPOINT": OTHER}, "huggingface", REAL, "--hub"),
+        (OTHER + "/", True, {"HF_ENDPOINT": HF_URL, "HF_TOKEN": SECRET}, "other", OTHER, "--hub"),
+        (HF_URL, False, {"HF_ENDPOINT": OTHER}, "huggingface", HF_URL, "--hub"),
         ("http://127.0.0.1:8080", False, {}, "other", "http://127.0.0.1:8080", "--hub"),
         ("http://[::1]:8080", False, {}, "other", "http://[::1]:8080", "--hub"),
     ],
@@ -186,14 +186,14 @@ def test_another_hub_gets_its_own_token_and_caches(tmp_path):
     assert (seen["token"], seen["token_variable"]) == ("other_token", "RLHF_ZOO_HUB_TOKEN")
     assert all(place.startswith(str(tmp_path / "zoo" / "hubs" / "hub.example.com")) for place in seen["places"])
     # The token that stands beside HF_ENDPOINT is that Hub's, and not the real one's.
-    seen = look(tmp_path, REAL, HF_ENDPOINT=OTHER)
-    assert is_sealed(tmp_path, seen) and seen["client"] == REAL and seen["token"] is None
+    seen = look(tmp_path, HF_URL, HF_ENDPOINT=OTHER)
+    assert is_sealed(tmp_path, seen) and seen["client"] == HF_URL and seen["token"] is None
 
 
 @pytest.mark.parametrize(("flag", "push", "endpoint"), [(None, True, None), (None, False, OTHER)])
 def test_a_token_goes_to_the_hub_it_belongs_to(tmp_path, flag, push, endpoint):
     seen = look(tmp_path, flag, push, **({"HF_ENDPOINT": endpoint} if endpoint else {}))
-    assert (seen["client"], seen["token"], seen["token_variable"]) == (endpoint or REAL, SECRET, "HF_TOKEN")
+    assert (seen["client"], seen["token"], seen["token_variable"]) == (endpoint or HF_URL, SECRET, "HF_TOKEN")
     assert seen["places"][0] == str(tmp_path / "real" / "hf_home")
 
 

@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...fileio import at
 from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.refs import resolve
-from ...hub.client.run_signature import FLAG
+from ...hub.client.run_signature import TRUST_RUN_FLAG
 from ...publishing.cards.card import card_json
 from ...publishing.cards.facts import StageFacts
 from ...publishing.catalog.ablation import find_runs
@@ -109,7 +109,7 @@ def _may_load(loader: str, stage: Path | None) -> bool:
     if not record.is_own():
         raise ZooError(
             f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and its reward model needs "
-            f"{loader}: name another model with --reward, or add {FLAG} if you trust this run."
+            f"{loader}: name another model with --reward, or add {TRUST_RUN_FLAG} if you trust this run."
         )
     return bool(at(record.read(), "resolved", "reward_model_loader") == loader)
 

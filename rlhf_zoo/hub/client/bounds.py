@@ -1,6 +1,6 @@
-"""Limits what a Hub can make a client do: how long it waits, how many pages it lists, how much JSON it reads.
+"""Limits what a Hub can make a client do: how long to wait, how many pages to list, how much JSON to read.
 
-huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each answer to its end, so a
+huggingface_hub obeys any Retry-After in whole seconds, follows every next page and reads each response in full, so a
 broken or malicious Hub could keep a command waiting forever. Once `install` has run, every request of huggingface_hub
 obeys these limits.
 """
@@ -19,16 +19,16 @@ from .retry_after import seconds_to_wait
 if TYPE_CHECKING:
     from httpx2 import Client, Response, SyncByteStream
 
-#: Longest wait in seconds: that a Hub may ask for, until an answer starts, and between two parts of an answer.
+#: Most seconds that a Hub may ask a client to wait, that a response may take to start, and between two of its parts.
 MAX_WAIT_SECONDS = 600.0
 CONNECT_SECONDS = 30.0
-#: Pages of one list. The Hub lists up to 1,000 entries a page.
+#: Most pages of one list. The Hub puts up to 1,000 entries on a page.
 MAX_PAGES = 1_000
-#: Bytes of one JSON answer, and of a compressed one, which can grow a thousandfold when it is unpacked.
+#: Most bytes of a JSON response, and of a compressed one, which can grow a thousandfold when it is unpacked.
 MAX_JSON_BYTES = 64 * 2**20
 MAX_COMPRESSED_BYTES = 8 * 2**20
 
-# Of the list that each thread is reading: the number of its current page, and the address of the next one.
+# For each thread, the current page number of the list that it is reading, and the address of the next page.
 _current_list = threading.local()
 
 
@@ -40,21 +40,21 @@ def install() -> None:
 
 
 def requested_wait(headers: Mapping[str, str]) -> tuple[float, str | None]:
-    """Reads how long an answer asks the client to wait.
+    """Reads how long a response asks the client to wait.
 
     Args:
-        headers: The answer's headers; upper and lower case may differ from HTTP's.
+        headers: The response's headers. The case of their names does not matter.
 
     Returns:
-        The seconds to wait, 0 if the answer does not say, and the name of the exhausted quota from the Hub's RateLimit
-        headers, or None.
+        (seconds, quota): the seconds to wait, 0 if the response does not say, and the name of the exhausted quota in
+        the Hub's RateLimit headers, or None.
     """
     from huggingface_hub.utils import parse_ratelimit_headers  # type: ignore[attr-defined]
 
     quota = parse_ratelimit_headers(headers)
     if quota is not None and quota.remaining == 0:
         return float(quota.reset_in_seconds), str(quota.resource_type)
-    # Callers may pass a plain dict, where a lookup would distinguish upper from lower case.
+    # Callers may pass a plain dict, where lookups are case-sensitive.
     value = next((headers[name] for name in headers if name.lower() == "retry-after"), None)
     return seconds_to_wait(value) or 0.0, None
 
@@ -71,9 +71,9 @@ def _bounded_client() -> Client:
 
 
 def _limit_response(response: Response) -> None:
-    """Applies the limits to an answer: to its headers at once, to its content when that is read.
+    """Applies the limits to a response: to its headers at once, to its content when that is read.
 
-    Raises HfHubHTTPError for an answer beyond a limit, because every caller reports that error as one sentence.
+    Raises HfHubHTTPError for a response beyond a limit, because every caller reports that error as one sentence.
     """
     from huggingface_hub.errors import HfHubHTTPError
 
@@ -83,11 +83,11 @@ def _limit_response(response: Response) -> None:
             raise HfHubHTTPError(
                 f"it answers {response.status_code} and asks for a wait of {seconds:.0f} s", response=response
             )
-        # huggingface_hub reads whole seconds only. At least 1, as our clock may be ahead of the date in the header.
+        # huggingface_hub reads whole seconds only. Wait at least 1: our clock may be ahead of the header's date.
         if "Retry-After" in response.headers:
             response.headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     next_page = (response.links.get("next") or {}).get("url")
-    # If this thread requests the page that its last answer named, it is still reading the same list.
+    # If this thread requests the page that its last response named, it is still reading the same list.
     page = _current_list.page + 1 if str(response.request.url) == getattr(_current_list, "next", None) else 1
     _current_list.next, _current_list.page = next_page and str(response.request.url.join(next_page)), page
     if next_page and page >= MAX_PAGES:
@@ -99,10 +99,10 @@ def _limit_response(response: Response) -> None:
 
 @functools.cache
 def _not_json_error() -> type[Exception]:
-    """The exception class for an answer that is not JSON. It is a connection error, because no Hub answered."""
+    """The exception class for a response that is not JSON. It is a connection error, because no Hub answered."""
     from httpx2 import DecodingError
 
-    # It is a JSONDecodeError too: huggingface_hub catches that wherever it can do without the answer.
+    # It is a JSONDecodeError too: huggingface_hub catches that wherever it can do without the response.
     class NotJSON(DecodingError, json.JSONDecodeError):
         def __init__(self, message: str) -> None:
             json.JSONDecodeError.__init__(self, message, "", 0)
@@ -115,7 +115,7 @@ def _not_json_error() -> type[Exception]:
 
 
 def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -> Any:
-    """Parses the answer's JSON. Raises HTTPError if it is a proxy's or login page instead, or nested too deep."""
+    """Parses a response's JSON. Raises NotJSON if it is something else, such as a login page, or nested too deep."""
     path = response.request.url.path
     try:
         return parse(**options)
@@ -130,7 +130,7 @@ def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -
 
 
 def _limited_stream(response: Response) -> SyncByteStream:
-    """The stream of the answer's bytes that raises HfHubHTTPError once there are too many."""
+    """A stream of the response's bytes that raises HfHubHTTPError once there are too many."""
     from httpx2 import SyncByteStream
     from huggingface_hub.errors import HfHubHTTPError
 

@@ -14,7 +14,7 @@ from .refusals import refusals_as
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile, RepoFolder
 
-#: Larger files are skipped, because no card that rlhf-zoo publishes has such files.
+#: Larger files are skipped, because no card that rlhf-zoo publishes has any.
 MAX_FILE_BYTES = 2**22
 
 
@@ -42,8 +42,8 @@ def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
             commit = api.model_info(repo, revision=full_revision(repo, revision, hub)).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
-        # The sizes come from the tree, so an oversized file is never requested. All calls name one commit, so that a
-        # push in between cannot mix two versions of the card.
+        # The sizes come from the tree, so an oversized file is never requested. All calls name the same commit, so
+        # that a push in between cannot mix two versions of the card.
         entries = api.list_repo_tree(repo, recursive=True, revision=commit)
         paths = [entry.path for entry in entries if _is_card_file(entry)]
         # An empty list of patterns would match every file.

@@ -2,8 +2,8 @@
 
 The id of the run is in claim.json on `main`. The commit that writes it names its parent commit, so if two runs claim a
 free repository at once, the Hub refuses one of them. Every later commit names its parent too, after a check that the
-run still has the claim. If somebody edits the repository on the website in between, the commit is prepared again; if
-another run claimed the repository, the commit fails.
+run still holds the claim. If somebody edits the repository on the website in between, the commit is prepared again; if
+another run has claimed the repository, the commit fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 CLAIM_FILE = "claim.json"
 RECIPE_FILE = "recipe.json"
 CONFLICT_STATUSES = (409, 412)  # another commit came first
-MAX_ATTEMPTS = 20  # of one commit
+MAX_ATTEMPTS = 20  # per commit
 
 
 def claim_repository(
@@ -47,14 +47,14 @@ def claim_repository(
         repo: NAMESPACE/NAME.
         run_id: Id of the run.
         published: Tag -> commit of the checkpoints that this run sent there.
-        overwrite: Whether to take the repository from another run. Deletes the tags that are not in `published`.
-        fresh: Whether the run started over. Also deletes the tags that are not in `published`.
+        overwrite: Whether to take the repository from another run. If so, tags that are not in `published` are deleted.
+        fresh: Whether the run started over. If so, tags that are not in `published` are deleted too.
         private: Visibility of a new repository.
         run_name: Name of the run, for the commit message.
         hub: The Hub to publish to.
 
     Raises:
-        ZooError: Another run claimed the repository and `overwrite` is False.
+        ZooError: Another run has claimed the repository and `overwrite` is False.
     """
     from huggingface_hub import CommitOperationAdd
 
@@ -70,7 +70,7 @@ def claim_repository(
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
 
     commit_on_head(repo, operations, f"{run_name}: claimed for run {run_id[:8]}", hub=hub)
-    # Only now, because without the claim the tags may be another run's.
+    # Delete tags only after the claim: until then, they may be another run's.
     for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
         if published.get(tag) != commit:
             hub.api().delete_tag(repo, tag=tag)
@@ -87,7 +87,7 @@ def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
 
 
 def check_claim(repo: str, run_id: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
-    """Checks that a run has the claim to a repository.
+    """Checks that a run holds the claim to a repository.
 
     Args:
         repo: NAMESPACE/NAME.
@@ -96,7 +96,7 @@ def check_claim(repo: str, run_id: str, *, commit: str | None = None, hub: Hub =
         hub: The Hub to ask.
 
     Raises:
-        ZooError: Another run claimed the repository, or none did.
+        ZooError: Another run has claimed the repository, or none has.
     """
     claimant = _claimant(repo, commit, hub)
     if claimant != run_id:
@@ -150,7 +150,7 @@ def commit_on_head(
 
 
 def _claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
-    """The run named in claim.json at a commit (None: the head); "" if it names none, None if there is no such file."""
+    """The run named in claim.json at a commit (None: the head); "" if it names no run, None without claim.json."""
     from huggingface_hub.errors import EntryNotFoundError
 
     try:
@@ -164,7 +164,7 @@ def _claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
 
 
 def _is_free(repo: str, head: str, published: Iterable[str], hub: Hub) -> bool:
-    """Whether a repository without claim.json may be claimed: no run published there, or only this run did."""
+    """Whether a repository without claim.json may be claimed: no run has published there, or only this run has."""
     # Versions before claim.json published without a claim. Their repositories have a recipe.json.
     api = hub.api()
     if not api.file_exists(repo, RECIPE_FILE, revision=head):

@@ -1,7 +1,7 @@
-"""Chooses the Hub that a command publishes to, and the source: the Hub for models and data that the first lacks.
+"""Chooses the Hub that a command publishes to, and its source: a second Hub, for models and data that it lacks.
 
 Both are `Hub` objects, created once per command and passed on. `connect` also sets environment variables, so that
-libraries that read them (transformers, datasets) use the first of the two.
+libraries that read them (transformers, datasets) use the Hub that the command publishes to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import bounds
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
 
-REAL = "https://huggingface.co"
+HF_URL = "https://huggingface.co"
 # For commands that talk to a Hub on this machine: no telemetry, no update checks.
 NO_TELEMETRY = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
@@ -38,7 +38,7 @@ NO_TELEMETRY = {
 #: The variable with the address of the embedded Hub that a command runs. Messages then say "the embedded Hub".
 EMBEDDED_HUB_VARIABLE = "RLHF_ZOO_EMBEDDED_HUB"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-# Variables with a token or a cache of the Hub that the user configured. They are unset for any other Hub.
+# Variables that hold a token or a cache for the Hub that the user configured. They are unset for any other Hub.
 CLIENT_STATE = (
     "HF_TOKEN",
     "HF_TOKEN_PATH",
@@ -51,7 +51,7 @@ CLIENT_STATE = (
     "HF_MODULES_CACHE",
     "HF_EVALUATE_CACHE",
 )
-START_TIMEOUT = 30  # seconds until the embedded Hub must listen
+START_TIMEOUT = 30  # seconds for the embedded Hub to start listening
 PROBE_TIMEOUT = 5  # seconds
 OUTAGE_STATUSES = (500, 502, 503, 504)  # of a Hub that is down, or of a proxy in front of it
 SOURCE_FLAG = "--source_hub"
@@ -63,12 +63,12 @@ class Hub:
 
     Args:
         kind: 'local' (the embedded Hub), 'huggingface' or 'other'.
-        endpoint: The address. None for huggingface_hub's own, and for an embedded Hub that is not started yet.
+        endpoint: The address. None for the one in huggingface_hub's settings, and for an embedded Hub before its start.
         why: Why this Hub was chosen, such as the flag or variable that names it, for messages.
-        token: The access token. None for huggingface_hub's own, False to send none.
+        token: The access token. None for the one that huggingface_hub has stored, False to send none.
         token_variable: The environment variable to set the token in, for messages.
-        cache: Folder of cached files; None for huggingface_hub's own. Caches are keyed by repository, not by Hub, so
-            no two Hubs may share one.
+        cache: Folder of cached files; None for huggingface_hub's default. Caches are keyed by repository, not by Hub,
+            so no two Hubs may share one.
         data_cache: Folder of prepared data sets, under the same rule.
         offline: Whether to use only what is cached.
         source: The Hub to ask for models and data that this one does not have.
@@ -88,7 +88,7 @@ class Hub:
 
     @property
     def address(self) -> str:
-        """The Hub's address, from huggingface_hub if it has none of its own."""
+        """The Hub's address; the one in huggingface_hub's settings if `endpoint` is None."""
         if self.endpoint is None:
             from huggingface_hub import constants
 
@@ -109,7 +109,7 @@ class Hub:
 
     @property
     def described(self) -> str:
-        """The Hub's name and why it was chosen, for the first line of a command."""
+        """The Hub's name and why it was chosen, for messages."""
         return f"{'the embedded Hub' if self.kind == 'local' else self.endpoint} ({self.why})"
 
     def api(self) -> HfApi:
@@ -197,13 +197,13 @@ class Hub:
 
 
 #: The Hub that huggingface_hub is configured for.
-CLIENT = Hub("other", None, "as huggingface_hub is set up")
+CLIENT = Hub("other", None, "huggingface_hub's settings")
 #: The Hub that `connect` yielded, while its context is open.
 _connected: Hub | None = None
 
 
 def connected() -> Hub:
-    """Returns the Hub that this command is connected to; CLIENT if it is connected to none.
+    """Returns the Hub that this command is connected to; CLIENT if there is no connection.
 
     Only for reward functions and judges that load a model, because a recipe names them and no Hub is passed to them.
     All other code gets its Hub as an argument.
@@ -214,7 +214,7 @@ def connected() -> Hub:
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
     """Chooses the Hub of a command.
 
-    In this order: the flag; HF_ENDPOINT; huggingface.co, if there are both a token and --push_to_hub; the embedded Hub.
+    The first that applies: the flag; HF_ENDPOINT; huggingface.co, given a token and --push_to_hub; the embedded Hub.
 
     Args:
         flag: Value of the flag: 'local' or an address. None if it was not given.
@@ -235,14 +235,14 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
         return _hub_at(endpoint, "HF_ENDPOINT")
     # A token by itself is not consent to publish: it may be there only for downloads.
     if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
-        return Hub("huggingface", REAL, "a token and --push_to_hub")
+        return Hub("huggingface", HF_URL, "a token and --push_to_hub")
     return Hub("local", None, "to publish on huggingface.co, log in and add --push_to_hub")
 
 
 def choose_source(flag: str | None, target: Hub) -> Hub | None:
-    """Chooses the Hub that models and data come from if `target` does not have them.
+    """Chooses the Hub for models and data that `target` does not have.
 
-    In this order: the flag; HF_ENDPOINT; huggingface.co.
+    The first that is set: the flag; HF_ENDPOINT; else huggingface.co.
 
     Args:
         flag: Value of --source_hub: 'none', 'local' or an address. None if it was not given.
@@ -261,7 +261,7 @@ def choose_source(flag: str | None, target: Hub) -> Hub | None:
         source = choose(flag, push_to_hub=False, option=SOURCE_FLAG)
     else:
         try:
-            source = _hub_at(endpoint or REAL, "HF_ENDPOINT" if endpoint else "as huggingface_hub has it")
+            source = _hub_at(endpoint or HF_URL, "HF_ENDPOINT" if endpoint else "huggingface_hub's default")
         except ZooError:
             # HF_ENDPOINT is not an address, so --hub named the target, and the user did not ask for this source.
             return None
@@ -274,16 +274,16 @@ def _hub_at(address: str, why: str) -> Hub:
         parts = urlsplit(address)
         parts.port  # noqa: B018  (the property checks it)
     except ValueError as error:
-        raise ZooError(f"{why} is {address!r} ({error}): use 'local' or an address such as {REAL}.") from error
+        raise ZooError(f"{why} is {address!r} ({error}): use 'local' or an address such as {HF_URL}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ZooError(f"{why} is {address!r}: use 'local' or an address such as {REAL}.")
+        raise ZooError(f"{why} is {address!r}: use 'local' or an address such as {HF_URL}.")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
         raise ZooError(f"{why} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")
     if _is_served_here(endpoint):
-        # The embedded Hub may get another port each time, but run.json must name the same Hub.
+        # The embedded Hub may get a different port each time, but run.json must name the same Hub.
         return Hub("local", None, f"{why} is where `rlhf-zoo hub serve` serves it")
-    return Hub("huggingface" if endpoint == REAL else "other", endpoint, why)
+    return Hub("huggingface" if endpoint == HF_URL else "other", endpoint, why)
 
 
 def _is_served_here(endpoint: str) -> bool:
@@ -343,12 +343,12 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
 @contextlib.contextmanager
 def _open(choice: Hub, token_variable: str) -> Iterator[Hub]:
     """Yields the Hub with its address, token and caches. Leaves the environment unchanged."""
-    # The user's own token belongs to the Hub in HF_ENDPOINT, or to huggingface.co without it. No other Hub may see it.
+    # The user's token belongs to the Hub in HF_ENDPOINT, by default huggingface.co. No other Hub may see it.
     environment = os.environ
     if choice.kind == "local":
         with _embedded_hub(home() / "hub") as (endpoint, token):
             yield _with_caches(replace(choice, endpoint=endpoint, token=token), home() / "hub-cache")
-    elif choice.endpoint != (environment.get("HF_ENDPOINT") or REAL).rstrip("/"):
+    elif choice.endpoint != (environment.get("HF_ENDPOINT") or HF_URL).rstrip("/"):
         host = urlsplit(str(choice.endpoint)).netloc.replace(":", "_")
         token = environment.get(token_variable, "")
         yield _with_caches(replace(choice, token=token or False, token_variable=token_variable), home() / "hubs" / host)
@@ -358,14 +358,14 @@ def _open(choice: Hub, token_variable: str) -> Iterator[Hub]:
         token = environment.get("HF_TOKEN") or environment.get("HUGGING_FACE_HUB_TOKEN") or ""
         if not token and (file := _token_file()).is_file():
             token = file.read_text(encoding="utf-8", errors="replace").strip()
-        files = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or client_home / "hub"
-        data = environment.get("HF_DATASETS_CACHE") or client_home / "datasets"
+        cache = environment.get("HF_HUB_CACHE") or environment.get("HUGGINGFACE_HUB_CACHE") or client_home / "hub"
+        data_cache = environment.get("HF_DATASETS_CACHE") or client_home / "datasets"
         offline = environment.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
         yield replace(
             choice,
             token=token or None,
-            cache=Path(files).expanduser(),
-            data_cache=Path(data).expanduser(),
+            cache=Path(cache).expanduser(),
+            data_cache=Path(data_cache).expanduser(),
             offline=offline,
         )
 
@@ -376,7 +376,7 @@ def _with_caches(hub: Hub, folder: Path) -> Hub:
 
 def _set_environment(hub: Hub) -> None:
     """Names the Hub in the environment, for transformers, datasets and child processes."""
-    if hub.kind == "local" or (os.environ.get("HF_ENDPOINT") or REAL).rstrip("/") != hub.endpoint:
+    if hub.kind == "local" or (os.environ.get("HF_ENDPOINT") or HF_URL).rstrip("/") != hub.endpoint:
         assert hub.cache is not None
         _isolate_client(hub.cache.parent, hub.token or None)
     if hub.kind == "local":
@@ -404,7 +404,7 @@ def reload_clients() -> None:
 
 
 def _isolate_client(directory: Path, token: str | bool | None) -> None:
-    """Gives the client libraries a cache and a token for this Hub only: their cache does not tell Hubs apart."""
+    """Gives the client libraries a cache and a token for this Hub only. Their cache does not tell Hubs apart."""
     _make_private(directory)
     # trackio logs below HF_HOME by default. Its logs belong to no Hub, so keep their folder when HF_HOME changes.
     os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))
@@ -435,13 +435,13 @@ def _translate_write_errors(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
-    """Runs the embedded Hub. Yields (its address, a token that may write)."""
+    """Runs the embedded Hub. Yields its address, and a token that may write."""
     from ..server.tokens import TokenFile, create_token
 
     _make_private(root)
     token_file = root / "client-token"
     with _translate_write_errors(root):
-        # Reuse the last command's token, unless the user revoked it.
+        # Reuse the last command's token, unless the user has revoked it.
         if not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write":
             replace_file(token_file, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:

@@ -1,4 +1,4 @@
-"""Checks the card of a data set: it may list only its own files, and may set only options that are safe to pass on."""
+"""Checks a data set's card: it may list only files of the data set, and set only options that are safe to pass on."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -7,15 +7,15 @@ from ...errors import ZooError
 from ...fileio import BadYAML, load_yaml
 
 README = "README.md"
-#: The files that `datasets` reads patterns from.
+#: The files in which `datasets` looks for patterns.
 CARD_FILES = (README, ".huggingface.yaml")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")  # matches a drive letter too
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _PATTERN_KEYS = ("data_files", "data_dir")
-#: Keys of a configuration for human readers. `datasets` does not open an address there.
+#: Keys of a configuration for human readers. `datasets` does not open addresses in them.
 _DESCRIPTIVE_KEYS = ("description", "citation", "homepage", "license")
-#: The keys of a configuration that may be set. Others can make a loader hang (a regular expression as `sep`), or let it
-#: run code or open other files.
+#: The keys of a configuration that may be set. Others can make a loader hang (a regular expression as `sep`), run code
+#: or open other files.
 _ALLOWED_KEYS = (
     "config_name", "default", "version", "features", *_DESCRIPTIVE_KEYS, *_PATTERN_KEYS,
     # for tables
@@ -33,9 +33,9 @@ def check_card(text: str, file: str, name: str) -> list[str]:
     """Checks the patterns by which a card lists its files, and the options that it sets for the loader.
 
     Args:
-        text: The text of README.md with its front matter, or of another of `CARD_FILES`, which is YAML throughout.
+        text: The text of README.md with its front matter, or of the other file in `CARD_FILES`, which is all YAML.
         file: The card's file name.
-        name: The data set, for messages.
+        name: The data set's name, for messages.
 
     Returns:
         The patterns. They can only name files of the data set.
@@ -83,13 +83,13 @@ def _check_options(metadata: object, file: str, name: str) -> None:
 
 
 def leads_out(pattern: str) -> bool:
-    """Whether a pattern can name anything outside of the data set's folder.
+    """Whether a pattern can match anything outside of the data set's folder.
 
     Args:
         pattern: A pattern of `datasets`.
 
     Returns:
-        True for an address, a chain of addresses, an absolute path, a home folder, a drive, and a path with `..`.
+        True for an address, a chain of addresses, an absolute path, a home folder, a drive, or a path with `..`.
     """
     return bool(
         "::" in pattern
@@ -102,7 +102,7 @@ def leads_out(pattern: str) -> bool:
 
 
 def _front_matter(text: str) -> str:
-    """The YAML in a README.md, by the regular expression that `datasets` uses."""
+    """The YAML in a README.md, found by the regular expression that `datasets` uses."""
     from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
     if match := REGEX_YAML_BLOCK.search(text):
@@ -115,7 +115,7 @@ def _front_matter(text: str) -> str:
 
 
 def _values_to_check(node: object, key: str = "", configuration: bool = False) -> Iterator[tuple[str, object]]:
-    """(key, value) of every pattern at any depth, and of every other value below `configs`, except descriptions."""
+    """Yields (key, value) of each pattern at any depth, and of each other value below `configs` but descriptions."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             if key in _PATTERN_KEYS or not (configuration and name in _DESCRIPTIVE_KEYS):

@@ -1,10 +1,10 @@
 """Checks every data set before `datasets` loads it: a data set may name only its own files.
 
-The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path of this
+The card of a data set lists its files as patterns, which `datasets` passes to fsspec. fsspec accepts any path on this
 machine and any address, and some of its file systems expand templates that can read environment variables. Columns of
 images, audio or video contain paths and addresses too, which are opened when a row is read. So all code of rlhf-zoo
-loads through the `CheckedData` that `open_checked` yields after a check of the card. It reads tables and text, drops
-media columns, and reads no file outside of the data set.
+loads data through `CheckedData`, which `open_checked` yields once the card has passed. `CheckedData` reads tables and
+text, drops media columns, and reads no file outside of the data set.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ REFUSED_FILE_SYSTEMS = (
     "reference", "generic", "dask", "dbfs", "ftp", "git", "github", "gist", "jlab", "jupyter", "sftp", "smb", "ssh",
     "webhdfs",
 )  # fmt: skip
-#: Loaders of `datasets` that only read a file's content. Others follow links in it, unpickle it, or open paths in it.
+#: Loaders of `datasets` that only read a file's content. Others follow links or open paths in it, or unpickle it.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
 #: Columns of these types hold plain values. For other types, such as images, reading a row opens the path in it.
 _PLAIN_TYPES = (
@@ -68,8 +68,8 @@ class CheckedData:
     Args:
         location: A folder, a file of JSON lines, or the id of a repository.
         commit: The commit of a repository; None for a folder or file.
-        splits_by_file_name: Whether it is a folder without a card that lists its files, so that `datasets` assigns
-            them to splits by their names.
+        splits_by_file_name: Whether `datasets` assigns the files to splits by their names, as it does in a folder
+            whose card does not list them.
     """
 
     location: str
@@ -96,7 +96,7 @@ class CheckedData:
             A Dataset, or a DatasetDict of all splits.
 
         Raises:
-            ZooError: A file has another format, or lies outside the data set.
+            ZooError: A file has a format that is not in `FORMATS`, or lies outside the data set.
         """
         builder = self.builder(configuration, split, data_files=data_files, **options)
         builder.download_and_prepare()
@@ -134,7 +134,7 @@ class CheckedData:
 
         if splits := self.builder(configuration, **options).info.splits:
             return list(splits)
-        # The card does not list them, so `datasets` must read the files, which `builder` has checked.
+        # The card does not list the splits, so `datasets` must read the files, which `builder` has checked.
         arguments = self._load_arguments(configuration, "train")
         return list(datasets.get_dataset_split_names(config_name=arguments.pop("name", None), **arguments, **options))
 
@@ -146,7 +146,7 @@ class CheckedData:
         data_files: Mapping[str, Sequence[str]] | None = None,
         **options: Unpack[LoaderOptions],
     ) -> "DatasetBuilder":
-        """Returns the builder of `datasets`, after a check of its files. Raises ZooError as `load` does.
+        """Returns the builder that `datasets` makes, after a check of its files. Raises ZooError as `load` does.
 
         Args:
             configuration: Name of the configuration; None for the only one.
@@ -190,7 +190,7 @@ class CheckedData:
                 "which can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain text."
             )
         path = Path(self.location)
-        # The check of the card's patterns gives early messages. This one, of the resolved files, is the one to rely on.
+        # The check of the card's patterns only gives early messages. Safety rests on this check of the resolved files.
         for files in (builder.config.data_files or {}).values():
             for file in map(str, files):
                 if path.exists():
@@ -209,7 +209,7 @@ class CheckedData:
 
 
 def is_loader(name: str) -> bool:
-    """Whether `datasets` reads a name as that of one of its loaders, such as "csv".
+    """Whether `datasets` takes a name for one of its loaders, such as "csv".
 
     Args:
         name: The name of a data set, as a user wrote it.
@@ -221,7 +221,7 @@ def is_loader(name: str) -> bool:
 
 
 def drop_media(loaded: Any) -> Any:
-    """Drops the columns whose values are opened when a row is read, such as images, audio and video.
+    """Drops columns of images, audio, video and the like, whose values are paths that are opened when a row is read.
 
     Args:
         loaded: A Dataset, an IterableDataset, or a DatasetDict of either. If its column types are unknown, `datasets`
@@ -374,7 +374,7 @@ def refuse_file_systems() -> None:
         def __init__(self, *_: Any, **__: Any) -> None:
             raise ValueError(f"files cannot be read through {', '.join(REFUSED_FILE_SYSTEMS)}")
 
-    # Compare names, because each call creates a new class. `clobber` replaces file systems that are already in use.
+    # Compare names, because each call creates a new class. `clobber` replaces file systems that are in use already.
     for name in REFUSED_FILE_SYSTEMS:
         if getattr(registry.get(name), "__qualname__", None) != RefusedFileSystem.__qualname__:
             register_implementation(name, RefusedFileSystem, clobber=True)
@@ -393,7 +393,7 @@ def refuse_file_systems() -> None:
 def _check_repository(repo: str, revision: str | None, token: str | bool | None) -> str:
     """Checks the card of a repository, and returns the commit at which it was read.
 
-    It reads the card through the same client and cache as `datasets`, which therefore gets the card that was checked.
+    Reads the card through the same client and cache as `datasets`, which therefore gets the card that was checked.
     """
     import datasets
     from huggingface_hub import HfApi
@@ -408,7 +408,7 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
     for file in CARD_FILES:
         try:
             path = api.hf_hub_download(repo, file, repo_type="dataset", revision=commit)
-        except LocalEntryNotFoundError:  # the Hub did not answer; a subclass of the next, which means "no such file"
+        except LocalEntryNotFoundError:  # the Hub did not answer; its base class below means "no such file"
             raise
         except EntryNotFoundError:
             continue
@@ -418,7 +418,7 @@ def _check_repository(repo: str, revision: str | None, token: str | bool | None)
 
 
 def _is_unreachable(error: Exception) -> bool:
-    """Whether the Hub cannot say if the data set exists: it is unreachable, it failed, or it refused the token."""
+    """Whether the Hub could not say if the data set exists: unreachable, failed, or without a valid token."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     if isinstance(error, HfHubHTTPError):

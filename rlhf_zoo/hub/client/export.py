@@ -1,11 +1,11 @@
 """Exports a repository of the embedded Hub to another Hub, with its history, branches and tags.
 
-The source is read from the folder of the embedded Hub, and the target is another Hub. The target creates its own
-commits, so their ids and dates are new. Each names the original commit in its description:
+The source is read from the folder of the embedded Hub. The target, on the other Hub, gets commits of its own, with new
+ids and dates. Each names the original commit in its description:
 
     Exported-From: local/tiny-world-ppo@4f0c…  2026-11-21T08:00:00Z
 
-By these lines a second export recognizes the commits that it need not send. It refuses a target with any other commit.
+By these lines, a later export recognizes commits that it has already sent. It refuses a target with any other commit.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Exported:
         tags: Tag -> commit of the target.
         branches: Branch -> commit of the target.
         sent: Number of commits that this export made.
-        left_out: Tags that were not exported, because no branch leads to their commits.
+        left_out: Tags that were not exported, because their commits are on no branch.
     """
 
     commits: dict[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class Exported:
 
 @dataclass(frozen=True)
 class Branch:
-    """A branch, and the commits that it adds to the branches before it.
+    """A branch, and the commits that it adds to earlier branches of the export.
 
     Args:
         name: Name of the branch.
@@ -78,7 +78,7 @@ class Source:
 
     Args:
         repo: Its id and type.
-        private: Whether only a token can read it.
+        private: Whether reading it needs a token.
         sdk: The SDK of a Space; None for other repositories.
         path: Its folder on this machine.
         git: Its git repository.
@@ -93,7 +93,7 @@ class Source:
     large: LargeFiles
 
     def branches(self) -> list[Branch]:
-        """The branches: main first, then the others by name. Histories follow first parents."""
+        """The branches: main first, then the others by name. A history follows each commit's first parent."""
         branches: list[Branch] = []
         visited: set[str] = set()
         heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
@@ -131,7 +131,7 @@ class Source:
         return {entry.path: entry.oid for entry in self.git.files(commit)}
 
     def size(self, blob: str) -> int:
-        """Bytes of a file's content; of the large file, if the blob is a pointer.
+        """The size of a file in bytes; that of the large file, if the blob is a pointer.
 
         Args:
             blob: Git id of the blob.
@@ -139,7 +139,7 @@ class Source:
         return self.git.blob_info(blob).size
 
     def content(self, blob: str) -> str | bytes:
-        """A file's content as huggingface_hub takes it: the path of a large file, the bytes of any other.
+        """A file's content in the form that huggingface_hub takes: the path of a large file, the bytes of any other.
 
         Args:
             blob: Git id of the blob.
@@ -152,7 +152,7 @@ class Source:
 
         Args:
             blob: Git id of the blob.
-            entry: The target's listing of the file.
+            entry: The file in the target's listing.
         """
         # The two Hubs may disagree on which files are large, so either id may have to be computed from the content.
         pointer = self.git.blob_info(blob).pointer
@@ -160,8 +160,8 @@ class Source:
             return entry.lfs.sha256 == (pointer.oid if pointer else hashlib.sha256(self.git.blob(blob)).hexdigest())
         return entry.blob_id == (self._git_id(pointer.oid) if pointer else blob)
 
-    def _git_id(self, large: str) -> str:
-        path = self.large.path(large)
+    def _git_id(self, sha256: str) -> str:
+        path = self.large.path(sha256)
         digest = hashlib.sha1(f"blob {path.stat().st_size}\0".encode(), usedforsecurity=False)
         with path.open("rb") as file:
             while chunk := file.read(CHUNK_BYTES):
@@ -169,10 +169,10 @@ class Source:
         return digest.hexdigest()
 
     def message(self, commit: str) -> tuple[str, str]:
-        """Title and description of the target's commit.
+        """The title and the description that a commit gets on the target.
 
         Args:
-            commit: Commit id.
+            commit: Its id in the source.
         """
         original = self.git.commit(commit)
         title, _, body = original.message.decode(errors="replace").strip().partition("\n")
@@ -208,7 +208,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
         The repository.
 
     Raises:
-        ZooError: There is no such repository; or, while the context is open, a file of it is damaged.
+        ZooError: There is no such repository; or, while the context is open, one of its files is damaged.
     """
     from ..server.faults import Damaged
     from ..server.large_files import LargeFiles
@@ -238,13 +238,13 @@ def export(
 ) -> Exported:
     """Copies the branches and tags of a repository to another Hub, with their history.
 
-    Sends only the commits that are missing there. Then compares the files of every branch and tag with the hashes that
-    the target reports.
+    Sends only the commits that are missing there. Then compares the files at the head of every branch and at every tag
+    with the hashes that the target reports.
 
     Args:
         source: The repository of the embedded Hub.
         repo_id: NAMESPACE/NAME on the target.
-        private: Whether the target is private; None for as private as the source.
+        private: Whether the target is private; None for the source's visibility.
         report: Called with one line per commit, before the commit is sent.
         hub: The Hub to export to.
 
@@ -252,8 +252,8 @@ def export(
         The branches, tags and commits of the target.
 
     Raises:
-        ZooError: A file of the source is damaged, the target holds commits that are no export of this repository, it
-            refuses a request, or its files differ in the end.
+        ZooError: A file of the source is damaged; or the target holds commits that are not an export of this
+            repository, refuses a request, or differs from the source in the end.
     """
     return _Export(source, repo_id, report, hub).run(private)
 
@@ -268,12 +268,12 @@ class _Export:
         self.target: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
         self.name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}  # commit of the source -> commit of the target
-        self.accepted: set[str] = set()  # commits of the target that we made, or that it made with the repository
+        self.accepted: set[str] = set()  # commits of the target: those that we made, and its first one
         self.position = self.sent = 0  # numbers of commits: reported so far, and sent so far
 
     def run(self, private: bool | None) -> Exported:
         branches, tags = self.source.branches(), self.source.tags()
-        # Check the files before anything is sent, because half an export would be worse than none.
+        # Check the files before anything is sent, because a partial export would be worse than none.
         self.source.check([commit for branch in branches for commit in branch.commits])
         with refusals_as(f"{self.name} cannot be written", "check the name and the token's rights, and try again."):
             self._create(self.source.private if private is None else private)
@@ -305,12 +305,12 @@ class _Export:
         """
         if head is None:
             return self._sendable(branch)
-        with self._resumable("to be read"):
+        with self._resumable("a request for its history"):
             history = self.api.list_repo_commits(**self.target, revision=head)
         present = [(entry.commit_id, TRAILER.findall(entry.message)) for entry in reversed(history)]
         present = [entry for entry in present if entry[0] not in self.accepted]
-        # A Hub makes the first commit of main itself. We build on it if it holds only what a Hub puts there, or if
-        # commits of ours follow.
+        # A Hub makes the first commit of main itself. Build on it if it holds only what a Hub puts there, or if it is
+        # followed by our commits.
         if branch.name == MAIN and present and not present[0][1]:
             first, _ = present.pop(0)
             listing = self._listing(first)
@@ -330,7 +330,7 @@ class _Export:
         return missing
 
     def _sendable(self, branch: Branch) -> list[str]:
-        """The commits that are not in `commits` and change a file. A Hub makes no empty commits."""
+        """The branch's commits that are not in `commits` and change a file. A Hub makes no empty commits."""
         tree = self.source.git.root_tree
         pairs = zip([branch.fork, *branch.commits], branch.commits, strict=False)
         return [
@@ -358,7 +358,7 @@ class _Export:
             if commit in missing:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
-                # It changes no file, so it stands for the target's commit before it.
+                # It changes no file, so it corresponds to the target's commit before it.
                 assert previous is not None
                 self.commits[commit] = self.commits[previous]
             previous = commit
@@ -416,10 +416,10 @@ class _Export:
                 )
 
     def _listing(self, commit: str) -> dict[str, RepoFile]:
-        """Path -> the target's listing of the file."""
+        """Path -> the file in the target's listing of a commit."""
         from huggingface_hub import RepoFile
 
-        with self._resumable("to be read"):
+        with self._resumable("a request for its files"):
             entries = list(self.api.list_repo_tree(**self.target, revision=commit, recursive=True))
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 

@@ -19,12 +19,12 @@ from ...fileio import now, write_bytes, write_json
 NAME = "hf-rlhf-zoo"
 MANIFEST = "manifest.json"
 COMMIT_CACHE = ".latest_commit"
-# `hf extensions update` installs from the GitHub repository of this name. No GitHub account has a colon in its name, so
-# nobody can create that repository.
+# `hf extensions update` installs from the GitHub repository of this name. No GitHub account may have a colon in its
+# name, so nobody can create that repository.
 SOURCE = "pip:rlhf-zoo"
 DESCRIPTION = "The RLHF model zoo: train, publish and compare."
-# `hf` asks GitHub for the newest commit when COMMIT_CACHE is a day old. We are updated by pip, so its time stamp is far
-# in the future: 2100-01-01, UTC.
+# `hf` asks GitHub for the newest commit when COMMIT_CACHE is a day old. This extension is updated by pip, so the file's
+# time stamp is far in the future: 2100-01-01, UTC.
 FAR_FUTURE = 4_102_444_800
 
 
@@ -48,7 +48,7 @@ def install() -> str | None:
     """Makes `hf rlhf-zoo` run this environment's script. Writes nothing if it already does.
 
     Returns:
-        The script that it ran before, if any.
+        The script that `hf rlhf-zoo` ran before; None if there was none.
 
     Raises:
         ZooError: Another extension has the name, the folder cannot be written, or this environment has no such script.
@@ -94,7 +94,7 @@ def uninstall() -> bool:
     if foreign:
         raise ZooError(f"{target} holds files that are not ours ({', '.join(foreign)}): move them away and try again.")
     try:
-        # Remove the manifest last. If this is cut off, the folder then still counts as ours.
+        # Remove the manifest last, so that the folder still counts as ours if this is interrupted.
         for name in (COMMIT_CACHE, MANIFEST):
             (target / name).unlink(missing_ok=True)
         target.rmdir()
@@ -135,7 +135,7 @@ def foreground() -> Iterator[None]:
     if group == os.getpid() or not all(map(os.isatty, (0, 1, 2))) or os.tcgetpgrp(0) != group:
         yield
         return
-    # The kernel stops a background group that calls tcsetpgrp by SIGTTOU. SIGTSTP is Ctrl-Z.
+    # By SIGTTOU, the kernel stops a background group that calls tcsetpgrp. SIGTSTP is Ctrl-Z.
     for number in (signal.SIGTTOU, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)

@@ -4,12 +4,12 @@ import os
 import re
 from pathlib import Path
 
-#: Name of a repository's folder in the client's cache.
+#: The name of a repository's folder in the client's cache.
 CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
-    """Finds a link in a folder that leads outside of it.
+    """Finds a link in a folder that leads out of that folder.
 
     Args:
         folder: The folder to search, with its subfolders.
@@ -28,11 +28,11 @@ def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
 
 
 def is_inside(path: Path, folder: Path) -> bool:
-    """Whether a path, with its links followed, leads into a folder.
+    """Whether a path lies in a folder once its links are resolved.
 
     Args:
         path: Any path.
-        folder: A folder. For one in the client's cache, the repository's blobs and snapshots count as inside.
+        folder: A folder. If it is in the client's cache, the repository's blobs and snapshots count as inside.
     """
     root, target = folder.resolve(), Path(os.path.realpath(path))
     roots = [root]

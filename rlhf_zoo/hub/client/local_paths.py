@@ -51,7 +51,7 @@ class _Destination:
         raise NotImplementedError
 
     def partial(self, file: FileToFetch) -> Path:
-        """The path of an incomplete file, named by its digest so that another revision with this file can resume it."""
+        """The path of a file while it is incomplete. It is named by digest, so that other revisions can resume it."""
         return self.folder / PARTIAL / file.etag
 
     def find_copy(self, file: FileToFetch) -> Path | None:
@@ -59,15 +59,15 @@ class _Destination:
         return None
 
     def check_free_space(self, files: list[FileToFetch]) -> None:
-        """Checks that the disk has enough free space for the missing bytes, by the sizes that the Hub names.
+        """Checks that the disk has enough free space for the missing bytes, by the sizes in the Hub's listing.
 
         Args:
             files: The files to write.
 
         Raises:
-            ZooError: It does not.
+            ZooError: The disk has too little.
         """
-        # Keyed by target, because in the cache files of equal content share one blob.
+        # Keyed by target, because files of equal content share one blob in the cache.
         missing = {self.target(file): file.size - self._bytes_present(file) for file in files}
         existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
         needed, free = sum(missing.values()), shutil.disk_usage(existing).free
@@ -89,7 +89,7 @@ class _Destination:
         return []
 
     def _remove_empty_partials(self) -> None:
-        # rmdir fails if the folder is not empty, so an interrupted pull of another revision can still resume from it.
+        # rmdir fails if the folder is not empty, so that an interrupted pull of another revision can still resume.
         with contextlib.suppress(OSError):
             (self.folder / PARTIAL).rmdir()
 
@@ -110,8 +110,8 @@ class Folder(_Destination):
             files: The files to write.
 
         Raises:
-            ZooError: The folder holds files that no pull of this repository wrote, a file would be written through a
-                symbolic link, or a file would overwrite the marks of a download.
+            ZooError: The folder holds files that did not come from a pull of this repository, a file would be written
+                through a symbolic link, or a file would overwrite the marks of a download.
         """
         if (reserved := next((entry.path for entry in files if _is_reserved(entry.path)), None)) is not None:
             raise ZooError(
@@ -119,7 +119,7 @@ class Folder(_Destination):
                 "without --output_dir."
             )
         marks = [self.folder / path for path in (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOADED, PULL_MARK)]
-        # A link in the folder, left by an earlier download for example, would redirect writes to anywhere.
+        # A link in the folder, left for example by an earlier download, could redirect writes to any place.
         for path in sorted({*marks, *(parent for file in files for parent in self._written_paths(file))}):
             if path.is_symlink():
                 raise ZooError(
@@ -134,8 +134,8 @@ class Folder(_Destination):
             raise ZooError(
                 f"{self.folder} holds a pull of {pulled_repo!r:.120}, not of {self.repo}: choose another --output_dir."
             )
-        # `hf download` wrote here, or a pull that was cut off before it wrote PULL_MARK. One file with the right
-        # content is enough evidence that it was this repository.
+        # This folder comes from `hf download`, or from a pull that was interrupted before it wrote PULL_MARK. One file
+        # with the right content is enough evidence that it was this repository.
         if (self.folder / DOWNLOADED).is_dir():
             existing = [file for file in files if os.path.lexists(self.target(file))]
             matches = any(sha256_if_intact(self.target(file), file) for file in existing)
@@ -154,7 +154,7 @@ class Folder(_Destination):
         Args:
             files: The files of the commit.
         """
-        # Repeat each subfolder below DOWNLOADED, because `find_download` looks for that in the home folder.
+        # Repeat each subfolder below DOWNLOADED, because `find_download` looks for them there in the home folder.
         for subfolder in {Path(file.path).parent for file in files}:
             (self.folder / DOWNLOADED / subfolder).mkdir(parents=True, exist_ok=True)
         (self.folder / DOWNLOADED).mkdir(parents=True, exist_ok=True)
@@ -162,12 +162,12 @@ class Folder(_Destination):
             replace_file(self.folder / PULL_MARK, f"{self.repo}\n".encode(), mode=0o644)
 
     def _written_paths(self, file: FileToFetch) -> list[Path]:
-        """The paths in the folder that writing a file touches: its subfolders, and those of the incomplete file."""
+        """The paths in the folder that writing a file touches: its parent folders, and those of the incomplete file."""
         depth = file.path.count("/")
         return [*self.target(file).parents[:depth], self.folder / PARTIAL, self.partial(file)]
 
     def find_copy(self, file: FileToFetch) -> Path | None:
-        """Returns the file in the client's cache, if it has the same commit.
+        """Returns the file in the client's cache; None if the cache does not have it at this commit.
 
         Args:
             file: A file of the commit.
@@ -175,7 +175,7 @@ class Folder(_Destination):
         from huggingface_hub import try_to_load_from_cache
 
         cached = try_to_load_from_cache(self.repo, file.path, cache_dir=self.hub.cache, revision=self.commit)
-        # If it is not in the cache, the result is None, or a marker that the commit has no such file.
+        # If it is not in the cache, the result is None, or a marker which says that the commit has no such file.
         return Path(cached) if isinstance(cached, str) else None
 
     def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
@@ -215,13 +215,13 @@ class Cache(_Destination):
     def finish(self, files: list[FileToFetch], name: str, *, all_files: list[FileToFetch] | None = None) -> Path:
         """Links the blobs into a snapshot, in the client's own layout.
 
-        The client could do this itself, but it would ask the Hub for every file again, and write each file to the path
-        in that answer's ETag, even if that contains `../`.
+        The client could do this itself, but it would ask the Hub for every file again, and write each one to the path
+        in the response's ETag, even if that contains `../`.
 
         Args:
             files: The files that were fetched.
             name: The branch, tag or commit that the user named.
-            all_files: All files of the commit, if `files` is only a part of them.
+            all_files: All files of the commit; None if `files` has all of them.
 
         Returns:
             The folder of the snapshot.
@@ -236,7 +236,7 @@ class Cache(_Destination):
             is_large = file.etag != file.blob_id
             large = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
             tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob_id, **large})
-        # Write this list before the snapshot, because by it the client can tell that a snapshot is incomplete.
+        # Write this list before the snapshot, because the client needs it to tell that a snapshot is incomplete.
         write_tree_cache(str(self.folder), self.commit, tree)
         for file in files:
             pointer = snapshot / file.path
@@ -263,11 +263,11 @@ def _is_reserved(path: str) -> bool:
 
 
 def sha256_if_intact(path: Path, file: FileToFetch) -> str | None:
-    """Hashes a local file, if its content is that in the Hub's listing.
+    """Returns the sha256 of a local file if the file matches the Hub's listing.
 
     Args:
         path: The local file.
-        file: The expected size and etag. With an empty etag only the size is compared.
+        file: The expected size and etag. If the etag is empty, only the size is compared.
 
     Returns:
         The sha256 of the content, or None if there is no such file or it differs.

@@ -1,7 +1,7 @@
-"""Checks which files of a local folder make up a split, if no card lists them.
+"""Checks which files of a local folder make up a split if no card lists them.
 
 `datasets` takes every file and folder whose name contains the split's name: `train-old/`, `train 2.jsonl` and
-`test-train.jsonl` all count as `train`, and a folder of that name takes precedence over a file. A user means
+`test-train.jsonl` all count as `train`, and a folder of that name takes precedence over a file. Users expect only
 `train.jsonl`.
 """
 
@@ -14,17 +14,17 @@ from ...errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: The endings of data files that `datasets` reads, without the ending of a compressed file.
+#: The suffixes of data files that `datasets` reads, without that of a compressed file.
 _ENDINGS = (".jsonl", ".json", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst", ".lz4")
 _SHARD = re.compile(r"-\d{5}-of-\d{5}")
-_MAX_LISTED = 4  # files in a message
+_MAX_LISTED = 4  # file names in a message
 
 
 def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
     """Checks that `datasets` reads the files that a split's name stands for, such as train.jsonl or its shards.
 
-    If there are none, logs a warning with the files that it reads, unless they are the shards of one file.
+    If there are no such files, logs a warning that names the files read instead, unless they are shards of one file.
 
     Args:
         folder: The folder of the data set.
@@ -32,7 +32,7 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         files: The files that `datasets` would read.
 
     Raises:
-        ZooError: There are files of the split's name, and others would be read too, or instead.
+        ZooError: There are files with the split's name, but other files would be read too, or instead.
     """
     root = folder.resolve()
     read = {Path(file).resolve() for file in files}

@@ -43,14 +43,14 @@ RESUME_PATTERNS = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_st
 
 
 def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
-    """Returns the namespace to publish under, after a check that the token may write. Called before any training.
+    """Returns the namespace to publish under, after a check that the token may write. Call it before any training.
 
     Args:
         namespace: The namespace that the user named; None for the account of the token.
         hub: The Hub to publish to.
 
     Raises:
-        ZooError: The Hub cannot be reached, does not accept the token, or the token is read-only.
+        ZooError: The Hub cannot be reached or does not accept the token, or the token is read-only.
     """
     from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
 
@@ -79,7 +79,7 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
             f"The Hub {hub.address} cannot be reached ({reason(error)}): check the address and the network, or "
             "use --hub local."
         ) from error
-    # The role of a fine-grained token does not reveal its rights, so refuse only a token that certainly cannot write.
+    # The role of a fine-grained token does not show its rights, so refuse only a token that certainly cannot write.
     role = ((account.get("auth") or {}).get("accessToken") or {}).get("role")
     if role == "read":
         raise ZooError(f"The token for {hub.address} is read-only: publish with a token of the role write.")
@@ -141,7 +141,7 @@ def publish_checkpoint(
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and records it in published.json.
 
-    Safe to repeat: if an earlier attempt was cut off before the Hub answered, its commit is found and reused.
+    Safe to repeat: if an earlier attempt was interrupted before the Hub answered, its commit is found and reused.
 
     Args:
         checkpoint: The folder. The caller has checked that its files are complete.
@@ -149,9 +149,10 @@ def publish_checkpoint(
         run_id: Id of the run that claimed the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The message of the commit and of the tag.
-        step: Training step, which names the tag.
+        step: Training step, from which the tag gets its name.
         include_resume_files: Whether to send the files that training resumes from.
-        overwrite: Whether to move the step's tag if it points to other weights, as after the step was trained again.
+        overwrite: Whether to move the step's tag if it points to other weights, for example because training was
+            repeated.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
@@ -159,14 +160,14 @@ def publish_checkpoint(
         {hub, repo, commit, tag, time}, the content of published.json.
 
     Raises:
-        ZooError: Another run claimed the repository, or the tag exists with other weights and `overwrite` is False.
+        ZooError: Another run has claimed the repository, or the tag exists with other weights and `overwrite` is False.
     """
     files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
     tag, marker = tag_name(step), checkpoint / UPLOAD_MARKER
     tag_commit = _tagged_commit(repo_id, tag, hub)
     commit = _earlier_commit(repo_id, message, files, tag_commit=tag_commit, upload_started=marker.is_file(), hub=hub)
     if commit is None and tag_commit is not None and overwrite:
-        # Another run may have claimed the repository meanwhile, and its tag must not be deleted.
+        # Another run may have claimed the repository meanwhile; its tag must not be deleted.
         check_claim(repo_id, run_id, hub=hub)
         hub.api().delete_tag(repo_id, tag=tag)
         tag_commit = None
@@ -208,7 +209,7 @@ def publish_release(
         run_id: Id of the run that claimed the repository.
         extra_files: Folder of further files (card, metrics, recipe).
         message: The commit message.
-        tag_message: The message of the tag `best`; None removes the tag, as no checkpoint is best.
+        tag_message: The message of the tag `best`; None to remove the tag, if no checkpoint is best.
         include_resume_files: Whether to send the files that training resumes from.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
@@ -217,7 +218,7 @@ def publish_release(
         The commit.
 
     Raises:
-        ZooError: Another run claimed the repository.
+        ZooError: Another run has claimed the repository.
     """
     files = checkpoint_files(checkpoint, include_resume_files=include_resume_files, overrides=overrides)
     commit = _replace_files(repo_id, run_id, {**files, **_files(extra_files)}, message, hub=hub)
@@ -243,9 +244,9 @@ def publish_on_branch(
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
     hub: Hub = CLIENT,
 ) -> str:
-    """Publishes a model on a branch in one commit, with a tag if one is named.
+    """Publishes a model on a branch in one commit, and tags the commit if `tag` is set.
 
-    A model with its adapter merged goes to the branch `merged`. transformers would not find it in a subfolder, because
+    A model with a merged adapter goes to the branch `merged`. transformers would not find it in a subfolder, because
     adapter_config.json at the root takes precedence.
 
     Args:
@@ -255,7 +256,7 @@ def publish_on_branch(
         extra_files: Folder of further files (card, metrics, recipe).
         message: The message of the commit and of the tag.
         branch: The branch, created if it does not exist.
-        tag: A tag for the commit. If it exists, it is moved.
+        tag: A tag for the commit, moved if it exists; None for no tag.
         overrides: See `checkpoint_files`.
         hub: The Hub to publish to.
 
@@ -263,7 +264,7 @@ def publish_on_branch(
         The commit.
 
     Raises:
-        ZooError: Another run claimed the repository.
+        ZooError: Another run has claimed the repository.
     """
     check_claim(repo_id, run_id, hub=hub)
     hub.api().create_branch(repo_id, branch=branch, exist_ok=True)
@@ -284,7 +285,7 @@ def checkpoint_files(
     Args:
         checkpoint: The folder of the checkpoint.
         include_resume_files: Whether to include the files that training resumes from.
-        overrides: Path in the repository -> the file to send in its place; None leaves it out.
+        overrides: Path in the repository -> the local file to send for it; None to send none.
 
     Returns:
         Path in the repository -> local path.
@@ -301,7 +302,7 @@ def checkpoint_files(
 
 
 def _files(folder: Path) -> dict[str, Path]:
-    """Path in the repository -> local path of every file. Raises ZooError for a link that leads out of the folder."""
+    """Path in the repository -> local path, for every file. Raises ZooError for a link that leads out of the folder."""
     if (link := find_outward_link(folder, hidden=True)) is not None:
         raise ZooError(
             f"{link} in {folder} links to a file outside that folder, which is never sent: replace the link with the "
@@ -312,7 +313,7 @@ def _files(folder: Path) -> dict[str, Path]:
 
 def _should_upload(name: str, *, include_resume_files: bool) -> bool:
     path = PurePosixPath(name)
-    if str(path.parent) not in (".", "critic"):  # other folders, such as `merged`, are published on their own
+    if str(path.parent) not in (".", "critic"):  # other folders, such as `merged`, are published separately
         return False
     # Never send a pickle by accident: vocab.bin matches a pattern too.
     if path.suffix in (".pt", ".pth", ".bin"):
@@ -323,7 +324,7 @@ def _should_upload(name: str, *, include_resume_files: bool) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an earlier commit of a checkpoint may have put this file into the repository."""
+    """Whether we may have put this file into the repository, in the commit of an earlier checkpoint."""
     if name.endswith(".py"):  # users add scripts of their own, which a later commit must not delete
         return False
     return _should_upload(name, include_resume_files=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
@@ -332,7 +333,7 @@ def _is_ours(name: str) -> bool:
 def _earlier_commit(
     repo_id: str, message: str, files: Mapping[str, Path], *, tag_commit: str | None, upload_started: bool, hub: Hub
 ) -> str | None:
-    """Returns the commit of an earlier attempt, if any: the tag's, or, if the upload started, one on `main`.
+    """Returns the commit of an earlier attempt, if any: the tagged one or, if an upload started, one on `main`.
 
     Only its message and weights have to match. Other files may differ: an adapter's config names its base, which may
     have been published in another namespace.
@@ -353,10 +354,10 @@ def _earlier_commit(
 
 
 def expected_id(entry: RepoFile) -> str:
-    """The id of a file's content in a Hub's listing: the sha256 of a large file, git's blob id of any other.
+    """The id of a file's content in a Hub's listing: the sha256 of a large file, the git blob id of any other.
 
     Args:
-        entry: The Hub's listing of a file.
+        entry: The file in the Hub's listing.
     """
     return entry.lfs.sha256 if entry.lfs else entry.blob_id
 
@@ -366,7 +367,7 @@ def content_id(path: Path, entry: RepoFile) -> str:
 
     Args:
         path: The local file.
-        entry: The Hub's listing of the file, which decides between sha256 and blob id.
+        entry: The file in the Hub's listing, which decides between sha256 and git blob id.
     """
     from huggingface_hub.utils.sha import git_hash, sha_fileobj
 
@@ -388,7 +389,7 @@ def _tagged_commit(repo_id: str, tag: str, hub: Hub) -> str | None:
 
 
 def _tag(repo_id: str, run_id: str, tag: str, commit: str, message: str, hub: Hub) -> None:
-    """Tags a commit, if the run has the claim to the repository. Raises ZooError if it does not."""
+    """Tags a commit if the run holds the claim to the repository, and raises ZooError if it does not."""
     # The Hub's protocol has no conditional tag, so the claim is checked before and after.
     check_claim(repo_id, run_id, hub=hub)
     hub.api().create_tag(repo_id, tag=tag, revision=commit, tag_message=message)
@@ -411,12 +412,12 @@ def _replace_files(
     """Replaces our files on `revision` (None: main) with `files`, in one commit. Returns the commit.
 
     Files of earlier checkpoints (an adapter, for example) are deleted, so that no loader mixes two checkpoints. Raises
-    ZooError if the run does not have the claim to the repository.
+    ZooError if the run does not hold the claim to the repository.
     """
     from huggingface_hub import CommitOperationDelete
 
     def operations(head: str) -> list[Operation]:
-        # claim.json is on main. For a commit to main, read it at the parent commit, so both see the same state.
+        # claim.json is on main. For a commit to main, read it at the parent commit, so that both have the same state.
         check_claim(repo_id, run_id, commit=None if revision else head, hub=hub)
         existing = hub.api().list_repo_files(repo_id, revision=head)
         stale = [name for name in existing if _is_ours(name) and name not in files]

@@ -1,8 +1,8 @@
 """Fetches a checkpoint by its tag, resumes an interrupted fetch, and verifies each file against the Hub's digests.
 
-huggingface_hub 2.4 starts an interrupted file again (its temporary file has a new name each time) and checks only its
-size. Here Range requests complete a partial file, and the file moves to its destination once it has the digest in the
-Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other.
+huggingface_hub 2.4 downloads an interrupted file again from its start (the temporary file has a new name each time) and
+checks only its size. Here Range requests complete a partial file, and it moves to its destination once it has the
+digest in the Hub's listing of the commit: the sha256 of a large file, git's SHA-1 of any other.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from .step_tags import step_in, tag_name, tagged_steps
 from .trees import COMMIT_ID, list_files
 
 WORKERS = 4
-# Number of requests in a row that bring no byte, after which a file fails. They are 1, 2, 4, … seconds apart.
+# A file fails after this many requests in a row that bring no byte. They are 1, 2, 4, … seconds apart.
 MAX_EMPTY_ATTEMPTS = 4
 
 
@@ -57,7 +57,7 @@ class Pulled:
         refetched: Files that existed with other content and were fetched again.
         unrelated: Files in the output directory that do not belong to the revision. They were left unchanged.
         excluded: Files of the revision that `ignore` left on the Hub.
-        unanswered: Why the Hub did not answer, if its copy in the cache was used; None if it answered.
+        outage: Why the Hub did not answer, if the copy in the cache was used instead; None if it answered.
     """
 
     repo: str
@@ -68,7 +68,7 @@ class Pulled:
     refetched: list[str] = field(default_factory=list)
     unrelated: list[str] = field(default_factory=list)
     excluded: list[str] = field(default_factory=list)
-    unanswered: str | None = None
+    outage: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -77,7 +77,7 @@ class Pulled:
 
 
 def split_revision(repository: str) -> tuple[str, str | None]:
-    """Splits NAMESPACE/NAME[@REVISION] into the id and the revision, which is None if missing.
+    """Splits NAMESPACE/NAME[@REVISION] into the id and the revision; None if there is no revision.
 
     Args:
         repository: NAMESPACE/NAME[@REVISION].
@@ -105,7 +105,7 @@ def find_revision(revision: str, names: Iterable[str]) -> str | None:
 
 
 def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
-    """Returns the tag that a short step stands for, such as step-000040 for step-40; any other revision as it is.
+    """Returns the tag of a step in short form, such as step-000040 for step-40; any other revision unchanged.
 
     Args:
         repo: NAMESPACE/NAME.
@@ -156,7 +156,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             all_files = list_files(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
-        # Where the cause allows a more specific remedy, replace the message.
+        # Replace the message if the cause allows a more specific remedy.
         if isinstance(cause, RevisionNotFoundError):
             raise ZooError(f"{repo} has no revision {revision!r}{_suggest_revisions(hub, repo, revision)}") from cause
         if isinstance(cause, GatedRepoError):
@@ -168,7 +168,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
             raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is not a repository: write NAMESPACE/NAME[@TAG].") from cause
-        # With a bad token, never fall back to the cache, because the user should learn of it.
+        # Never fall back to the cache after a bad token, because the user should learn of it.
         if status_of(cause) == 401:
             raise ZooError(
                 f"{hub.address} does not accept the token for {repository}: set HF_TOKEN, or RLHF_ZOO_HUB_TOKEN "
@@ -200,7 +200,7 @@ def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT,
 
 
 def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
-    """(the branch, tag or commit that the user means, its commit). The client's errors pass through."""
+    """Returns (the branch, tag or commit that the user means, its commit). The client's errors pass through."""
     from ..server.faults import Fault
     from ..server.names import check_ref
 
@@ -219,14 +219,14 @@ def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
                 f"{repo} has both a branch and a tag named {name!r}: name the commit instead, or rename the branch."
             )
     commit = hub.api().model_info(repo, revision=name).sha
-    # The commit becomes a folder's name, and a Hub that answers "../.." must not choose where files are written.
+    # The commit becomes a folder's name. A Hub that answers "../.." must not choose where files are written.
     if not isinstance(commit, str) or not COMMIT_ID.fullmatch(commit):
         raise ZooError(f"{hub.name} names {commit!r:.80} as the commit of {repo}@{name}: check {hub.flag}.")
     return name, commit
 
 
 def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
-    """The end of an error message: the nearest step if the user named one, else the most similar tag, else all."""
+    """The end of an error: the nearest step if the user named a step, else the most similar tag, else all tags."""
     from ...plugins import did_you_mean
 
     tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
@@ -265,7 +265,7 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
                     f"({why}): try again when it does."
                 )
             files.append(PulledFile(file.path, file.size, digest))
-        return Pulled(repo, name, folder.name, folder, files, unanswered=why)
+        return Pulled(repo, name, folder.name, folder, files, outage=why)
     return None
 
 
@@ -320,7 +320,7 @@ class _Progress:
 
 
 def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, name: str) -> tuple[list[PulledFile], list[str]]:
-    """Fetches files with WORKERS threads. Returns the files in order, and the paths that had other content before."""
+    """Fetches files in WORKERS threads. Returns the files in order, and the paths that had other content before."""
     progress = _Progress(f"{destination.repo}@{name}", files)
     pending: SimpleQueue[FileToFetch] = SimpleQueue()
     for file in files:
@@ -388,9 +388,9 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
         if digest is None:
             partial.unlink()
             raise ZooError(
-                f"{file.path} of {destination.repo} at commit {destination.commit} arrived twice with another digest "
-                f"than {destination.hub.name} lists ({file.etag}); it was not kept. Try again later, or check "
-                f"{destination.hub.flag}."
+                f"{file.path} of {destination.repo} at commit {destination.commit} arrived twice with a digest other "
+                f"than the one that {destination.hub.name} lists ({file.etag}); it was not kept. Try again later, or "
+                f"check {destination.hub.flag}."
             )
     progress.file_done()
     return PulledFile(file.path, file.size, digest), replaced
@@ -400,13 +400,13 @@ def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
     """Opens a file for appending and locks it. While another process has the lock, calls `pause`, which may raise."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # These mean that another process removed the folder in between, or has the lock.
+        # Either error means that another process removed the folder in between, or has the lock.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             file = path.open("ab")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                # The previous owner of the lock may have moved the file to its target. Our lock would then protect
-                # nothing, so try again.
+                # The previous owner of the lock may have moved the file to its target. If so, our lock protects
+                # nothing: try again.
                 if _is_at(path, file):
                     return file
             except BaseException:
@@ -425,7 +425,7 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
 
 
 def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
-    """Appends the missing bytes of the file to `sink`, and requests again after a lost connection."""
+    """Appends the missing bytes of the file to `sink`. Repeats the request after a lost connection."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
     if os.fstat(sink.fileno()).st_size > file.size:  # it cannot be the beginning of this file
@@ -446,11 +446,11 @@ def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Pro
         size = os.fstat(sink.fileno()).st_size
         empty_attempts = 0 if size > previous_size else empty_attempts + 1
         if empty_attempts > MAX_EMPTY_ATTEMPTS:
-            return  # empty answers without an error; the caller will see that the digest is wrong
+            return  # empty responses without an error; the caller will see that the digest is wrong
 
 
 def _append(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
-    """Makes one request for the bytes that `sink` lacks. Reads at most one chunk past the file's size."""
+    """Makes one request for the bytes missing from `sink`. Reads at most one chunk past the file's size."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
@@ -460,7 +460,7 @@ def _append(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _P
     if size:
         headers["Range"] = f"bytes={size}-"
     options: dict[str, Any] = {"headers": headers, "timeout": constants.HF_HUB_DOWNLOAD_TIMEOUT}
-    # No retries by huggingface_hub: it would take an error in the middle of the answer for a failure to connect.
+    # No retries by huggingface_hub: it would take an error in the middle of a response for a failure to connect.
     with http_stream_backoff("GET", url, retry_on_exceptions=(), **options) as response:
         hf_raise_for_status(response)
         if size and response.status_code != 206:  # the server ignored Range and sends the file from its start

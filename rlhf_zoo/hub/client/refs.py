@@ -1,4 +1,4 @@
-"""Resolves the name of a model: a folder, else a repository of the target Hub, else one of its source."""
+"""Resolves the name of a model: a local folder, else a repository on the target Hub, else one on its source."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ class Checkpoint:
     """A model on this machine.
 
     Args:
-        name: The name that a user or a card gave it, with its revision.
+        name: Its name as a user or a card wrote it, with the revision.
         path: Its folder.
         repo, commit, hub: Where it was fetched from; None for a local folder.
     """
@@ -41,7 +41,7 @@ class Checkpoint:
 
     @property
     def published_at(self) -> tuple[str | None, str | None, str | None]:
-        """(repository, commit, the branch or tag in its name); (None, None, None) for a local folder."""
+        """(repository, commit, the branch or tag in `name`); (None, None, None) for a local folder."""
         revision = split_revision(self.name)[1] if self.repo else None
         return self.repo, self.commit, None if revision is None or COMMIT_ID.fullmatch(revision) else revision
 
@@ -60,16 +60,16 @@ def resolve(
     Args:
         name: A folder, or NAMESPACE/NAME[@REVISION].
         hub: The Hub to ask first; its source is asked second.
-        revision: A branch, tag or commit, if `name` does not contain it.
+        revision: A branch, tag or commit, if `name` does not contain one.
         ignore: Patterns of files that are not fetched; () fetches all, for callers that read the files as they are.
-        own: Whether to ask only `hub` and not its source, for models that the user's own run published there.
-        published: Whether `name` certainly means a repository, as on a card. It is then never read as a local folder.
+        own: Whether to ask only `hub` and not its source, because the user's own run published the model there.
+        published: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
 
     Returns:
-        The model. An adapter whose base was fetched from the source names the folder of its base.
+        The model. If the base of an adapter comes from the source, the adapter names the base by its local folder.
 
     Raises:
-        ZooError: No Hub has the repository, the repository lacks the revision, or its weights are a pickle.
+        ZooError: No Hub has the repository, the repository lacks the revision, or its only weights are a pickle.
     """
     if not published and Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
@@ -79,7 +79,7 @@ def resolve(
     full_name = f"{name}@{revision}" if revision else str(name)
     first = replace(hub, source=None) if own else hub
     origin, pulled = ask(full_name, first, lambda target: fetch(full_name, hub=target, ignore=ignore))
-    # NOT_LOADED leaves pickles on the Hub. If there are no safetensors either, nothing that can be loaded was fetched.
+    # NOT_LOADED leaves pickles on the Hub. If there are no safetensors, nothing that can be loaded was fetched.
     pickled = next((path for path in pulled.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
         raise ZooError(
@@ -91,10 +91,10 @@ def resolve(
 
 
 def _with_local_bases(folder: Path, hub: Hub) -> Path:
-    """Returns `folder`, or if a base comes from the source, a copy whose adapters name their bases by folder.
+    """Returns `folder` or, if a base comes from the source, a copy whose adapters name their bases by local folder.
 
-    peft looks for a base by its name, and only on the Hub that the environment names, so it would not find a base on
-    the source. The copy consists of links.
+    peft looks up a base by name, and only on the Hub that the environment names, so it would not find a base on the
+    source. The copy consists of links.
     """
     changed = {}
     for name in ADAPTER_CONFIGS:
@@ -122,7 +122,7 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
 
 
 def came_from(origin: Hub, target: Hub) -> dict[str, str]:
-    """Returns {"hub": label} for a lineage if a model came from another Hub than the run's own, else {}.
+    """Returns {"hub": label}, for a lineage, if a model came from a Hub other than the run's own; {} otherwise.
 
     Args:
         origin: The Hub that the model came from.
@@ -137,7 +137,7 @@ def ask(name: str, hub: Hub, request: Callable[[Hub], T]) -> tuple[Hub, T]:
     Args:
         name: The repository, for messages.
         hub: The Hub to ask first.
-        request: Calls one Hub. Reports a failure by a ZooError whose cause is the client's error.
+        request: Calls one Hub. It reports a failure by a ZooError whose `__cause__` is the client's error.
 
     Returns:
         The Hub that answered, and its answer.
@@ -151,7 +151,7 @@ def ask(name: str, hub: Hub, request: Callable[[Hub], T]) -> tuple[Hub, T]:
         return hub, after_waiting(lambda: request(hub), hub=hub.name)
     except ZooError as error:
         cause = error.__cause__
-        # A gated repository exists, and one of the same name on the source could be a different model.
+        # A gated repository exists, and a repository of the same name on the source could be a different model.
         is_missing = isinstance(cause, RepositoryNotFoundError) and not isinstance(cause, GatedRepoError)
         if hub.source is None or not is_missing:
             raise

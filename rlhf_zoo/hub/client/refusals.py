@@ -1,4 +1,4 @@
-"""Tells apart the exceptions of a Hub that refuses or does not answer and of a full disk, and words them for users."""
+"""Classifies exceptions of the Hub's client (a refusal, an outage, a full disk), and words them for users."""
 
 import contextlib
 import errno
@@ -12,8 +12,8 @@ from .bounds import MAX_WAIT_SECONDS, requested_wait
 
 log = logging.getLogger(__name__)
 
-MAX_WAITS = 3  # of `after_waiting`
-FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # seconds
+MAX_WAITS = 3  # in one call of `after_waiting`
+FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # in seconds, of `pause_after`
 T = TypeVar("T")
 _CLIENT_LIBRARIES = ("huggingface_hub", "datasets", "fsspec")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -21,14 +21,14 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def client_errors() -> tuple[type[Exception], ...]:
     """Returns the exceptions by which huggingface_hub reports a failed request."""
-    # `errors.HTTPError` is that of the HTTP library which this version of huggingface_hub uses.
+    # `errors.HTTPError` belongs to the HTTP library that this version of huggingface_hub uses.
     from huggingface_hub import errors
 
     return (errors.HTTPError, errors.HFValidationError, OSError)
 
 
 def is_misread(error: BaseException) -> bool:
-    """Whether a client library failed on an answer whose JSON has another shape than a Hub's.
+    """Whether a client library failed on a response whose JSON is not what a Hub sends.
 
     Args:
         error: The exception, with its traceback.
@@ -52,7 +52,7 @@ def is_disk_full(error: BaseException | None) -> bool:
     visited: set[int] = set()
     while error is not None and id(error) not in visited:  # an exception can be its own cause
         visited.add(id(error))
-        # safetensors raises an exception without errno and writes the code into its text.
+        # safetensors raises an exception that has no errno but the code in its text.
         if getattr(error, "errno", None) in DISK_FULL or any(f"(os error {code})" in str(error) for code in DISK_FULL):
             return True
         error = error.__cause__ or error.__context__
@@ -66,7 +66,7 @@ def reason(error: BaseException) -> str:
         error: The client's exception.
 
     Returns:
-        The server's answer, else the first line of the exception, else its name; without a full stop at the end.
+        The server's message, else the first line of the exception, else its name; without a period at the end.
     """
     if status_of(error) == 429 and any(rate_limit := _requested_wait(error)):
         seconds, quota = rate_limit
@@ -75,7 +75,7 @@ def reason(error: BaseException) -> str:
     if type(error).__name__ == "HFValidationError":
         return "it is neither the name of a repository nor a folder here"
     answer = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
-    # Callers put this into parentheses within a sentence, so it must not end with a full stop.
+    # Callers put this into parentheses within a sentence, so it must not end with a period.
     return answer.splitlines()[0].rstrip(".").replace(". ", "; ")
 
 
@@ -89,7 +89,7 @@ def retry_after(error: BaseException) -> float:
 
 
 def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
-    """(seconds that the answer asks the client to wait, name of the exhausted quota)."""
+    """(seconds that the response asks the client to wait, name of the exhausted quota)."""
     headers = getattr(getattr(error, "response", None), "headers", None)
     return requested_wait(headers) if headers else (0.0, None)
 
@@ -105,8 +105,8 @@ def after_waiting(call: Callable[[], T], *, hub: str) -> T:
         What `call` returns.
 
     Raises:
-        ZooError: From `call`, after MAX_WAITS waits, if the Hub asks for more than MAX_WAIT_SECONDS, or if it refuses
-            for another reason.
+        ZooError: The one that `call` raised: after MAX_WAITS waits, or at once if the Hub asks for more than
+            MAX_WAIT_SECONDS or refuses for another reason.
     """
     for _ in range(MAX_WAITS):
         try:
@@ -122,7 +122,7 @@ def after_waiting(call: Callable[[], T], *, hub: str) -> T:
 
 
 def pause_after(error: BaseException, failures: int) -> float:
-    """Returns the seconds until the next try: twice as many after each failure, or more if the server asks for it.
+    """Returns the seconds until the next attempt: doubled after each failure, or more if the server asks for more.
 
     Args:
         error: The last failure.
@@ -132,7 +132,7 @@ def pause_after(error: BaseException, failures: int) -> float:
 
 
 def status_of(error: BaseException | None) -> int | None:
-    """Returns the HTTP status in an exception; None if no Hub answered.
+    """Returns the HTTP status of an exception; None if no Hub answered.
 
     Args:
         error: The client's exception.
@@ -141,7 +141,7 @@ def status_of(error: BaseException | None) -> int | None:
 
 
 def is_outage(error: BaseException) -> bool:
-    """Whether a Hub did not answer, as opposed to refusing.
+    """Whether a Hub did not answer, as opposed to refusing the request.
 
     Args:
         error: The client's exception.
@@ -156,14 +156,14 @@ def is_outage(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def refusals_as(failure: str, remedy: str) -> Iterator[None]:
-    """Turns the client's exceptions inside the context into ZooError "FAILURE (reason): REMEDY".
+    """Turns exceptions of the client inside the context into ZooError("FAILURE (reason): REMEDY").
 
     Args:
         failure: What failed; begins the message.
         remedy: What the user can do; ends the message.
 
     Raises:
-        ZooError: The client raised an error, or failed on the Hub's answer.
+        ZooError: The client raised an error, or failed on the Hub's response.
         OSError: The disk is full.
     """
     try:

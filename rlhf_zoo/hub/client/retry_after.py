@@ -9,7 +9,7 @@ def seconds_to_wait(value: str | None) -> float | None:
     """Returns how long a Retry-After header asks the client to wait.
 
     Args:
-        value: The header: a number of seconds, possibly with a fraction, or a date. None if there is no such header.
+        value: The header's value: a number of seconds, possibly with a fraction, or a date. None without the header.
 
     Returns:
         Seconds from now, at least 0; None if the header has neither form.

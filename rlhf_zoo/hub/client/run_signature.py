@@ -3,7 +3,7 @@
 The settings of a run name Python objects, such as reward functions, which later commands import. A downloaded folder
 can contain a run.json too, so the file alone proves nothing. `StageRecord.write` therefore signs run.json with a key in
 `home()`, outside of every run. The signature stays valid if the directory is copied or renamed, and no repository can
-forge it. A user can also trust a run with `--trust_run`.
+forge it. The user can also trust a run by `--trust_run`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from ...fileio import home, sync_folder
 
 log = logging.getLogger(__name__)
 
-FLAG = "--trust_run"
+TRUST_RUN_FLAG = "--trust_run"
 SIGNATURE = "signature"
 KEY_FILE = "run-key"
 _KEY_BYTES = 32
@@ -47,7 +47,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
     directory as downloaded.
 
     Args:
-        document: JSON values by key. An existing signature is replaced.
+        document: The content of run.json. An existing signature is replaced.
 
     Returns:
         The document with its signature; without one if the key cannot be stored.
@@ -65,7 +65,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
 
 
 def is_own(document: Mapping[str, object]) -> bool:
-    """Whether this user's rlhf-zoo wrote a run.json and nobody changed it since, or the user trusts it.
+    """Whether this user's rlhf-zoo wrote a run.json, unchanged since, or the user trusts it.
 
     Args:
         document: The content of run.json.
@@ -98,7 +98,7 @@ def _read_key() -> bytes | None:
 
 
 def _read_or_create_key() -> bytes:
-    """The key, created on first use. If two processes create it at once, both use the first one. Raises OSError."""
+    """The key, created on first use. If two processes create it at once, both use the first key. Raises OSError."""
     if (existing := _read_key()) is not None:
         return existing
     folder = home()

@@ -9,7 +9,7 @@ _STEP = re.compile(r"(?:step-)?([0-9]{1,12})")
 
 
 def tag_name(step: int) -> str:
-    """The tag of a step, such as step-000040. It is padded so that sorted tags are in the order of steps.
+    """The tag of a step, such as step-000040. Zeros pad the number, so that sorted tags are in the order of steps.
 
     Args:
         step: The training step.
@@ -28,7 +28,7 @@ def step_of(tag: str) -> int | None:
 
 
 def tagged_steps(tags: Iterable[str]) -> dict[int, str]:
-    """The checkpoints among the tags of a repository: step -> tag.
+    """The tags of checkpoints among a repository's tags: step -> tag.
 
     Args:
         tags: The tags' names.
@@ -37,7 +37,7 @@ def tagged_steps(tags: Iterable[str]) -> dict[int, str]:
 
 
 def step_in(revision: str) -> int | None:
-    """The step that a user means by a revision: both step-40 and 40 are step 40. None for any other revision.
+    """The step that a user means by a revision: 40 for both step-40 and 40. None for any other revision.
 
     Args:
         revision: The revision, as a user wrote it.

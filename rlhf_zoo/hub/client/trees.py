@@ -12,7 +12,7 @@ from .connect import Hub
 from .downloads import PARTIAL
 from .local_paths import Cache, FileToFetch
 
-# Limits for one revision. Checkpoints have some ten files and one folder.
+# Limits for one revision. Checkpoints have about ten files and one folder.
 MAX_FILES = 10_000
 MAX_DEPTH = 32  # folders above a file
 COMMIT_ID = re.compile(r"[0-9a-f]{40}")
@@ -29,7 +29,7 @@ def list_files(
         repo: NAMESPACE/NAME.
         commit: The commit id, 40 hex digits.
         repo_type: model or dataset.
-        patterns: Patterns of the files to list and check.
+        patterns: Patterns of the files to list and check; by default all files.
 
     Raises:
         ZooError: The commit has too many files, or a name, size or digest that is unsafe to use on this machine.
@@ -73,13 +73,13 @@ def fetch_dataset(hub: Hub, repo: str, *, revision: str | None, patterns: Sequen
         hub: The Hub. If it is offline, only the cache is read.
         repo: NAMESPACE/NAME.
         revision: A branch, tag or commit; None for main.
-        patterns: Patterns of the files to download.
+        patterns: Patterns of the files to download; by default all files.
 
     Returns:
         The folder in the cache.
 
     Raises:
-        ZooError: The files are too many, too large for the disk or have unsafe names, or the commit is invalid.
+        ZooError: The files are too many, are too large for the disk or have unsafe names, or the commit is invalid.
         Exception: Errors of the Hub's client pass through.
     """
     if hub.offline:

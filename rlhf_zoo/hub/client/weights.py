@@ -1,4 +1,4 @@
-"""Checks whether two commits hold the same model, by their weights: a new card makes a new commit, but no new model."""
+"""Checks by their weights whether two commits hold the same model: a new card makes a new commit, but no new model."""
 
 import logging
 from functools import cache
@@ -17,8 +17,8 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
     """Whether two published models have the same weights.
 
     Args:
-        a: (repository, commit) of a model. None, for a model that was not published, equals only None.
-        b: Likewise.
+        a: (repository, commit) of a model; None for a model that was not published, which equals only None.
+        b: (repository, commit) of the other model, or None.
         hub: The Hub that has both.
 
     Returns:
@@ -27,7 +27,7 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
     if a == b or a is None or b is None:
         return a == b
     try:
-        # Two commits without weights are not the same model.
+        # Two commits without weights do not hold the same model.
         return bool(_weights(a, hub)) and _weights(a, hub) == _weights(b, hub)
     except client_errors() as error:
         log.info("Cannot compare the weights of %s and %s (%s).", _short(a), _short(b), reason(error))
@@ -36,7 +36,7 @@ def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> b
 
 @cache
 def _weights(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
-    """(name, content id) of each file with weights. Cached without expiry, because a commit never changes."""
+    """(path, content id) of each file of weights. Cached without expiry, because a commit never changes."""
     from huggingface_hub import RepoFile
 
     entries = hub.api().list_repo_tree(origin[0], revision=origin[1])

@@ -16,7 +16,7 @@ from ...hub.client.connect import CLIENT, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import refusals_as
-from ...hub.client.run_signature import FLAG
+from ...hub.client.run_signature import TRUST_RUN_FLAG
 from ...hub.client.step_tags import tag_name, tagged_steps
 from ...modeling.critic import CRITIC_DIR
 from ...modeling.devices import on_device
@@ -361,8 +361,8 @@ def _load_scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, 
     if loader is not None and not subject.trusted:
         raise ZooError(
             f"The reward model of {subject.policy.name} is loaded by {loader}, and code that a download names is not "
-            f"imported: trace a run directory of your own, add {FLAG} if you trust the run, or trace a policy with "
-            "another reward model."
+            f"imported: trace a run directory of your own, add {TRUST_RUN_FLAG} if you trust the run, or trace a "
+            "policy with another reward model."
         )
     return load_reward_model(reward.path, label=args.reward_label, loader=loader)
 
@@ -395,7 +395,7 @@ def _load_functions(
     by_name = dict(zip(names, weights[len(model) :], strict=True))
     chosen = [name for name in names if name in allowed or is_vouched(name, REWARDS)]
     if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
-        hint = f", or {FLAG} for all that this run names," if subject.where.name == "run.json" else ""
+        hint = f", or {TRUST_RUN_FLAG} for all that this run names," if subject.where.name == "run.json" else ""
         raise ZooError(
             f"{subject.policy.name} was also rewarded by {', '.join(missing)}, and code that a download names is not "
             f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."

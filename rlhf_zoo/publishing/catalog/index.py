@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...fileio import at, integer, number, write_text
-from ...hub.client.connect import CLIENT, REAL, Hub
+from ...hub.client.connect import CLIENT, HF_URL, Hub
 from ...hub.client.refusals import is_disk_full, refusals_as
 from ...hub.client.step_tags import tagged_steps
 from ...runs.registry import STAGES
@@ -335,7 +335,7 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 
-    if hub.address == REAL:
+    if hub.address == HF_URL:
         return {}
     answer = get_session().get(
         f"{hub.address}/api/rlhf-zoo/damaged", params={"author": namespace}, headers=build_hf_headers(token=hub.token)
