@@ -1,8 +1,10 @@
 """The documentation site builds without a warning and holds what the code declares; its guides are short and plain."""
 
 import re
+import shlex
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 from mkdocs.commands.build import build
@@ -11,6 +13,7 @@ from mkdocs.config import load_config
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.runs.registry import STAGES
 from rlhf_zoo.runs.settings.declared import declared_keys
+from rlhf_zoo.runs.settings.parse import recipe_keys
 
 ROOT = Path(__file__).parents[2]
 #: mkdocs.yml names Python functions by tags, which only its own loader knows.
@@ -57,3 +60,78 @@ def test_home_links_to_every_page() -> None:
     links = [f"../{path}" if path in outside else path for path in pages if path != "README.md"]
     assert len(links) >= 29
     assert [link for link in links if f"]({link})" not in home] == []
+
+
+#: Pages under Start and Guides: short, and in short sentences. What is looked up, code and tables, does not count.
+GUIDES = [path for path in [*PAGES["Start"], *PAGES["Guides"]] if path != "README.md"]
+
+
+def paragraphs(text: str) -> list[str]:
+    """The paragraphs and list items of a page, without headings, code, tables and what links lead to."""
+    text = re.sub(r"(?ms)^```.*?^```|<!--.*?-->", "", text)
+    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |#|\|))", text)
+    kept = [block for block in blocks if block.strip() and not re.match(r"\s*[#|]", block)]
+    return [
+        re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", " ".join(block.split()))) for block in kept
+    ]
+
+
+def sentences(text: str) -> list[list[str]]:
+    """The words of each sentence, which neither a colon nor a semicolon ends."""
+    parts = [part for block in paragraphs(text) for part in re.split(r"(?<=[.!?])[)\"*]*\s+", block)]
+    words = [[word for word in part.split() if re.search(r"\w", word)] for part in parts]
+    return [part for part in words if len(part) > 2]
+
+
+@pytest.mark.parametrize("name", GUIDES)
+def test_guides_are_short_and_plain(name: str) -> None:
+    read = sentences((ROOT / "docs" / name).read_text(encoding="utf-8"))
+    words = sum(map(len, read))
+    assert words <= 1500
+    assert words / len(read) <= 18
+
+
+def test_sentences_are_counted() -> None:
+    text = "# Title\n\nOne `a b c` two three. Four [five six](x.md) seven.\n\n```\ncode it is\n```\n"
+    text += "| a | b |\n- eight nine: ten\n"
+    assert [len(sentence) for sentence in sentences(text)] == [4, 4, 3]
+
+
+def inline_commands(name: str) -> list[str]:
+    """The commands in the text and tables of a page, and in its blocks that no test runs."""
+    text = (ROOT / "docs" / name).read_text(encoding="utf-8")
+    unrun = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```", text))
+    return re.findall(r"`(rlhf-zoo [^`\n]+)`", text) + re.findall(r"(?m)^rlhf-zoo .+$", unrun)
+
+
+def unknown_options(line: str) -> list[str]:
+    """The options of a command line that neither the command nor a recipe has."""
+    words = shlex.split(line)[1:]
+    context, command = click.Context(cli, info_name="rlhf-zoo"), cli
+    while isinstance(command, click.Group):
+        name = words.pop(0)
+        child = command.get_command(context, name)
+        if child is None:
+            return [name]
+        context, command = click.Context(child, info_name=name, parent=context), child
+    known = {option for parameter in command.get_params(context) for option in parameter.opts}
+    keys = {f"--{stage}.{key}" for stage in STAGES for key in declared_keys(stage)}
+    keys |= {f"--{key}" for key in (*recipe_keys(), *declared_keys(name if name in STAGES else "ppo"))}
+    return [word for word in words if word.startswith("--") and word not in known | keys]
+
+
+@pytest.mark.parametrize("name", [*GUIDES, *PAGES["Understand"]])
+def test_commands_in_text_and_tables_exist(name: str) -> None:
+    assert {line: wrong for line in inline_commands(name) if (wrong := unknown_options(line))} == {}
+
+
+def test_unknown_options_are_found() -> None:
+    assert len(inline_commands("reward-up-text-worse.md")) >= 30
+    assert unknown_options("rlhf-zoo ppo tiny-world --kl_coeff 1 --restart") == ["--kl_coeff"]
+    assert unknown_options("rlhf-zoo trains tiny-world") == ["trains"]
+
+
+@pytest.mark.parametrize("name", ["README.md", "is-ppo-right.md", "one-gpu.md", "several-gpus.md", "quickstart.md"])
+def test_readers_learn_that_it_has_not_run_on_a_gpu(name: str) -> None:
+    """Where somebody decides about hardware, until benchmarks/results has a run of this version on one."""
+    assert "his version has not run on a GPU" in " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
