@@ -18,8 +18,9 @@ from rlhf_zoo.runs.settings.parse import recipe_keys
 PACKAGE = Path(errors.__file__).parent
 #: The names of the API page, by heading. The trainer first, as most readers come for it.
 API = {
-    "The trainer": ("PPOTrainer", "PPOConfig", "RewardModel", "watch"),
-    "Sampling": ("sample", "Samples"),
+    "The trainer": ("PPOTrainer", "PPOConfig", "RewardModel"),
+    "Probes of any trainer's rollouts": ("probe", "RolloutFindings", "watch", "ProbeCallback"),
+    "Sampling": ("sample", "Samples", "visible_text"),
     "Two policies side by side": ("Comparison", "Compared", "Limits", "Snapshot", "Timeline", "TimelineRun"),
     "Cards and lineage": ("make_card", "find_lineage", "Lineage"),
     "Errors": ("ZooError",),
@@ -131,14 +132,14 @@ def keys_page() -> str:
     for file, declared in keys.items():
         for own in (True, False):
             rows = [
-                f"| {code(name)} | {code(key.type)} | {code(key.default)} | {cell(key.help.replace('%%', '%'))} |"
+                f"| {code(name)}<br>{code(key.type)} | {code(key.default)} | {cell(key.help.replace('%%', '%'))} |"
                 for name, key in sorted(declared.items())
                 if key.own is own
             ]
             if rows:
                 title = f"{file}.yaml" if own else f"{file}.yaml: keys of trl and transformers"
                 parts.append(
-                    f"## {title}\n\n| key | type | default | meaning |\n|---|---|---|---|\n" + "\n".join(rows) + "\n"
+                    f"## {title}\n\n| key, type | default | meaning |\n|---|---|---|\n" + "\n".join(rows) + "\n"
                 )
     return "\n".join(parts)
 

@@ -10,6 +10,7 @@ import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
 
+import rlhf_zoo
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.runs.registry import STAGES
 from rlhf_zoo.runs.settings.declared import declared_keys
@@ -40,7 +41,9 @@ def test_reference_holds_what_the_code_declares(site: Path) -> None:
     assert len(names) >= 25
     assert [name for name in names if f'id="rlhf-zoo-{name}"' not in commands] == []
     assert [key for stage in STAGES for key in declared_keys(stage) if f"<code>{key}</code>" not in keys] == []
-    assert 'id="rlhf_zoo.PPOTrainer.training_step"' in page(site, "reference/api")
+    api = page(site, "reference/api")
+    assert [name for name in rlhf_zoo.__all__ if f'id="rlhf_zoo.{name}"' not in api] == ["__version__"]
+    assert 'id="rlhf_zoo.PPOTrainer.training_step"' in api
     errors = page(site, "reference/errors")
     assert "--grid lists one key twice: write its values as one list." in errors
     assert errors.count("<li>") > 700
@@ -100,7 +103,7 @@ def test_sentences_are_counted() -> None:
 def inline_commands(name: str) -> list[str]:
     """The commands in the text and tables of a page, and in its blocks that no test runs."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    unrun = "\n".join(re.findall(r"(?ms)^```\n(.*?)^```", text))
+    unrun = "\n".join(re.findall(r"(?ms)^```bash\n(.*?)^```", text))
     return re.findall(r"`(rlhf-zoo [^`\n]+)`", text) + re.findall(r"(?m)^rlhf-zoo .+$", unrun)
 
 
