@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import keep
-from figures.experiments import RUNS, shown
+from figures.experiments import LAST, RUNS, shown
 
 from rlhf_zoo.evaluation.head_to_head import read_lines
 from rlhf_zoo.evaluation.stats import share
@@ -149,7 +149,7 @@ def _works(completions: Sequence[str]) -> dict[str, Any]:
 
 
 def _words(verb: str, directory: str, seed: int) -> list[str]:
-    return ["rlhf-zoo", verb, RECIPE, "--output_dir", directory, "--hub", "local", "--seed", str(seed)]
+    return ["rlhf-zoo", verb, RECIPE, "--output_dir", directory, "--hub", "local", "--seed", str(seed), *LAST]
 
 
 def _folder(seed: int) -> Path:

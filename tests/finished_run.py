@@ -33,7 +33,7 @@ FLAGS = [
     "--reward.save_steps", "2", "--reward.logging_steps", "1",
     "--ppo.total_episodes", "96", "--ppo.per_device_train_batch_size", "8", "--ppo.gradient_accumulation_steps", "2",
     "--ppo.num_mini_batches", "2", "--ppo.response_length", "20", "--ppo.per_device_eval_batch_size", "32",
-    "--ppo.save_steps", "2", "--ppo.eval_steps", "4",
+    "--ppo.save_steps", "2", "--ppo.eval_steps", "4", "--ppo.release", "last",
     "--evaluation.prompts", "8", "--evaluation.samples", "2", "--evaluation.checkpoint_prompts", "8",
 ]  # fmt: skip
 STAGES = ("sft", "reward", "ppo")

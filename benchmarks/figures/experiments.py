@@ -16,6 +16,8 @@ SUMS = "tiny-sums"
 #: What the planner says of a run's memory, beside what it took.
 PLAN = "plan"
 METHODS = ("best-of-n", "dpo", "rloo")
+#: Runs are compared at their ends, whatever the verdict recommends.
+LAST = ("--ppo.release", "last")
 
 
 def shown(path: Path) -> Path:
@@ -95,7 +97,8 @@ class Experiment:
     def _words(self, verb: str, seed: int, data: str, runs: str) -> list[str]:
         given = [word for flag, folder in self.data for word in (flag, f"{data}/{folder}")]
         place = str(self.directory(seed, Path(runs)))
-        return ["rlhf-zoo", verb, self.recipe, "--output_dir", place, "--hub", "local", "--seed", str(seed), *given]
+        keys = ["--output_dir", place, "--hub", "local", "--seed", str(seed), *LAST, *given]
+        return ["rlhf-zoo", verb, self.recipe, *keys]
 
 
 PROS_CONS = ("--dataset_name", "pros_cons")

@@ -240,6 +240,8 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _next_steps(context: RunContext) -> list[str]:
+    from ..runs.checkpoint_choice import is_best
+
     # In an environment that make built, the program may not be on the PATH.
     program = Path(sys.argv[0])
     not_on_path = program.name == "rlhf-zoo" and shutil.which(program.name) is None
@@ -251,6 +253,5 @@ def _next_steps(context: RunContext) -> list[str]:
         return [card, f"{zoo} push {shlex.quote(str(context.directory))}{hub}"]
     repo = context.repo(last)
     compare = [f"{zoo} compare {repo}{hub}"] if last == "ppo" else []
-    # If no checkpoint is recommended, there is no tag `best`, and `main` is the last checkpoint.
-    no_best = (context.record(last).read().get("chosen") or {}).get("none")
-    return [*compare, f"{zoo} pull {repo}{'' if no_best else '@best'}{hub}", card]
+    revision = "@best" if is_best(context.record(last)) else ""
+    return [*compare, f"{zoo} pull {repo}{revision}{hub}", card]

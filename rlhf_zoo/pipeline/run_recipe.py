@@ -286,7 +286,7 @@ def summary_line(context: RunContext, stage: str) -> str:
         pending = f", {unsent} still to be sent" if unsent else ""
         parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{pending}")
     if (document.get("chosen") or {}).get("provisional"):
-        parts.append("`main` is provisional until `rlhf-zoo eval` has run")
+        parts.append("`main` is the last checkpoint until `rlhf-zoo eval` has chosen one")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
         reward_model = document["reward_model"]
         parts.append(f"accuracy {reward_model['accuracy']:.3f} on {reward_model['n']} held-out pairs")

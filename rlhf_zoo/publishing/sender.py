@@ -2,7 +2,7 @@
 
 The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
 sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a stage has
-finished, its chosen checkpoint becomes `main`, with the final card.
+finished, its chosen checkpoint becomes `main`, with the final card; until an evaluation has chosen, the last one.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from ..hub.client.refusals import client_errors, refusals_as, status_of
 from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..hub.client.step_tags import tag_name, tagged_steps
 from ..modeling.integrity import check_integrity
-from ..runs.checkpoint_choice import checkpoints_to_keep
+from ..runs.checkpoint_choice import checkpoints_to_keep, is_best
 from ..runs.context import RunContext
 from ..runs.prepared import forget_lost_data, pending_data, send_data
 from ..runs.record import StageRecord, checkpoint_step
@@ -160,7 +160,7 @@ class Sender:
             yield Upload(f"the state of {repo}", lambda: self._check_repository(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
-        if document.get("status") == "finished" and not (document.get("chosen") or {}).get("provisional"):
+        if document.get("status") == "finished":
             digest = self._release_digest(record)
             if stage in self._cards_to_resend or document.get("released") != digest:
                 yield Upload(f"the card of {stage}", lambda: self._release(record, stage, digest))
@@ -239,7 +239,7 @@ class Sender:
             raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
-        no_best = (record.read().get("chosen") or {}).get("none", False)  # the evaluation rejected every checkpoint
+        no_best = not is_best(record)
         step_tags = {name: commit for name, commit in tags.items() if name != "best"}
         # Record the tag `best` first, because the card names it, and the tag will point to the commit with that card.
         self._record_repository(record, repo, step_tags if no_best else {"best": tags[tag], **tags})

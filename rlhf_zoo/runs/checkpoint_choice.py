@@ -27,8 +27,8 @@ class ReleaseArguments:
 
     release: Literal["last", "best", "recommended"] = option(
         "last",
-        "The checkpoint that is `main` and `best` at the end: the last, the best by metric_for_best_model "
-        "on the validation split, or, of PPO, the one that the verdict of `rlhf-zoo eval` recommends.",
+        "The checkpoint that is `main` and `best` at the end: the last, or the best by metric_for_best_model on the "
+        "validation split.",
     )
     push_optimizer: bool = option(
         False, "Also send what training resumes from: optimizer, scheduler and random states."
@@ -47,6 +47,18 @@ class ReleaseArguments:
     push_critic: bool = option(True, "Also send PPO's critic.")
     save_optimizer_limit: int | None = option(
         None, "Keep the optimizer state of this many of the newest checkpoints; None keeps all."
+    )
+
+
+@dataclass(frozen=True)
+class PPOReleaseArguments(ReleaseArguments):
+    """As `ReleaseArguments`; without a rule, the evaluation's verdict chooses PPO's checkpoint."""
+
+    release: Literal["last", "best", "recommended"] = option(
+        "recommended",
+        "The checkpoint that is `main` and `best` at the end: the one that the verdict of `rlhf-zoo eval` recommends, "
+        "the last, or the best by metric_for_best_model on the validation split. Until the evaluation, and where it "
+        "recommends none, `main` is the last, and nothing is `best`.",
     )
 
 
@@ -70,11 +82,6 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         if stage != "ppo":
             raise ZooError(
                 f"release: recommended works for ppo only, because the stage {stage} has no verdict: set last or best."
-            )
-        if release.push_merged:
-            raise ZooError(
-                "push_merged merges the chosen checkpoint at the end of training, but release: recommended chooses "
-                "only after evaluation: set only one of them."
             )
         return
     metric = metric_name(trainer)
@@ -164,7 +171,7 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
     """Chooses the checkpoint of a finished stage by its release rule.
 
     With `release: recommended` the evaluation chooses later. Until then the last checkpoint is recorded, marked
-    `provisional`, and nothing is published as `main`.
+    `provisional`: it is `main`, and no checkpoint is `best`.
 
     Args:
         record: The stage's directory.
@@ -196,6 +203,33 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
     return {"step": best[0], "rule": "best", "metric": metric, "value": best[1]}
 
 
+def choice_of_verdict(step: int, *, recommends: bool) -> dict[str, Any]:
+    """Returns the record of a checkpoint that was chosen by the verdict.
+
+    Args:
+        step: The recommended step; where the verdict recommends none, the last.
+        recommends: Whether the verdict recommends it.
+
+    Returns:
+        {step, rule, metric, value} for run.json, with `none` where nothing is recommended.
+    """
+    chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
+    return chosen if recommends else {**chosen, "none": True}
+
+
+def is_best(record: StageRecord) -> bool:
+    """Whether the chosen checkpoint of a finished stage gets the tag `best`.
+
+    Args:
+        record: The stage's directory.
+
+    Returns:
+        False while the evaluation has not chosen yet, and where it recommends none.
+    """
+    chosen = record.read().get("chosen") or {}
+    return not chosen.get("provisional") and not chosen.get("none")
+
+
 def steps_to_protect(record: StageRecord, release: ReleaseArguments, trainer: Any) -> set[int]:
     """Returns the steps on disk that training or the release rule may still need.
 
@@ -205,11 +239,9 @@ def steps_to_protect(record: StageRecord, release: ReleaseArguments, trainer: An
         trainer: The trainer's configuration.
 
     Returns:
-        The last step and the best so far; every step if the evaluation will choose.
+        The last step, and with `release: best` the best so far.
     """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
-    if release.release == "recommended":
-        return set(steps)
     metric = metric_name(trainer) if release.release == "best" else None
     if metric is None:
         return set(steps[-1:])

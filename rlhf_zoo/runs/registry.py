@@ -29,6 +29,7 @@ class Stage:
         figures: The figures in a family tree: label -> path in rlhf_card.json ("checkpoints" is the row of the card's
             step).
         task: The Hub's name for its task.
+        release: The dataclass of its keys about what is published.
     """
 
     name: str
@@ -45,8 +46,9 @@ class Stage:
     model_keys: tuple[str, ...]
     figures: Mapping[str, tuple[str, ...]]
     task: Literal["text-generation", "text-classification"] = "text-generation"
+    release: str = "rlhf_zoo.runs.checkpoint_choice:ReleaseArguments"
 
-    def load(self, name: Literal["arguments", "trainer", "run", "card"]) -> Any:
+    def load(self, name: Literal["arguments", "trainer", "release", "run", "card"]) -> Any:
         """Imports an object that the stage names.
 
         Args:
@@ -126,6 +128,7 @@ STAGES: dict[str, Stage] = {
                 "held-out KL (nats)": ("evaluation", "ppo", "kl", "value"),
                 "win rate": ("evaluation", "win_rate", "value"),
             },
+            release="rlhf_zoo.runs.checkpoint_choice:PPOReleaseArguments",
         ),
     )
 }

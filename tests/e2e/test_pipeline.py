@@ -233,10 +233,11 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
     run = base.copy(tmp_path / "copy", "data", *STAGES, "eval")
     done = run.zoo(*run.command("ppo"))
     assert done.returncode == 2 and "has the tag step-" in done.stderr and "pass --restart" in done.stderr
-    done = run.zoo(*run.command("ppo", "--release", "recommended", "--restart"))
+    without_rule = [word for word in run.command("ppo", "--restart") if word not in ("--ppo.release", "last")]
+    done = run.zoo(*without_rule)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ppo done: ") and done.stdout.endswith("Run directory: run/ppo\n")
-    assert "`main` is provisional until `rlhf-zoo eval` has run" in done.stdout
+    assert "`main` is the last checkpoint until `rlhf-zoo eval` has chosen one" in done.stdout
     assert {path.name for path in run.path.iterdir() if path.is_dir()} == {"data", "ppo"}
     equals(run, base, "ppo")
     document = run.json("ppo", "run.json")
@@ -251,7 +252,7 @@ def test_ppo_alone_starts_from_the_hub_and_the_verdict_chooses_what_is_published
 
     local = run.path / "ppo" / "README.md"
     local.write_text("what `run` made")
-    done = run.zoo(*run.command("eval", "--ppo.release", "recommended"))
+    done = run.zoo(*[word for word in run.command("eval") if word not in ("--ppo.release", "last")])
     assert done.returncode == 0, done.stderr
     document, chosen = run.json("eval", "evaluation.json"), run.json("ppo", "run.json")["chosen"]
     assert document["sft"] == base.json("eval", "evaluation.json")["sft"]
@@ -280,7 +281,7 @@ def test_card_and_push(base, tmp_path):
     run = base.copy(tmp_path / "copy")
     before = tree(run.root)
     done = run.zoo("card", "run/ppo", "--step", "4")
-    assert done.returncode == 0 and "not yet evaluated" in (run.path / "ppo" / "README.md").read_text()
+    assert done.returncode == 0 and "was not evaluated" in (run.path / "ppo" / "README.md").read_text()
     done = run.zoo("card", "run/ppo", "--step", "55")
     assert done.returncode == 2 and "has no step 55" in done.stderr
     done = run.zoo("card", "run")

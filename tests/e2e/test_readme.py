@@ -55,6 +55,7 @@ SMALL = {
         "num_ppo_epochs": 1,
         "response_length": 8,
         "save_steps": 40,
+        "release": "last",
         "eval_strategy": "no",
     },
 }

@@ -43,7 +43,7 @@ STAGES = {
     "ppo": {
         "learning_rate": 1e-3, "per_device_train_batch_size": 8, "total_episodes": 48, "num_mini_batches": 2,
         "response_length": 40, "missing_eos_penalty": 1.0, "save_steps": 2, "eval_strategy": "steps", "eval_steps": 4,
-        "per_device_eval_batch_size": 32, "held_out_share": 0.2, "dataset_test_split": None,
+        "release": "last", "per_device_eval_batch_size": 32, "held_out_share": 0.2, "dataset_test_split": None,
         "reward_funcs": ["rlhf_zoo.runs.corpora.tiny_world_2:gold"], "reward_weights": [1, 0],
     },
 }  # fmt: skip

@@ -33,7 +33,7 @@ KEYS: dict[str, dict[str, Any]] = {
                "logging_steps": 2, "learning_rate": 1e-3, "bf16": False, "train_sampling_strategy": "group_by_length"},
     "ppo": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "max_steps": 6, "save_steps": 2,
             "num_mini_batches": 2, "num_ppo_epochs": 2, "eval_strategy": "steps", "eval_steps": 3,
-            "per_device_eval_batch_size": 4, "learning_rate": 1e-3, "whiten_rewards": True},
+            "per_device_eval_batch_size": 4, "learning_rate": 1e-3, "whiten_rewards": True, "release": "last"},
 }  # fmt: skip
 
 

@@ -239,11 +239,10 @@ def test_a_step_is_described_as_it_was(runs):
     assert "model-index" not in head and head["base_model"] == "local/tiny-world-sft"
     assert "checkpoint of **step 20**" in body and "step-000040" not in body and "@best" not in body
     assert "The evaluated checkpoint is `main`: `rlhf-zoo pull local/tiny-world-ppo@main --hub local`" in body
-    for name in ("reward", "KL to SFT", "length"):
-        assert cells(body, name)[1:] == ["not yet evaluated", "not yet evaluated", ""]
-    assert cells(body, "win rate")[2] == "not yet evaluated" and "1.500 [" not in body and "Verdict" not in body
+    assert "Figures on held-out prompts: not evaluated." in body and "| win rate" not in body
+    assert "1.500 [" not in body and "Verdict" not in body
     assert "at step 20: reward 1.000, KL 2.000 nats" in body and "seconds" not in body
-    assert "Not yet evaluated: there are no samples of this step." in body
+    assert "Not evaluated: there are no samples of this step." in body
     assert "reward 0.500 → 1.000." in body
     card = json.loads((runs / "out" / CARD_FILE).read_text())
     assert (card["step"], card["reward"], card["kl"], card["evaluation"]) == (20, 1.0, 2.0, None)
@@ -329,7 +328,7 @@ def test_reward_card_before_any_evaluation(runs, plotted):
     assert cells(body, "mean of its score")[1] == "1.500"
     readme = make_card(runs / "reward", step=20)
     head, body = head_and_body(readme)
-    assert cells(body, "**accuracy**")[1] == "not yet evaluated" and "model-index" not in head
+    assert cells(body, "**accuracy**")[1] == "–" and "was not evaluated" in body and "model-index" not in head
     assert cells(body, "mean of its score")[1] == "0.750"
     assert json.loads((readme.parent / CARD_FILE).read_text())["reward_model"] is None
     assert {path.stem for path in (readme.parent / "plots").glob("*.png")} == {"loss", "accuracy"}

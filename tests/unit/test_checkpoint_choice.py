@@ -9,18 +9,22 @@ from toy_run import make_context, make_recipe
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs.checkpoint_choice import (
+    PPOReleaseArguments,
     ReleaseArguments,
     best_step,
     check_rule,
     checkpoints_to_keep,
+    choice_of_verdict,
     choose,
     delete_old_checkpoints,
+    is_best,
     steps_to_protect,
 )
 from rlhf_zoo.runs.record import StageRecord, checkpoint_step
+from rlhf_zoo.runs.settings.declared import default_of
 
 LAST, BEST = ReleaseArguments(), ReleaseArguments(release="best")
-RECOMMENDED = ReleaseArguments(release="recommended")
+RECOMMENDED = PPOReleaseArguments()
 ROWS = [
     {"step": 10, "eval_gold": 0.5, "loss": 1.0},
     {"step": 20, "eval_gold": 0.9},
@@ -81,6 +85,8 @@ def test_choose(tmp_path):
         (BEST, 2, [], [20, 40]),
         (BEST, 1, [10], [10, 20, 40]),
         (LAST, 9, [], [10, 20, 30, 40]),
+        (RECOMMENDED, None, [], [10, 20, 30, 40]),
+        (RECOMMENDED, 2, [10], [10, 40]),
     ],
 )
 def test_prune_spares_the_last_the_best_and_what_was_not_sent(tmp_path, release, keep, unsent, stay):
@@ -122,18 +128,33 @@ def test_a_good_rule_passes():
 
 
 def test_the_verdict_may_choose_later(tmp_path):
-    """Until the evaluation has chosen, every checkpoint stays, and the last one stands in."""
+    """Until the evaluation has chosen, the last one stands in, and nothing is best."""
     check_rule("ppo", RECOMMENDED, trainer(), held_out=None)
     for stage in ("sft", "reward"):
         with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
             check_rule(stage, RECOMMENDED, trainer(), held_out="validation")
-    merged = ReleaseArguments(release="recommended", push_merged=True)
-    with pytest.raises(ZooError, match="set only one of them"):
-        check_rule("ppo", merged, trainer(), held_out=None)
     found = record(tmp_path)
-    assert steps_to_protect(found, RECOMMENDED, trainer()) == set(STEPS)
     chosen = choose(found, RECOMMENDED, trainer())
     assert chosen == {"step": 40, "rule": "recommended", "metric": None, "value": None, "provisional": True}
+    found.write(chosen=chosen, status="finished")
+    assert not is_best(found) and found.chosen_checkpoint() == found.checkpoint_path(40)
+    for choice, best in (
+        (choice_of_verdict(20, recommends=True), True),
+        (choice_of_verdict(40, recommends=False), False),
+    ):
+        found.write(chosen=choice)
+        assert is_best(found) is best and found.chosen_checkpoint() == found.checkpoint_path(choice["step"])
+
+
+def test_the_verdict_chooses_for_ppo_where_the_recipe_has_no_rule(tmp_path):
+    """The default is that of the stage, in the dataclass as in what `recipes keys` reads from its source."""
+    make_recipe(tmp_path)
+    settings = make_context(tmp_path).settings("ppo")
+    assert settings.release == RECOMMENDED and "release" not in settings.resolved
+    assert make_context(tmp_path).settings("sft").release == LAST
+    defaults = {stage: default_of(stage, "release") for stage in ("sft", "reward", "ppo")}
+    assert defaults == {"sft": "last", "reward": "last", "ppo": "recommended"}
+    assert make_context(tmp_path, release="last").settings("ppo").release.release == "last"
 
 
 def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):

@@ -12,6 +12,11 @@ from toy_run import make_context, make_recipe, save_start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation import trajectory
+from rlhf_zoo.evaluation.evidence import Evidence
+from rlhf_zoo.evaluation.head_to_head import HeadToHead
+from rlhf_zoo.evaluation.stats import Estimate
+from rlhf_zoo.evaluation.verdict import Verdict, decide
 from rlhf_zoo.hub.client.connect import Hub
 from rlhf_zoo.hub.client.publish import checkpoint_files
 from rlhf_zoo.modeling.models import load_causal
@@ -72,7 +77,7 @@ def test_training_stops_after_the_step_asked_for_and_the_limit_leaves_the_last(f
     whole = make_context(folder, save_total_limit="2")
     assert ppo.run(whole) and steps(folder) == [5, 6]
     found = whole.record("ppo").read()
-    assert (found["status"], found["chosen"]["rule"]) == ("finished", "last")
+    assert found["status"] == "finished" and found["chosen"]["step"] == 6
 
 
 def test_a_stage_that_began_again_and_was_stopped_has_nothing_of_the_run_before(folder):
@@ -93,7 +98,7 @@ LORA = {"use_peft": "true", "lora_r": "4", "lora_target_modules": "all-linear", 
 
 
 def test_an_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
-    context = make_context(folder, push_merged="true", **LORA)
+    context = make_context(folder, push_merged="true", release="last", **LORA)
     assert ppo.run(context)
     checkpoint = context.checkpoint("ppo").path
     sent = checkpoint_files(checkpoint)
@@ -129,3 +134,49 @@ def test_an_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
     assert "model.safetensors" in files and not [name for name in files if "adapter" in name]
     card = Path(api.hf_hub_download("local/toy-ppo", "README.md", revision="merged"))
     assert "base_model_relation: finetune" in card.read_text()
+
+
+def test_main_best_merged_and_the_card_name_the_recommended_step(folder, thread_hub, monkeypatch):
+    """Before the evaluation the last checkpoint is `main`, its card says so, and nothing is `best`."""
+    hub = Hub("other", thread_hub.url, "a test")
+    context = replace(make_context(folder, push_merged="true", **LORA), hub=hub, publish=True)
+    assert ppo.run(context)
+    Sender(context, stages=("sft", "reward", "ppo")).send_all()
+    api, record = thread_hub.api(), context.record("ppo")
+
+    def published(name: str, revision: str) -> Path:
+        return Path(api.hf_hub_download("local/toy-ppo", name, revision=revision))
+
+    def weights(step: int) -> bytes:
+        return (record.checkpoint_path(step) / "adapter_model.safetensors").read_bytes()
+
+    def tags() -> set[str]:
+        return {ref.name for ref in api.list_repo_refs("local/toy-ppo").tags}
+
+    card = published("README.md", "main").read_text()
+    assert "until then step **6**, the last checkpoint, is `main`" in card and "best" not in tags()
+    assert "has not chosen yet" in card and "@best" not in card and "was not evaluated" not in card
+    assert published("adapter_model.safetensors", "main").read_bytes() == weights(6) != weights(2)
+    merged = published("model.safetensors", "merged").read_bytes()
+
+    def decided(evidence: Evidence, *, seed: int) -> Verdict:
+        return replace(decide(evidence, seed=seed), candidate=2)
+
+    monkeypatch.setattr(trajectory, "decide", decided)
+    monkeypatch.setattr(HeadToHead, "judge_gain", lambda self, policy, rows: Estimate(0.5, (0.1, 0.9), 6))
+    assert evaluate.run(context)
+    assert record.read()["chosen"] == {"step": 2, "rule": "recommended", "metric": None, "value": None}
+    Sender(context, stages=("sft", "reward", "ppo")).send_all()
+    assert "best" in tags()
+    for revision in ("main", "best"):
+        assert published("adapter_model.safetensors", revision).read_bytes() == weights(2)
+        assert json.loads(published("rlhf_card.json", revision).read_text())["chosen"]["step"] == 2
+    assert published("model.safetensors", "merged").read_bytes() != merged
+    card = published("README.md", "main").read_text()
+    assert "Use **step 2** (this page, `main`)" in card and 'revision="step-000002"' in card
+    assert "`main` and the tag `best`: `rlhf-zoo pull local/toy-ppo@best" in card
+    assert (
+        json.loads((record.path.parent / "eval" / "run.json").read_text())["parents"]["ppo"]["path"] == "checkpoint-2"
+    )
+    other = published("README.md", "step-000004").read_text()
+    assert "The evaluated checkpoint is `main`: " in other and other.lower().count("not evaluated") <= 4

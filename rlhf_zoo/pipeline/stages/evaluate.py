@@ -34,6 +34,7 @@ from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
 from ...modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ...publishing.sent import published_tags
+from ...runs.checkpoint_choice import choice_of_verdict
 from ...runs.code import check_code, is_same_code, judges_code, stage_code
 from ...runs.context import Publisher, RunContext
 from ...runs.data.overlap import unmarked
@@ -46,6 +47,7 @@ from ...runs.settings.judge_names import SAME_LABELS, kind_of
 from ...runs.status_line import doing
 from .interrupt import Stopped
 from .judges import check_on_pairs, judge_reliability, train_same_labels
+from .merged import merge_chosen
 from .train import code_lineage, silence_libraries
 from .trained_prompts import count_trained_prompts
 
@@ -172,6 +174,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     write_json(record.path / "evaluation.json", document)
     write_text(record.path / "samples.jsonl", comparison.result.jsonl())
     if comparison.chosen is not None:
+        merge_chosen(context, comparison.ppo.path)
         weights = weights_digest(comparison.ppo.path)
         context.record("ppo").write(chosen=comparison.chosen, weights=weights)
     _write_record(context, parents, resolved, code, seconds)
@@ -239,7 +242,9 @@ def _compare(
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_answers) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
-    return _Comparison(result, ppo, trajectory, figures, _choice_record(step, trajectory) if verdict_chooses else None)
+    recommended = None if isinstance(trajectory, str) else trajectory.verdict.recommended
+    choice = choice_of_verdict(step, recommends=recommended is not None) if verdict_chooses else None
+    return _Comparison(result, ppo, trajectory, figures, choice)
 
 
 def _collect_votes(
@@ -458,16 +463,6 @@ def _last_step(context: RunContext) -> int:
     last = context.record("ppo").last_checkpoint()
     assert last is not None  # a finished stage has one
     return checkpoint_step(last)
-
-
-def _choice_record(step: int, trajectory: Trajectory | str) -> dict[str, Any]:
-    """The chosen checkpoint for run.json, with `release: recommended`.
-
-    Without a recommendation it is the last one, which becomes `main`; then there is no tag `best`.
-    """
-    recommended = None if isinstance(trajectory, str) else trajectory.verdict.recommended
-    chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
-    return chosen if recommended is not None else {**chosen, "none": True}
 
 
 def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]:

@@ -40,6 +40,21 @@ def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
     return target
 
 
+def merge_chosen(context: RunContext, checkpoint: Path) -> None:
+    """Merges the adapter of a checkpoint that the verdict chose, if the run publishes a merged model.
+
+    The end of training has merged the last checkpoint, which was `main` until then.
+
+    Args:
+        context: The run.
+        checkpoint: The folder of the checkpoint.
+    """
+    settings = context.settings("ppo")
+    target = checkpoint / MERGED_MODEL
+    if settings.release.push_merged and not (target / COMPLETE).is_file():
+        save_merged(checkpoint, target, dtype=settings.model.dtype)
+
+
 def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     """Merges a checkpoint's adapter into its base, in float32, and saves the model with its tokenizer.
 

@@ -293,8 +293,9 @@ def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str
 
 
 def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns the formatter of held-out metrics."""
-    return lambda estimate: markdown.estimate(estimate) if estimate else Raw(facts.missing_metric_text)
+    """Returns the formatter of held-out metrics. A step's card says once, at its top, that it was not evaluated."""
+    missing = facts.missing_metric_text if facts.step is None else "–"
+    return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
 
 
 def _no_samples(facts: StageFacts) -> str:

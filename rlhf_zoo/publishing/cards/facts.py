@@ -14,7 +14,7 @@ from ...fileio import finite, hub_id, read_json
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
-from .markdown import NOT_MEASURED, NOT_YET_EVALUATED
+from .markdown import NOT_EVALUATED, NOT_MEASURED
 from .run_files import (
     foreign_evaluation,
     is_of_transformers,
@@ -184,6 +184,11 @@ class StageFacts:
         """{step, rule, metric, value} of the checkpoint that is `main` and `best`; None until one is chosen."""
         choice = self.run.get("chosen") if self.describes_finished_run else None
         return None if choice and choice.get("provisional") else choice
+
+    @property
+    def awaits_evaluation(self) -> bool:
+        """Whether the run is finished and its evaluation, which chooses `main`, is still to come."""
+        return self.describes_finished_run and bool((self.run.get("chosen") or {}).get("provisional"))
 
     @cached_property
     def described_step(self) -> int | None:
@@ -430,7 +435,7 @@ class StageFacts:
     @property
     def missing_metric_text(self) -> str:
         """Text in place of a held-out metric that does not exist. Only the end of a run is evaluated."""
-        return NOT_MEASURED if self.step is None else NOT_YET_EVALUATED
+        return NOT_MEASURED if self.step is None else NOT_EVALUATED
 
     @cached_property
     def evaluated_at(self) -> str | None:

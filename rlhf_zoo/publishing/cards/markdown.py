@@ -7,7 +7,7 @@ from typing import Any
 from ...fileio import finite
 
 NOT_MEASURED = "not measured"
-NOT_YET_EVALUATED = "not yet evaluated"
+NOT_EVALUATED = "not evaluated"
 TINY = 5e-6  # sums of float32 log-probabilities differ by up to this between two orders of summation
 # Also "://" and "www.", which GitHub's dialect turns into links.
 _STRUCTURE = re.compile(r"[&<>`*_{}\[\]#|~$\\]|:(?=//)|(?<=www)\.", re.IGNORECASE)

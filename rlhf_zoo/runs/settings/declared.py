@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..checkpoint_choice import ReleaseArguments
 from ..registry import STAGES
 
 PACKAGE = __name__.partition(".")[0]
@@ -70,8 +69,8 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
         Name -> declaration.
     """
     registered = STAGES[stage]
-    release = f"{ReleaseArguments.__module__}:{ReleaseArguments.__name__}"
-    keys = _fields(registered.arguments) | _fields(registered.trainer) | _fields("trl:ModelConfig") | _fields(release)
+    classes = (registered.arguments, registered.trainer, "trl:ModelConfig", registered.release)
+    keys = {name: key for reference in classes for name, key in _fields(reference).items()}
     refused = refused_keys(stage).union(RUN_KEYS)
     return {
         name: replace(key, help=HELP.get((stage, name), key.help)) for name, key in keys.items() if name not in refused

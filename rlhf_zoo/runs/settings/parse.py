@@ -157,7 +157,7 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
     from trl import ModelConfig
 
     registered = STAGES[stage]
-    return registered.load("arguments"), registered.load("trainer"), ModelConfig, ReleaseArguments
+    return registered.load("arguments"), registered.load("trainer"), ModelConfig, registered.load("release")
 
 
 #: Entries of a run's resolved settings that are not keys of its stage.
