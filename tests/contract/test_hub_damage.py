@@ -183,7 +183,7 @@ def test_lost_refs_and_big_files_are_said_so(thread_hub: ThreadHub) -> None:
         "tag": "is lost",
         "cut-tag": "cannot be read",
         "lfs": "the content of 'x.bin' is lost",
-        "cut-lfs": "the content of 'x.bin' is cut: 100 of 5000 bytes",
+        "cut-lfs": "the content of 'x.bin' is truncated: 100 of 5000 bytes",
     }
     status = CliRunner().invoke(hub_command, ["status", "--root", str(thread_hub.root)], catch_exceptions=False).stdout
     assert "local/good" not in status

@@ -16,7 +16,7 @@ import pytest
 
 from rlhf_zoo.hub.server import cards
 from rlhf_zoo.hub.server import git as git_module
-from rlhf_zoo.hub.server.digested import DigestCache
+from rlhf_zoo.hub.server.digest_cache import DigestCache
 from rlhf_zoo.hub.server.faults import Fault
 from rlhf_zoo.hub.server.git import GitRepository
 from rlhf_zoo.hub.server.git_writes import Quarantine, TreeEdit

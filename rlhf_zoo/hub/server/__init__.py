@@ -1,8 +1,8 @@
 """A small Hugging Face Hub for one machine: the real HTTP protocol, git objects on disk, the unmodified client.
 
-It serves first runs without an account, machines without a network, and tests. The rest of the package does not know
-it: only HF_ENDPOINT differs. To read the code, start with `routing`; the `*_api` modules hold the protocol, `storage`
-and `git` the layout on disk.
+It is for first runs without an account, for machines without a network, and for tests. The rest of the package does
+not depend on it: only HF_ENDPOINT differs. To read the code, start with `routing`. The `*_api` modules have the
+protocol; `storage` and `git` have the layout on disk.
 """
 
 from .process import serve

@@ -12,9 +12,9 @@ from .tokens import Signer
 
 
 class Access:
-    """The rules: strangers read what is public, any token reads everything, a write token writes everything.
+    """The rules: without a token, callers read what is public. Any token reads everything; a write token writes too.
 
-    The bytes of an upload arrive without a token, but with a signature that was given to a sender with a write token.
+    The bytes of an upload arrive without a token, but with a signature that was issued to a caller with a write token.
     """
 
     def __init__(self, storage: Storage, signer: Signer) -> None:
@@ -45,7 +45,7 @@ class Access:
         except Fault as fault:
             if isinstance(fault, Damaged) and not anonymous:
                 raise
-            # A damaged repository may have been private, so strangers get the same answer as for a missing one.
+            # A damaged repository may have been private, so anonymous callers get the same answer as for a missing one.
             raise repo_not_found(repo, anonymous=anonymous) from None
         if not self.can_see(request, settings):
             raise repo_not_found(repo, anonymous=anonymous)
@@ -61,17 +61,17 @@ class Access:
         Raises:
             Fault: The caller may not change it.
         """
-        # Reading comes first: a stranger must get "not found" for a private repository, not "needs a write token".
+        # Check reading first: for a private repository, anonymous callers must get "not found", not "needs a token".
         settings = self.read(request, repo)
         request.require_write()
         return settings
 
     def new_name(self, request: Request, repo: RepoId) -> RepoId | None:
-        """Returns the present name of a renamed repository; None if there is none that the caller may know of.
+        """Returns the current name of a renamed repository; None if it was not renamed, or the caller may not see it.
 
         Args:
             request: The request.
-            repo: The requested name.
+            repo: The name in the request.
         """
         target = self.storage.new_name(repo)
         return target if target is not None and self.can_see(request, self.storage.settings(target)) else None
@@ -80,20 +80,20 @@ class Access:
         """Whether a signature is valid, not expired, and made for this repository.
 
         Args:
-            signature: As `Signer.sign` made it.
-            permission: The kind of permission, which is the first part that was signed.
-            repo: The repository. A later one of the same name does not match.
-            parts: The further parts that were signed.
+            signature: A result of `Signer.sign`.
+            permission: The kind of permission, which is the first signed part.
+            repo: The repository. A signature for an earlier repository of the same name does not match.
+            parts: The other signed parts.
         """
         try:
             settings = self.storage.settings(repo)
-        except Fault:  # a stranger must not learn what exists
+        except Fault:  # anonymous callers must not learn which repositories exist
             return False
         return self.signer.verify(signature, permission, *signed_identity(repo, settings), *parts)
 
 
 def signed_identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
-    """Returns the parts of a signature that name this repository, and no later one of the same name.
+    """Returns the parts of a signature that identify this repository, and no other one of the same name.
 
     Args:
         repo: The repository.
@@ -103,7 +103,7 @@ def signed_identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
 
 
 class Api(ABC):
-    """The handlers of some routes. `register` adds the routes."""
+    """One part of the API: the handlers, and `register`, which adds the routes that lead to them."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
@@ -117,11 +117,11 @@ def resolve_commit(git: GitRepository, revision: str) -> str:
     """Returns the commit of a revision.
 
     Args:
-        git: The repository, open.
+        git: The open repository.
         revision: A branch, tag or commit.
 
     Raises:
-        Fault: 404 RevisionNotFound.
+        Fault: 404 if there is no such revision.
     """
     if revision == MAIN:  # a repository without main is damaged, which is not the caller's mistake
         return git.head()

@@ -1,4 +1,4 @@
-"""Describes the account and the server, and answers for the features that an embedded Hub does not have."""
+"""Describes the account and the server, and answers requests for discussions, which an embedded Hub does not have."""
 
 import os
 
@@ -9,7 +9,7 @@ from .messages import Request, Response, json_response
 from .names import OWNER, RepoId
 from .routing import Router
 
-#: Answers anyone with {"service", "pid"}. A command asks it whether the server of a record still runs.
+#: Returns {"service", "pid"} to anyone. Commands use it to check whether a recorded server still runs.
 STATUS_PATH = "/api/rlhf-zoo"
 
 
@@ -54,13 +54,13 @@ class AccountApi(Api):
         return json_response(answer)
 
     def _status(self, request: Request) -> Response:
-        """Proves that this is an embedded Hub, and names its process."""
+        """Shows that this is an embedded Hub, and returns its process id."""
         return json_response({"service": "rlhf-zoo hub", "pid": os.getpid()})
 
     def _damaged(self, request: Request) -> Response:
-        """Lists damaged repositories of the given authors, or of all, with the reasons.
+        """Lists damaged repositories of the given authors, or of all authors, with the reasons.
 
-        Lists of repositories leave these out, or leave out their metadata.
+        Other lists leave these repositories or their metadata out.
         """
         request.require_token()  # the reasons name files of private repositories
         storage, authors = self._storage, request.values("author")

@@ -1,4 +1,4 @@
-"""The Hub without its sockets: answers requests from a root folder."""
+"""The Hub without sockets: answers requests from the contents of a root folder."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Application:
         access = Access(storage, Signer(root))
         self._tokens = TokenFile(root)
         self._router = Router(storage.exists, access.new_name)
-        # The order is that of matching: LFS addresses end in `.git/info/lfs/...` and must not match as pages.
+        # Routes match in this order. Addresses of LFS, which end in `.git/info/lfs/...`, must not match as pages.
         for api in (CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi):
             api(access).register(self._router)
 
@@ -53,10 +53,10 @@ class Application:
             "read" or "write"; None without a token.
 
         Raises:
-            Fault: 401 for a token that this Hub did not issue, or that has expired or was revoked.
+            Fault: 401 for a token that this Hub did not issue, or that has expired or been revoked.
         """
         header = headers.get("Authorization")
-        # Xet requests carry a token of another kind, which `xet_api` checks.
+        # Xet requests carry a different kind of token, which `xet_api` checks.
         if header is None or path.startswith((XET_PREFIX, TELEMETRY_PATH)):
             return None
         token = bearer_token(header)

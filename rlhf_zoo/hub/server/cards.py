@@ -7,7 +7,7 @@ from datetime import date
 from typing import Any
 
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
-from .digested import DigestCache
+from .digest_cache import DigestCache
 
 _OPENING = re.compile(r"\A\ufeff?\s*---[ \t]*\r?\n")
 _CLOSING = re.compile(r"^---[ \t]*\r?$", re.MULTILINE)
@@ -27,16 +27,17 @@ def read_card(content: bytes, oid: str) -> tuple[dict[str, Any] | None, str | No
 
     Args:
         content: The README.
-        oid: Its git blob id, by which the result is cached.
+        oid: Its git blob id, the key under which the result is cached.
 
     Returns:
-        The metadata as JSON values, or None; and the reason if they cannot be read, or None.
+        (metadata, error): the metadata as JSON values, None if there are none; the reason if they cannot be read, else
+        None.
     """
     return read_card_blob(oid, lambda: content)
 
 
 def read_card_blob(oid: str, load: Callable[[], bytes]) -> tuple[dict[str, Any] | None, str | None]:
-    """Reads the metadata of a README as `read_card` does, but loads the blob only if they are not cached.
+    """Reads the metadata of a README as `read_card` does, but loads its content only if they are not cached.
 
     Args:
         oid: The git blob id of the README.
@@ -52,7 +53,7 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
     Args:
         content: The README.
     """
-    # The cut can split a character, but only far beyond the longest metadata that we accept.
+    # Truncation can split a character, but only far beyond the longest metadata that we accept.
     text = content[:_HEAD_BYTES].decode(errors="replace")
     opening = _OPENING.match(text)
     closing = _CLOSING.search(text, opening.end()) if opening else None
@@ -74,7 +75,7 @@ def parse_card(content: bytes) -> tuple[dict[str, Any] | None, str | None]:
 
 
 def _json_values(value: object) -> Any:
-    """The value as JSON can hold it. YAML has dates, sets, bytes and keys that are not text."""
+    """Converts a value to types of JSON. YAML also has dates, sets, bytes, and keys that are not text."""
     if isinstance(value, dict):
         return {str(key): _json_values(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set):

@@ -30,7 +30,7 @@ class _Command(click.Command):
 
 
 class _Group(_Command, click.Group):
-    """A command that has others below it."""
+    """A command with subcommands."""
 
 
 class _Duration(click.ParamType):
@@ -57,7 +57,7 @@ def client_environment(url: str, token: str, home: str | os.PathLike[str]) -> di
     Args:
         url: Address of the Hub.
         token: Access token for it.
-        home: The client's HF_HOME. No other Hub may share it, because the cache in it is keyed by repository only.
+        home: The client's HF_HOME. Hubs must not share it, because the cache in it is keyed by repository only.
     """
     return {
         "HF_ENDPOINT": url,
@@ -112,7 +112,7 @@ def serve_command(
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", stream=sys.stderr)
     folder = root or default_root()
 
-    # Two servers over one root are safe, but only one can be on record for `hub status` and `hub env`.
+    # Two servers may share a root, but only one can be on record for `hub status` and `hub env`.
     existing = running_server(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
 
     def announce(url: str) -> None:
@@ -121,7 +121,7 @@ def serve_command(
                 f"Another Hub serves {folder} at {existing['url']}; `hub status` and `hub env` show that one.", err=True
             )
         option = f" --root {shlex.quote(str(root))}" if root is not None else ""
-        click.echo(f"Embedded Hub at {url} over {folder}; stop it with Ctrl-C.", err=True)
+        click.echo(f"Embedded Hub at {url}, folder {folder}; stop it with Ctrl-C.", err=True)
         click.echo(f"`rlhf-zoo hub env{option}` shows how to use it.", err=True)
 
     serve(
@@ -223,7 +223,7 @@ def token_list(root: Path | None, as_json: bool) -> None:
 def revoke(tokens: tuple[str, ...], root: Path | None) -> None:
     """Revoke tokens; a running Hub refuses them at once.
 
-    Name each by its id, or by the token itself.
+    Give the id of each token, or the token itself.
 
     \b
     Example:
@@ -247,7 +247,7 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
     folder = (root or default_root()).expanduser().absolute()
     running = running_server(folder)
     if running is None:
-        raise ZooError(f"No embedded Hub runs over {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")
+        raise ZooError(f"No embedded Hub serves {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")
     token = create_token(folder, role, name="hub env", seconds=expires)
     values = client_environment(running["url"], token, folder / "client")
     for name, value in values.items():

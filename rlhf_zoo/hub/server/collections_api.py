@@ -19,7 +19,7 @@ from .storage import now
 
 log = logging.getLogger(__name__)
 _PAGE = 100
-# The keys of a collection's file, and of an item in it, with their types. Other files are damaged.
+# The keys of a collection's file, and of an item in it, with their types. A file that differs is damaged.
 _COLLECTION = {"slug": str, "title": str, "description": str | None, "owner": str, "private": bool, "theme": str,
                "position": int, "upvotes": int, "items": list, "lastUpdated": str}  # fmt: skip
 _ITEM = {"_id": str, "id": str, "type": str, "note": str}
@@ -56,26 +56,26 @@ class CollectionsApi(Api):
         for collection in _read_all(self._root.glob("*/*.json")):
             if not self._can_see(request, collection):
                 continue
-            # Filter by the visible items: a stranger must not learn of a private repository by searching for it.
+            # Filter by the visible items: an anonymous search must not reveal a private repository.
             collection["items"] = self._visible(request, collection)
             item_names = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
             if (owners and collection["owner"] not in owners) or (items and not item_names & set(items)):
                 continue
             if all(word in collection["title"].lower() for word in words):
-                collection.pop("position")  # the Hub's lists have none
+                collection.pop("position")  # lists of the real Hub do not have it
                 matching.append(_api_form(collection))
         matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
         page, headers = request.page(matching, _PAGE)
         return json_response(page, headers=headers)
 
     def _create(self, request: Request) -> Response:
-        """Creates a collection. Fault 409 with the slug if the owner has one of that title."""
+        """Creates a collection. Fault 409 with the slug if the owner has a collection with that title."""
         request.require_write()
         fields = request.json()
         title = _text(fields, "title", 60)
         if not title:
             raise bad_request("A collection needs a title.")
-        # The namespace becomes a folder, so it has to pass the rules for repository names.
+        # The namespace becomes a folder, so it must follow the rules for repository names.
         owner = parse_repo_id("model", fields.get("namespace") or OWNER, "x").namespace
         with self._locked():
             folder = self._root / owner
@@ -103,7 +103,7 @@ class CollectionsApi(Api):
         return self._answer(request, self._load(request, namespace, slug))
 
     def _change(self, request: Request, namespace: str, slug: str) -> Response:
-        """Changes title, description, visibility, theme or position. A new title leaves only the slug's last part."""
+        """Changes title, description, visibility, theme or position. With the title, all but the slug's end changes."""
         request.require_write()
         fields = request.json()
         with self._locked():
@@ -184,10 +184,10 @@ class CollectionsApi(Api):
         return request.role is not None or not collection["private"]
 
     def _visible(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
-        """The items that the caller may know of, under their present names."""
+        """The items that the caller may know of, under their current names."""
         storage, visible = self._access.storage, []
         for item in collection["items"]:
-            # The item has the repository's name from when it was added. Name and visibility may have changed since.
+            # An item keeps the name that the repository had when it was added. Name and visibility may have changed.
             repo = RepoId(item["type"], *item["id"].split("/"))
             if not storage.exists(repo):
                 repo = storage.new_name(repo) or repo
@@ -223,7 +223,7 @@ class CollectionsApi(Api):
 
 
 def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
-    """The collections in these files. Damaged files are skipped, and logged."""
+    """Yields the collections in these files. Damaged files are logged and skipped."""
     removed = object()  # stands for a file that another request removed meanwhile
     for path in sorted(paths):
         try:
@@ -261,7 +261,7 @@ def _text(fields: dict[str, Any], key: str, limit: int) -> str:
     if value is None:
         return ""
     if not isinstance(value, str) or len(value) > limit:
-        raise bad_request(f"The {key} must be a text of at most {limit} characters.")
+        raise bad_request(f"The {key} must be text of at most {limit} characters.")
     return value
 
 

@@ -36,14 +36,14 @@ _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of one path: a new blob, a large file, or, with neither, a deletion.
+    """A change of one path: a new blob, a large file, or, if both are None, a deletion.
 
     Args:
         path: Path in the repository.
         blob: Git blob id of the new content.
         large: The sha256 of a large file that was uploaded before.
-        size: Its size in bytes, if the client named it.
-        is_folder: Whether a deletion is that of a folder.
+        size: The size of the large file in bytes, if the client sent it.
+        is_folder: Whether the deletion is that of a folder.
     """
 
     path: str
@@ -68,7 +68,7 @@ class CommitsApi(Api):
 
     def _validate(self, request: Request) -> Response:
         """Checks whether a card's metadata can be read. huggingface_hub asks this before it uploads anything."""
-        # YAML of strangers is not parsed. Nothing is lost: the commit needs a token, and checks the card once more.
+        # Without a token, the YAML is not parsed. Nothing is lost: the commit needs a token, and checks the card again.
         if request.role is None:
             for _ in request.body.chunks():
                 pass
@@ -87,7 +87,7 @@ class CommitsApi(Api):
         return json_response(answer, status=400 if error else 200)
 
     def _preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Tells the client how to send each file, and what the repository already has at its path."""
+        """Tells the client how to send each file, and what the repository has at that path already."""
         self._access.write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
@@ -97,7 +97,7 @@ class CommitsApi(Api):
             tree = TreeEdit(git, git.root_tree(commit))
             budget = Budget()
             large = LfsPaths(_content_at(git, tree, _ATTRIBUTES), budget)
-            # If this commit uploads a .gitignore, the client sends it, and it takes precedence over the stored one.
+            # If this commit uploads a .gitignore, the client sends it here, and it overrides the stored .gitignore.
             client_gitignore = member(fields, "gitIgnore", str)
             ignored = IgnoredPaths(
                 _content_at(git, tree, ".gitignore") if client_gitignore is None else client_gitignore.encode(), budget
@@ -108,10 +108,10 @@ class CommitsApi(Api):
                 path = check_path(item.get("path"))
                 size = member(item, "size", int)
                 sample = _base64(member(item, "sample", str) or "", path)
-                # git treats text with a NUL byte as binary, and so does the Hub.
+                # git treats content with a NUL byte as binary, and so does the Hub.
                 is_large = large(path) or b"\0" in sample or (size is not None and size > _REGULAR_LIMIT)
                 info = {
-                    # The path exactly as received: the client looks up its answer by it.
+                    # The path exactly as received: the client looks up each answer by its path.
                     "path": item["path"],
                     "uploadMode": "lfs" if is_large else "regular",
                     "shouldIgnore": ignored(path),
@@ -162,9 +162,9 @@ class CommitsApi(Api):
         header: dict[str, object],
         changes: list[_Change],
     ) -> str:
-        """Builds the new commit in the quarantine. Returns its id, or the head's if nothing changes.
+        """Builds the new commit in the quarantine, and returns its id.
 
-        So a client that did not receive the answer can repeat its request without harm.
+        Returns the head if nothing changes, so that a client which missed the answer can safely repeat its request.
         """
         store = self._storage.large_files(repo)
         old_tree = git.root_tree(head)
@@ -207,7 +207,7 @@ class CommitsApi(Api):
 
 
 def _branch_head(git: GitRepository, revision: str) -> tuple[str, str]:
-    """A branch's name and head. Raises Fault: 404 if there is none, 400 for a tag or commit, 403 for a pull request."""
+    """A branch's name and head. Raises Fault: 404 if it is missing, 400 for a tag or commit, 403 for a pull request."""
     if revision.startswith("refs/pr/"):
         raise forbidden(_NO_PULL_REQUESTS)
     name = revision.removeprefix("refs/heads/")
@@ -229,7 +229,7 @@ def _base64(content: str, path: str) -> bytes:
 def _read_commit(
     request: Request, repo: RepoId, quarantine: Quarantine, storage: Storage
 ) -> tuple[dict[str, Any], list[_Change]]:
-    """Reads the header and the changes of a commit. Contents go to the quarantine line by line, not into memory."""
+    """Reads the header and the changes of a commit. Contents go to the quarantine one by one, not into memory."""
     header: dict[str, object] = {}
     changes: list[_Change] = []
     for key, value in _read_operations(request):
@@ -244,7 +244,7 @@ def _read_commit(
             if path.rpartition("/")[2] == _ATTRIBUTES and max(map(len, content.split(b"\n"))) > _MAX_ATTRIBUTE_LINE:
                 message = f"A line of '{path}' is longer than {_MAX_ATTRIBUTE_LINE} bytes, which git does not read."
                 raise bad_request(message)
-            # Somebody who pushes an LFS checkout without git-lfs would publish pointers to nothing.
+            # A push from an LFS checkout without git-lfs would publish pointers to files that are not here.
             pointer = parse_pointer(content)
             if pointer and storage.large_files(repo).size(pointer.oid) != pointer.size:
                 raise bad_request(f"'{path}' is an LFS pointer to a file that was not uploaded; push the file itself.")
@@ -300,5 +300,5 @@ def _content_at(git: GitRepository, tree: TreeEdit, path: str, quarantine: Quara
 def _attribute_pattern(path: str) -> str:
     """A .gitattributes pattern for exactly this path."""
     exact = "/" + re.sub(r"([*?\[\]])", r"\\\1", path).replace(" ", "[[:space:]]")
-    # If the escapes make the line too long for git, "?" takes their place. It matches similar paths too.
+    # If the escapes make the line too long for git, use "?" instead, although it matches similar paths too.
     return exact if len(exact.encode()) <= _MAX_ATTRIBUTE_LINE - 100 else "/" + re.sub(r"[*?\[\] ]", "?", path)

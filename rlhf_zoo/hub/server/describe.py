@@ -1,4 +1,4 @@
-"""Describes a repository in one dictionary, which serves its page, lists and filters."""
+"""Describes a repository in one dictionary, used for its page, for lists and for filters."""
 
 import json
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from .cards import card_tags, read_card_blob
-from .digested import DigestCache
+from .digest_cache import DigestCache
 from .faults import Damaged, Fault
 from .git import MAIN, GitRepository
 from .names import RepoId
@@ -17,7 +17,7 @@ from .storage import Settings, Storage
 _CONFIG_BYTES = 2**20
 _CONFIGS = DigestCache(16 * 2**20)
 
-# End of an architecture's name -> the pipeline tag that the Hub derives from it.
+# Suffix of an architecture's name -> the pipeline tag that the Hub derives from it.
 _TASKS = {
     "ForCausalLM": "text-generation",
     "ForSequenceClassification": "text-classification",
@@ -31,7 +31,7 @@ def commit_date(git: GitRepository, commit: str) -> str:
     """Returns the date of a commit in the Hub's format.
 
     Args:
-        git: The repository, open.
+        git: The open repository.
         commit: Commit id.
     """
     return datetime.fromtimestamp(git.commit(commit).commit_time, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
@@ -65,11 +65,11 @@ def describe(
         storage: The Hub's storage.
         repo: The repository.
         settings: Its settings.
-        git: Its git repository, open.
-        commit: The commit.
+        git: Its open git repository.
+        commit: Commit id.
         blobs: Whether to add the sizes and ids of the files.
-        expand: The properties to return beside the id; None for all. Costly properties are computed only if they are
-            returned.
+        expand: The properties to return in addition to the id; None for all. Costly properties are computed only if
+            they are returned.
 
     Returns:
         The properties as JSON values. Properties without a value are left out.
@@ -85,7 +85,7 @@ def describe(
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
     card = _card(git, by_path.get("README.md"))
-    # lastModified is that of main, also on the page of an older commit.
+    # lastModified is that of main, even in the description of an older commit.
     head = git.branch(MAIN)
     info: dict[str, object] = {
         "author": repo.namespace,
@@ -124,7 +124,7 @@ def describe(
 
 
 def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any]) -> None:
-    """Adds the properties of models. Those that the card lacks are guessed from the files, as the Hub does."""
+    """Adds the properties of models. What the card lacks is inferred from the files, as on the Hub."""
     architectures, config = _config(git, by_path.get("config.json"))
     library = card.get("library_name")
     if library is None and "adapter_config.json" in by_path:
@@ -157,7 +157,7 @@ def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
 
 
 def _config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
-    """The architectures in config.json, and the part of it that is shown; both empty if it is not a model's."""
+    """The architectures in config.json, and the keys of it that are shown; both empty if it does not fit a model."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
     architectures, summary = _CONFIGS.get(oid, lambda: _read_config(git.blob(oid)))

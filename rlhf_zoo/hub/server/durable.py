@@ -25,7 +25,7 @@ log = logging.getLogger("rlhf_zoo.private")
 def make_private(folder: Path) -> None:
     """Makes sure that a folder exists and that only its owner can enter it.
 
-    Creates missing folders above it too. Warns on stderr if others can enter it and that cannot be changed.
+    Creates missing parent folders too. Warns on stderr if others can enter it and that cannot be changed.
 
     Args:
         folder: The folder.
@@ -33,7 +33,7 @@ def make_private(folder: Path) -> None:
     Raises:
         OSError: The folder cannot be created, or its path is a file.
     """
-    # One by one, because mkdir(parents=True) ignores `mode` for the folders above.
+    # One by one, because mkdir(parents=True) ignores `mode` for parent folders.
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -47,7 +47,7 @@ def make_private(folder: Path) -> None:
         _warn_open(folder, status.st_mode & 0o777)
 
 
-@cache  # once for each folder and mode, not at every command of a process
+@cache  # warn once for each folder and mode, not for every command of a process
 def _warn_open(folder: Path, mode: int) -> None:
     log.warning(
         "Other users of this machine can read %s (mode %04o), including private repositories, and its mode cannot be "
@@ -92,10 +92,10 @@ def check_types(value: object, types: Mapping[str, type | UnionType]) -> None:
 
     Args:
         value: The JSON value.
-        types: Key -> the type of its value. Each key must be there; others may be.
+        types: Key -> the type of its value. Each key is required; other keys are allowed.
 
     Raises:
-        ValueError: The value is not an object, or a key is missing or has a value of another type.
+        ValueError: The value is not an object, a key is missing, or a key has a value of another type.
     """
     if not isinstance(value, dict):
         raise ValueError(f"{value!r:.80} is not a JSON object")
@@ -105,7 +105,7 @@ def check_types(value: object, types: Mapping[str, type | UnionType]) -> None:
 
 
 class Clock:
-    """A clock for deciding what is old enough to remove. Setting the machine's clock forward makes nothing older."""
+    """A clock that decides what is old enough to remove. Setting the machine's clock forward makes nothing older."""
 
     def __init__(self) -> None:
         self._start_time, self._start_ticks = time.time(), time.monotonic()
@@ -120,7 +120,7 @@ def link_tree(source: Path, target: Path) -> None:
 
     Args:
         source: The file or folder. If it does not exist, nothing happens.
-        target: The copy. An existing folder is added to.
+        target: The copy. If it is an existing folder, files are added to it.
     """
     if source.is_dir():
         target.mkdir(exist_ok=True)
@@ -139,12 +139,12 @@ def link_file(source: Path, target: Path) -> None:
         target: The new name.
 
     Raises:
-        OSError: There is no such file, the new name is taken, or the copy failed.
+        OSError: There is no such file, the new name is taken, or copying fails.
     """
     try:
         os.link(source, target)
     except OSError as error:
-        # No links on this file system, too many links to this file, or another file system.
+        # The file system has no links, this file has too many, or the target is on another file system.
         if error.errno not in (errno.EPERM, errno.EMLINK, errno.EXDEV, errno.ENOTSUP):
             raise
         with open(source, "rb") as file, open(target, "xb") as copy:
@@ -169,7 +169,7 @@ def mark_in_use(path: Path) -> Iterator[None]:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether a process, this one or another, has the file or folder open with `mark_in_use`.
+    """Whether this or another process has the file or folder open with `mark_in_use`.
 
     Args:
         path: The file or folder.
@@ -194,8 +194,8 @@ def locked(path: Path) -> Iterator[None]:
     Args:
         path: The lock file, created if it does not exist.
     """
-    # Each call opens the file itself: flock is per open file, so threads exclude each other too. The file stays,
-    # because removing it would let two holders lock different files of the same name.
+    # flock holds for one open file, so each call opens the file anew, and threads exclude each other too. The file
+    # stays, because after its removal two holders could lock different files of the same name.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

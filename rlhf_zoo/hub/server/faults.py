@@ -1,4 +1,4 @@
-"""Refusals of the server: a status, a sentence, and the Hub's error code."""
+"""The server's refusals: an HTTP status, a sentence for the user, and the Hub's error code."""
 
 import errno
 import os
@@ -13,8 +13,8 @@ class Fault(Exception):
         status: The HTTP status.
         message: One sentence for the user.
         code: The X-Error-Code header, from which huggingface_hub picks its exception class.
-        headers: Further headers.
-        body: Further keys of the JSON body.
+        headers: Additional headers.
+        body: Additional keys of the JSON body.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ def forbidden(message: str) -> Fault:
 
 
 def repo_not_found(repo: object, *, anonymous: bool) -> Fault:
-    """Returns the refusal for a missing repository: 401 for strangers, 404 for others, as the Hub does.
+    """Returns the refusal for a missing repository: 401 for anonymous callers, 404 for others, as on the Hub.
 
-    Strangers get the same answer for a private repository, so they cannot tell private from missing.
+    Anonymous callers get the same answer for a private repository, so they cannot tell private from missing.
 
     Args:
         repo: The repository.
@@ -97,7 +97,7 @@ def entry_not_found(message: str, *, commit: str) -> Fault:
 
     Args:
         message: One sentence for the user.
-        commit: The commit. The client caches that it does not have the file.
+        commit: The commit id. The client caches that this commit lacks the file.
     """
     return Fault(404, message, code="EntryNotFound", headers={"X-Repo-Commit": commit})
 
@@ -112,7 +112,7 @@ def is_disk_full(error: OSError) -> bool:
 
 
 def is_file_error(error: OSError) -> bool:
-    """Whether an error comes from one file, as opposed to the whole machine.
+    """Whether an error concerns a single file, as opposed to the whole machine.
 
     Args:
         error: The exception.
@@ -137,9 +137,7 @@ def cannot_write(root: object, reason: str) -> Fault:
         root: The Hub's folder.
         reason: The system's reason.
     """
-    message = (
-        f"The Hub cannot write under {root} ({reason}): make that folder writable again; nothing of this was kept."
-    )
+    message = f"The Hub cannot write under {root} ({reason}): make that folder writable again; nothing was kept."
     return Fault(507, message)
 
 
@@ -149,15 +147,15 @@ def disk_fault(error: OSError, root: Path, *, changes: bool) -> Fault | None:
     Args:
         error: The error.
         root: The Hub's folder.
-        changes: Whether the request was to change something.
+        changes: Whether the request would change something.
 
     Returns:
-        507 if the disk is full or the folder cannot be written; 410 if one file is to blame, because clients would
+        507 if the disk is full or the folder cannot be written; 410 if one file is at fault, because clients would
         repeat the request after a 500; None for any other error.
     """
     if is_disk_full(error):
         return disk_full(root)
-    # A read that lacks permission is one file's problem. A write that lacks it means that the root is read-only.
+    # A read without permission concerns one file. A write without permission means that the root is read-only.
     if error.errno == errno.EROFS or (changes and error.errno in (errno.EACCES, errno.EPERM)):
         return cannot_write(root, os.strerror(error.errno or errno.EROFS))
     if is_file_error(error) or error.errno in (errno.EEXIST, errno.ENOTEMPTY):

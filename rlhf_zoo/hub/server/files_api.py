@@ -32,13 +32,13 @@ class FilesApi(Api):
         router.add("POST", "/api/{repo}/paths-info/{revision}", self._paths_info, body=SMALL_BODY)
 
     def _resolve(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Sends a file's content, or the part that Range asks for. HEAD answers with its size, ETag and commit."""
+        """Sends a file's content, or the part that Range asks for. HEAD returns its size, ETag and commit."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
             entry = _find_file(git, commit, path)
             info = git.blob_info(entry.oid)
-            # As on the Hub: the sha256 of a large file, else git's id. Clients name cached files by it.
+            # As on the Hub: the sha256 of a large file, else the git blob id. Clients name cached files by ETag.
             etag = info.pointer.oid if info.pointer else entry.oid
             headers = _file_headers(path, etag, commit)
             if info.pointer:
@@ -51,7 +51,7 @@ class FilesApi(Api):
             status = 200
             # A resumed download of a file that changed meanwhile gets the whole new file.
             is_unchanged = request.headers.get("If-Range", f'"{etag}"') == f'"{etag}"'
-            # A HEAD describes the whole file: huggingface_hub takes its Content-Length for the file's size.
+            # HEAD describes the whole file: huggingface_hub reads the file's size from Content-Length.
             if is_unchanged and request.method == "GET":
                 byte_range = _byte_range(request.headers.get("Range", ""), info.size)
                 if byte_range is not None:
@@ -63,7 +63,7 @@ class FilesApi(Api):
             return Response(status, headers, git.blob(entry.oid)[start:end])
 
     def _raw(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Sends what git stores: the pointer, for a large file."""
+        """Sends what git stores: for a large file, its pointer."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
@@ -71,7 +71,7 @@ class FilesApi(Api):
             return Response(200, _file_headers(path, entry.oid, commit), git.blob(entry.oid))
 
     def _tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Lists a folder, in pages. A missing folder is EntryNotFound."""
+        """Lists a folder, in pages. Fault 404 EntryNotFound for a missing folder."""
         self._access.read(request, repo)
         expand = request.flag("expand")
         path = path.strip("/")
@@ -82,7 +82,7 @@ class FilesApi(Api):
                 raise entry_not_found(f"There is no folder '{path}' at '{revision}' of '{repo}'.", commit=commit)
             prefix = f"{path}/" if path else ""
             entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
-            # Later pages name the commit, so that a push in between does not shift them.
+            # The addresses of later pages name the commit, so that a push in between does not shift them.
             address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
             page, headers = request.page(entries, _PAGE_EXPANDED if expand else _PAGE, address)
             return json_response(_path_infos(git, commit, page, expand=expand), headers=headers)
@@ -97,7 +97,7 @@ class FilesApi(Api):
             entries = [git.entry(commit, path.strip("/")) for path in dict.fromkeys(fields.get("paths", []))]
             infos = _path_infos(git, commit, [entry for entry in entries if entry and entry.path], expand=expand)
         if request.role == "write" and not expand:
-            # Without a Xet hash, the client refuses to copy a large file to another repository. The tree must not have
+            # Without a Xet hash, the client refuses to copy a large file to another repository. `_tree` must not return
             # the hash: the client would then download by Xet, which this Hub does not offer.
             for info in infos:
                 if "lfs" in info:
@@ -132,7 +132,7 @@ def _byte_range(header: str, size: int) -> tuple[int, int] | None:
     match = re.fullmatch(r"\s*+bytes\s*+=\s*+(\d{0,18}+)\s*+-\s*+(\d{0,18}+)\s*+", header)
     if not match or not (match[1] or match[2]):
         return None
-    if not match[1]:  # bytes=-N: the last N
+    if not match[1]:  # bytes=-N: the last N bytes
         start, end = max(0, size - int(match[2])), size
     else:
         start, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size

@@ -27,12 +27,12 @@ _CONFIG = b"[core]\n\trepositoryformatversion = 0\n\tfilemode = true\n\tbare = t
 
 @dataclass(frozen=True)
 class BlobInfo:
-    """Size of a file.
+    """The size of a blob, and the large file that it points to.
 
     Args:
-        size: Bytes that a user downloads: of the large file, if the blob is a pointer.
+        size: Bytes that a user downloads; those of the large file if the blob is a pointer.
         stored: Bytes of the blob itself.
-        pointer: The pointer to the large file, if the blob is one.
+        pointer: The pointer that the blob is; None for ordinary content.
     """
 
     size: int
@@ -42,7 +42,7 @@ class BlobInfo:
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or folder of a commit. `path` is relative to the root, `oid` is the git id of the blob or tree."""
+    """A file or folder of a commit. `path` is relative to the root; `oid` is the git id of the blob or tree."""
 
     path: str
     oid: str
@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ref:
-    """A branch or tag. `commit` is the commit that an annotated tag leads to, not the tag object."""
+    """A branch or tag. For an annotated tag, `commit` is the commit that it points to, not the tag object."""
 
     name: str
     ref: str
@@ -61,7 +61,7 @@ class Ref:
 class GitRepository:
     """A bare repository. Reads need no lock; writers hold the repository's lock (see `storage`).
 
-    Every method that reads raises Damaged if an object that a ref or another object names cannot be read.
+    Methods that read raise Damaged if they cannot read an object that a ref or another object names.
     """
 
     def __init__(self, path: Path) -> None:
@@ -83,7 +83,7 @@ class GitRepository:
 
     @staticmethod
     def initialize(path: Path) -> None:
-        """Lays out an empty bare repository in the existing folder `path`.
+        """Creates an empty bare repository.
 
         Args:
             path: An existing empty folder.
@@ -107,11 +107,11 @@ class GitRepository:
         """Returns the commit that a revision stands for, or None.
 
         Args:
-            revision: A tag, a branch, a full ref name, or at least 7 digits of a commit id. A tag goes before a branch
-                of the same name, as in git; `refs/heads/NAME` is the branch.
+            revision: A tag, a branch, a full ref name, or at least 7 digits of a commit id. A tag takes precedence over
+                a branch of the same name, as in git; `refs/heads/NAME` is the branch.
 
         Raises:
-            Fault: 400 if several commits begin with these digits.
+            Fault: 400 if the ids of several commits begin with these digits.
         """
         names = [revision] if revision.startswith("refs/") else [f"refs/tags/{revision}", f"refs/heads/{revision}"]
         for name in names:
@@ -129,7 +129,7 @@ class GitRepository:
         return commits.pop() if commits else None
 
     def refs(self, prefix: str) -> list[Ref]:
-        """Returns every ref below `prefix` ("refs/heads/" or "refs/tags/"), by name.
+        """Returns all branches or all tags, sorted by name.
 
         Args:
             prefix: "refs/heads/" or "refs/tags/".
@@ -138,7 +138,7 @@ class GitRepository:
         return [Ref(name, prefix + name, self._peel(oid)) for name, oid in targets.items() if oid is not None]
 
     def names(self, prefix: str) -> list[str]:
-        """Returns the names of `refs`, even of those whose objects are damaged.
+        """Returns the names of all branches or all tags, including those whose objects are damaged.
 
         Args:
             prefix: "refs/heads/" or "refs/tags/".
@@ -156,12 +156,12 @@ class GitRepository:
         """
         path = self.path / ref
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():  # empty, left by deleted refs such as `exp/a` when `exp` is created
+        if path.is_dir():  # an empty folder, which a deleted ref such as `exp/a` left; now `exp` is created
             path.rmdir()
         replace_file(path, f"{target}\n".encode(), scratch=self.path)
 
     def delete_ref(self, ref: str) -> None:
-        """Removes a ref, also from packed-refs, where `git gc` may have moved it.
+        """Removes a ref, including from packed-refs, to which `git gc` may have moved it.
 
         Args:
             ref: Full name, such as refs/heads/main.
@@ -195,7 +195,7 @@ class GitRepository:
 
     @contextmanager
     def _damage_errors(self, oid: str | None = None) -> Iterator[None]:
-        # Turns read errors into Damaged. oid: the object that is read; None for the refs.
+        """Turns read errors into Damaged. `oid` is the object that is read; None for the refs."""
         subject = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield
@@ -233,10 +233,10 @@ class GitRepository:
             return self._objects.get_raw(oid.encode())[1]  # type: ignore[arg-type]
 
     def blob_info(self, oid: str) -> BlobInfo:
-        """Returns size and pointer of a blob, without inflating a large one.
+        """Returns the size and the pointer of a blob, without decompressing a large blob.
 
         Args:
-            oid: Git id of the object.
+            oid: Git id of the blob.
         """
         info = self._blobs.get(oid)
         if info is None:
@@ -250,7 +250,7 @@ class GitRepository:
         with self._damage_errors(oid):
             try:
                 with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
-                    # A pointer has less than 1024 bytes, so this much decides whether the blob is one.
+                    # A pointer has less than 1024 bytes, so this much shows whether the blob is a pointer.
                     start = zlib.decompressobj().decompress(file.read(4096), 1100)
             except FileNotFoundError:  # in a pack
                 content = self.blob(oid)
@@ -262,7 +262,7 @@ class GitRepository:
         """Returns a commit object.
 
         Args:
-            oid: Git id of the object.
+            oid: Commit id.
         """
         commit: Commit = self._read_object(oid, "commit")
         return commit
@@ -275,7 +275,7 @@ class GitRepository:
         return commit
 
     def history(self, commit: str) -> Iterator[tuple[str, Commit]]:
-        """Yields the ids and objects of a commit and its first parents, newest first.
+        """Yields (id, object) of a commit and of its ancestors by first parents, newest first.
 
         Args:
             commit: Commit id.
@@ -333,11 +333,11 @@ class GitRepository:
         return Entry(path, oid, stat.S_ISDIR(mode))
 
     def walk(self, tree: str, prefix: str = "", *, recursive: bool = True) -> Iterator[Entry]:
-        """Yields the content of a tree in git's order. A folder comes before its content.
+        """Yields the entries of a tree in git's order. A folder comes before its entries.
 
         Args:
             tree: Git id of the tree.
-            prefix: Put before each path.
+            prefix: Prepended to each path.
             recursive: Whether to descend into folders.
         """
         for name, (mode, oid) in self.children(tree).items():
@@ -379,7 +379,7 @@ class GitRepository:
         return commit_by_path
 
     def _changed_paths(self, tree: str | None, other: str | None, paths: _PathTree) -> Iterator[str]:
-        """The paths that differ between two trees."""
+        """Yields those of `paths` that differ between two trees."""
         if tree == other:  # equal folders have equal ids, so most of a long history is skipped here
             return
         entries, other_entries = (self.children(oid) if oid is not None else {} for oid in (tree, other))

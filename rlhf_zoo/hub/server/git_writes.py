@@ -25,9 +25,9 @@ _FILE_MODE = 0o100644
 
 
 class Quarantine:
-    """Holds new objects outside the store until their commit is certain, as git's receive-pack does.
+    """Holds new objects outside the store until their commit is accepted, as git's receive-pack does.
 
-    Leaving the context without `migrate` removes them, so a refused or interrupted push leaves nothing behind.
+    If the context ends without `migrate`, they are removed, so a refused or interrupted push leaves nothing behind.
     """
 
     def __init__(self, repository: Path) -> None:
@@ -71,7 +71,7 @@ class Quarantine:
         return oid
 
     def read(self, oid: str) -> bytes | None:
-        """Returns the content of an object in the quarantine, or None.
+        """Returns the content of an object; None if it is not in the quarantine.
 
         Args:
             oid: Git id of the object.
@@ -82,7 +82,7 @@ class Quarantine:
         return raw.partition(b"\0")[2]
 
     def migrate(self) -> None:
-        """Makes the objects durable, then part of the store. The caller holds the repository's lock."""
+        """Syncs the objects to the disk, then moves them to the store. The caller holds the repository's lock."""
         objects = self._repository / "objects"
         changed_folders = set()
         for oid in self._names:
@@ -108,7 +108,7 @@ class Quarantine:
 
         Args:
             tree: Git id of the root tree.
-            parents: The parent commits.
+            parents: Ids of the parent commits.
             message: The commit message.
         """
         from dulwich.objects import Commit, ObjectID
@@ -149,11 +149,11 @@ def _encode_message(message: str) -> bytes:
 
 
 class TreeEdit:
-    """A tree that is being changed: the blob of each path."""
+    """A tree while it is edited: the blob id of each path."""
 
     def __init__(self, repository: GitRepository, tree: str | None) -> None:
         self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
-        self._folders: dict[str, int] = {}  # how many files are below
+        self._folders: dict[str, int] = {}  # folder -> number of files below it
         for path in self._files:
             self._count(path, 1)
 
@@ -169,7 +169,7 @@ class TreeEdit:
             oid: Git id of the blob.
 
         Raises:
-            Fault: 400 if one of its folders is a file, or if its path is a folder.
+            Fault: 400 if a file is in the place of one of its folders, or a folder is at its path.
         """
         for folder in _folders(path):
             if folder in self._files:
@@ -189,7 +189,7 @@ class TreeEdit:
         return self._files.get(path)
 
     def remove(self, path: str, *, is_folder: bool) -> bool:
-        """Removes a file or a whole folder. Returns False if there is none.
+        """Removes a file or a whole folder. Returns False if it does not exist.
 
         Args:
             path: Path in the repository.
@@ -206,10 +206,10 @@ class TreeEdit:
         return bool(removed)
 
     def write(self, quarantine: Quarantine) -> str:
-        """Stores the changed trees and returns the git id of the root.
+        """Stores the trees in a quarantine, and returns the git id of the root tree.
 
         Args:
-            quarantine: Receives the new tree objects.
+            quarantine: Receives the tree objects.
         """
         from dulwich.index import commit_tree
         from dulwich.objects import ObjectID
@@ -223,5 +223,5 @@ class TreeEdit:
 
 
 def _folders(path: str) -> list[str]:
-    """The folders that a file is in."""
+    """The folders above a file."""
     return [str(folder) for folder in PurePosixPath(path).parents][:-1]  # without the root

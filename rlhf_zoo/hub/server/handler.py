@@ -16,7 +16,7 @@ from urllib.parse import parse_qs
 
 from .faults import Fault, bad_request, disk_fault
 from .messages import Body, FilePart, Request, Response, json_response
-from .pace import HeadlessConnections, PacedReader
+from .pace import PacedReader, PendingConnections
 
 if TYPE_CHECKING:
     from .application import Application
@@ -26,10 +26,10 @@ _WILDCARDS = ("", "0.0.0.0", "::")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Each connection needs a thread and a few file descriptors, of which a process has 1,024 by default.
 _MAX_CONNECTIONS = 256
-# How long a new connection waits for the slot of a connection that is being closed.
+# Seconds that a new connection waits for the slot of a connection that is being closed.
 _SLOT_SECONDS = 2.0
 _BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-# How long a client may keep its thread waiting: between two requests, for a complete head, and within a body.
+# Seconds that a client may keep its thread waiting: between two requests, for a complete head, and within a body.
 _IDLE_SECONDS = 15.0
 _HEAD_SECONDS = 15.0
 _PATIENCE_SECONDS = 120.0
@@ -44,7 +44,7 @@ class HubServer(ThreadingHTTPServer):
         application: Answers the requests.
     """
 
-    # A connection that hangs must not keep the process alive. `wait_idle` waits for requests that are under way.
+    # A connection that hangs must not keep the process alive. `wait_idle` waits for requests in progress.
     daemon_threads = True
     block_on_close = False
     request_queue_size = 128
@@ -59,7 +59,7 @@ class HubServer(ThreadingHTTPServer):
         self._busy = 0
         self._idle = threading.Condition()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
-        self.headless = HeadlessConnections()
+        self.pending = PendingConnections()
         super().__init__(address[:2], Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -72,15 +72,15 @@ class HubServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread for a connection.
 
-        If there are too many connections, it closes the one that has waited longest without a complete head. If all
-        have a request under way, it answers 503.
+        If there are too many connections, closes the one that has waited longest without a complete head. If all of
+        them have a request in progress, answers 503.
 
         Args:
             request: The connection.
             client_address: The client's host and port.
         """
         if not self._slots.acquire(blocking=False):
-            self.headless.close_oldest()
+            self.pending.close_oldest()
             if self._slots.acquire(timeout=_SLOT_SECONDS):
                 super().process_request(request, client_address)
                 return
@@ -94,7 +94,7 @@ class HubServer(ThreadingHTTPServer):
         """Serves a connection until it ends, and frees its slot.
 
         Args:
-            request: The request.
+            request: The connection.
             client_address: The client's host and port.
         """
         try:
@@ -104,14 +104,14 @@ class HubServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """The address for clients on this machine."""
+        """The server's address for clients on this machine."""
         host = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.bound_host, self.bound_host)
         return f"http://[{host}]:{self.server_port}" if ":" in host else f"http://{host}:{self.server_port}"
 
     def accepts_host(self, header: str) -> bool:
         """Whether a Host header names this server.
 
-        This stops DNS rebinding: a web page whose own name resolves to this machine is refused.
+        This stops DNS rebinding: requests are refused from a web page whose own name resolves to this machine.
 
         Args:
             header: Value of the header, with or without a port.
@@ -133,16 +133,16 @@ class HubServer(ThreadingHTTPServer):
             return name in (socket.gethostname().lower(), socket.getfqdn().lower())
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Logs a bug. It is not called for clients that disconnect: `Handler.handle` closes those connections.
+        """Logs a bug. Not called for clients that disconnect: `Handler.handle` closes those connections.
 
         Args:
-            request: The request.
+            request: The connection.
             client_address: The client's host and port.
         """
         log.exception("A connection failed.")
 
     def begin_request(self) -> None:
-        """Counts a request that begins, for `wait_idle`."""
+        """Counts a request that begins; see `wait_idle`."""
         with self._idle:
             self._busy += 1
 
@@ -153,7 +153,7 @@ class HubServer(ThreadingHTTPServer):
             self._idle.notify_all()
 
     def wait_idle(self, seconds: float) -> None:
-        """Waits up to `seconds` for the requests under way to finish.
+        """Waits up to `seconds` for the requests in progress to finish.
 
         Args:
             seconds: Longest wait.
@@ -163,7 +163,7 @@ class HubServer(ThreadingHTTPServer):
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page at `origin` came from this server, which the client knows as `host` (name and port)."""
+    """Whether a page at `origin` came from this server. `host` is the name and port by which the client knows it."""
     return origin.lower().removesuffix(":80") == f"http://{host.lower().removesuffix(':80')}"
 
 
@@ -178,18 +178,18 @@ class Handler(BaseHTTPRequestHandler):
 
     def setup(self) -> None:
         super().setup()
-        # Replaces the plain reader by one with deadlines for the head and the body.
+        # Replace the plain reader by a reader with deadlines for the head and the body.
         self.rfile.close()
         self._reader = PacedReader(self.connection)
         self.rfile = io.BufferedReader(self._reader)
 
     def handle_one_request(self) -> None:
         self._reader.await_head(_IDLE_SECONDS, _HEAD_SECONDS)
-        self.server.headless.add(self.connection)
+        self.server.pending.add(self.connection)
         try:
             super().handle_one_request()
         finally:
-            self.server.headless.remove(self.connection)
+            self.server.pending.remove(self.connection)
 
     def handle(self) -> None:
         try:
@@ -199,7 +199,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _answer(self) -> None:
         started = time.monotonic()
-        self.server.headless.remove(self.connection)
+        self.server.pending.remove(self.connection)
         self._reader.await_body(_PATIENCE_SECONDS)
         self.server.begin_request()
         try:
@@ -245,8 +245,8 @@ class Handler(BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = do_PATCH = do_OPTIONS = _answer
 
     def _host(self) -> str:
-        """The name and port by which the client knows this server. Raises Fault 403 for requests of foreign pages."""
-        # Browsers send Origin with requests of other sites' pages. Client libraries do not send it.
+        """The name and port by which the client knows this server. Raises Fault 403 for pages of other sites."""
+        # Browsers send Origin with requests from other sites' pages. Client libraries do not send it.
         names = self.headers.get_all("Host", [])
         host = names[0].strip() if len(names) == 1 else ""
         if not self.server.accepts_host(host):
@@ -257,7 +257,7 @@ class Handler(BaseHTTPRequestHandler):
         return host
 
     def _send(self, response: Response) -> None:
-        self.connection.settimeout(_PATIENCE_SECONDS)  # the reader has set its own, which may be nearly over
+        self.connection.settimeout(_PATIENCE_SECONDS)  # the reader may have set a shorter timeout
         self.send_response_only(response.status)
         self.send_header("Server", self.server_version)
         self.send_header("Date", self.date_time_string())
@@ -286,8 +286,8 @@ class Handler(BaseHTTPRequestHandler):
 
         Args:
             code: HTTP status.
-            message: Ignored.
-            explain: Ignored.
+            message: The reason, if http.server gives one.
+            explain: Ignored too.
         """
         self.close_connection = True
         # http.server calls this before it has parsed a command or a version, which `_send` needs.
@@ -302,7 +302,7 @@ class Handler(BaseHTTPRequestHandler):
 
         Args:
             format: The format string.
-            args: Its values.
+            args: Its arguments.
         """
         log.info(format, *args)
 
@@ -313,14 +313,14 @@ def _redact_signature(path: str) -> str:
 
 
 def _header_text(value: str) -> str:
-    """The value as a header can hold it: one line of printable Latin-1."""
-    # Answers quote what clients sent. A line break in it would let a client write headers of its own.
+    """Converts a value to what a header can hold: one line of printable Latin-1."""
+    # Answers quote what clients sent. A line break in a quotation would let a client add headers of its own.
     line = "".join(char if char.isprintable() else " " for char in value)
     return line.encode("latin-1", "replace").decode("latin-1")
 
 
 def _refusal(fault: Fault) -> Response:
-    # The client adds a full stop to the sentence of a 403.
+    # The client adds a period to the message of a 403.
     message = fault.message.rstrip(".") if fault.status == 403 else fault.message
     headers = {**fault.headers, "X-Error-Message": message}
     if fault.code:

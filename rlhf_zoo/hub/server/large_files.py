@@ -15,7 +15,7 @@ from .faults import Damaged, bad_request
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,18})\n"
 )
-# Data are flushed to the disk while they arrive. A single fsync at the end could exceed the client's time limit.
+# Data are synced to the disk while they arrive. A single fsync at the end could exceed the client's time limit.
 _SYNC_EVERY = 64 * 2**20
 
 
@@ -54,7 +54,7 @@ class LargeFiles:
         self.folder = repository / "lfs"
 
     def path(self, oid: str) -> Path:
-        """Returns the path of the file with that sha256, whether or not it exists.
+        """Returns the path of the file with a sha256, whether or not it exists.
 
         Args:
             oid: The file's sha256.
@@ -73,11 +73,11 @@ class LargeFiles:
             return None
 
     def complete_file(self, pointer: Pointer, path: str) -> Path:
-        """Returns a large file after checking that it is stored completely.
+        """Returns the stored copy of a large file, after a check that it is complete.
 
         Args:
-            pointer: Its pointer.
-            path: Its path in the repository, for messages.
+            pointer: The file's pointer.
+            path: The file's path in the repository, for messages.
 
         Returns:
             The stored file.
@@ -88,7 +88,7 @@ class LargeFiles:
         # The size is enough for every read: `receive` verified the sha256, and a hash of gigabytes takes too long.
         size = self.size(pointer.oid)
         if size != pointer.size:
-            state = "lost" if size is None else f"cut: {size} of {pointer.size} bytes"
+            state = "lost" if size is None else f"truncated: {size} of {pointer.size} bytes"
             reason = f"the content of '{path}' is {state}; push the file again to restore it"
             raise Damaged(self.folder.parent, reason)
         return self.path(pointer.oid)
@@ -102,7 +102,7 @@ class LargeFiles:
             chunks: The content.
 
         Raises:
-            Fault: 400 if the content has another size or another sha256.
+            Fault: 400 if the content does not have the announced size and sha256.
             FileNotFoundError: The repository was deleted meanwhile.
         """
         folder = self.folder / "incomplete"
@@ -151,7 +151,7 @@ class LargeFiles:
 
     @staticmethod
     def _place(incomplete: Path, target: Path) -> None:
-        # The file has its content on the disk. Now make its name durable, and that of each new folder.
+        # The file's content is on the disk. Now sync its name, and the name of each new folder.
         created = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
         for folder in created:
             folder.mkdir(exist_ok=True)
@@ -161,7 +161,7 @@ class LargeFiles:
 
 
 def write_all(fd: int, data: bytes | bytearray | memoryview) -> None:
-    """Writes all of the data to a file descriptor; os.write alone may write a part.
+    """Writes all of the data to a file descriptor; os.write alone may write only a part.
 
     Args:
         fd: The file descriptor.

@@ -1,4 +1,4 @@
-"""Receives large files: the LFS batch call, and the signed links that it hands out."""
+"""Receives large files: the LFS batch call, and uploads under the signed links that it returns."""
 
 import re
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ class LfsApi(Api):
     """Uploads of large files by LFS, and copies between repositories."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes. They come before those of pages, whose addresses look similar.
+        """Adds the routes of this part of the API. They must precede those of pages, whose addresses look similar.
 
         Args:
             router: The router to add the routes to.
@@ -43,7 +43,7 @@ class LfsApi(Api):
         items = objects(fields, "objects", max_count=_MAX_OBJECTS)
         requested = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
         self._storage.require_writable()
-        # Count the free space down, so that a push is refused before it has filled the disk halfway.
+        # Subtract each file from the free space, so that what does not fit is refused before any upload.
         free = self._storage.free()
         answers: list[dict[str, object]] = []
         for oid, size in dict(requested).items():
@@ -91,7 +91,7 @@ class LfsApi(Api):
         return Response(200)
 
     def _link(self, request: Request, repo: RepoId, settings: Settings, oid: str, size: int) -> str:
-        # The size is part of the signature: a link for 1 KB cannot be used to fill the disk.
+        # The size is part of what is signed, so that a link for 1 KB cannot be used to fill the disk.
         signature = self._access.signer.sign("PUT", *signed_identity(repo, settings), oid, str(size))
         query = urlencode({"size": size, "signature": signature})
         return f"{request.base}/_lfs/{repo.plural}/{repo}/{oid}?{query}"

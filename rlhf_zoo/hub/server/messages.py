@@ -1,4 +1,4 @@
-"""The requests and responses of the API's handlers. The body of a request streams."""
+"""The requests and responses of the API's handlers. A request's body is streamed."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from urllib.parse import parse_qs, unquote, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
-#: Maximum bytes of a body that describes a single object.
+#: Maximum bytes of a body that describes one thing, such as a repository or a tag.
 SMALL_BODY = 2**20
 _CHUNK = 2**20
 _LINE_LIMIT = 16 * 2**20
 _DRAIN = 8 * 2**20
 _TRAILERS = 32
-# Digits of a whole number. 18 fit into 64 bits, and Python converts very long numbers in quadratic time.
+# Maximum digits of a whole number. 18 fit into 64 bits, and Python converts very long numbers in quadratic time.
 _NUMBER_LENGTH = 18
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _Kind = TypeVar("_Kind")
@@ -42,13 +42,13 @@ class Body:
     def __init__(self, stream: BufferedIOBase, headers: Message[str, str]) -> None:
         self._stream = stream
         self.limit = 0  # bytes that may be read: none until the route sets it
-        # Bytes that are read and dropped after a refusal: a client that sends first and reads later sees the answer.
+        # Bytes that are read and dropped after a refusal, so that a client which sends first and reads later sees it.
         self.drain_limit = _DRAIN
         # Two different lengths would let a request hide behind another one (request smuggling).
         codings, lengths = headers.get_all("Transfer-Encoding", []), headers.get_all("Content-Length", [])
         self.chunked = bool(codings)
         if self.chunked and (lengths or [coding.strip().lower() for coding in codings] != ["chunked"]):
-            raise bad_request("A body has a Content-Length, or the Transfer-Encoding chunked, and no other.")
+            raise bad_request("A body must have either one Content-Length or the Transfer-Encoding chunked.")
         if len(lengths) > 1 or not all(re.fullmatch(r"[0-9]{1,18}", length.strip()) for length in lengths):
             raise bad_request("The Content-Length header is not one number.")
         self.length = None if self.chunked else int(lengths[0]) if lengths else 0
@@ -58,11 +58,11 @@ class Body:
         self._timed_out = False
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yields the pieces of the body. A piece is valid until the next one is asked for.
+        """Yields the pieces of the body. Each is valid only until the next is requested, which reuses the buffer.
 
         Raises:
             Fault: 413 beyond the limit, 408 if the sender is too slow.
-            ConnectionError: The sender stopped in the middle.
+            ConnectionError: The connection ended in the middle, or a chunk is malformed.
         """
         if (self.length or 0) <= self.limit:  # else refuse at once, without reading
             for piece in self._pieces():
@@ -78,7 +78,7 @@ class Body:
             yield from self._read_pieces()
         except TimeoutError as error:
             self._timed_out = True
-            raise Fault(408, "The request's body comes too slowly; send it again.") from error
+            raise Fault(408, "The request's body arrives too slowly; send it again.") from error
 
     def _read_pieces(self) -> Iterator[memoryview]:
         # One buffer for all pieces: a body of gigabytes allocates nothing more.
@@ -113,9 +113,9 @@ class Body:
         return self._remaining > 0
 
     def expect(self, size: int) -> None:
-        """Raises the limit to `size` bytes, once the sender has proved its right to send them.
+        """Raises the limits to `size` bytes, once the sender has proved its right to send them.
 
-        As many bytes are read and dropped after a refusal.
+        After a refusal, that many bytes may be read and dropped.
 
         Args:
             size: Bytes that the sender may send.
@@ -148,14 +148,14 @@ class Body:
         """Reads what is left, up to `drain_limit` bytes, so that the connection can be used again.
 
         Returns:
-            False if the end was not reached, and the connection has to be closed.
+            False if the end was not reached, so that the connection must be closed.
         """
         if self._timed_out or (not self.chunked and self._remaining > self.drain_limit):
             return False
         start = self._received
         try:
             return all(self._received - start <= self.drain_limit for _ in self._pieces())
-        except Fault:  # too slow: the answer is ready, and is sent before the connection closes
+        except Fault:  # too slow; the answer is ready, and is sent before the connection closes
             return False
 
 
@@ -169,7 +169,7 @@ class Request:
         query: The query's parameters.
         headers: The headers.
         body: The body, unread.
-        role: "read" or "write"; None for a stranger.
+        role: "read" or "write"; None without a token.
         base: The address by which the client knows this server, for links in answers.
     """
 
@@ -182,7 +182,7 @@ class Request:
     base: str
 
     def value(self, name: str) -> str | None:
-        """Returns the last value of a query parameter, or None.
+        """Returns the last value of a query parameter; None if it is missing.
 
         Args:
             name: Name of the parameter.
@@ -212,10 +212,10 @@ class Request:
         Args:
             name: Name of the parameter.
             default: Returned if the parameter is missing.
-            maximum: Larger values become this one.
+            maximum: Returned for any larger value.
 
         Raises:
-            Fault: 400 for any other value.
+            Fault: 400 for anything but a whole number of at least 1.
         """
         value = self.value(name)
         if value is None:
@@ -225,11 +225,11 @@ class Request:
         return min(int(value), maximum)
 
     def next_page(self, path: str, cursor: int | None = None) -> dict[str, str]:
-        """Returns the Link header to the next page.
+        """Returns the Link header that names the next page.
 
         Args:
             path: Path of the next page.
-            cursor: The parameter of that name, if it differs from that of this request.
+            cursor: Query parameter `cursor` of the next page; None for that of this request.
         """
         fields: dict[str, object] = {**self.query}
         if cursor is not None:
@@ -237,7 +237,7 @@ class Request:
         return {"Link": f'<{self.base}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
 
     def page(self, items: list[_Item], max_size: int, path: str | None = None) -> tuple[list[_Item], dict[str, str]]:
-        """Cuts a list to the page that the parameters limit and cursor ask for.
+        """Selects the page of a list that the query parameters `limit` and `cursor` ask for.
 
         Args:
             items: All items.
@@ -276,7 +276,7 @@ class Request:
             raise bad_request("The request's body is not a form.") from error
 
     def require_write(self) -> None:
-        """Raises Fault 401 without a token, and 403 for a token that may only read."""
+        """Raises Fault 401 without a token, and Fault 403 for a token that may only read."""
         if self.role is None:
             raise Fault(401, "This needs a write token: set HF_TOKEN to one made by `rlhf-zoo hub token --role write`.")
         if self.role != "write":
@@ -290,7 +290,7 @@ class Request:
 
 @dataclass(frozen=True)
 class FilePart:
-    """`count` bytes of a file from `offset`. The kernel sends them, without a copy in Python."""
+    """`count` bytes of a file from `offset` on. The kernel sends them without a copy in Python."""
 
     path: Path
     offset: int
@@ -311,19 +311,19 @@ class Response:
 
 
 def json_response(value: object, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Returns an answer with a JSON value, and with further headers if given.
+    """Returns an answer with a JSON value.
 
     Args:
         value: The JSON value.
         status: HTTP status.
-        headers: Further headers.
+        headers: Additional headers.
     """
     content = json.dumps(value, ensure_ascii=True, separators=(",", ":")).encode()
     return Response(status, {"Content-Type": "application/json; charset=utf-8", **(headers or {})}, content)
 
 
 def plain_json(raw: bytes) -> Any:
-    """Parses JSON whose texts can be stored as UTF-8 and whose numbers are finite.
+    """Parses JSON, and checks that its strings can be stored as UTF-8 and its numbers are finite.
 
     Args:
         raw: UTF-8 text.
@@ -332,12 +332,12 @@ def plain_json(raw: bytes) -> Any:
         The JSON value.
 
     Raises:
-        ValueError: It is not JSON, or holds a lone surrogate, NaN, an infinity or a number of too many digits.
+        ValueError: It is not JSON, or holds a lone surrogate, NaN, an infinity or a number with too many digits.
     """
     try:
         text = raw.decode()
         value = json.loads(text, parse_int=_integer, parse_float=_finite, parse_constant=_finite)
-        # Only an escape can produce a lone surrogate, so most texts skip this costly check.
+        # Only an escape can produce a lone surrogate, so most documents skip this costly check.
         if _SURROGATE.search(text):
             json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -365,14 +365,14 @@ def member(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind |
 
     Args:
         fields: The object.
-        key: Its key.
-        kind: The type of its value.
+        key: The member's key.
+        kind: The type that its value must have.
 
     Returns:
         The value; None if it is absent or null.
 
     Raises:
-        Fault: 400 for a value of another type.
+        Fault: 400 for a value of any other type.
     """
     value = fields.get(key)
     if value is not None and not isinstance(value, kind):
@@ -384,12 +384,12 @@ _KINDS: dict[type, str] = {str: "text", int: "whole number", list: "list", dict:
 
 
 def objects(fields: Mapping[str, object], key: str, *, max_count: int) -> list[dict[str, Any]]:
-    """Returns a member that is a list of JSON objects.
+    """Returns a member of a JSON object that is a list of JSON objects.
 
     Args:
         fields: The object.
-        key: Its key.
-        max_count: Largest number of entries.
+        key: The member's key.
+        max_count: Largest number of entries in the list.
 
     Returns:
         The list; empty if it is absent or null.

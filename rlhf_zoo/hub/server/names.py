@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from .faults import bad_request
 
-#: Kind of repository -> its plural in URLs and folders.
+#: Kind of repository -> its name in URLs and folders.
 KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
 
-#: The one account of an embedded Hub. Other namespaces count as its organizations.
+#: The only account of an embedded Hub. Other namespaces count as its organizations.
 OWNER = "local"
 
 # huggingface_hub allows 96 characters for the whole id. A folder name must also stay below 255 bytes with its suffix.
@@ -22,12 +22,12 @@ _MAX_REF = 200
 
 @dataclass(frozen=True, order=True)
 class RepoId:
-    """A repository, by names that `parse_repo_id` has checked.
+    """The id of a repository, whose parts `parse_repo_id` has checked.
 
     Args:
         kind: model, dataset or space.
         namespace: The account or organization.
-        name: The name within it.
+        name: The name within the namespace.
     """
 
     kind: str
@@ -44,7 +44,7 @@ class RepoId:
 
     @property
     def url(self) -> str:
-        """Path of its page: models are at the root, the others below their plural."""
+        """The path of the repository's page. Models are at the root, other repositories below their plural."""
         return str(self) if self.kind == "model" else f"{self.plural}/{self}"
 
 
@@ -60,23 +60,23 @@ def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
         The id. Its parts are safe as names of folders.
 
     Raises:
-        Fault: 400 for anything else.
+        Fault: 400 if a part is missing or not allowed.
     """
-    space = OWNER if namespace is None else namespace
+    owner = OWNER if namespace is None else namespace
     if not isinstance(kind, str) or kind not in KINDS:
         raise bad_request(f"Repository type '{kind}' is unknown; use model, dataset or space.")
-    if not isinstance(name, str) or not isinstance(space, str):
+    if not isinstance(name, str) or not isinstance(owner, str):
         raise bad_request("A repository needs a name: give it as NAMESPACE/NAME.")
-    # The client's cache and our lock files join parts by "--", so no part may contain it.
-    for part in (space, name):
+    # The client's cache and our lock files join the parts by "--", so no part may contain that.
+    for part in (owner, name):
         if not _PART.fullmatch(part) or "--" in part or ".." in part or part.endswith(".git"):
             raise bad_request(
                 f"'{part[:120]}' cannot name a repository: use 1 to 96 letters, digits, '-', '_' or '.', "
-                "not at the ends, without '--' or '..', and not ending in .git."
+                "without '-' or '.' at either end, without '--' or '..', and not ending in .git."
             )
-    if len(space) + len(name) + 1 > 192:
+    if len(owner) + len(name) + 1 > 192:
         raise bad_request("The repository's id is longer than 192 characters; shorten it.")
-    return RepoId(kind, space, name)
+    return RepoId(kind, owner, name)
 
 
 def check_path(path: object) -> str:
@@ -89,7 +89,7 @@ def check_path(path: object) -> str:
         The path: relative, and safe on Linux, macOS and Windows.
 
     Raises:
-        Fault: 400 for any other path.
+        Fault: 400 for a path that is not.
     """
     from dulwich.index import validate_path_element_hfs, validate_path_element_ntfs
 
@@ -104,7 +104,7 @@ def check_path(path: object) -> str:
         raise bad_request(
             f"The path '{excerpt}' has another meaning on Windows; write it with '/', without drive letters."
         )
-    # NTFS and HFS+ read some other names as ".git", such as "git~1". A checkout there could overwrite git's own files.
+    # NTFS and HFS+ treat some other names as ".git", such as "git~1". A checkout there could overwrite git's own files.
     for segment in path.split("/"):
         name = segment.encode()
         if not validate_path_element_ntfs(name) or not validate_path_element_hfs(name):
@@ -146,13 +146,13 @@ def check_ref(name: object, *, kind: str) -> str:
 
 
 def check_oid(oid: object) -> str:
-    """Returns a sha256 in lower-case hexadecimal digits.
+    """Checks that an LFS object id is a sha256 in lower-case hexadecimal digits, and returns it.
 
     Args:
         oid: Whatever the client sent.
 
     Raises:
-        Fault: 400 for anything else.
+        Fault: 400 for any other value.
     """
     if not isinstance(oid, str) or not _OID.fullmatch(oid):
         raise bad_request("An LFS object is named by its sha256: 64 lower-case hexadecimal digits.")

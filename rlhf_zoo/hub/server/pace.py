@@ -1,4 +1,4 @@
-"""Limits how long a client may take: for the whole head of a request, and for its body by the bytes received."""
+"""Limits how long a client may take: a fixed time for a request's head, and a minimum speed for its body."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import time
 from contextlib import suppress
 from typing import Any
 
-#: Minimum average speed of a body, in bytes per second, after the pause that every sender is allowed.
+#: Minimum average speed of a body, in bytes per second, beyond the delay that every sender is allowed.
 MIN_BYTES_PER_SECOND = 4096
 
 
 class PacedReader(io.RawIOBase):
     """Reads a connection, and raises TimeoutError if the sender is too slow.
 
-    A time limit for each single read would not be enough: by sending a byte now and then, a client could keep its
-    thread for days.
+    A time limit for each read would not be enough: by sending a byte now and then, a client could occupy its thread for
+    days.
 
     Args:
         connection: The socket.
@@ -33,8 +33,8 @@ class PacedReader(io.RawIOBase):
         """Starts waiting for a request.
 
         Args:
-            idle: Seconds until its first byte.
-            seconds: From then on, seconds for the rest of its head.
+            idle: Seconds that its first byte may take.
+            seconds: Seconds that the rest of its head may take after that.
         """
         self._in_body = False
         self._deadline, self._head_seconds = time.monotonic() + idle, seconds
@@ -43,8 +43,8 @@ class PacedReader(io.RawIOBase):
         """Starts waiting for a body.
 
         Args:
-            patience: Longest pause in seconds, and the total delay allowed beyond the time that SLOWEST grants for the
-                bytes received.
+            patience: The longest pause in seconds, and the total delay in seconds beyond the time that the received
+                bytes take at MIN_BYTES_PER_SECOND.
         """
         self._in_body = True
         self._patience = self._remaining = patience
@@ -68,19 +68,19 @@ class PacedReader(io.RawIOBase):
         self._connection.settimeout(timeout)
         count = self._connection.recv_into(buffer)
         if self._in_body:
-            # A budget: it shrinks by the time spent waiting, and grows with each byte. The time that we take to write
-            # the bytes to the disk does not count against the sender.
+            # A budget of seconds, which shrinks by the time spent waiting, and grows with each byte. The time that we
+            # take to write the bytes to the disk does not count against the sender.
             self._remaining += count / MIN_BYTES_PER_SECOND - (time.monotonic() - start)
         elif self._head_seconds:  # the first byte of a head: now the limit for the whole head starts
             self._deadline, self._head_seconds = time.monotonic() + self._head_seconds, 0.0
         return count
 
 
-class HeadlessConnections:
+class PendingConnections:
     """The connections that have not sent a complete head yet, oldest first. Threads may share it."""
 
     def __init__(self) -> None:
-        # The values are unused: a dict keeps the order of insertion, and a set does not.
+        # The values are unused: a dict keeps the order of insertion, which a set does not.
         self._lock = threading.Lock()
         self._connections: dict[socket.socket, None] = {}
 
@@ -94,7 +94,7 @@ class HeadlessConnections:
             self._connections[connection] = None
 
     def remove(self, connection: socket.socket) -> None:
-        """Removes a connection whose head is complete, or that ended.
+        """Removes a connection whose head is complete, or that has ended.
 
         Args:
             connection: The connection.

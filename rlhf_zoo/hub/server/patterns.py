@@ -2,8 +2,8 @@
 
 A regular expression backtracks: on `*a*a*a*ab` it runs for minutes and blocks every other thread. Here each bit of a
 number stands for a place in the pattern that the match may have reached, and each byte of the path moves all bits at
-once (a nondeterministic automaton). The language is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash,
-and `**` as a whole part matches any number of folders.
+once (a nondeterministic automaton). The syntax is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash, and
+`**` as a whole part of a path matches any number of folders.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NO_SLASH = [byte for byte in range(256) if byte != _SLASH]
 
 
 class MalformedPatternError(ValueError):
-    """A pattern that git gives up on. It matches nothing."""
+    """A pattern that git rejects. It matches nothing."""
 
 
 class Budget:
@@ -48,13 +48,13 @@ class Budget:
         self._remaining = steps
 
     def spend(self, steps: int) -> None:
-        """Spends steps.
+        """Subtracts steps from the budget.
 
         Args:
             steps: Steps of matching.
 
         Raises:
-            Fault: 400 if there are not enough left.
+            Fault: 400 if too few steps are left.
         """
         self._remaining -= steps
         if self._remaining < 0:
@@ -76,10 +76,10 @@ class Glob:
 
     def __init__(self, pattern: bytes) -> None:
         self.is_plain = not any(char in pattern for char in b"*?[\\")
-        # Only `*` and plain text within one part of a path, such as `*.safetensors`: a search for each piece is enough.
+        # With only `*` and plain text in one part of a path, as in `*.safetensors`, a search for each piece is enough.
         one_part = not any(char in pattern for char in b"?[\\/") and (pattern == b"*" or pattern.strip(b"*") != b"")
         self._pieces = pattern.split(b"*") if one_part else None
-        # A step on longer numbers takes longer.
+        # A step takes longer with longer numbers.
         self.steps_per_byte = 1 + len(pattern) // 512
         if self._pieces is None:
             self._compile(pattern)
@@ -93,11 +93,11 @@ class Glob:
         """Whether the pattern matches all of a path.
 
         Args:
-            path: The path; for a pattern without a slash, its last part.
+            path: The path; only its last part if the pattern has no slash.
         """
         if self._pieces is not None:
             return _SLASH not in path and _has_pieces_in_order(self._pieces, path)
-        # Bit n: the first n places of the pattern match what was read so far.
+        # Bit n is set if the first n places of the pattern match what has been read.
         states = self._epsilon_closure(1)
         for byte in path:
             states = self._epsilon_closure(((states & self._advance[byte]) << 1) | (states & self._stay[byte]))
@@ -107,7 +107,7 @@ class Glob:
 
     def _epsilon_closure(self, states: int) -> int:
         """Adds the places that can be reached without reading a byte."""
-        # No more than two such steps follow each other, so two shifts are enough.
+        # At most two such steps follow each other, so two shifts are enough.
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._loops) << 1
@@ -183,11 +183,11 @@ def _has_pieces_in_order(pieces: list[bytes], name: bytes) -> bool:
 
 
 def _bracket(pattern: bytes, position: int) -> tuple[list[int], int]:
-    """The bytes that `[...]` matches, and the index after it. `position` is the index after its `[`."""
+    """The bytes that `[...]` matches, and the index after its `]`. `position` is the index after its `[`."""
     negated = pattern[position : position + 1] in (b"!", b"^")
     position += negated
     members: set[int] = set()
-    range_start: int | None = None  # the member that a "-" may make the start of a range
+    range_start: int | None = None  # the last member, with which a "-" may start a range
     is_first = True  # a "]" in the first place is an ordinary member
     while is_first or pattern[position : position + 1] != b"]":
         is_first = False
@@ -224,18 +224,18 @@ def _byte(pattern: bytes, position: int) -> int:
 
 
 class _Rules:
-    """Patterns in order, each with a verdict on the paths that it matches. The last one that matches decides."""
+    """Patterns in order, each with a verdict on the paths that it matches. The last pattern that matches decides."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        # Patterns without wildcards, which most are, need no matching: their places are looked up by name.
+        # Patterns without wildcards need no matching: their indices are looked up by path or name.
         self._verdicts: list[bool] = []
         self._paths: dict[bytes, int] = {}
         self._names: dict[bytes, int] = {}
         self._globs: list[tuple[int, bool, Glob]] = []
 
     def add(self, pattern: bytes, verdict: bool) -> None:
-        """Adds a pattern, whose verdict goes before those of all patterns added earlier."""
+        """Adds a pattern, whose verdict takes precedence over those of all earlier patterns."""
         # In git, a pattern with a slash is matched against the whole path, any other against the last part.
         is_name = b"/" not in pattern
         self._budget.spend(1 + len(pattern))
@@ -248,7 +248,7 @@ class _Rules:
         if glob.is_plain:
             (self._names if is_name else self._paths)[pattern.removeprefix(b"/")] = index
         else:
-            self._budget.spend(0 if glob.is_simple else 256)  # for its masks, one for each byte
+            self._budget.spend(0 if glob.is_simple else 256)  # for its masks: one for each value of a byte
             self._globs.append((index, is_name, glob))
 
     def last_verdict(self, path: bytes) -> bool | None:
@@ -256,7 +256,7 @@ class _Rules:
         name = path.rpartition(b"/")[2]
         best = max(self._paths.get(path, -1), self._names.get(name, -1))
         for index, is_name, glob in reversed(self._globs):
-            if index < best:  # a plain pattern that was added later matches already
+            if index < best:  # a plain pattern that was added later matches, and decides
                 break
             text = name if is_name else path
             self._budget.spend(1 if glob.is_simple else len(text) * glob.steps_per_byte)
@@ -282,7 +282,7 @@ class LfsPaths:
             if pattern.startswith((b"#", b"!", b"[attr]")) or pattern.endswith(b"/") or len(line) > _MAX_ATTRIBUTE_LINE:
                 continue
             filters = [attribute for attribute in attributes if attribute.lstrip(b"-!").partition(b"=")[0] == b"filter"]
-            if filters and all(map(_ATTRIBUTE.fullmatch, attributes)):  # git reads no line with another name in it
+            if filters and all(map(_ATTRIBUTE.fullmatch, attributes)):  # git skips a line with an invalid name
                 self._rules.add(pattern, filters[-1] == b"filter=lfs")
 
     def __call__(self, path: str) -> bool:
@@ -298,7 +298,7 @@ class IgnoredPaths:
     """
 
     def __init__(self, content: bytes, budget: Budget) -> None:
-        # A pattern that ends with a slash is for folders only, so files and folders have rules of their own.
+        # A pattern that ends with a slash is for folders only, so files and folders have separate rules.
         self._files, self._all = _Rules(budget), _Rules(budget)
         self._folders: dict[bytes, bool] = {b"": False}
         for pattern, verdict in _ignore_lines(content):
@@ -308,8 +308,8 @@ class IgnoredPaths:
 
     def __call__(self, path: str) -> bool:
         """Whether the file at this path is excluded."""
-        # In git, no later pattern can include a file below an excluded folder again. So each folder above the file is
-        # checked first, from the top, and cached for later files.
+        # In git, no pattern can include a file again that is below an excluded folder. So first check each folder above
+        # the file, from the top, and cache the result for later files.
         name = path.encode()
         folders = [name[:index] for index, byte in enumerate(name) if byte == _SLASH]
         parent = b""
@@ -321,10 +321,10 @@ class IgnoredPaths:
 
 
 def _ignore_lines(content: bytes) -> Iterator[tuple[bytes, bool]]:
-    """Yields (pattern, True), or (pattern, False) if it begins with "!" and so includes what others exclude."""
+    """Yields (pattern, True), or (pattern, False) for a pattern with "!", which includes what others exclude."""
     for raw in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
         line = raw.removesuffix(b"\r")
-        # git drops spaces at the end, except one that a backslash escapes.
+        # git drops spaces at the end, except a space that a backslash escapes.
         pattern = line.rstrip(b" ")
         escapes = len(pattern) - len(pattern.rstrip(b"\\"))
         if escapes % 2 and len(pattern) < len(line):

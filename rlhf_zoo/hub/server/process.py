@@ -1,4 +1,4 @@
-"""Runs the server as a process: announces its address, ends with its parent, and cleans up after itself."""
+"""Runs the server in this process: announces its address, ends with its parent, and cleans up after itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: A file in the root while `hub serve` runs there, with {"url", "pid"}.
+#: The file in the root that holds {"url", "pid"} while `hub serve` runs there.
 RECORD = "server.json"
 _PARENT_SECONDS = 0.5
 _GRACE_SECONDS = 20.0
@@ -49,16 +49,16 @@ def serve(
         host: Address to listen on.
         port: Port to listen on; 0 for any free one.
         ready_file: Receives {"url", "pid"} as JSON once the server listens.
-        parent: Id of a process that the server belongs to. The server ends with it, ignores SIGINT, and does not
-            record itself in the root.
-        is_second: Whether another server over the same root is on record, so that this one must not be.
+        parent: Id of the process that the server belongs to. The server ends with it, ignores SIGINT, and does not
+            record itself in the root. None for a server of its own.
+        is_second: Whether another server of the same root is on record, so that this server must not record itself.
         on_ready: Called with the address once the server listens.
 
     Returns:
-        The address that it had.
+        The address at which it served.
 
     Raises:
-        ZooError: The root cannot be written, or the address is not free.
+        ZooError: The root cannot be written, or the server cannot listen at the address.
     """
     from .application import Application
     from .handler import HubServer
@@ -81,7 +81,7 @@ def serve(
 
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    # Ctrl-C reaches the whole group of the terminal, but the parent still has to save a checkpoint here.
+    # Ctrl-C reaches the terminal's whole process group, but the parent still has to save a checkpoint here.
     signal.signal(signal.SIGINT, signal.SIG_IGN if parent else lambda *_: stop.set())
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
     threading.Thread(target=_sweep_regularly, args=(application, stop), daemon=True).start()
@@ -95,10 +95,10 @@ def serve(
     finally:
         server.shutdown()
         server.server_close()
-        # Let requests under way finish, so that no commit is lost.
+        # Let requests in progress finish, so that no commit is lost.
         server.wait_idle(_GRACE_SECONDS)
         for path in ([folder / RECORD] if parent is None else []) + ([Path(ready_file)] if ready_file else []):
-            # Remove only records of this process: another server may have written its own meanwhile.
+            # Remove only this process's records: another server may have written its own meanwhile.
             with suppress(ValueError, OSError):
                 if read_json(path) == record:
                     path.unlink(missing_ok=True)
@@ -106,7 +106,7 @@ def serve(
 
 
 def running_server(folder: Path) -> dict[str, Any] | None:
-    """Returns the record of the server over a folder, if it answers: a killed server leaves its record behind.
+    """Returns the record of a folder's server if that server answers. A killed server leaves its record behind.
 
     Args:
         folder: The Hub's folder.
@@ -138,7 +138,7 @@ def running_server(folder: Path) -> dict[str, Any] | None:
         return None
     finally:
         connection.close()
-    # Another process may have the port of a server that was killed.
+    # Another process may have taken the port of a server that was killed.
     return dict(record) if isinstance(answer, dict) and answer.get("pid") == pid else None
 
 
@@ -161,8 +161,8 @@ def _announce(record_path: Path | None, ready_file: str | os.PathLike[str] | Non
 
 
 def _parent_monitor(pid: int | None) -> Callable[[], bool]:
-    """Returns a function that tells whether the process is alive; it returns True if there is no such process id."""
-    # A parent that ends is replaced as our parent, which is safer to test than an id that the system may use again.
+    """Returns a function that tells whether the process is alive, which is always True if `pid` is None."""
+    # If the parent ends, this process gets another parent. That is safer to test than an id, which may be reused.
     if pid is None or pid == os.getppid():
         return lambda: pid in (None, os.getppid())
 

@@ -33,7 +33,7 @@ class RefsApi(Api):
         router.add("POST", "/api/{repo}/super-squash/{name}", self._squash, body=SMALL_BODY)
 
     def _refs(self, request: Request, repo: RepoId) -> Response:
-        """Lists all branches and tags. An annotated tag is listed with its commit, not with its tag object."""
+        """Lists all branches and tags. An annotated tag is listed with its commit, not its tag object."""
         self._access.read(request, repo)
 
         def as_json(ref: Ref) -> dict[str, str]:
@@ -75,7 +75,7 @@ class RefsApi(Api):
         return json_response(page)
 
     def _create_branch(self, request: Request, repo: RepoId, name: str) -> Response:
-        """Creates a branch at `startingPoint` (main by default). Fault 409 if it exists."""
+        """Creates a branch at `startingPoint` (main by default). Fault 409 if the branch exists."""
         self._access.write(request, repo)
         check_ref(name, kind="branch")
         fields = request.json()
@@ -88,12 +88,12 @@ class RefsApi(Api):
         return json_response({})
 
     def _delete(self, request: Request, repo: RepoId, name: str, prefix: str) -> Response:
-        """Deletes a branch or a tag, as `prefix` says."""
+        """Deletes a branch or a tag, depending on `prefix`."""
         self._access.write(request, repo)
         if prefix + name == f"refs/heads/{MAIN}":
             raise forbidden("The branch 'main' cannot be deleted; delete the repository instead.")
         with self._storage.lock(repo), self._storage.git(repo) as git:
-            if name not in git.names(prefix):  # `names` also lists damaged refs, which can thus be deleted
+            if name not in git.names(prefix):  # `names` lists damaged refs too, so that they can be deleted
                 raise revision_not_found(name)
             git.delete_ref(prefix + name)
         return json_response({})
@@ -108,7 +108,7 @@ class RefsApi(Api):
             target = commit = resolve_commit(git, revision)
             _check_free(git, name, "tag")
             if message:
-                # An annotated tag is a git object of its own; the ref leads to it, and it to the commit.
+                # An annotated tag is a git object, to which the ref points, and which points to the commit.
                 with Quarantine(self._storage.path(repo)) as quarantine:
                     target = quarantine.tag(name, commit, message)
                     quarantine.migrate()
@@ -116,7 +116,7 @@ class RefsApi(Api):
         return json_response({})
 
     def _squash(self, request: Request, repo: RepoId, name: str) -> Response:
-        """Replaces the history of a branch by one commit with the same files."""
+        """Replaces the history of a branch by a single commit with the same files."""
         self._access.write(request, repo)
         message = member(request.json(), "message", str) or f"Squash the branch '{name}'"
         with self._storage.lock(repo), self._storage.git(repo) as git:
@@ -131,7 +131,7 @@ class RefsApi(Api):
 
 
 def _check_free(git: GitRepository, name: str, kind: str) -> None:
-    """Raises Fault if a branch (or tag) of this name exists, or one that git cannot keep beside it."""
+    """Raises Fault if a branch (or tag) of this name exists, or one whose name git cannot keep next to this name."""
     # A ref is a file, so `exp` and `exp/a` exclude each other. A branch and a tag may share a name.
     for existing in git.names("refs/heads/" if kind == "branch" else "refs/tags/"):
         if existing == name:

@@ -14,18 +14,18 @@ from .storage import now
 
 _PAGE = 1000
 _MAX_VARIABLES = 500
-# Namespaces that would hide addresses of the Hub.
+# Namespaces whose pages would hide other addresses of the Hub.
 _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
-# The properties of each repository in a list, and those that `full` adds.
+# The properties of each repository in a list, and those that the query parameter `full` adds.
 _LISTED = ["createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"]
 _LISTED_FULL = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
 _SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
-# The properties that filters and the order of a list need.
+# The properties that filtering and sorting a list need.
 _FILTERED = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
 class ReposApi(Api):
-    """Repositories as a whole."""
+    """Repositories: their creation, settings, descriptions and lists."""
 
     def register(self, router: Router) -> None:
         """Adds the routes of this part of the API.
@@ -38,8 +38,8 @@ class ReposApi(Api):
         router.add("POST", "/api/repos/move", self._move, body=SMALL_BODY)
         for kind, plural in KINDS.items():
             router.add("GET", f"/api/{plural}", partial(self._list, kind=kind))
-        router.add("GET", "/api/settings/repositories", self._handle_storage)
-        router.add("GET", "/api/organizations/{namespace}/settings/repositories", self._handle_storage)
+        router.add("GET", "/api/settings/repositories", self._disk_usage)
+        router.add("GET", "/api/organizations/{namespace}/settings/repositories", self._disk_usage)
         router.add("POST", "/api/{repo}/duplicate", self._duplicate, body=SMALL_BODY)
         router.add("PUT", "/api/{repo}/settings", self._settings, body=SMALL_BODY)
         router.add("GET", "/api/{repo}/auth-check", self._auth_check)
@@ -108,8 +108,8 @@ class ReposApi(Api):
                 self._storage.change(repo, private=private)
         return json_response({"private": self._storage.settings(repo).private, "gated": False})
 
-    def _handle_storage(self, request: Request, namespace: str = OWNER) -> Response:
-        """Lists the disk space of each repository of a namespace, largest first."""
+    def _disk_usage(self, request: Request, namespace: str = OWNER) -> Response:
+        """Lists the disk space that each repository of a namespace uses, largest first."""
         request.require_token()
         answer: list[dict[str, Any]] = []
         for repo in self._storage.repositories():
@@ -128,7 +128,7 @@ class ReposApi(Api):
                     "visibility": visibility,
                 }
                 answer.append({**item, "storage": info["usedStorage"]})
-        # Not 0, because it is a divisor.
+        # At least 1, because it is a divisor.
         total = sum(item["storage"] for item in answer) or 1
         answer.sort(key=lambda item: item["storage"], reverse=True)
         return json_response([{**item, "storagePercent": item["storage"] / total} for item in answer])
@@ -162,7 +162,7 @@ class ReposApi(Api):
                 if item is not None:
                     matching.append((repo, item))
         matching.sort(key=lambda pair: pair[1][sort], reverse=request.value("direction") != "1")
-        # First the few properties that filters need, for all; then all properties, for one page.
+        # Filters read only a few properties of all repositories. Get the other properties for one page only.
         page, headers = request.page(matching, _PAGE)
         answer = []
         for repo, item in page:
@@ -171,6 +171,7 @@ class ReposApi(Api):
         return json_response(answer, headers=headers)
 
     def _matching(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
+        """The properties in `_FILTERED` of a repository; None if a filter excludes it or the caller may not see it."""
         authors = request.values("author")
         if authors and repo.namespace not in authors:
             return None

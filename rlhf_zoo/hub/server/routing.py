@@ -1,7 +1,7 @@
 """Finds the handler for a path.
 
-Paths are matched percent-encoded, and each part is decoded afterwards: a branch `exp/a` arrives as `exp%2Fa` and stays
-one part.
+Patterns match the percent-encoded path, and each part is decoded afterwards: a branch `exp/a` arrives as `exp%2Fa` and
+stays one part.
 """
 
 import re
@@ -16,7 +16,7 @@ from .names import KINDS, RepoId, parse_repo_id
 
 Handler = Callable[..., Response]
 _SINGULAR = {plural: kind for kind, plural in KINDS.items()}
-# What may follow an id in an address of the API or of a page.
+# What may follow a repository's id in an address of the API or of a page.
 _VERBS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|settings|discussions|auth-check"
 
 
@@ -39,7 +39,7 @@ class Router:
 
     Args:
         exists: Whether a repository exists.
-        moved: The present name of a renamed repository; None if there is none.
+        new_name: Returns the current name of a renamed repository; None if there is none.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Router:
 
         Args:
             methods: HTTP methods, separated by spaces.
-            pattern: The address.
-            handler: Called with the request, and with the parts of the address by name.
+            pattern: The address, in the form that the class describes.
+            handler: Called with the request, and with the parts of the address as keywords.
             body: Largest body in bytes. A larger one gets 413.
         """
         kind = rf"(?P<repo_kind>{'|'.join(_SINGULAR)})/"
@@ -77,7 +77,7 @@ class Router:
             The handler's answer, or a redirect to the new name of a repository.
 
         Raises:
-            Fault: 404 if no route has this address, 405 if none of them has this method; or a refusal of the handler.
+            Fault: 404 if no route has this address, 405 if only routes of other methods do; or the handler refuses.
         """
         allowed = set()
         for route in self._routes:
@@ -103,7 +103,7 @@ class Router:
     def _redirect(
         self, route: _Route, request: Request, match: re.Match[str], parts: dict[str, Any]
     ) -> Response | None:
-        """A 307 to the same address under the repository's new name, as on the Hub; None if it was not renamed."""
+        """A redirect (307) to the same address under the repository's new name; None if it was not renamed."""
         repo = parts.get("repo")
         # Addresses that begin with "_" are signed for one repository and one name.
         if repo is None or request.path.startswith("/_") or self._exists(repo):
@@ -126,7 +126,7 @@ class Router:
             repo = parts.get("repo")
             if repo is None or self._exists(repo):
                 raise
-            # Deleted or moved while the request was under way.
+            # It was deleted or moved while the request was in progress.
             raise repo_not_found(repo, anonymous=request.role is None) from None
 
 

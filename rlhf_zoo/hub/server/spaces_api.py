@@ -32,8 +32,8 @@ class SpacesApi(Api):
             router.add("DELETE", f"/api/{{space}}/{kind}", partial(self._remove, kind=kind), body=SMALL_BODY)
 
     def _runtime(self, request: Request, repo: RepoId, write: bool = False) -> Response:
-        """Answers STOPPED, with the reason."""
-        # Restart and pause succeed and change nothing, so that a script that publishes a Space runs through.
+        """Answers that the Space is stopped, with the reason."""
+        # Restart and pause succeed without effect, so that a script that publishes a Space runs to its end.
         (self._access.write if write else self._access.read)(request, repo)
         return json_response(stopped_runtime())
 
@@ -43,9 +43,9 @@ class SpacesApi(Api):
         raise bad_request(f"The embedded Hub stores Spaces and does not run them: it has no {action} for a Space.")
 
     def _get(self, request: Request, repo: RepoId, kind: str) -> Response:
-        """Lists the variables with their values, or the secrets without."""
+        """Lists the variables with their values, or the secrets without values."""
         settings = self._access.read(request, repo)
-        request.require_token()  # of a public Space too: they are the owner's to see
+        request.require_token()  # even for a public Space, because only its owner may see them
         return json_response(getattr(settings, kind))
 
     def _put(self, request: Request, repo: RepoId, kind: str) -> Response:
@@ -57,17 +57,17 @@ class SpacesApi(Api):
         if kind == "variables":
             entry["value"] = member(fields, "value", str)
             if entry["value"] is None:
-                raise bad_request(f"The variable '{key}' needs a value that is a text.")
+                raise bad_request(f"The variable '{key}' needs a value that is text.")
         if member(fields, "description", str):
             entry["description"] = fields["description"]
-        # The lock spans reading and writing, so that two requests at once lose neither change.
+        # The lock covers reading and writing, so that no change is lost if two requests arrive at once.
         with self._storage.lock(repo):
             values = {**getattr(self._storage.settings(repo), kind), key: entry}
             self._storage.change(repo, **{kind: values})
         return json_response(values)
 
     def _remove(self, request: Request, repo: RepoId, kind: str) -> Response:
-        """Removes a variable or a secret. Fault 404 if there is none."""
+        """Removes a variable or a secret. Fault 404 if it does not exist."""
         self._access.write(request, repo)
         key = _key(request.json())
         with self._storage.lock(repo):

@@ -1,8 +1,8 @@
-"""Stores the repositories of one Hub on disk, safely for several threads and several servers over the same root.
+"""Stores the repositories of a Hub on disk, safely for several threads and for several servers of the same root.
 
 ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
     hub.json                            visibility, creation date, a Space's variables
-    lfs/objects/ab/cd/SHA256            big files
+    lfs/objects/ab/cd/SHA256            large files
     xet/                                uploads by Xet, see `xet_store`
 ROOT/locks/                             one lock file per repository name
 ROOT/moved/                             one file per former name of a repository, with its next name
@@ -37,7 +37,7 @@ _LARGE_SUFFIXES = (
     "7z arrow avro bin bz2 ckpt flac ftz gguf gz h5 joblib lz4 mlmodel model mp3 mp4 msgpack npy npz ogg "
     "onnx ot parquet pb pickle pkl pt pth rar safetensors tar tflite tgz wasm wav webm xz zip zst"
 )
-#: The first commit of a repository: which files git-lfs keeps outside git.
+#: The .gitattributes in the first commit of a repository: which files git-lfs keeps outside git.
 GIT_ATTRIBUTES = "".join(f"*.{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in _LARGE_SUFFIXES.split()) + (
     "*tfevents* filter=lfs diff=lfs merge=lfs -text\n"
 )
@@ -51,9 +51,9 @@ _SETTING_TYPES = {
     "secrets": dict,
 }
 _STALE_SECONDS = 24 * 3600
-# Bytes of disk that uploads leave free, so that commits and deletions still work on a full disk.
+# Bytes that uploads leave free on the disk, so that commits and deletions still work on a full disk.
 _RESERVED_BYTES = 16 * 2**20
-# Maximum renames in a row to follow. The records could form a cycle.
+# Maximum renames to follow in a row, because the records could form a cycle.
 _MAX_RENAMES = 20
 
 
@@ -68,14 +68,14 @@ class Settings:
 
     Args:
         created: Date of creation.
-        private: Whether only users with access can see it.
-        gated: Always False here; the Hub's API has the key.
+        private: Whether only callers with a token can see it.
+        gated: Always False; the key is there because the Hub's API has it.
         sdk: The SDK of a Space, such as gradio or static.
         variables: The variables of a Space, by name, with value and date.
         secrets: The secrets of a Space, by name, with description and date, but never a value.
 
     Raises:
-        ValueError: A value has another type than a Hub writes.
+        ValueError: A value does not have the type that a Hub writes.
     """
 
     created: str
@@ -86,7 +86,7 @@ class Settings:
     secrets: dict[str, dict[str, object]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a value of another type than a Hub writes."""
+        """Raises ValueError if a value does not have the type that a Hub writes."""
         check_types(vars(self), _SETTING_TYPES)
         for entries in (self.variables, self.secrets):
             for entry in entries.values():
@@ -125,7 +125,7 @@ class Storage:
         Args:
             repo: The repository.
         """
-        # A single rename creates or removes it, so there is never half a repository.
+        # A single rename creates or removes it, so a repository never exists in part.
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
@@ -164,7 +164,7 @@ class Storage:
             repo: The repository.
 
         Raises:
-            Fault: 404 if it is gone, Damaged if they cannot be read.
+            Fault: 404 if the repository is gone; Damaged if its settings cannot be read.
         """
         folder = self.path(repo)
         try:
@@ -183,7 +183,7 @@ class Storage:
 
     @contextmanager
     def skip_damaged(self, repo: RepoId) -> Iterator[None]:
-        """Suppresses the errors of a repository that is damaged or was deleted meanwhile, so that a list leaves it out.
+        """Suppresses errors of a repository that is damaged or was deleted meanwhile, so that a list leaves it out.
 
         Damage is logged.
 
@@ -215,9 +215,9 @@ class Storage:
 
         Args:
             repo: The repository.
-            private: Whether only users with access can see it.
-            sdk: The SDK of a Space.
-            variables: The variables of a Space.
+            private: Whether only callers with a token can see it.
+            sdk: The SDK of a Space; None for other repositories.
+            variables: The variables of a Space, by name; {} for other repositories.
 
         Returns:
             False if it exists already.
@@ -246,7 +246,7 @@ class Storage:
     def duplicate(
         self, repo: RepoId, target: RepoId, *, private: bool | None, variables: dict[str, dict[str, object]]
     ) -> bool:
-        """Copies a repository with its history and files. Large files are linked where the file system can.
+        """Copies a repository with its history and files. Files are linked if the file system allows it.
 
         The copy has no secrets.
 
@@ -300,14 +300,14 @@ class Storage:
         with self.lock(repo):
             if not self.exists(repo):
                 raise repo_not_found(repo, anonymous=False)
-            # First remove the name, in one step. Deleting gigabytes of files takes a while and needs no lock.
+            # First remove the name, in one step. Deleting gigabytes takes a while, and needs no lock.
             discarded = self._trash / f"old-{secrets.token_hex(8)}"
             os.rename(self.path(repo), discarded)
             sync_folder(self.path(repo).parent)
         shutil.rmtree(discarded, ignore_errors=True)
 
     def move(self, repo: RepoId, target: RepoId) -> None:
-        """Renames a repository. Afterwards `new_name` finds it by the old name.
+        """Renames a repository. Afterwards, `new_name` returns its new name for the old name.
 
         Args:
             repo: The repository.
@@ -325,12 +325,12 @@ class Storage:
             write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
 
     def new_name(self, repo: RepoId) -> RepoId | None:
-        """Returns the present name of a repository that once had this name; None if there is none.
+        """Returns the current name of a repository that once had this name; None if there is none.
 
         Args:
             repo: The requested name.
         """
-        # The creation date identifies the repository: another one may have taken the new name since.
+        # The creation date identifies the repository, because another repository may have taken the new name since.
         for _ in range(_MAX_RENAMES):
             try:
                 record = read_json(self._moved / _file_name(repo), {})
@@ -358,12 +358,12 @@ class Storage:
                 f"{target.parent}.",
             ) from error
         sync_folder(target.parent)
-        # The name belongs to this repository from now on. An old record must not redirect from it.
+        # The name belongs to this repository from now on, so an old record must not redirect from it.
         plural = target.parent.parent.name
         (self._moved / f"{plural}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
 
     def require_writable(self) -> None:
-        """Raises Fault 507 if nothing can be written, so that a client learns it before it sends gigabytes."""
+        """Raises Fault 507 if nothing can be written, so that clients learn this before they send gigabytes."""
         if not os.access(self.root, os.W_OK):
             raise cannot_write(self.root, os.strerror(errno.EROFS))
 
@@ -395,7 +395,7 @@ class Storage:
     def sweep(self) -> None:
         """Removes what killed servers left behind: deleted repositories, incomplete uploads, unused objects.
 
-        Only what is older than a day and what no process is writing is removed. Failures are logged.
+        Removes only what is older than a day and not being written by any process. Logs failures.
         """
         limit = self.clock.now() - _STALE_SECONDS
         leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]

@@ -1,4 +1,4 @@
-"""Keeps access tokens as hashes, and signs links for requests that carry no token."""
+"""Stores access tokens as hashes, and signs links for requests that carry no token."""
 
 import hashlib
 import hmac
@@ -24,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def _digest(token: str) -> str:
-    # A token has 160 random bits. Nobody can search that many, so a plain hash needs neither salt nor stretching.
+    # A token has 160 random bits, which nobody can guess, so a plain hash needs neither salt nor stretching.
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 
@@ -33,14 +33,14 @@ class Token:
     """The record of an issued token, without the token itself.
 
     Args:
-        sha256: Hash of the token. Its start is the `id`.
+        sha256: Hash of the token. Its first digits are the `id`.
         role: "read" or "write".
-        created: ISO 8601.
+        created: Time of creation, in ISO 8601.
         name: What the token is for.
-        expires: ISO 8601; None for a token that is valid until it is revoked.
+        expires: Time of expiry, in ISO 8601; None for a token that is valid until it is revoked.
 
     Raises:
-        ValueError: A field was edited by hand and cannot be read.
+        ValueError: A field is invalid, for example because it was edited by hand.
     """
 
     sha256: str
@@ -50,7 +50,7 @@ class Token:
     expires: str | None = None
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a field that was edited by hand and cannot be read."""
+        """Raises ValueError for an invalid field."""
         if not _SHA256.fullmatch(str(self.sha256)):
             raise ValueError(f"{self.sha256!r:.80} is not a sha256")
         if self.role not in ROLES:
@@ -66,17 +66,17 @@ class Token:
 
     @property
     def id(self) -> str:
-        """The name by which the token is listed and revoked."""
+        """The digits by which the token is listed and revoked."""
         return self.sha256[:_ID_LENGTH]
 
     @property
     def expired(self) -> bool:
-        """Whether the token is no longer valid, by its date."""
+        """Whether the time of expiry has passed."""
         return self.expires is not None and datetime.fromisoformat(self.expires) <= datetime.now(UTC)
 
 
 class TokenFile:
-    """The file of issued tokens. It is read again whenever another process adds or revokes one.
+    """The file of issued tokens. It is read again whenever another process adds or revokes a token.
 
     Args:
         root: The Hub's folder.
@@ -122,12 +122,12 @@ class TokenFile:
             ) from error
 
     def add(self, role: str, *, name: str | None = None, seconds: int | None = None) -> str:
-        """Issues a token. Only its hash is stored, so it can be shown this one time only.
+        """Issues a token. Only its hash is stored, so it can be shown only once.
 
         Args:
             role: "read" or "write".
-            name: What it is for, for lists.
-            seconds: How long it is valid; None until it is revoked.
+            name: Its purpose, as lists show it.
+            seconds: How long it is valid; None for until it is revoked.
 
         Returns:
             The token.
@@ -146,7 +146,7 @@ class TokenFile:
             name: Its id, its sha256, or the token itself.
 
         Returns:
-            The record of the revoked token; None if there is none.
+            The record of the revoked token; None if there is no such token.
         """
         with locked(self._path.with_name(".tokens.lock")):
             tokens = self.all()
@@ -163,7 +163,7 @@ class TokenFile:
 
 
 def _is_date(value: object) -> bool:
-    """Whether a value is ISO 8601 with a time zone. Without one it could not be compared with the present time."""
+    """Whether a value is a time in ISO 8601 with a time zone, without which it cannot be compared with the present."""
     try:
         return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
     except ValueError:
@@ -191,8 +191,8 @@ def create_token(
     Args:
         root: The Hub's folder, created if it does not exist.
         role: "read" or "write".
-        name: What it is for, for lists.
-        seconds: How long it is valid; None until it is revoked.
+        name: Its purpose, as lists show it.
+        seconds: How long it is valid; None for until it is revoked.
 
     Returns:
         The token.
@@ -248,10 +248,10 @@ def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[
 
 
 class Signer:
-    """Signs upload links and Xet tokens, which admit a file's bytes without the user's token.
+    """Signs upload links and Xet tokens, under which files are uploaded without the user's token.
 
     Args:
-        root: The Hub's folder. The key is in `ROOT/secret`, and every server over that root uses it.
+        root: The Hub's folder. The key is in `ROOT/secret`, and every server of that root uses it.
     """
 
     def __init__(self, root: Path) -> None:
@@ -276,7 +276,7 @@ class Signer:
         return f"{expiry}.{self._signature(expiry, parts)}"
 
     def verify(self, signature: str, *parts: str) -> bool:
-        """Whether `sign` made a signature over the same parts, and it has not expired.
+        """Whether `sign` made this signature for the same parts, and it has not expired.
 
         Args:
             signature: What the client sent.

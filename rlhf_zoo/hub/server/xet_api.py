@@ -1,7 +1,7 @@
-"""Receives uploads by Xet, which huggingface_hub uses by default: the token, and the store that it admits to.
+"""Receives uploads by Xet, huggingface_hub's default protocol: issues tokens, and stores what is sent with them.
 
 Files end up in `LargeFiles`, like those uploaded by LFS, and are downloaded from there. Apart from `paths-info`, no
-answer of this Hub names a Xet hash. The store has no grants, no deduplication across repositories and no version 2 of
+answer of this Hub names a Xet hash. The Hub has no grants, no deduplication across repositories and no version 2 of
 shards. Clients accept a 404 for those.
 """
 
@@ -20,9 +20,9 @@ from .xet_store import XetStore, current_epoch
 
 log = logging.getLogger(__name__)
 
-#: The start of every address of a store.
+#: The start of the address of every store.
 XET_PREFIX = "/_xet/"
-#: Where hf-xet sends its reports: to the root of the server, with a store's token.
+#: Where hf-xet sends its reports: at the root of the server, with a store's token.
 TELEMETRY_PATH = "/v1/telemetry"
 _TOKEN_SECONDS = 3600
 
@@ -43,11 +43,11 @@ class XetApi(Api):
         router.add("POST", TELEMETRY_PATH, self._telemetry)
 
     def _write_token(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Issues a token for this repository's store only, and names the store's address."""
+        """Issues a token for this repository's store only, and returns it with the store's address."""
         settings = self._access.write(request, repo)
         with self._storage.git(repo) as git:
             if git.branch(revision.removeprefix("refs/heads/")) is None:
-                # A client that is about to open a pull request sends "None".
+                # Clients send the revision "None" before they open a pull request.
                 if revision == "None" or revision.startswith("refs/pr/"):
                     raise forbidden("The embedded Hub has no pull requests: commit to a branch instead.")
                 raise revision_not_found(revision)
@@ -74,7 +74,7 @@ class XetApi(Api):
         return json_response({"result": 1})
 
     def _telemetry(self, request: Request) -> Response:
-        """Accepts hf-xet's reports, and neither reads nor keeps them."""
+        """Accepts hf-xet's reports without reading or keeping them."""
         return json_response({})
 
     @contextmanager
@@ -82,7 +82,7 @@ class XetApi(Api):
         token = bearer_token(request.headers.get("Authorization", ""))
         if token is None or not self._access.is_signed(token, "xet", repo):
             raise Fault(401, "The Xet token is not valid here or has expired; start the upload again.")
-        request.body.expect(request.body.limit)  # the token is valid, so a refusal reads the rest of the body
+        request.body.expect(request.body.limit)  # the token is valid, so read the rest of the body even after a refusal
         try:
             with upload_errors(repo, self._storage):
                 yield

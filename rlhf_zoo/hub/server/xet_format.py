@@ -1,7 +1,7 @@
-"""Reads the xorbs and shards of the Xet protocol, as far as rebuilding files needs them.
+"""Reads the xorbs and shards of the Xet protocol, as far as is needed to rebuild files.
 
-A file is cut into chunks of 8 to 128 KiB. A xorb holds chunks, each compressed separately. A shard lists, for each
-file, the ranges of xorbs that it consists of. Integers are little-endian. The hashes inside are not checked, because
+A file is split into chunks of 8 to 128 KiB. A xorb holds chunks, each compressed separately. A shard lists, for each
+file, the ranges of xorbs that it consists of. Integers are little-endian. Xet's own hashes are not checked, because
 the rebuilt file must have the announced sha256. Every function raises Fault 400 for data that break the format.
 
 Source: Xet protocol 1.1, huggingface.co/docs/xet.
@@ -19,7 +19,7 @@ from typing import BinaryIO
 
 from .faults import bad_request
 
-#: Largest xorb in bytes: 64 MiB of content, and the headers and the footer of its chunks.
+#: Largest xorb in bytes: 64 MiB of content, the headers of its chunks, and its footer.
 XORB_LIMIT = 65 * 2**20
 #: Largest shard in bytes.
 SHARD_LIMIT = 64 * 2**20
@@ -40,13 +40,13 @@ _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
 
 
 def check_hash(text: str) -> str:
-    """Returns a hash in the protocol's text form.
+    """Checks that a hash has the protocol's text form, and returns it.
 
     Args:
         text: The hash from the client.
 
     Raises:
-        Fault: 400 for anything else.
+        Fault: 400 if it does not.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")
@@ -69,7 +69,7 @@ def chunks_of(xorb: BinaryIO) -> array[int]:
         The offset of each chunk's header.
 
     Raises:
-        Fault: 400 for a chunk that is cut short, or for too many chunks.
+        Fault: 400 for a chunk that is truncated, or for too many chunks.
     """
     size = xorb.seek(0, os.SEEK_END)
     chunks = array("I")
@@ -98,7 +98,7 @@ def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
         The content.
 
     Raises:
-        Fault: 400 if there is no valid chunk.
+        Fault: 400 if there is no valid chunk at the offset.
     """
     header = _read_header(xorb, offset)
     if header is None:
@@ -108,7 +108,7 @@ def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
 
 
 def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
-    """Scheme, stored bytes and bytes of content of the chunk at `offset`; None at the xorb's footer."""
+    """(compression scheme, stored bytes, bytes of content) of the chunk at `offset`; None at the xorb's footer."""
     xorb.seek(offset)
     header = xorb.read(_CHUNK_HEADER)
     if header.startswith(_XORB_FOOTER):
@@ -139,7 +139,7 @@ def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:
         from lz4.frame import LZ4FrameDecompressor
 
         try:
-            # One byte more than announced is enough to notice a frame that unpacks to more (a zip bomb).
+            # One byte more than announced is enough to notice a frame with too much content (a zip bomb).
             content = LZ4FrameDecompressor().decompress(stored, max_length=length + 1)
         except RuntimeError as error:
             raise bad_request("A chunk of the xorb is not an LZ4 frame.") from error
@@ -202,7 +202,7 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
         data: The shard.
 
     Raises:
-        Fault: 400 for data that are not a shard, or, at the end, for a shard that is cut short.
+        Fault: 400 for data that are not a shard or, once its files are read, for a shard that is truncated.
     """
     if not data.startswith(_SHARD_MAGIC):
         raise bad_request("The body is not a Xet shard of version 2.")
@@ -228,6 +228,6 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
         take(count)  # the hashes of the ranges
         length = sum(length for _, _, length, _, _ in _ENTRY.iter_unpack(entries))
         yield ShardFile(_hash_hex(entry()[0]), length, entries)
-    # The next section describes the new xorbs, whose own headers say the same. It is read only to notice a cut.
+    # The next section describes the new xorbs, whose own headers say the same. Read it only to notice truncation.
     while (head := entry())[0] != _BOOKEND:
         take(head[2])

@@ -1,11 +1,11 @@
 """Stores Xet uploads on the disk until their files are in `LargeFiles`.
 
 REPO.git/xet/EPOCH/xorbs/XORB     a xorb as it arrived
-                  /incomplete/    uploads under way
+                  /incomplete/    uploads in progress
 
-For each store's address, hf-xet remembers for three weeks what it need not send again. The epoch is part of that
-address, so that xorbs can be removed: an epoch accepts new uploads for an hour and keeps all its xorbs meanwhile. Once
-nothing has arrived in it for two hours, it is removed. By then its files are ordinary large files.
+For three weeks, hf-xet remembers what it has sent to a store's address, and does not send it again. The epoch is part
+of that address, so that xorbs can be removed: an epoch takes new uploads for an hour, and keeps all its xorbs
+meanwhile. Once nothing has arrived in it for two hours, it is removed. By then its files are ordinary large files.
 """
 
 import os
@@ -68,7 +68,7 @@ def sweep(repository: Path, now: float) -> None:
 def _sweep(base: Path, now: float) -> None:
     limit = now - _IDLE_SECONDS
     for folder in _epochs(base):
-        # A folder's time of change is that of the last file that appeared in it.
+        # A folder's mtime is the time at which a file was last added to or removed from it.
         xorbs = folder / "xorbs"
         is_idle = folder.stat().st_mtime < limit and (not xorbs.is_dir() or xorbs.stat().st_mtime < limit)
         if is_idle and not is_in_use(folder):
@@ -105,10 +105,10 @@ class XetStore:
             pieces: The content.
 
         Returns:
-            False if it was stored already.
+            False if the xorb was stored already.
 
         Raises:
-            Fault: 400 if it is empty.
+            Fault: 400 if the xorb is empty.
         """
         target = self._folder / "xorbs" / xorb
         if target.exists():
@@ -137,7 +137,7 @@ class XetStore:
         Raises:
             Fault: 400 if the shard is damaged, or a file does not have its sha256.
         """
-        # First read it once completely, so that a damaged shard stores nothing.
+        # First read all of it once, so that nothing from a damaged shard is stored.
         for _ in parse_shard(shard):
             pass
         with mark_in_use(self._folder):
@@ -150,8 +150,8 @@ class XetStore:
                     require_room(file.size)
                 self._large.receive(file.sha256, file.size, self._contents(file))
         except Fault as fault:
-            # The client relies on xorbs that are not stored here. An epoch that looks old is not handed out again, so
-            # the next attempt sends everything to a new epoch.
+            # The client relies on xorbs that are not stored here. An epoch that looks old takes no new uploads, so the
+            # next attempt sends everything to a new epoch.
             if fault.status == 400:
                 os.utime(self._folder, (0, 0))
             raise

@@ -8,17 +8,17 @@ from typing import Any
 
 
 class DigestCache:
-    """A cache of JSON values by digest, which drops the least recently used. Threads may share it.
+    """A cache of JSON values by digest, which drops the least recently used values. Threads may share it.
 
     Args:
-        most: Maximum total size of the results, in bytes of JSON text.
+        max_bytes: Maximum total size of the values, in bytes of JSON text.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._size = 0
         self._entries: OrderedDict[str, bytes] = OrderedDict()
-        # Only one result is computed at a time, so that requests of strangers occupy at most one processor.
+        # Only one result is computed at a time, so that anonymous requests occupy at most one CPU core.
         self._lock, self._compute_lock = threading.Lock(), threading.Lock()
 
     def get(self, digest: str, compute: Callable[[], object]) -> Any:
@@ -34,7 +34,7 @@ class DigestCache:
         raw = self._find(digest)
         if raw is None:
             with self._compute_lock:
-                raw = self._find(digest)  # another thread may have read it meanwhile
+                raw = self._find(digest)  # another thread may have computed it meanwhile
                 if raw is None:
                     raw = json.dumps(compute(), separators=(",", ":")).encode()
                     self._store(digest, raw)
