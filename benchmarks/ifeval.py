@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.instructions import read_instructions
-from rlhf_zoo.rewards.instructions_kinds import KINDS, readings
+from rlhf_zoo.rewards.instructions_kinds import KINDS, answer_forms
 from rlhf_zoo.rewards.instructions_text import ABBREVIATIONS
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def judged(row: Row, answer: str, skipped: Counter[str], package: str | None) ->
         random.seed(0)
         try:
             follows = verifier(kind, values, messages(row)[-1]["content"], package)
-            results.append(tuple(any(map(follows, readings(answer, loose=loose))) for loose in (False, True)))
+            results.append(tuple(any(map(follows, answer_forms(answer, loose=loose))) for loose in (False, True)))
         except ZooError:
             raise
         except Exception as error:

@@ -138,4 +138,4 @@ def scores_from_user(scores: Sequence[Any], samples: Samples) -> UserScores:
             raise ZooError(f"Score {row} is {number}: pass a finite number.")
         numbers.append(number)
     total: Tensor = torch.tensor(numbers, device=samples.mask.device)
-    return UserScores(total=total, each=total.unsqueeze(1))
+    return UserScores(total=total, per_reward=total.unsqueeze(1))

@@ -68,7 +68,7 @@ def gather_rollouts(
         "values": rollout.values.cpu(),
         "engine": None if rollout.engine_logprobs is None else rollout.engine_logprobs.cpu(),
         "total": scored.total.cpu(),
-        "each": scored.each.cpu(),
+        "per_reward": scored.per_reward.cpu(),
         "by_token": None if scored.by_token is None else scored.by_token.cpu(),
         "metrics": dict(scored.metrics),
         "prompts_per_batch": list(prompts_per_batch),
@@ -102,7 +102,7 @@ def gather_rollouts(
     return joined, replace(
         scored,
         total=join(part["total"] for part in all_parts),
-        each=join(part["each"] for part in all_parts),
+        per_reward=join(part["per_reward"] for part in all_parts),
         extra={},
         metrics=_mean_metrics([part["metrics"] for part in all_parts], [sum(counts) for counts in prompt_counts]),
         by_token=None if all(scores is None for scores in token_scores) else join(by_token),

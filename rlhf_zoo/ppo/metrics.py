@@ -28,7 +28,7 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
     Returns:
         (B,) by metric, NaN where it does not apply.
     """
-    per_reward = estimates.scored.each
+    per_reward = estimates.scored.per_reward
     return {
         "objective/score": estimates.scored.total,
         "objective/shaped_score": estimates.scores,

@@ -182,7 +182,7 @@ def trace(
     action_columns["clipped"] = _find_clipped(logprobs, old_logprobs, action_columns["advantage"], samples.mask, args)
     token_columns = _token_columns(samples, logprobs, ref_logprobs, old_logprobs)
     tokens, completion = _traced_tokens(tokenizer, prompt_ids, token_columns, action_columns)
-    scores = dict(zip(rewards.names, scored.each[0].tolist(), strict=True))
+    scores = dict(zip(rewards.names, scored.per_reward[0].tolist(), strict=True))
     return Trace(
         prompt=prompt,
         completion=completion,

@@ -1,4 +1,4 @@
-"""Rewards: what a completion is worth to the trainer."""
+"""Rewards: the scores of completions that the trainer maximizes."""
 
 from .composed import RewardFunction, Rewards, Scored
 from .ensemble import RewardEnsemble

@@ -1,4 +1,4 @@
-"""Rewards for parts of a completion: one number per token, or spans of its text that are mapped to its tokens."""
+"""Rewards for parts of a completion: one number per token, or values for spans of its text, mapped to its tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from ..modeling.alignment import TokenText
 
 
 class PartsMismatch(Exception):
-    """A reward for parts of a completion does not fit it. The caller adds the names of the function and the row."""
+    """A reward for parts of a completion does not fit the completion. The caller adds the function and the row."""
 
 
 def is_list(value: Any) -> bool:
-    """Whether a reward is a list of numbers or spans. An array or tensor of one element is a number.
+    """Whether a reward is a list of numbers or spans. An array or tensor with one element counts as a number.
 
     Args:
         value: What a reward function returned for a row.
@@ -40,14 +40,14 @@ def rewards_by_token(
         values: T numbers, or spans (start, end, value) of `text`. An empty list gives 0 for each token.
         text: The completion as the function read it, which may be a part of the completion's decoded text.
         ids: T token ids of the completion.
-        tokenizer: The policy's, to find the tokens of spans.
+        tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
         prompt_ids: Token ids of the prompt.
 
     Returns:
         T numbers.
 
     Raises:
-        PartsMismatch: The number of values is not T, or a span is not in the text.
+        PartsMismatch: The number of numbers is not T, a span is not in the text, or spans lack a tokenizer.
         TypeError, ValueError, RuntimeError: A value is not a number, as for `to_float`.
     """
     if len(values) and not any(is_list(item) for item in values):

@@ -36,30 +36,30 @@ class Scored:
     """The scores of B completions under F rewards, and what the functions logged.
 
     Attributes:
-        total: (B,) the weighted sum.
-        each: (B, F), one column for each of `Rewards.names`; NaN where a reward does not apply.
-        extra: Columns of B values to show beside the completions.
+        total: (B,) the weighted sum over rewards.
+        per_reward: (B, F), one column for each of `Rewards.names`; NaN where a reward does not apply.
+        extra: Columns of B values that functions logged with `log_extra`, to show next to the completions.
         metrics: What functions logged with `log_metric`, by name.
         by_token: (B, T) the part of the total that belongs to single tokens; None if no function returned lists.
-        group_size: Completions of each prompt, which lie next to each other; 1 if nobody says which share a prompt.
+        group_size: Completions of each prompt, which are adjacent; 1 if it is unknown which ones share a prompt.
     """
 
     total: Tensor
-    each: Tensor
+    per_reward: Tensor
     extra: Mapping[str, list[Any]] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     by_token: Tensor | None = None
     group_size: int = 1
 
     def select(self, indices: Tensor, *, width: int) -> Scored:
-        """Selects rows, without what functions logged.
+        """Selects rows. Leaves out what functions logged.
 
         Args:
-            indices: The rows, in whole groups.
-            width: The number of tokens of their longest completion.
+            indices: Indices of the rows. All rows of a group must be selected together.
+            width: The number of tokens in the longest of these completions.
         """
         by_token = None if self.by_token is None else self.by_token[indices, :width]
-        return Scored(self.total[indices], self.each[indices], by_token=by_token, group_size=self.group_size)
+        return Scored(self.total[indices], self.per_reward[indices], by_token=by_token, group_size=self.group_size)
 
 
 class Rewards:
@@ -74,7 +74,7 @@ class Rewards:
     Args:
         rewards: Reward models, ensembles and functions.
         weights: One for each reward; None for a weight of 1 each.
-        tokenizer: The policy's, to find the tokens of spans.
+        tokenizer: The policy's tokenizer, which finds the tokens of spans; None if no function returns spans.
         timeout: Seconds that a function may take for a batch; None for no limit.
 
     Attributes:
@@ -141,13 +141,13 @@ class Rewards:
             completions: B texts, or lists of messages.
             texts: B full texts (prompt + completion), or conversations.
             columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
-            trainer_state: Passed to functions unless it is None, as outside of training.
+            trainer_state: Passed to functions; None, outside of training, is not passed.
             model_context: Called with each reward model; its context is open while that model scores.
 
         Raises:
-            ZooError: A function raises an exception, returns another number of values than there are rows, or returns
-                a value that is not finite; a model's score is not finite; or no reward applies to a row. A ZooError
-                that a function raises is not changed.
+            ZooError: A function raises an exception, returns too few or too many values, or returns a value that is
+                not finite; a model's score is not finite; or no reward applies to a row. A ZooError that a function
+                raises passes through unchanged.
         """
         device = samples.logprobs.device
         ids = samples.token_lists()
@@ -201,7 +201,7 @@ class Rewards:
 
 
 def _models_of(reward: Any) -> list[RewardModel]:
-    """Returns the reward models of a reward; a function has none."""
+    """Returns the reward models in a reward; none for a function."""
     return reward.models if isinstance(reward, RewardEnsemble) else [reward] if isinstance(reward, RewardModel) else []
 
 
@@ -235,7 +235,7 @@ def _check_finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
 
 
 def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
-    """Returns a reward's name in metrics: a function's name (under any partials), otherwise its class's."""
+    """Returns a reward's name in metrics: the name of the function (under any partials), else that of its class."""
     if _models_of(reward):
         return "reward_model"
     function = unwrap_partials(reward)

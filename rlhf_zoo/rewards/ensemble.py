@@ -1,4 +1,4 @@
-"""Several reward models as one reward."""
+"""Combines several reward models into one reward."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,10 +21,11 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
 
     Args:
         models: The reward models, or their paths.
-        how: One of `functional.ENSEMBLES`, or None.
+        how: One of `functional.ENSEMBLES`; None for a single model.
 
     Raises:
-        ZooError: There are several models without `how`, fewer than two with it, or a model is listed twice.
+        ZooError: There are several models and `how` is None, or fewer than two and it is set; or a model is listed
+            twice.
     """
     if len(models) > 1 and how is None:
         raise ZooError(
@@ -40,10 +41,10 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
 
 
 class RewardEnsemble:
-    """One score from M reward models, by `functional.ensemble_scores`.
+    """Combines the scores of M reward models into one by `functional.ensemble_scores`.
 
-    Scores of different models must have the same unit. So a model that centers or scales must have its own stored mean
-    and standard deviation.
+    Scores of different models must have the same unit. So a model that centers or scales its scores must have a stored
+    mean and standard deviation.
 
     Args:
         models: At least two different models.
@@ -51,7 +52,7 @@ class RewardEnsemble:
         penalty: λ of mean_minus_variance; None for DEFAULT_PENALTY.
 
     Raises:
-        ZooError: A model has no stored mean and deviation, or the models cannot be combined.
+        ZooError: A model lacks its mean and standard deviation, or `check_ensemble` fails.
     """
 
     def __init__(self, models: Sequence[RewardModel], *, how: str | None, penalty: float | None = None) -> None:
@@ -81,7 +82,7 @@ class RewardEnsemble:
             model_context: Called with each model; its context is open while that model scores.
 
         Returns:
-            (M, B).
+            Scores, (M, B).
         """
         scores = []
         for model in self.models:
@@ -90,14 +91,14 @@ class RewardEnsemble:
         return torch.stack(scores)
 
     def score_samples(self, samples: Samples, texts: Sequence[Any]) -> Tensor:
-        """Scores sampled completions.
+        """Scores sampled completions with all models combined.
 
         Args:
             samples: B completions.
             texts: B full texts (prompt + completion) or conversations.
 
         Returns:
-            (B,).
+            Scores, (B,).
         """
         return self.combine(self.score_each(samples, texts))
 
@@ -109,7 +110,7 @@ class RewardEnsemble:
             ended: Whether each text ended by itself.
 
         Returns:
-            (B,).
+            Scores, (B,).
         """
         return self.combine(torch.stack([model.score_texts(texts, ended=ended).cpu() for model in self.models]))
 
@@ -120,6 +121,6 @@ class RewardEnsemble:
             scores: (M, B).
 
         Returns:
-            (B,).
+            Scores, (B,).
         """
         return F.ensemble_scores(scores, how=self.how, penalty=self.penalty)

@@ -17,19 +17,19 @@ from .rule import Rule, text_of
 class FormatMatch(Rule):
     """1 if a completion matches a regular expression, otherwise 0. Outer white space is ignored.
 
-    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So the package
-    `regex` does the matching, which stops at `timeout`: a TimeoutError then ends the run and names the row, because a
-    silent 0 would make rewards depend on the machine's speed. The limit holds for each completion, and does not cover
-    the compilation of the pattern. Patterns come from the user, never from a download.
+    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So matching uses the
+    package `regex`, which stops at `timeout`. A TimeoutError then ends the run and names the row, because a silent 0
+    would make rewards depend on the machine's speed. The limit applies to each completion, and does not cover the
+    compilation of the pattern. Patterns come from the user, never from a download.
 
     Attributes:
-        pattern: In the syntax of `re`, with flags inside, such as "(?s)" for a dot that matches line ends too.
-        how: "fullmatch" if the whole completion must match, "search" if a part must.
+        pattern: In the syntax of `re`, with flags inside, such as "(?s)" to let a dot match line ends too.
+        how: "fullmatch" if the whole completion must match, "search" if any part may.
         timeout: Seconds for one completion.
         name: The name in metrics.
 
     Raises:
-        ZooError: The pattern is no regular expression.
+        ZooError: The pattern is not a regular expression, or another field is invalid.
     """
 
     pattern: str
@@ -78,14 +78,14 @@ def _token_ids(reward: Rule, columns: Mapping[str, Any]) -> Sequence[Sequence[in
 
 @dataclass(frozen=True, kw_only=True)
 class Length(Rule):
-    """The length of a completion; with a target −|length − target| / target, and −1 at worst.
+    """The length of a completion, or, with a target, −|length − target| / target but at least −1.
 
-    Without a target it rewards length itself. Use it with weight 0 to log lengths, or with a small weight, which is
-    negative to prefer short completions.
+    Without a target, it rewards length itself: use weight 0 to only log lengths, or a small weight, negative to prefer
+    short completions.
 
     Attributes:
         target: The target length; None for no target.
-        unit: "tokens" (the end-of-sequence token counts), "words" between white space, or "characters".
+        unit: "tokens" (including the end-of-sequence token), "words" (separated by white space), or "characters".
         name: The name in metrics.
     """
 
@@ -107,11 +107,11 @@ class Length(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlong(Rule):
-    """0 up to limit − margin, falling linearly to −1 at the limit, and −1 beyond.
+    """0 for lengths up to limit − margin, then falling linearly to −1 at the limit, and −1 beyond.
 
     Attributes:
-        limit: In `unit`.
-        margin: In `unit`. With 0 every length up to the limit is free.
+        limit: The length from which the reward is −1, in `unit`.
+        margin: The range over which it falls, in `unit`. With 0, every length up to the limit gets 0.
         unit: As for `Length`.
         name: The name in metrics.
 
@@ -140,14 +140,14 @@ class SoftOverlong(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition(Rule):
-    """Minus the share of a completion's n-grams that occurred in it before: distinct / all − 1; 0 where it has none.
+    """Minus the share of a completion's n-grams that repeat earlier ones: distinct / all − 1; 0 without n-grams.
 
     Attributes:
-        n: Length of an n-gram.
-        unit: "tokens", or "words" as `modeling.words` counts them.
+        n: Length of an n-gram, in `unit`.
+        unit: "tokens", or "words" as `modeling.words` splits them.
         name: The name in metrics.
 
-    Source: −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319, §6, with its n of 4.
+    Source: −seq-rep-n of Welleck et al. 2019, arXiv:1908.04319, §6, where n = 4.
     """
 
     n: int = 4

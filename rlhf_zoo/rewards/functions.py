@@ -40,9 +40,9 @@ class Batch:
         prompts: B texts or conversations.
         completions: B texts, or lists of messages.
         completion_ids: B lists of token ids.
-        columns: The data set's columns: lists of B values, or batch-level values that are passed through.
-        trainer_state: None outside of training.
-        prompt_ids: B lists of token ids, before completion_ids; () if they are not needed.
+        columns: The data set's columns: lists of B values, or values for the whole batch, which stay as they are.
+        trainer_state: The trainer's state; None outside of training.
+        prompt_ids: B lists of the prompts' token ids; () if they are not needed.
     """
 
     prompts: list[Prompt]
@@ -85,7 +85,7 @@ class Batch:
 
 
 class NamedReward:
-    """A reward function with its name in metrics. Collects what the function logs while it scores one batch.
+    """A reward function with its name. Collects what the function logs while it scores one batch.
 
     Args:
         name: The name in metrics.
@@ -144,7 +144,7 @@ class NamedReward:
         raise self._error_for(batch, error) from error
 
     def _error_for(self, batch: Batch, error: Exception) -> ZooError:
-        """Builds the error. It names the first row that also fails when it is scored alone."""
+        """Builds an error that names the first row which also fails when it is scored alone."""
         if signature_error := self._signature_error(batch):
             return signature_error
         if len(batch) == 1:
@@ -213,7 +213,7 @@ def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: flo
     Args:
         rewards: The reward functions.
         batch: The batch to score.
-        timeout: Seconds that one function, or all coroutine functions together, may take; None for no limit.
+        timeout: Seconds that each function may take, or all coroutine functions together; None for no limit.
 
     Returns:
         What each function returned, by name.
@@ -264,8 +264,8 @@ def collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, 
         count: The number of completions in the batch.
 
     Returns:
-        Extra columns, and the means of metrics. If two functions log a column of the same name, or if the table of
-        completions already uses the name, the function's name is appended.
+        (columns, metrics): the extra columns, and the mean of each metric. The function's name is appended to the name
+        of a column that an earlier function or the table of completions has already.
 
     Raises:
         ZooError: The number of values in a column is not `count`.
@@ -293,7 +293,7 @@ def _mean(values: Sequence[float]) -> float:
         return math.nan
 
 
-#: How to fix a returned value that is invalid; ends the errors below.
+#: How to fix an invalid return value; ends the errors below.
 EXPECTED_RETURN = "return a float or None for each completion"
 
 
@@ -333,12 +333,12 @@ def convert_rewards(
         name: The function's name.
         values: What the function returned.
         batch: The batch that it scored.
-        tokenizer: The policy's, to find the tokens of spans.
+        tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
 
     Returns:
         (totals, token_rewards). totals: (B,) float32, NaN where the function returned None. token_rewards: None unless
-        the function returned a list for some row; then a list with one number per token for each row. Its numbers add
-        up to the row's total if the function returned a list for the row, otherwise all are 0.
+        the function returned a list for some row; then, for each row, a list with one number per token. These numbers
+        add up to the row's total if the function returned a list for that row; otherwise all of them are 0.
 
     Raises:
         ZooError: The values are not B finite numbers or lists that fit their completions.
@@ -379,7 +379,7 @@ def convert_rewards(
 
 
 def _copy_nested(value: Any) -> Any:
-    """Copies lists and mappings at any depth; all other values are shared."""
+    """Copies lists, tuples and dicts at any depth, and shares all other values."""
     if isinstance(value, dict):
         return {key: _copy_nested(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -416,7 +416,7 @@ def _show(value: Any) -> str:
 
 
 def _describe(error: Exception) -> str:
-    """Writes an exception in one line."""
+    """Describes an exception in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -444,8 +444,8 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _event_loop(process_id: int) -> asyncio.AbstractEventLoop:
     """Returns the event loop of this process, in which all batches are scored, as in GRPO.
 
-    A client that a reward function keeps open between batches works only in the loop that it was made in. The process
-    id is the key of the cache, so that a forked process gets a loop of its own.
+    A client that a reward function keeps open between batches works only in the loop in which it was created. The cache
+    is keyed by process id, so that a forked process gets a loop of its own.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="rlhf-zoo-rewards", daemon=True).start()

@@ -4,8 +4,8 @@ A prompt's instructions are in two columns, as google/IFEval has them: `instruct
 ["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each, such as
 [{}, {"relation": "at least", "num_words": 60}]. Arguments that are null count as missing.
 
-An answer can fulfill instructions and say nothing, so this reward does not show whether an answer is right. It is not a
-`Verifiable`: as a judge it cannot clear a policy that it rewarded.
+An answer can follow its instructions and say nothing, so this reward does not show whether an answer is right. It is
+therefore not `Verifiable`: as the judge of a policy that it rewarded, it cannot rule out reward hacking.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 from ..errors import ZooError
 from ..fileio import finite
 from ..modeling.chat_template import Prompt
-from .instructions_kinds import KINDS, readings
+from .instructions_kinds import KINDS, answer_forms
 from .rule import Rule, text_of
 
 COLUMNS = ("instruction_id_list", "kwargs")
@@ -28,34 +28,34 @@ class Instruction:
     """One instruction of a prompt.
 
     Attributes:
-        kind: IFEval's id of its kind.
-        arguments: Its arguments.
+        kind: The id of its kind in IFEval, such as "punctuation:no_comma".
+        arguments: Its arguments by name.
     """
 
     kind: str
     arguments: Mapping[str, Any]
 
     def is_followed(self, answer: str, *, loose: bool = False) -> bool:
-        """Whether an answer fulfills it; never for an empty answer.
+        """Whether an answer follows it. An empty answer never does.
 
         Args:
             answer: The answer.
-            loose: As for `readings`.
+            loose: As for `answer_forms`.
         """
         follows = KINDS[self.kind].follows
-        return any(follows(form, self.arguments) for form in readings(answer, loose=loose))
+        return any(follows(form, self.arguments) for form in answer_forms(answer, loose=loose))
 
 
 def read_instructions(ids: Any, kwargs: Any, *, where: str) -> list[Instruction]:
-    """Reads one row's instructions.
+    """Reads the instructions of one row.
 
     Args:
-        ids: Its `instruction_id_list`.
-        kwargs: Its `kwargs`.
-        where: What errors call the row.
+        ids: The row's `instruction_id_list`.
+        kwargs: The row's `kwargs`.
+        where: The row's name in errors, such as "row 3".
 
     Returns:
-        The instructions.
+        The instructions; none if both columns are None.
 
     Raises:
         ZooError: The lists differ in length, a kind is unknown, or an argument is missing or unusable.
@@ -81,27 +81,27 @@ def read_instructions(ids: Any, kwargs: Any, *, where: str) -> list[Instruction]
 
 
 def _as_integer(value: Any) -> Any:
-    """Converts a float of a table, which has floats where other rows have nothing, to the integer that it was."""
+    """Converts a float to the integer that it was: a table stores integers as floats if other rows have none."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstructionsFollowed(Rule):
-    """share · (fulfilled / all instructions) + complete · [all are fulfilled]; None for a row without instructions.
+    """share · (followed / all instructions) + complete · [all are followed]; None for a row without instructions.
 
-    Logs the extra column NAME/missed, the kinds that an answer does not fulfill, and the metrics NAME/share and
-    NAME/all.
+    Logs the extra column NAME/missed, with the kinds of instructions that an answer does not follow, and the metrics
+    NAME/share and NAME/all.
 
     Attributes:
-        share: Weight of the share of a prompt's instructions that its answer fulfills.
-        complete: What an answer gets besides if it fulfills all of them.
+        share: The weight of the share of a prompt's instructions that its answer follows.
+        complete: The bonus for an answer that follows all of them.
         loose: Whether an answer also counts without its first or last line and without asterisks, as in IFEval's loose
             accuracy.
         name: The name in metrics.
 
     Raises:
-        ZooError: When called: the prompts lack a column or a row of it cannot be read; or an instruction is about a
-            language and langdetect is not installed.
+        ZooError: When called: the prompts lack a column, or a row cannot be read; or an instruction is about a language
+            and langdetect is not installed.
     """
 
     share: float = 1.0
@@ -117,19 +117,19 @@ class InstructionsFollowed(Rule):
             raise self._field_error("loose", "True or False")
 
     def check_columns(self, names: Iterable[str]) -> None:
-        """Checks that the prompts have both columns.
+        """Checks that the prompts have both columns of `COLUMNS`.
 
         Args:
-            names: Their columns.
+            names: The names of the prompts' columns.
 
         Raises:
-            ZooError: They lack one.
+            ZooError: A column is missing.
         """
         names = list(names)
         for column in COLUMNS:
             if column not in names:
                 raise ZooError(
-                    f"The reward {self.name} reads the column {column!r}, and the prompts have "
+                    f"The reward {self.name} reads the column {column!r}, but the prompts have "
                     f"{', '.join(map(repr, names)) or 'no columns but the prompt'}: add it, in the form of "
                     "google/IFEval."
                 )
@@ -149,7 +149,7 @@ class InstructionsFollowed(Rule):
         rows = zip(completions, columns["instruction_id_list"], columns["kwargs"], strict=True)
         for row, (completion, ids, kwargs) in enumerate(rows):
             instructions, answer = read_instructions(ids, kwargs, where=f"row {row}"), text_of(completion)
-            failed = [each.kind for each in instructions if not each.is_followed(answer, loose=self.loose)]
+            failed = [item.kind for item in instructions if not item.is_followed(answer, loose=self.loose)]
             missed.append(", ".join(failed))
             if not instructions:
                 rewards.append(None)

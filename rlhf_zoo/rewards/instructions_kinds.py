@@ -1,14 +1,14 @@
-"""Verifiers of the 25 kinds of instructions of IFEval (Zhou et al. 2023, arXiv:2311.07911).
+"""Verifiers for the 25 kinds of instructions in IFEval (Zhou et al. 2023, arXiv:2311.07911).
 
-Each reads an answer and the arguments of an instruction, under the names of google/IFEval, and says whether the answer
-fulfills it. They decide as Google's code does, which lm-evaluation-harness and the package if-verifiable contain, and
-tests compare them. They are our own because that code
+Each verifier takes an answer and an instruction's arguments, named as in google/IFEval, and says whether the answer
+follows the instruction. Tests compare the verdicts with those of Google's code, which lm-evaluation-harness and the
+package if-verifiable contain. We do not use that code, because it
 
 - draws an argument at random if it is missing or unusual (the letter "#", a paragraph beyond the last one);
-- uses keywords and markers of the data as regular expressions;
+- uses keywords and markers from the data as regular expressions;
 - takes quadratic time on "[[[[…", "<<<<…" and runs of line ends, and raises RecursionError on deeply nested JSON;
 - downloads NLTK's Punkt to count sentences and words in capitals;
-- detects languages by a generator without a seed, and accepts any answer whose language cannot be detected.
+- detects languages with an unseeded random generator, and accepts any answer whose language cannot be detected.
 """
 
 import json
@@ -21,7 +21,7 @@ from ..fileio import integer
 from .instructions_text import count_capital_words, count_sentences, detect_language
 
 RELATIONS = ("at least", "less than")
-#: What `detectable_format:constrained_response` accepts.
+#: An answer to `detectable_format:constrained_response` must contain one of these.
 OPTIONS = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 
 Arguments = Mapping[str, Any]
@@ -40,24 +40,24 @@ class Kind:
     """A kind of instruction.
 
     Attributes:
-        follows: Whether an answer fulfills an instruction with these arguments.
-        arguments: What each argument must be, by its name: a key of `VALID`.
+        follows: Takes an answer and the arguments; returns whether the answer follows the instruction.
+        arguments: Argument -> what it must be, a key of `VALID`.
     """
 
     follows: Callable[[str, Arguments], bool]
     arguments: Mapping[str, str]
 
     def fault(self, arguments: Arguments) -> str | None:
-        """Describes the first argument that is missing or unusable; None if all are usable.
+        """Describes the first argument that is missing or invalid; None if all are valid.
 
         Args:
-            arguments: The instruction's arguments.
+            arguments: The instruction's arguments by name.
         """
-        for name, needed in self.arguments.items():
+        for name, expected in self.arguments.items():
             if name not in arguments:
-                return f"has no {name}: add {needed}"
-            if not VALID[needed](arguments[name]):
-                return f"has the {name} {arguments[name]!r}: give {needed}"
+                return f"has no {name}: add {expected}"
+            if not VALID[expected](arguments[name]):
+                return f"has the {name} {arguments[name]!r}: give {expected}"
         nth, count = arguments.get("nth_paragraph"), arguments.get("num_paragraphs")
         if "nth_paragraph" in self.arguments and nth is not None and count is not None and not 1 <= nth <= count:
             return f"has the nth_paragraph {nth}: give a number from 1 to num_paragraphs, {count}"
@@ -68,9 +68,9 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-#: Checks of arguments, by what messages call them.
+#: Description of a valid argument, for messages -> the check.
 VALID: dict[str, Callable[[Any], bool]] = {
-    "a whole number from 0": lambda value: (integer(value) or 0) >= 0 and integer(value) is not None,
+    "a whole number of at least 0": lambda value: (integer(value) or 0) >= 0 and integer(value) is not None,
     "'at least' or 'less than'": lambda value: value in RELATIONS,
     "a text": _is_text,
     "a list of texts": lambda value: isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value)),
@@ -131,14 +131,14 @@ def _has_postscript(text: str, arguments: Arguments) -> bool:
 
 
 def _has_highlights(text: str, arguments: Arguments) -> bool:
-    marked = [each.strip("*") for each in _HIGHLIGHT.findall(text)]
-    marked += [each.removeprefix("**").removesuffix("**") for each in _DOUBLE_HIGHLIGHT.findall(text)]
-    return sum(bool(each.strip()) for each in marked) >= arguments["num_highlights"]
+    highlights = [match.strip("*") for match in _HIGHLIGHT.findall(text)]
+    highlights += [match.removeprefix("**").removesuffix("**") for match in _DOUBLE_HIGHLIGHT.findall(text)]
+    return sum(bool(highlight.strip()) for highlight in highlights) >= arguments["num_highlights"]
 
 
 def _has_sections(text: str, arguments: Arguments) -> bool:
-    heads = re.findall(re.escape(arguments["section_spliter"].strip()) + r"\s?\d+", text)
-    return len(heads) >= arguments["num_sections"]
+    headings = re.findall(re.escape(arguments["section_spliter"].strip()) + r"\s?\d+", text)
+    return len(headings) >= arguments["num_sections"]
 
 
 def _is_json(text: str, arguments: Arguments) -> bool:
@@ -179,7 +179,7 @@ def _is_quoted(text: str, arguments: Arguments) -> bool:
     return len(body) > 1 and body[0] == body[-1] == '"'
 
 
-#: By IFEval's ids.
+#: IFEval's id -> the kind.
 KINDS: dict[str, Kind] = {
     "keywords:existence": Kind(_has_keywords, {"keywords": _TEXTS}),
     "keywords:frequency": Kind(
@@ -232,15 +232,15 @@ KINDS: dict[str, Kind] = {
 }
 
 
-def readings(text: str, *, loose: bool) -> list[str]:
-    """Returns the forms of an answer that an instruction may be fulfilled in, none of them empty.
+def answer_forms(text: str, *, loose: bool) -> list[str]:
+    """Returns the forms of an answer, of which one must follow an instruction.
 
     Args:
         text: The answer.
-        loose: Whether the answer also counts without its first line, its last line, both, and without asterisks.
+        loose: Whether the answer also counts without its first line, its last line or both, and without asterisks.
 
     Returns:
-        The forms: the answer itself first.
+        The forms that are not empty: first the answer itself.
     """
     forms = [text]
     if loose:

@@ -1,8 +1,7 @@
 """Counts sentences and words in capitals, and detects languages, for the verifiers of instructions.
 
-IFEval's own code counts sentences and words by NLTK's Punkt, whose model is downloaded at the first use. A reward must
-not depend on a network, so both counts are rules here. They agree with Punkt on all but a few answers
-(docs/rewards.md).
+IFEval's own code counts both with NLTK's Punkt, whose model is downloaded on first use. A reward must not depend on a
+network, so the counts here use rules. They agree with Punkt on all but a few answers (docs/rewards.md).
 """
 
 import functools
@@ -11,14 +10,14 @@ from typing import Any
 
 from ..errors import ZooError
 
-#: Words whose full stop ends no sentence, in lower case and without it.
+#: Abbreviations, in lower case and without the last period, which does not end a sentence.
 ABBREVIATIONS = frozenset({
     "a.m", "adj", "al", "approx", "apr", "aug", "ave", "bros", "capt", "cf", "co", "col", "corp", "dec", "dept",
     "dr", "e.g", "ed", "est", "etc", "feb", "fig", "gen", "gov", "hon", "hr", "i.e", "inc", "jan", "jr", "lt",
     "ltd", "maj", "mar", "messrs", "mr", "mrs", "ms", "mt", "nov", "oct", "op", "p.m", "ph.d", "pp", "pres",
     "prof", "rep", "rev", "sen", "sep", "sept", "sgt", "sr", "st", "u.k", "u.n", "u.s", "u.s.a", "viz", "vol", "vs",
 })  # fmt: skip
-#: Words that begin a sentence even after an abbreviation, when they have a capital.
+#: Capitalized words that begin a sentence even after an abbreviation.
 STARTERS = frozenset({
     "A", "After", "All", "An", "And", "As", "At", "But", "By", "Finally", "First", "For", "He", "Her", "His",
     "However", "I", "If", "In", "It", "Its", "My", "Next", "On", "One", "Our", "She", "So", "Some", "That",
@@ -27,22 +26,22 @@ STARTERS = frozenset({
 })  # fmt: skip
 _OPENING = "\"'“”‘’([{*_"
 _CLOSING = "\"'“”‘’)]}*_:;,"
-#: Punctuation that stands by itself between words. Hyphens, slashes and inner full stops do not divide a word.
+#: A word: anything between white space and punctuation. Hyphens, slashes and inner periods do not divide a word.
 _WORD = re.compile(r"[^\s,;:!?\"“”()\[\]{}<>*#`@%&$…]+")
 _CONTRACTION = re.compile(r"(?:N'T|N’T|['’](?:S|M|D|LL|RE|VE))$")
-#: langdetect reads no further than 10,000 characters.
-_LONGEST = 10_000
+#: Number of characters after which langdetect stops reading.
+_MAX_CHARACTERS = 10_000
 _SEED = 0
 
 
 def count_sentences(text: str) -> int:
-    """Counts sentences: ends are "!", "?" and full stops that end no abbreviation; a line's end is none.
+    """Counts sentences. A sentence ends at "!", "?", or a period that does not abbreviate, but not at a line's end.
 
     Args:
         text: The text.
 
     Returns:
-        The number, with the rest after the last end as a sentence.
+        The number. Text after the last end counts as a sentence.
     """
     tokens = text.split()
     count = 0
@@ -102,7 +101,7 @@ def _detector_factory() -> Any:
 
 
 def languages() -> frozenset[str]:
-    """Returns the codes of the languages that `detect_language` can tell.
+    """Returns the codes of the languages that `detect_language` knows.
 
     Raises:
         ZooError: langdetect is not installed.
@@ -112,10 +111,10 @@ def languages() -> frozenset[str]:
 
 @functools.lru_cache(maxsize=4096)
 def detect_language(text: str) -> str | None:
-    """Detects a text's language; None if it has no letters, or too few.
+    """Returns the code of a text's language; None if the text has no letters, or too few.
 
-    langdetect draws at random, and its seed is a global of the process. So this uses a factory and a seed of its own: a
-    text always has the same language, and nobody else's draws change.
+    langdetect draws random numbers, with a seed that is global to the process. This function uses a factory and a seed
+    of its own, so that a text always has the same language and draws elsewhere do not change.
 
     Args:
         text: The text.
@@ -128,7 +127,7 @@ def detect_language(text: str) -> str | None:
 
     detector = factory.create()
     detector.seed = _SEED
-    detector.append(text[:_LONGEST])
+    detector.append(text[:_MAX_CHARACTERS])
     try:
         return detector.detect()
     except LangDetectException:

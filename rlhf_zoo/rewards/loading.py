@@ -1,4 +1,4 @@
-"""Loads reward models for PPO: a classifier, one label of a classifier, or a model that the user's own code loads."""
+"""Loads reward models for PPO: a classifier, one label of a classifier, or a model that the user's code loads."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ def find_loader(name: str) -> Any:
         name: "module:attribute", or an entry point.
 
     Raises:
-        ZooError: There is none, or it cannot be called.
+        ZooError: It does not exist, or it cannot be called.
     """
     loader = load_object(name, group=REWARDS)
     if not callable(loader):
@@ -40,10 +40,10 @@ def load_reward_model(
 
     Args:
         path: A folder or a Hub id.
-        label: For a classifier of several labels, the one whose output is the score.
+        label: For a classifier with several labels, the label whose output is the score.
         loader: "module:attribute" of a class whose `from_pretrained` loads the model, or of a function that is called
-            with the path. It must come from the user, never from a download.
-        options: How to load it.
+            with the path; None for a classifier. It must come from the user, never from a download.
+        options: How to load the model.
 
     Raises:
         ZooError: It cannot be loaded, or the loader does not return a PreTrainedModel.
@@ -88,15 +88,14 @@ def load_reward(
 
     Args:
         paths: Folders or Hub ids.
-        policy_tokenizer: The policy's.
+        policy_tokenizer: The policy's tokenizer.
         place: Moves a model to its device.
-        label: As for `RewardModel`. It does not apply to a model with one output, such as one that replaces the run's
-            own.
-        output: Likewise.
-        pad_token: Likewise.
+        label: As for `RewardModel`. Ignored for a model with one output, such as one that replaces the run's own.
+        output: As for `RewardModel`. Ignored for a model with one output.
+        pad_token: As for `RewardModel`.
         loader: As for `load_reward_model`.
-        ensemble: How several models are combined; see `RewardEnsemble`. A single model ignores it.
-        penalty: Likewise.
+        ensemble: `how` of `RewardEnsemble`. Ignored for a single model.
+        penalty: As for `RewardEnsemble`. Ignored for a single model.
         center: As for `RewardModel`.
         scale: As for `RewardModel`.
         options: How to load the models.
@@ -108,8 +107,8 @@ def load_reward(
     for path in paths:
         model = load_reward_model(path, label=label, loader=loader, options=options)
         place(model)
-        read: dict[str, Any] = {"label": label, "output": output} if model.config.num_labels != 1 else {}
+        arguments: dict[str, Any] = {"label": label, "output": output} if model.config.num_labels != 1 else {}
         tokenizer = load_tokenizer(path)
-        read |= {"center": center, "scale": scale, "pad_token": pad_token}
-        models.append(RewardModel(model, tokenizer, policy_tokenizer, **read))
+        arguments |= {"center": center, "scale": scale, "pad_token": pad_token}
+        models.append(RewardModel(model, tokenizer, policy_tokenizer, **arguments))
     return models[0] if len(models) == 1 else RewardEnsemble(models, how=ensemble, penalty=penalty)

@@ -1,4 +1,4 @@
-"""A reward model as a reward. It reads token ids if it shares the policy's tokenizer, otherwise text."""
+"""Scores completions with a reward model, from token ids if it shares the policy's tokenizer, otherwise from text."""
 
 import copy
 import logging
@@ -44,26 +44,26 @@ def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bo
 class RewardModel:
     """Scores whole sequences by (s − μ)/σ, with the μ and σ that the reward stage stored, or 0 and 1 without them.
 
-    The score is read at the rightmost token that is not PAD. As in training, that is the end-of-sequence token if the
-    response ended. So PAD must differ from EOS, which is checked. An encoder-decoder reads its score at an
-    end-of-sequence token, so that token is appended even if a response did not end.
+    The score is read at the last token that is not PAD. As in training, that is the end-of-sequence token if the
+    response ended, so PAD must differ from EOS. An encoder-decoder reads its score at an end-of-sequence token, so that
+    token is appended even if a response did not end.
 
     Args:
-        model: A classifier, or a custom model with one output per text or per token. Of outputs per token, the last
-            token's is read.
-        tokenizer: The model's.
-        policy_tokenizer: The policy's.
+        model: A classifier, or a custom model with one output per text or per token. Of outputs per token, that of the
+            last token is the score.
+        tokenizer: The model's tokenizer.
+        policy_tokenizer: The policy's tokenizer.
         batch_size: The most rows in a forward pass.
         max_tokens: The most tokens in a forward pass, with padding; None for no bound.
         center: Whether to subtract μ.
         scale: Whether to divide by σ.
-        label: For a classifier with several labels, the name or index of the one whose output is s.
+        label: For a classifier with several labels, the name or index of the label whose output is s.
         output: "logit" or "logprob", the label's log-probability: among all labels, or, for a multi-label classifier,
             of that label alone.
-        pad_token: PAD, for a tokenizer that has none or whose PAD is EOS.
+        pad_token: PAD, for a tokenizer that has none or whose PAD is EOS; None to use the tokenizer's.
 
     Attributes:
-        mean, std: The μ and σ that are applied.
+        mean, std: The μ and σ in use.
         lacks_statistics: Whether μ or σ is requested but not stored.
         truncated_count: How many texts were too long for the model and lost their beginning.
 
@@ -153,7 +153,7 @@ class RewardModel:
             texts: B full texts (prompt + completion) or conversations, used otherwise.
 
         Returns:
-            (B,).
+            Scores, (B,).
         """
         has_conversations = any(not isinstance(text, str) for text in texts)
         if not self.shares_ids or self._strips_thoughts or (has_conversations and not self._same_template):
@@ -173,7 +173,7 @@ class RewardModel:
                 training.
 
         Returns:
-            (B,).
+            Scores, (B,).
         """
         rows = [
             tokenize_for_reward(text, self.tokenizer, ended=has_ended)
@@ -187,7 +187,7 @@ class RewardModel:
             return row
         self.truncated_count += 1
         warn_truncated(self.name, self.context)
-        # Keep a special first token, because encoders pool it.
+        # Keep a special token in the first position, because encoders pool it.
         first = row[:1] if row[0] in self.tokenizer.all_special_ids else []
         return [*first, *row[len(row) - self.context + len(first) :]]
 
@@ -207,7 +207,7 @@ class RewardModel:
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
             if highest >= self.embedding_rows:
-                # In a custom training loop, prompts and completions may have ids without a token.
+                # In a custom training loop, prompts and completions may have ids that no token has.
                 raise ZooError(
                     f"A text has the token id {highest}, but the reward model {self.name} has only "
                     f"{self.embedding_rows} embedding rows: resize the policy's or the reward model's embeddings to "
@@ -226,7 +226,7 @@ class RewardModel:
         return scores
 
     def _select_score(self, logits: Tensor, mask: Tensor) -> Tensor:
-        """Returns the score s of each sequence, (b,), from logits (b, labels) or (b, L, 1), with the mask (b, L)."""
+        """Returns the scores s of a batch, (b,), from logits (b, labels) or (b, L, 1), and the mask (b, L)."""
         if logits.ndim == 3 and logits.shape[2] == 1:
             last = (mask.sum(1) - 1).clamp(min=0)
             return logits[:, :, 0].gather(1, last.unsqueeze(1)).squeeze(1)
@@ -253,10 +253,10 @@ class RewardModel:
 
     @contextmanager
     def _pad_beyond_embeddings(self) -> Iterator[None]:
-        """Supports a PAD past the embeddings while this context is open.
+        """Supports a PAD id beyond the embedding rows while this context is open.
 
-        Pooling sees the PAD id in the configuration, and the embedding looks it up as id 0, which the attention mask
-        hides. The configuration does not keep that id, because transformers cannot build embeddings with such a PAD.
+        Pooling reads the PAD id from the configuration. The embedding looks it up as id 0, which the attention mask
+        hides. The configuration does not keep the PAD id, because transformers could not build embeddings with it.
         """
         if self.pad_id < self.embedding_rows:
             yield

@@ -1,6 +1,6 @@
-"""Rewards that read a completion as prose, by lexicons and rules that learned from no label of the training data.
+"""Rewards for the prose of a completion, by lexicons and rules that were not fitted to labels of the training data.
 
-`grammar` counts errors, `refuses` finds refusals, `vader` reads the sentiment. All three are for English.
+`grammar` counts errors, `refuses` finds refusals, `vader` measures sentiment. All three are for English.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ..errors import ZooError
 from ..modeling.chat_template import Prompt
 from .rule import Rule, text_of
 
-#: harper's kinds of findings that are a matter of taste or of a dialect, and no errors.
+#: harper's kinds of findings that are a matter of taste or dialect, not errors.
 TASTE = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
 #: The lowest score of `grammar`, an error in every word.
 WORST = -100.0
-#: Words at the beginning of a completion among which `refuses` looks for a phrase.
+#: Number of words at the beginning of a completion in which `refuses` looks for a phrase.
 OPENING = 20
-#: How a refusal begins, in lower case and without contractions.
+#: Phrases of refusals, in lower case and without contractions.
 REFUSALS = (
     "as an ai i",
     "as an ai assistant i",
@@ -65,10 +65,10 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 
 @dataclass(frozen=True, kw_only=True)
 class Grammar(Rule):
-    """Minus the errors of grammar and spelling in a completion for each 100 words; 0 without any, and −100 at worst.
+    """Minus the errors of grammar and spelling per 100 words of a completion: 0 without errors, and at least −100.
 
-    harper finds them. It reads English, and Markdown as such: code is not checked. An empty completion has the worst
-    score, because it would otherwise be faultless. A text in lower case lacks the capitals of its sentences.
+    harper finds them. It reads English, and Markdown without the code in it. An empty completion gets the worst
+    score; otherwise it would have no errors. A sentence without a capital at its start counts as an error.
 
     Attributes:
         dialect: "american", "british", "australian", "canadian" or "indian".
@@ -102,9 +102,9 @@ class Grammar(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Refuses(Rule):
-    """1 if a completion refuses to answer, otherwise 0: one of REFUSALS is among its first 20 words.
+    """1 if a completion refuses to answer, otherwise 0: its first 20 words contain one of REFUSALS.
 
-    Case, punctuation and contractions do not matter. What refuses in other words is not found.
+    Case, punctuation and contractions do not matter. A refusal in other words is not found.
 
     Attributes:
         name: The name in metrics.
@@ -126,9 +126,9 @@ def _is_refusal(text: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Vader(Rule):
-    """The sentiment of a completion from −1, negative, to 1, positive, by VADER's lexicon and rules; 0 for no words.
+    """The sentiment of a completion from −1 (negative) to 1 (positive), by VADER's lexicon and rules; 0 for no words.
 
-    It is VADER's compound score, which was made for sentences: a long text is soon near −1 or 1.
+    This is VADER's compound score, which was made for sentences: for long texts it is often near −1 or 1.
 
     Attributes:
         name: The name in metrics.

@@ -1,4 +1,4 @@
-r"""Reads the number that a text gives as its answer: after a marker, in a \boxed{…}, or the last one."""
+r"""Reads the number that a text gives as its answer: after a marker, in a \boxed{…}, or the last number."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Literal
 
 
 def after_marker(text: str, marker: str | None) -> str | None:
-    """Returns what follows the last marker.
+    """Returns what follows the last marker in a text.
 
     Args:
         text: The text.
-        marker: The marker; None for none.
+        marker: The marker; None for the complete text.
 
     Returns:
-        The text after it; None if it is missing, and the complete text without a marker.
+        The text after the last marker; None if the text does not contain the marker.
     """
     if marker is None:
         return text
@@ -24,9 +24,9 @@ def after_marker(text: str, marker: str | None) -> str | None:
 
 
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
-# A digit within a name does not start a number, and a minus after a letter or digit is a hyphen or a difference.
+# A digit inside a name does not start a number, and a minus after a letter or digit is a hyphen or a subtraction.
 _NUMBER = re.compile(
-    rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<over>{_UNSIGNED})(?:\s?/\s?(?P<under>{_UNSIGNED}))?(?P<percent>\s?%)?"
+    rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<upper>{_UNSIGNED})(?:\s?/\s?(?P<lower>{_UNSIGNED}))?(?P<percent>\s?%)?"
 )
 _LATEX = (
     (re.compile(r"(?<=\d)(?=\\[dt]?frac)"), " "),
@@ -44,18 +44,18 @@ def read_number(
 ) -> float | None:
     r"""Reads the number that a text gives as its answer.
 
-    Reads "1,234.50" (a comma separates thousands), "-3" (and the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5".
+    Reads "1,234.50" (a comma separates thousands), "-3" (also with the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5".
     Expressions are not evaluated: of "3 · 10^4" it reads the 10, and of "1 1/2" the 1/2. A number beyond float64, or
     with a zero denominator, does not count.
 
     Args:
         text: The text.
-        marker: The answer is the first number after the last marker ("#### 42", as in GSM8K, arXiv:2110.14168). Without
-            one it is the last number in the last \boxed{…}, or the last of the text where nothing is boxed.
-        percent: "unit" drops a % as a unit; "hundredth" reads "42%" as 0.42.
+        marker: The answer is the first number after the last marker ("#### 42", as in GSM8K, arXiv:2110.14168). With
+            None, it is the last number in the last \boxed{…}, or the last number of the text if nothing is boxed.
+        percent: "unit" ignores a % sign; "hundredth" reads "42%" as 0.42.
 
     Returns:
-        The number; None where there is none.
+        The number; None if there is none.
     """
     scope = after_marker(text, marker)
     if scope is None:
@@ -79,18 +79,18 @@ def _boxed(text: str) -> str:
     if not after.startswith("{"):
         return after.partition(" ")[0]
     depth = 0
-    for place, letter in enumerate(after):
-        depth += (letter == "{") - (letter == "}")
+    for index, character in enumerate(after):
+        depth += (character == "{") - (character == "}")
         if depth == 0:
-            return after[1:place]
+            return after[1:index]
     return after[1:]
 
 
 def _value(match: re.Match[str], percent: str) -> float | None:
-    over, under = (float(part.replace(",", "")) if part else 1.0 for part in match.group("over", "under"))
-    if under == 0:
+    numerator, denominator = (float(part.replace(",", "")) if part else 1.0 for part in match.group("upper", "lower"))
+    if denominator == 0:
         return None
-    value = over / under * (-1 if match["sign"] in ("-", "−") else 1)
+    value = numerator / denominator * (-1 if match["sign"] in ("-", "−") else 1)
     if match["percent"] and percent == "hundredth":
         value /= 100
     return value if math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""The reward for completions that are about their prompt: `relevance`, by a sentence embedder that saw no label."""
+"""The reward `relevance`, for completions about their prompt. Its sentence embedder never saw the data's labels."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ MINILM = "sentence-transformers/all-MiniLM-L6-v2"
 
 @dataclass(frozen=True, kw_only=True)
 class Relevance(Rule):
-    """The cosine, from −1 to 1, of the embeddings of a prompt and its completion; 0 if either is empty.
+    """The cosine similarity, from −1 to 1, of the embeddings of a prompt and its completion; 0 if either is empty.
 
-    Of a conversation, the last message of the user counts. A prompt that is repeated is relevant to itself.
+    In a conversation, the user's last message counts as the prompt. A completion that repeats its prompt scores 1.
 
     Attributes:
-        model: A folder or NAMESPACE/NAME[@REVISION], an encoder whose embedding is the mean over its tokens. It is
+        model: A folder or NAMESPACE/NAME[@REVISION] with an encoder whose embedding is the mean over the tokens. It is
             loaded once per process, on the accelerator if there is one.
         batch_size: The most texts in a forward pass.
         name: The name in metrics.
 
     Raises:
-        ZooError: When called: the model cannot be loaded, or is no such encoder.
+        ZooError: When called: the model cannot be loaded, or is not such an encoder.
     """
 
     meaning: ClassVar[str] = "the cosine of the embeddings of prompt and answer"
@@ -44,20 +44,21 @@ class Relevance(Rule):
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         pairs = [(_request(prompt), text_of(text)) for prompt, text in zip(prompts, completions, strict=True)]
-        full = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]
+        scored_rows = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]
         cosines: list[float | None] = [0.0] * len(pairs)
-        if not full:
+        if not scored_rows:
             return cosines
-        texts = list(dict.fromkeys(text for row in full for text in pairs[row]))  # several completions share a prompt
+        # Embed each text once, because several completions share a prompt.
+        texts = list(dict.fromkeys(text for row in scored_rows for text in pairs[row]))
         vectors = dict(zip(texts, _embedder(self.model, self.batch_size, connected()).embed(texts), strict=True))
-        for row in full:
+        for row in scored_rows:
             prompt, completion = pairs[row]
             cosines[row] = float(vectors[prompt] @ vectors[completion])
         return cosines
 
 
 def _request(prompt: Prompt) -> str:
-    """The text of a prompt; of a conversation, that of the user's last message."""
+    """The text of a prompt; for a conversation, the text of the user's last message."""
     if isinstance(prompt, str):
         return prompt
     users = [message for message in prompt if message.get("role") == "user"]

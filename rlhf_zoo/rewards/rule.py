@@ -25,7 +25,7 @@ class Rule:
     """A reward computed by a program. Its field `name` is its name in metrics.
 
     Attributes:
-        meaning: A relative clause about the rule, which follows its name on cards where it is a judge.
+        meaning: A description of the rule, which follows its name on a card that shows it as a judge.
     """
 
     meaning: ClassVar[str] = "which a program checks"
@@ -42,7 +42,7 @@ class Rule:
     def _check_count(self, field: str) -> None:
         value = integer(getattr(self, field))
         if value is None or value < 1:
-            raise self._field_error(field, "a whole number from 1")
+            raise self._field_error(field, "a whole number of at least 1")
 
     def _check_marker(self) -> None:
         if getattr(self, "marker", None) == "":

@@ -2,7 +2,7 @@ r"""Rewards computed by a program, without a model: answers, formats, lengths an
 
 Each is a frozen object that is called as TRL's GRPO calls a reward function, `reward(prompts=…, completions=…,
 **columns)`. A completion is a text, or a conversation whose last message counts. The object can be pickled, and
-the metrics use its `name`. A recipe names a ready-made reward (`reward_funcs: [numeric_match]`), or sets its fields
+its `name` is the name in metrics. A recipe names a ready-made reward (`reward_funcs: [numeric_match]`), or sets fields
 as in a Python call with literal values. Quote the call if YAML would split or unescape it:
 
     reward_funcs:
@@ -51,8 +51,8 @@ class Verifiable(Protocol):
     """A reward that checks whether an answer is right (1) or not (0), so that it can also be a judge.
 
     Attributes:
-        strict: The same check, which reads the answer only where it should be, for example after a marker.
-        lenient: The same check, which finds the answer anywhere in the completion. If one of the two has a method
+        strict: The check that reads the answer only where it should be, for example after a marker.
+        lenient: The check that finds the answer anywhere in the completion. If `strict` or `lenient` has a method
             `read(text)`, which returns the answer or None, a majority vote over answers is evaluated too.
     """
 
@@ -63,7 +63,7 @@ class Verifiable(Protocol):
     def lenient(self) -> Any: ...
 
 
-class Answered(Rule):
+class AnswerRule(Rule):
     """A reward that reads the right answers from a column of the prompts."""
 
     column: str
@@ -91,8 +91,8 @@ class Answered(Rule):
                 f"column of the answers, {self.name}(column=…)."
             )
 
-    def answered(self, rows: Any, *, subject: str) -> list[bool]:
-        """Returns which rows have an answer.
+    def rows_with_answer(self, rows: Any, *, subject: str) -> list[bool]:
+        """Returns, for each row, whether it has an answer.
 
         Args:
             rows: A data set of prompts.
@@ -131,17 +131,17 @@ def _as_accepted_answers(answer: Any) -> list[Any] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExactMatch(Answered):
-    """1 if a completion is the row's answer, 0 if it is not, None if the row has no answer.
+class ExactMatch(AnswerRule):
+    """1 if a completion equals the row's answer, 0 if it does not, None if the row has no answer.
 
     Runs of white space count as one space, and outer white space is ignored.
 
     Attributes:
         column: The column of the data set with the answer or a list of accepted answers. Anything but text is
             converted with `str` first.
-        marker: A text before the answer, such as "Answer:"; None for no marker. In a completion, only the text from its
-            last occurrence to the end of the line counts, and a completion without it gets 0. Accepted answers may
-            contain the marker and are read in the same way, but need not.
+        marker: A text before the answer, such as "Answer:"; None for no marker. In a completion, only the text from the
+            last marker to the end of its line counts, and a completion without the marker gets 0. An accepted answer
+            that contains the marker is read in the same way.
         ignore_case: Whether case is ignored.
         name: The name in metrics.
 
@@ -159,7 +159,7 @@ class ExactMatch(Answered):
 
     @property
     def strict(self) -> ExactMatch:
-        """Reads the answer after the marker, or the whole completion."""
+        """Reads the answer after the marker; without a marker, the whole completion."""
         return self
 
     @property
@@ -198,7 +198,7 @@ class ExactMatch(Answered):
 
 
 class _Contains(ExactMatch):
-    read = None  # type: ignore[assignment]  # there is no single answer in a text
+    read = None  # type: ignore[assignment]  # a text has no single answer
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
         plain = " ".join(text.split()).casefold()
@@ -207,15 +207,15 @@ class _Contains(ExactMatch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NumericMatch(Answered):
+class NumericMatch(AnswerRule):
     """1 if a completion's number is the row's answer, 0 if it differs or is missing, None if the row has no answer.
 
-    Logs the number that was read as the extra column NAME/read, by the `log_extra` that TRL passes to reward functions.
+    Logs the number in the extra column NAME/read, by the `log_extra` that TRL passes to reward functions.
 
     Attributes:
         column: The column of the data set with a number, a text that `read_number` reads, or a list of these.
-        marker: As for `read_number`. An answer without the marker is read without it.
-        relative: The relative tolerance, `rel_tol` of `math.isclose`. The default only allows for rounding.
+        marker: As for `read_number`. An accepted answer that lacks the marker is read as if `marker` were None.
+        relative: The relative tolerance, `rel_tol` of `math.isclose`. The default only allows for rounding errors.
         absolute: The absolute tolerance, `abs_tol` of `math.isclose`.
         percent: As for `read_number`.
         name: The name in metrics.
@@ -236,12 +236,12 @@ class NumericMatch(Answered):
         self._check_marker()
         for field in ("relative", "absolute"):
             if not finite(getattr(self, field)) or getattr(self, field) < 0:
-                raise self._field_error(field, "a tolerance, a number from 0")
+                raise self._field_error(field, "a tolerance of at least 0")
         self._check_choice("percent", "unit", "hundredth")
 
     @property
     def strict(self) -> NumericMatch:
-        """Reads the first number after the marker; if no marker is set, after GSM8K's, ####."""
+        """Reads the first number after the marker, by default GSM8K's ####."""
         return self if self.marker is not None else replace(self, marker=_GSM8K_MARKER)
 
     @property

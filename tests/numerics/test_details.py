@@ -107,7 +107,7 @@ def test_each_epoch_of_each_update_has_a_shuffle_of_its_own(tmp_path: Path) -> N
 
 def test_the_penalty_for_a_missing_end_is_not_clipped(tmp_path: Path) -> None:
     scores, ended = torch.tensor([5.0, -5.0, 0.5, -0.5]), torch.tensor([True, True, False, False])
-    scored = Scored(total=scores, each=scores.unsqueeze(1))
+    scored = Scored(total=scores, per_reward=scores.unsqueeze(1))
     minus = make_trainer(tmp_path, score_clip=1.0, missing_eos_penalty=3.0)
     assert minus.shape_scores(scored, ended).tolist() == [1.0, -1.0, -2.5, -3.5]
     instead = make_trainer(tmp_path, score_clip=1.0, missing_eos_score=-4.0)

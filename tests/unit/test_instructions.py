@@ -16,7 +16,7 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards import instructions_text
 from rlhf_zoo.rewards.instructions import InstructionsFollowed, instructions_followed, read_instructions
-from rlhf_zoo.rewards.instructions_kinds import KINDS, readings
+from rlhf_zoo.rewards.instructions_kinds import KINDS, answer_forms
 from rlhf_zoo.rewards.instructions_text import count_capital_words, count_sentences, detect_language
 
 LANGDETECT = importlib.util.find_spec("langdetect") is not None
@@ -94,8 +94,8 @@ def test_verifier_tells_right_from_wrong(kind: str, arguments: dict[str, Any], r
 
 def test_loose_reading_drops_outer_lines_and_asterisks() -> None:
     answer = "Sure:\n**a poem**\nEnjoy, all."
-    assert readings(answer, loose=False) == [answer]
-    assert "a poem" in readings(answer, loose=True)
+    assert answer_forms(answer, loose=False) == [answer]
+    assert "a poem" in answer_forms(answer, loose=True)
     assert not follows("punctuation:no_comma", {}, answer)
     assert follows("punctuation:no_comma", {}, answer, loose=True)
 

@@ -45,7 +45,7 @@ def around(model: PreTrainedModel, samples: Samples) -> Minibatch:
     nothing, each = torch.zeros_like(now), now[:, 0]
     samples = Samples(**{**vars(samples), "logprobs": near(now)})
     rollout = Rollout(samples, near(now), nothing, engine_logprobs=near(now))
-    scored = Scored(total=each, each=each.unsqueeze(1))
+    scored = Scored(total=each, per_reward=each.unsqueeze(1))
     estimates = Advantages(scored, each, each, nothing, nothing, near(3 * nothing) * 4, nothing, samples.mask)
     # The minibatch is twice what is here.
     size = MinibatchSize(2 * samples.mask.sum(), torch.tensor(6), 10)

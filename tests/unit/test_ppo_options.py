@@ -99,7 +99,7 @@ def test_a_loss_and_its_gradient_are_those_of_each_row_by_the_formulas(name: str
     old_values, returns, gains = values.detach()[:, :width] + 0.3 * normal(3, width), normal(3, width), normal(3, width)
     ones = torch.ones(3, 1)
     samples = Samples(ones.long(), ones.bool(), ids, mask, old.masked_fill(~mask, 0), ones[:, 0].bool())
-    scored = Scored(total=ones[:, 0], each=ones)
+    scored = Scored(total=ones[:, 0], per_reward=ones)
     # As the models say it: 0 outside the mask, and an entropy that is only logged has no gradient.
     chosen = F.selected_logprobs(logits, ids).masked_fill(~mask, 0)
     entropy = F.entropy(logits if args.entropy_coef else logits.detach())

@@ -59,15 +59,15 @@ def test_ppo_is_paid_one_score_of_several_models_and_each_is_logged(tmp_path: Pa
     trainer.score = lambda *given: scored.append(score(*given)) or scored[-1]
     trainer.train()
     first = scored[0]
-    for paid, _, *each, apart in first.each.tolist():
+    for paid, _, *each, apart in first.per_reward.tolist():
         mean, variance = statistics.fmean(each), statistics.pvariance(each)
         wanted = {"worst": min(each), "mean": mean, "mean_minus_variance": mean - 2 * variance}[how]
         assert paid == pytest.approx(wanted, abs=1e-5)
         assert apart == pytest.approx(statistics.stdev(each), abs=1e-5)
-    assert first.total.tolist() == pytest.approx((first.each[:, 0] + 0.5 * first.each[:, 1]).tolist())
-    assert len({round(value, 4) for value in first.each[:, 2:5].flatten().tolist()}) > 12, "models differ"
+    assert first.total.tolist() == pytest.approx((first.per_reward[:, 0] + 0.5 * first.per_reward[:, 1]).tolist())
+    assert len({round(value, 4) for value in first.per_reward[:, 2:5].flatten().tolist()}) > 12, "models differ"
     row = updates_of(trainer)[0]
-    assert [row[f"rewards/{name}"] for name in names] == pytest.approx(first.each.mean(0).tolist(), abs=1e-5)
+    assert [row[f"rewards/{name}"] for name in names] == pytest.approx(first.per_reward.mean(0).tolist(), abs=1e-5)
     assert any("eval_rewards/disagreement" in line for line in trainer.state.log_history)
 
 

@@ -92,7 +92,7 @@ def test_lists_are_aligned_with_the_tokens_and_weighted() -> None:
 
     rewards = Rewards([numbers, spans], weights=[0.5, 2.0], tokenizer=make_tokenizer())
     scored = rewards(samples, ["a"] * 3, ["abcd", "ef", "ghi"], ["aabcd", "aef", "aghi"], {})
-    assert scored.each.nan_to_num(9.0).tolist() == [[0.0, 1.5], [7.0, 0.0], [9.0, 5.0]]
+    assert scored.per_reward.nan_to_num(9.0).tolist() == [[0.0, 1.5], [7.0, 0.0], [9.0, 5.0]]
     assert scored.total.tolist() == [3.0, 3.5, 10.0]
     assert scored.by_token is not None
     assert scored.by_token.tolist() == [[0.5, 4.0, 1.5, 2.0, -5.0], [0.0] * 5, [0.0, 0.0, 10.0, 0.0, 0.0]]
@@ -125,7 +125,7 @@ def test_what_is_paid_by_token_reaches_the_returns(tmp_path: Path) -> None:
         wanted[-1] += shaped - dense.sum()
         torch.testing.assert_close(estimates.rewards[row, : len(tokens)], wanted, atol=1e-5, rtol=1e-5)
     assert metrics["objective/score"] == pytest.approx(float(totals.mean()), rel=1e-6)
-    assert metrics["rewards/each"] == pytest.approx(float(estimates.scored.each[:, 0].mean()), rel=1e-6)
+    assert metrics["rewards/each"] == pytest.approx(float(estimates.scored.per_reward[:, 0].mean()), rel=1e-6)
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])

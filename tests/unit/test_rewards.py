@@ -56,11 +56,11 @@ def some(completions: list[str], **_: Any) -> list[float | None]:
 def test_the_total_is_a_weighted_sum_over_what_applies(samples: Samples) -> None:
     scored = call(Rewards([one, some], weights=[0.5, 3.0]), samples)
     assert scored.total.tolist() == [0.5, 6.5, -11.5]
-    assert scored.each[:, 0].tolist() == [1, 1, 1] and scored.each[1:, 1].tolist() == [2, -4]
-    assert math.isnan(scored.each[0, 1])
+    assert scored.per_reward[:, 0].tolist() == [1, 1, 1] and scored.per_reward[1:, 1].tolist() == [2, -4]
+    assert math.isnan(scored.per_reward[0, 1])
     assert call(Rewards([one, some]), samples).total.tolist() == [1, 3, -3]
     watched = call(Rewards([one, some], weights=[1.0, 0.0]), samples)
-    assert watched.total.tolist() == [1, 1, 1] and watched.each[2, 1] == -4
+    assert watched.total.tolist() == [1, 1, 1] and watched.per_reward[2, 1] == -4
 
 
 class Judge:
@@ -169,7 +169,9 @@ def test_functions_of_trl_work_unchanged(samples: Samples) -> None:
     functions = [get_soft_overlong_punishment(4, 2), get_repetition_penalty_reward(1)]
     scored = call(Rewards(functions), samples)
     for column, function in enumerate(functions):
-        assert scored.each[:, column].tolist() == pytest.approx(function(samples.token_lists()), abs=1e-7)  # float32
+        assert scored.per_reward[:, column].tolist() == pytest.approx(
+            function(samples.token_lists()), abs=1e-7
+        )  # float32
     assert Rewards(functions).names == ["soft_overlong_punishment_reward", "repetition_penalty_reward"]
 
     chats = [[{"role": "assistant", "content": text}] for text in ("<think>a</think>b", "b", "<think>a")]
@@ -358,7 +360,7 @@ async def slowly(offset: float, **_: Any) -> list[float]:
 def test_coroutine_functions_are_awaited_in_every_form(samples: Samples) -> None:
     given = [one, Slow(), functools.partial(slowly, offset=4.0), lambda **_: slowly(5.0)]
     scored = call(Rewards(given), samples)
-    assert scored.total.tolist() == [10, 12, 13] and math.isnan(scored.each[0, 1])
+    assert scored.total.tolist() == [10, 12, 13] and math.isnan(scored.per_reward[0, 1])
     assert scored.metrics == {"prompts": 3}
     assert Rewards(given).names == ["one", "Slow", "slowly", "<lambda>"]
 

@@ -96,11 +96,11 @@ def test_a_reward_without_an_answer_in_some_row(folder: Path, base: Path) -> Non
 
 def test_answers_are_read_as_when_they_are_compared() -> None:
     rows = datasets.Dataset.from_dict({"answer": ["#### 4", "about 5", None, "six"], "accepted": [[1], [2.0], [], [3]]})
-    assert NumericMatch().answered(rows.select([0, 1, 2]), subject="it") == [True, True, False]
-    assert NumericMatch(column="accepted").answered(rows, subject="it") == [True, True, False, True]
-    assert ExactMatch().answered(rows, subject="it") == [True, True, False, True]
+    assert NumericMatch().rows_with_answer(rows.select([0, 1, 2]), subject="it") == [True, True, False]
+    assert NumericMatch(column="accepted").rows_with_answer(rows, subject="it") == [True, True, False, True]
+    assert ExactMatch().rows_with_answer(rows, subject="it") == [True, True, False, True]
     with pytest.raises(ZooError, match="cannot read the answer of row 3 of it"):
-        NumericMatch().answered(rows, subject="it")
+        NumericMatch().rows_with_answer(rows, subject="it")
 
 
 def test_a_rule_is_tried_on_the_pairs_that_have_answers() -> None:

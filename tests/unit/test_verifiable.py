@@ -336,7 +336,7 @@ def test_tokens_that_are_not_given_cannot_be_counted(reward: Any) -> None:
         (lambda: FormatMatch(pattern="(a"), r"pattern of .* is '\(a': give a regular expression \(missing \)"),
         (lambda: FormatMatch(pattern="a", how="match"), "'fullmatch' or 'search'"),  # type: ignore[arg-type]
         (lambda: FormatMatch(pattern="a", timeout=0), "timeout of .* is 0: give a positive number of seconds"),
-        (lambda: Length(target=0), "target of the reward length is 0: give a whole number from 1"),
+        (lambda: Length(target=0), "target of the reward length is 0: give a whole number of at least 1"),
         (lambda: Length(unit="lines"), "'tokens', 'words' or 'characters'"),  # type: ignore[arg-type]
         (lambda: SoftOverlong(limit=0), "limit of the reward soft_overlong is 0"),
         (lambda: SoftOverlong(limit=3, margin=4), "margin of .* is 4: give a whole number from 0 to the limit, 3"),

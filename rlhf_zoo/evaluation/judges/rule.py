@@ -14,7 +14,7 @@ from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import REWARDS, load_object
 from ...rewards.functions import Batch, NamedReward, RewardFunction, convert_rewards
 from ...rewards.rule import Rule, text_of
-from ...rewards.verifiable import Answered, Verifiable
+from ...rewards.verifiable import AnswerRule, Verifiable
 
 TRIAL_PROMPTS = 2  # prompts that a rule is tried on
 
@@ -56,8 +56,8 @@ class RuleJudge:
             ZooError: The column is missing, a row has no readable answer in it, or the call fails.
         """
         rule = self._reward.function
-        if isinstance(rule, Answered):
-            is_answered = rule.answered(rows, subject=subject)
+        if isinstance(rule, AnswerRule):
+            is_answered = rule.rows_with_answer(rows, subject=subject)
             if not all(is_answered):
                 raise ZooError(
                     f"Row {is_answered.index(False)} of {subject} has no answer in the column {rule.column!r}, and the "
@@ -85,12 +85,12 @@ class RuleJudge:
             The rows; None if none is left.
         """
         rule = self._reward.function
-        if not isinstance(rule, Answered):
+        if not isinstance(rule, AnswerRule):
             return rows
         # Pairs that lack the column can still check other judges.
         if rule.column not in columns_for_functions(rows.features):
             return None
-        is_answered = rule.answered(rows, subject="the pairs")
+        is_answered = rule.rows_with_answer(rows, subject="the pairs")
         kept = [row for row, has_answer in enumerate(is_answered) if has_answer]
         return rows.select(kept) if kept else None
 

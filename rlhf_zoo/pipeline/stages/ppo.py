@@ -23,7 +23,7 @@ from ...rewards.ensemble import check_ensemble
 from ...rewards.functions import Batch, NamedReward, call_functions, check_count
 from ...rewards.loading import find_loader, load_reward_model
 from ...rewards.rule import text_of
-from ...rewards.verifiable import Answered
+from ...rewards.verifiable import AnswerRule
 from ...runs.checkpoint_choice import REWARD_METRICS, metric_name
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
@@ -123,13 +123,13 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
     Raises:
         ZooError: A column is missing, an answer cannot be read, or no reward applies to a row.
     """
-    verifiable = [function for function in functions if isinstance(function, Answered)]
+    verifiable = [function for function in functions if isinstance(function, AnswerRule)]
     only_verifiable = len(verifiable) == len(functions) and not reward_roles(settings.data.reward_model_path)
     for name, subject in (("train_dataset", "the prompts"), ("eval_dataset", "the prompts to evaluate on")):
         rows = data.get(name)
         if rows is None or not verifiable:
             continue
-        flags_by_function = [function.answered(rows, subject=subject) for function in verifiable]
+        flags_by_function = [function.rows_with_answer(rows, subject=subject) for function in verifiable]
         missing = next((row for row, flags in enumerate(zip(*flags_by_function, strict=True)) if not any(flags)), None)
         if only_verifiable and missing is not None:
             columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
