@@ -1,4 +1,4 @@
-"""The exceptions that users see as one sentence, and the escaping of text that could control a terminal."""
+"""The exceptions that users see as one sentence, and the escaping of characters that could control a terminal."""
 
 import logging
 
@@ -6,8 +6,8 @@ import logging
 class ZooError(Exception):
     """A mistake that the user can fix.
 
-    The message is one sentence that names what was wrong, where, and the fix. The command line prints it without a
-    traceback and exits with code 2.
+    The message is one sentence that says what is wrong, where, and how to fix it. The command line prints the message
+    without a traceback and exits with code 2.
     """
 
     def __str__(self) -> str:
@@ -28,7 +28,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def printable(text: str) -> str:
-    r"""Escapes the control characters of any text, such as \x1b, except newlines and tabs."""
+    r"""Escapes the control characters in a text, such as \x1b, except newlines and tabs."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else ascii(character)[1:-1] for character in text
     )

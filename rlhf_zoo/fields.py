@@ -1,4 +1,4 @@
-"""The keys of recipes and flags: how a dataclass declares a key, and a table of the bounds of every number."""
+"""The keys of recipes and flags: how a dataclass declares a key, and the bounds of every number."""
 
 import math
 from collections.abc import Mapping
@@ -15,22 +15,22 @@ def option(default: Any, help: str) -> Any:
     """Declares a key as a field of a dataclass.
 
     Args:
-        default: Its default.
-        help: Its help text. `runs.settings.declared` reads both from the source.
+        default: The key's default.
+        help: The key's help text. `runs.settings.declared` reads both from the source.
     """
     return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
 class Limit:
-    """The bounds of a number: finite, and low ≤ x ≤ high.
+    """The bounds of a finite number x: low ≤ x ≤ high.
 
     Attributes:
         low: The lower bound.
         high: The upper bound.
         low_open: Whether the lower bound itself is excluded.
         high_open: Whether the upper bound itself is excluded.
-        why: An explanation of the bound for the error, which goes before the fix.
+        why: An explanation of the bound, which precedes the fix in the error; it ends with ", so ".
     """
 
     low: float = -MAX_FLOAT32
@@ -43,7 +43,7 @@ class Limit:
         """Checks a number.
 
         Returns:
-            How to fix it, as the end of a sentence; None if it is within the bounds.
+            How to fix the number, as the end of a sentence; None if it is within the bounds.
         """
         if isinstance(value, float) and not math.isfinite(value):
             expected = "a finite number"
@@ -67,7 +67,7 @@ FINITE = Limit()
 COUNT = Limit(1, MAX_INT32)
 COUNT_OR_ZERO = Limit(0, MAX_INT32)
 SEED = Limit(0, 2**32 - 1)  # the range of NumPy's seeds
-STEPS = Limit(0, MAX_INT32)  # a number below 1 is a share of the run
+STEPS = Limit(0, MAX_INT32)  # a number below 1 is a fraction of the run
 POSITIVE = Limit(0, low_open=True)
 WEIGHT = Limit(0)
 SHARE = Limit(0, 1)
@@ -170,8 +170,8 @@ def check_limits(name: str, value: Any, *, label: str = "") -> None:
 
     Args:
         name: The key.
-        value: A number, or a list of numbers. Anything else passes.
-        label: What the message calls the key, such as --seed; by default its name.
+        value: A number, or a list of numbers. Any other value passes.
+        label: The key's name in the error, such as --seed; by default `name`.
 
     Raises:
         ZooError: A number is out of bounds.

@@ -1,4 +1,4 @@
-"""Writes files completely or not at all; reads JSON and YAML within bounds of size and depth."""
+"""Writes files completely or not at all, and reads JSON and YAML within bounds of size and depth."""
 
 import datetime
 import json
@@ -21,8 +21,8 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, scratch: Path
 
     Args:
         path: The file. It need not exist.
-        content: Its new content.
-        mode: Its permissions.
+        content: The new content.
+        mode: The permissions, such as 0o600.
         scratch: The folder of the temporary file, on the same file system; by default the file's own folder.
 
     Raises:
@@ -57,8 +57,9 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-#: The largest JSON document, in bytes (characters of a str), and the deepest nesting of JSON and YAML.
+#: The largest JSON document, in bytes (in characters for a str).
 MAX_JSON = 2**26
+#: The deepest nesting of JSON and YAML.
 MAX_DEPTH = 64
 _UMASK_LOCK = threading.Lock()
 
@@ -77,8 +78,8 @@ def write_bytes(path: Path | str, content: bytes) -> None:
     """Replaces a file atomically, and creates its folder if it is missing.
 
     Args:
-        path: The file. It keeps its permissions if it exists.
-        content: Its new content.
+        path: The file. If it exists, it keeps its permissions.
+        content: The new content.
 
     Raises:
         ZooError: The file system refuses (disk full, no permission). The old file is unchanged.
@@ -96,7 +97,7 @@ def write_text(path: Path | str, text: str) -> None:
 
     Args:
         path: The file.
-        text: Its new content.
+        text: The new content.
 
     Raises:
         ZooError: As for `write_bytes`.
@@ -113,7 +114,7 @@ def write_json(path: Path | str, value: Any) -> None:
 
     Raises:
         ZooError: As for `write_bytes`.
-        TypeError: The value has no form in JSON.
+        TypeError: The value cannot be written as JSON.
     """
     write_text(path, json.dumps(jsonable(value, named=True), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
@@ -133,14 +134,14 @@ def read_json(path: Path | str) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parses a JSON document, which need not be trusted, within bounds of its size and depth.
+    """Parses a JSON document, which may be untrusted, within bounds of size and depth.
 
     Args:
-        text: The document, in UTF-8 if it is bytes.
+        text: The document; bytes must be UTF-8.
 
     Raises:
-        ValueError: It is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. Because of this
-            bound, functions may recurse over documents.
+        ValueError: It is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. This last bound
+            makes it safe to recurse over documents.
     """
     if len(text) > MAX_JSON:
         raise ValueError(f"it has more than {MAX_JSON:,} bytes")
@@ -148,7 +149,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text if isinstance(text, str) else text.decode())
     except RecursionError as error:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from error
-    level = [value]  # level by level, because recursion could exhaust the stack
+    level = [value]  # go through it level by level, because recursion could exhaust the stack
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -165,14 +166,14 @@ def jsonable(value: Any, *, named: bool) -> Any:
     """Converts a value to the types of JSON.
 
     Args:
-        value: Any nesting of mappings, sequences, sets, enums, paths and scalars, also those of NumPy and torch.
-        named: Whether NaN and infinities become their names, as strings. Otherwise they become None.
+        value: Any nesting of mappings, lists, tuples, sets, enums, paths and scalars, also those of NumPy and torch.
+        named: Whether NaN and infinities become strings, such as "NaN". Otherwise they become None.
 
     Returns:
         Dicts with string keys, lists (sets are sorted), strings, numbers, booleans and None.
 
     Raises:
-        TypeError: A part has no form in JSON.
+        TypeError: A part cannot be written as JSON.
     """
     if isinstance(value, Enum):
         return jsonable(value.value, named=named)
@@ -196,7 +197,7 @@ def jsonable(value: Any, *, named: bool) -> Any:
 
 
 def canonical_json(value: Any) -> str:
-    """Converts a value to JSON such that equal values give equal text: sorted keys, ASCII, no spaces, 1.0 as 1.
+    """Converts a value to JSON so that equal values give equal text: sorted keys, ASCII, no spaces, 1.0 as 1.
 
     Args:
         value: What `jsonable` accepts.
@@ -216,10 +217,10 @@ def _integral_floats_as_int(value: Any) -> Any:
 
 
 def _permissions(path: Path) -> int:
-    """The permissions that the file has, or that `open` gives a new one; mkstemp gives them to the owner alone."""
+    """The permissions that the file has, or that `open` would give a new file; those of mkstemp exclude other users."""
     if path.exists():
         return path.stat().st_mode & 0o777
-    with _UMASK_LOCK:  # the umask can be read only by setting it, and another thread would read our 0
+    with _UMASK_LOCK:  # the umask can be read only by setting it, and meanwhile another thread would read 0
         mask = os.umask(0)
         os.umask(mask)
     return 0o666 & ~mask
@@ -240,7 +241,7 @@ _REPO_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 
 def finite(value: Any) -> TypeGuard[float]:
-    """Whether a value is a finite number: not a boolean, NaN or infinity, nor an integer too large for a float.
+    """Whether a value is a finite number: not a boolean, NaN, an infinity, or an integer too large for a float.
 
     Args:
         value: Anything that JSON or YAML holds.
@@ -292,8 +293,8 @@ MAX_CHARACTERS = 2**20
 MAX_NODES = 100_000
 MAX_DIRECTIVES = 100
 MAX_NUMBER_LENGTH = 400
-#: Integers of at most this many digits are below 2**61 - 1, the modulus of Python's hash. Larger ones can be chosen to
-#: collide as keys of a dict, which takes quadratic time.
+#: Integers of at most this many digits are below 2**61 - 1, the modulus of Python's hash. Larger integers can be chosen
+#: so that they collide as keys of a dict, which takes quadratic time.
 SHORT_NUMBER_LENGTH = 18
 MAX_LONG_NUMBERS = 1000
 _DIRECTIVE = re.compile(r"(?:^|[\n\r\x85\u2028\u2029])%")
@@ -305,8 +306,8 @@ class BadYAML(ValueError):
 
     Attributes:
         reason: What is wrong, in a few words.
-        line: From 1; None if the whole text is wrong.
-        column: From 1; None likewise.
+        line: The line, from 1; None if the error concerns the whole text.
+        column: The column, from 1; None if `line` is.
     """
 
     def __init__(self, reason: str, line: int | None = None, column: int | None = None) -> None:
@@ -317,9 +318,9 @@ class BadYAML(ValueError):
 def load_yaml(text: str, loader: Any = None) -> Any:
     """Loads one YAML document within bounds.
 
-    It bounds the characters, the nesting, the characters and nodes once aliases are expanded, and what takes quadratic
-    time (directives, the digits of a number, numbers that collide as keys). It counts them over the parser's events,
-    because PyYAML's composers recurse, the one in C without a limit.
+    The bounds are on characters, nesting, characters and nodes once aliases are expanded, and whatever takes quadratic
+    time (directives, the digits of a number, numbers that collide as keys). They are checked on the parser's events,
+    because PyYAML's composers recurse, and the composer in C has no limit.
 
     Args:
         text: The document.
@@ -329,7 +330,7 @@ def load_yaml(text: str, loader: Any = None) -> Any:
         Plain Python values; None for an empty document.
 
     Raises:
-        BadYAML: The text is not YAML, has a value that its own tag forbids, holds more than one document, or exceeds a
+        BadYAML: The text is not YAML, has a value that does not fit its tag, holds more than one document, or exceeds a
             bound.
     """
     import yaml
@@ -399,7 +400,7 @@ def _check_bounds(events: Any) -> None:
 
 
 def _number_tag(event: Any) -> str | None:
-    """The explicit tag of a scalar, or the number tag that PyYAML will infer; None for another inferred type."""
+    """The explicit tag of a scalar, else the number tag that PyYAML will infer; None if it will infer another type."""
     import yaml
 
     if event.tag not in (None, "!"):

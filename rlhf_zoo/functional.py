@@ -5,7 +5,7 @@ completion is one action. A mask (B, T) is True on sampled tokens up to and incl
 starts at position 0 and has no holes. Log-probabilities are those of the sampled token under the sampling distribution
 (same temperature), in nats. Values outside the mask never matter.
 
-N+ is the N implementation details of RLHF with PPO (arXiv:2403.17031), by number.
+"N+ 15" is detail 15 of "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031).
 """
 
 import torch
@@ -21,7 +21,7 @@ __all__ = [
 
 KL_IN_REWARD = ("k1", "k3")
 KL_IN_LOSS = ("k2", "k3", "k3_reverse", "full")
-# exp of more overflows in float32. Where a clip then bounds the loss, its gradient would be 0·∞ = NaN.
+# exp of a much larger number overflows in float32. Where a clip bounds the loss, its gradient would then be 0·∞ = NaN.
 MAX_LOG_RATIO = 60.0
 AGGREGATIONS = ("token-mean", "seq-mean-token-mean", "seq-mean-token-sum", "seq-sum-norm")
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")
@@ -41,8 +41,8 @@ def selected_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 def log_softmax(logits: Tensor) -> Tensor:
     """z − log Σ_v exp z_v in nats, (..., V).
 
-    On a CPU torch's own log_softmax adds up its sum in a few float32 accumulators, so its error grows with V: 1e-5 at
-    262,144 tokens, where that of logsumexp stays at 1e-6.
+    On a CPU, torch's own log_softmax adds up its sum in a few float32 accumulators, so its error grows with V: 1e-5 at
+    262,144 tokens, where the error of logsumexp is 1e-6.
 
     Args:
         logits: (..., V), −inf allowed.
@@ -71,7 +71,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
-    """(n, Σx, Σx²) over the mask, (3,) float64. Moments of several processes can be added before `whiten` uses them.
+    """(n, Σx, Σx²) over the mask, (3,) float64. The moments of several processes can be added up.
 
     Args:
         x: Numbers.
@@ -82,7 +82,7 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """(μ, σ) from the moments of a batch, σ² unbiased; σ is 0 for one element, and both are NaN for none.
+    """(μ, σ) from the moments of a batch, with unbiased σ². σ is 0 for one element; both are NaN for none.
 
     Args:
         moments: (3,) of `masked_moments`.
@@ -124,7 +124,7 @@ def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Ten
         estimator: "k1", "k2" or "k3".
 
     Raises:
-        ValueError: The estimator is another one.
+        ValueError: The estimator is unknown.
     """
     k1 = logprobs - ref_logprobs
     if estimator == "k1":
@@ -150,12 +150,12 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 
 
 def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
-    """The loss per action of π_old, (B, A), whose gradient is that of a KL. ρ = π/π_old; sg stops the gradient.
+    """A loss for each action of π_old, (B, A), with the gradient of a KL. ρ = π/π_old; sg stops the gradient.
 
-    k2: sg(ρ)·½k1², with the gradient of KL(π ‖ π_ref). k3: ρ·k3 with the gradient through ρ, also that of
-    KL(π ‖ π_ref). k3_reverse: sg(ρ)·k3, the form of GRPO on policy, with the gradient of KL(π_ref ‖ π). k1 is refused:
-    E[∇ log π] = 0, so its expected gradient is 0. Per token these are gradients at each state, which ignore which
-    states a token leads to; per completion they are complete. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
+    k2: sg(ρ)·½k1² has the gradient of KL(π ‖ π_ref). k3: ρ·k3, with the gradient through ρ, has it too. k3_reverse:
+    sg(ρ)·k3, GRPO's form on policy, has the gradient of KL(π_ref ‖ π). k1 is refused: E[∇ log π] = 0, so its expected
+    gradient is 0. Per token, these are gradients at each state, which ignore that a token changes later states; per
+    completion, they are complete. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
 
     Args:
         logprobs: (B, A) log π.
@@ -164,7 +164,7 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
         estimator: "k2", "k3" or "k3_reverse".
 
     Raises:
-        ValueError: The estimator is another one.
+        ValueError: The estimator is unknown.
     """
     ratio = torch.exp((logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO))
     if estimator == "k2":
@@ -177,18 +177,18 @@ def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, est
 
 
 def actions(x: Tensor, mask: Tensor, *, level: str) -> Tensor:
-    """Sums what is given per token over each action. A whole completion as one action makes PPO a bandit.
+    """Sums values per token over each action. With a whole completion as one action, PPO becomes a bandit.
 
     Args:
-        x: (B, T) per token.
-        mask: (B, T) per token.
-        level: "token" leaves x unchanged; "sequence" takes a completion as one action.
+        x: (B, T), one value per token.
+        mask: (B, T).
+        level: "token" leaves x unchanged; "sequence" treats a completion as one action.
 
     Returns:
         (B, T) at level "token"; Σ_t over the mask, (B, 1), at level "sequence".
 
     Raises:
-        ValueError: The level is another one.
+        ValueError: The level is unknown.
 
     Source: Ahmadian et al., arXiv:2402.14740, §3.
     """
@@ -209,18 +209,18 @@ def last_token(mask: Tensor) -> Tensor:
 
 
 def ensemble_scores(scores: Tensor, *, how: str, penalty: float = 0.0) -> Tensor:
-    """One score of each completion from those of M reward models, (B,). s̄ = (1/M) Σ_m s_m.
+    """One score for each completion, (B,), from the scores of M reward models. s̄ = (1/M) Σ_m s_m.
 
     `mean`: s̄. `worst`: min_m s_m, worst-case optimization. `mean_minus_variance`: s̄ − λ·(1/M) Σ_m (s_m − s̄)²,
     uncertainty-weighted optimization. Source: Coste et al. 2023, arXiv:2310.02743.
 
     Args:
-        scores: (M, B), all in one unit.
+        scores: (M, B), all in the same unit.
         how: "worst", "mean" or "mean_minus_variance".
         penalty: λ of "mean_minus_variance".
 
     Raises:
-        ValueError: `how` is another way.
+        ValueError: `how` is unknown.
     """
     if how == "worst":
         return scores.amin(0)
@@ -263,7 +263,7 @@ def missing_eos_score(scores: Tensor, ended: Tensor, *, score: float | None) -> 
     Args:
         scores: (B,).
         ended: (B,), bool.
-        score: The score that it gets, −1 in the source; None replaces nothing.
+        score: The new score, −1 in the source; None replaces nothing.
     """
     return scores if score is None else torch.where(ended, scores, torch.full_like(scores, score))
 
@@ -272,7 +272,7 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -
     """r_t = score·1[t is the last token] − β·KL_t, (B, T), 0 outside the mask.
 
     Args:
-        scores: (B,), paid once, on the last real token.
+        scores: (B,), added once, on the last real token.
         kl: (B, T) per token, in nats.
         mask: (B, T).
         kl_coef: β.
@@ -284,10 +284,10 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -
 
 
 def terminal_remainder(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
-    """s − Σ_t d_t, (B,): the part of a score that is paid on the last token, where d_t is paid on each token.
+    """s − Σ_t d_t, (B,): the part of a score s that goes to the last token, if d_t goes to each token t.
 
-    So r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t however the score is
-    spread.
+    So r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t, however the score is
+    spread over tokens.
 
     Args:
         scores: (B,) s.
@@ -303,7 +303,7 @@ def zero_variance_groups(scores: Tensor, *, size: int) -> Tensor:
     DAPO's dynamic sampling leaves such prompts out (arXiv:2503.14476, §3.2).
 
     Args:
-        scores: (B,), with those of a prompt next to each other.
+        scores: (B,), with the scores of each prompt's completions adjacent.
         size: Completions of each prompt.
     """
     groups = scores.view(-1, size)
@@ -314,7 +314,7 @@ def leave_one_out(scores: Tensor, *, size: int) -> Tensor:
     """Each score minus the mean score of the prompt's other completions, as in RLOO (arXiv:2402.14740): (B,).
 
     Args:
-        scores: (B,), with those of a prompt next to each other.
+        scores: (B,), with the scores of each prompt's completions adjacent.
         size: Completions of each prompt, at least 2.
     """
     groups = scores.view(-1, size)
@@ -327,8 +327,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     """Generalized advantage estimation: Â_t = δ_t + γλ Â_{t+1}, with δ_t = r_t + γ V_{t+1} − V_t.
 
     Args:
-        rewards: (B, T).
-        values: (B, T). V is 0 past the last real token.
+        rewards: (B, T) r.
+        values: (B, T) V, taken as 0 past the last real token.
         mask: (B, T).
         gamma: γ.
         lam: λ.
@@ -340,11 +340,11 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, *, gamma: float, lam: flo
     """
     rewards, values = rewards.masked_fill(~mask, 0), values.masked_fill(~mask, 0)
     advantages = torch.zeros_like(values)
-    following = next_value = torch.zeros_like(values[:, 0])
+    next_advantage = next_value = torch.zeros_like(values[:, 0])
     for t in reversed(range(values.shape[1])):
         delta = rewards[:, t] + gamma * next_value - values[:, t]
-        following = (delta + gamma * lam * following) * mask[:, t]
-        advantages[:, t] = following
+        next_advantage = (delta + gamma * lam * next_advantage) * mask[:, t]
+        advantages[:, t] = next_advantage
         next_value = values[:, t]
     return advantages, advantages + values
 
@@ -365,7 +365,7 @@ def clipped_policy_loss(
         old_logprobs: (B, A) log π_old.
         advantages: (B, A) Â.
         cliprange: ε.
-        cliprange_high: ε_high; None is ε. A larger one is clip-higher (arXiv:2503.14476, §3.1).
+        cliprange_high: ε_high; None for ε. A value above ε is clip-higher (arXiv:2503.14476, §3.1).
         dual_clip: c > 1, which bounds the loss by −cÂ where Â < 0 (arXiv:1912.09729, §3); None for no bound.
 
     Returns:
@@ -380,8 +380,8 @@ def clipped_policy_loss(
     loss, clipped = torch.maximum(plain, bounded), bounded > plain
     if dual_clip is not None:
         ceiling = -dual_clip * advantages
-        held = (advantages < 0) & (loss > ceiling)
-        loss, clipped = torch.where(held, ceiling, loss), clipped | held
+        above = (advantages < 0) & (loss > ceiling)
+        loss, clipped = torch.where(above, ceiling, loss), clipped | above
     return loss, clipped
 
 
@@ -389,8 +389,8 @@ def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, 
     """min(π/π_engine, c) of each action, (B, A): truncated importance sampling (Ionides 2008), as in TRL.
 
     Args:
-        logprobs: (B, T), of the policy before the update.
-        engine_logprobs: (B, T), of the engine that sampled.
+        logprobs: (B, T) log π, of the policy before the update.
+        engine_logprobs: (B, T) log π_engine, of the engine that sampled the tokens.
         mask: (B, T).
         cap: c.
         level: As for `actions`.
@@ -407,7 +407,7 @@ def clipped_value_loss(
         values: (B, T) V.
         old_values: (B, T) V_old.
         returns: (B, T) R.
-        cliprange: ε_v; None clips nothing.
+        cliprange: ε_v; None for no clip.
 
     Returns:
         The loss per token, (B, T), and where the clip was active, (B, T) bool.
@@ -429,21 +429,21 @@ def aggregate(
     length: int = 1,
     mode: str = "token-mean",
 ) -> Tensor:
-    """A micro-batch's share of the minibatch's loss, a scalar. However it is split, the shares add up to the same loss.
+    """A micro-batch's share of a minibatch's loss, a scalar. For any split, the shares add up to the minibatch's loss.
 
-    token-mean: Σ/tokens. seq-mean-token-mean: the mean over sequences of each one's token mean. seq-mean-token-sum:
+    token-mean: Σ/tokens. seq-mean-token-mean: the mean over sequences of the mean over tokens. seq-mean-token-sum:
     Σ/sequences. seq-sum-norm: Σ/(sequences·length), a constant divisor (arXiv:2503.20783, §3.2).
 
     Args:
         loss: (B, T) of the micro-batch.
         mask: (B, T) of the micro-batch.
-        tokens: Their number in the whole minibatch, over all processes.
-        sequences: Likewise.
+        tokens: Number of tokens in the whole minibatch, over all processes.
+        sequences: Number of sequences in the whole minibatch, over all processes.
         length: The most tokens that a response may have.
         mode: One of AGGREGATIONS.
 
     Raises:
-        ValueError: The mode is another one.
+        ValueError: The mode is unknown.
     """
     kept = loss.masked_fill(~mask, 0)
     if mode == "token-mean":
@@ -472,7 +472,7 @@ def approx_kl(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for a constant one. Source: OpenAI baselines.
+    """1 − Var(R − V)/Var(R) over the mask: 1 for a perfect critic, 0 for a constant V. Source: OpenAI baselines.
 
     Args:
         values: (B, T).
@@ -487,7 +487,7 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 def value_r2(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
     """1 − mean((R − V)²)/Var(R) over the mask: how much V improves on the best constant.
 
-    Unlike `explained_variance` it counts a constant offset of V as an error. It is NaN if the returns do not vary.
+    Unlike `explained_variance`, it counts a constant offset of V as an error. Both are NaN if the returns do not vary.
 
     Args:
         values: (B, T).

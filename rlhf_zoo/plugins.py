@@ -1,4 +1,4 @@
-"""Loads objects that a recipe names: an entry point or "module:attribute", each optionally with settings."""
+"""Loads objects that a recipe names by entry point or as "module:attribute", in both cases with optional settings."""
 
 import ast
 import dataclasses
@@ -19,8 +19,8 @@ from typing import Any
 
 from .errors import ZooError
 
-#: Groups of entry points, which are public names. A package registers corpora, judges (of single completions or of
-#: pairs), preferences, rewards and recipes under them.
+#: Groups of entry points, which are public names: packages register in them corpora, judges (of single completions or
+#: of pairs), preferences, rewards and recipes.
 CORPORA = "rlhf_zoo.corpora"
 JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
@@ -43,7 +43,7 @@ def did_you_mean(word: str, candidates: Iterable[str]) -> str:
         candidates: The words that exist.
 
     Returns:
-        ", did you mean 'x'?" with a synonym of the word, or else the closest one; "" if none is close.
+        ", did you mean 'x'?" with the word's synonym or else the closest candidate; "" if no candidate is close.
     """
     words = sorted(candidates)
     closest = [SYNONYMS[word]] if SYNONYMS.get(word) in words else difflib.get_close_matches(word, words, n=1)
@@ -68,7 +68,7 @@ def entry_points(group: str, name: str | None = None) -> list[importlib.metadata
         name: The name of a single entry point; None for all of them.
 
     Returns:
-        The entry points. Of two distributions with the same name, only the first on the path counts.
+        The entry points. If distributions share a name, only the first on the path counts.
     """
     here = os.path.realpath(os.getcwd())
     python_path = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
@@ -114,8 +114,8 @@ def load_object(name: str, *, group: str) -> Any:
 
     Args:
         name: "module:attribute" (dots allowed on both sides), or an entry point of `group`. "NAME(key=value, …)" calls
-            NAME if it is a class or a function; if NAME is an instance of a dataclass, the result is a copy with these
-            fields. Values are Python literals, which are parsed and never evaluated.
+            NAME if it is a class or a function, or copies NAME with these fields if it is an instance of a dataclass.
+            Values are Python literals, which are parsed and never evaluated.
         group: The group of entry points.
 
     Returns:
@@ -137,7 +137,7 @@ def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
         name: The name, with or without settings.
 
     Returns:
-        The bare name, and its settings; None for the settings of a name without parentheses.
+        (the name alone, its settings). The settings are None for a name without parentheses.
 
     Raises:
         ZooError: The parentheses hold anything but keywords with literals.
@@ -168,21 +168,21 @@ def _settings(arguments: str, name: str) -> dict[str, Any]:
             settings[keyword.arg] = ast.literal_eval(keyword.value)
         except (ValueError, TypeError, MemoryError, RecursionError) as error:
             raise ZooError(
-                f"{keyword.arg} in {name!r} is not a literal: write a number, a quoted text, True, False, None or a "
+                f"{keyword.arg} in {name!r} is not a literal: write a number, a quoted string, True, False, None or a "
                 "list of these."
             ) from error
     return settings
 
 
 def _apply_settings(target: Any, settings: Mapping[str, Any], name: str) -> Any:
-    """Applies settings to an object: copies an instance of a dataclass with them, or calls anything else."""
+    """Applies settings to an object: copies an instance of a dataclass with them, and calls any other object."""
     is_instance = dataclasses.is_dataclass(target) and not isinstance(target, type)
     if not is_instance and not callable(target):
         kind = type(target).__name__
         raise ZooError(f"{name!r} has settings, but an object of type {kind} takes none: remove them.")
     try:
         signature = inspect.signature(type(target) if is_instance else target)
-    except ValueError as error:  # some callables written in C have none
+    except ValueError as error:  # some callables written in C have no signature
         raise ZooError(f"{name!r} has settings, but the object has no signature: wrap it in a function.") from error
     takes_any_key = any(parameter.kind is parameter.VAR_KEYWORD for parameter in signature.parameters.values())
     for key in settings:
@@ -241,11 +241,11 @@ def _locate(name: str, group: str) -> tuple[ModuleType, str]:
 
 
 def _add_working_directory(module_name: str) -> None:
-    """Adds the working directory to Python's path, if the module that a user named is there and nowhere else.
+    """Adds the working directory to Python's path if the module that a user named is there and nowhere else.
 
-    A console script does not search it. Adding it always would be dangerous, because it may be a downloaded folder:
-    libraries that look for an optional `wandb` would import a `wandb.py` there. At the end of the path it hides no
-    installed package.
+    Console scripts do not search that directory. To add it always would be dangerous, because it may be a downloaded
+    folder: libraries that look for an optional `wandb` would import a `wandb.py` there. At the end of the path, it
+    hides no installed package.
     """
     top, here = module_name.partition(".")[0], Path.cwd()
     if not top.isidentifier() or str(here) in sys.path or "" in sys.path:
@@ -300,7 +300,7 @@ def run_judge(target: str, function: Callable[..., Any], *arguments: Any) -> Any
         What the function returns.
 
     Raises:
-        ZooError: The function raises.
+        ZooError: The function raises an exception.
     """
     try:
         return function(*arguments)
@@ -325,7 +325,7 @@ def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> li
         The list.
 
     Raises:
-        ZooError: The function raises, or does not return a list.
+        ZooError: The function raises an exception, or does not return a list.
     """
     result = run_judge(target, function, *arguments)
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):

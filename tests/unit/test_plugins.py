@@ -135,7 +135,7 @@ def test_settings_of_an_object_of_a_dataclass_give_a_copy(makers):
         ("at_most(**{'limit': 3})", "is not a name with settings"),
         ("at_most(limit=3)(unit=1)", "is not a name with settings"),
         ("at_most(limit=1) + at_most(limit=2)", "is not a name with settings"),
-        ("at_most(limit=words)", "limit in .* is not a literal: write a number, a quoted text"),
+        ("at_most(limit=words)", "limit in .* is not a literal: write a number, a quoted string"),
         ("at_most(limit=print('run'))", "limit in .* is not a literal"),
         ("at_most(limit=2 ** 9)", "limit in .* is not a literal"),
         ("at_most(limit=" + "(" * 500 + "1" + ")" * 500 + ")", "is not a name with settings"),
