@@ -19,7 +19,7 @@ import click
 
 from ..errors import ZooError
 from ..evaluation.votes.limits import PER_HOUR
-from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.connect import DEFAULT_HUB, Hub
 
 if TYPE_CHECKING:
     from .engine import Snapshot
@@ -40,7 +40,7 @@ def launch(
     votes_per_hour: int = PER_HOUR,
     runs: Sequence[str] | None = None,
     show: bool = False,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> None:
     """Serves the page for a PPO checkpoint until Ctrl-C. Prints its address once it listens.
 
@@ -120,7 +120,7 @@ def votes_by_default(ppo: str) -> str | None:
     return f"local/{name}-votes"
 
 
-def page_of(models: SpaceModels, hub: Hub = CLIENT) -> str:
+def page_of(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
     """Renders a static page with one completion of each policy for each held-out prompt of the PPO model's card.
 
     Completions are sampled with seed 1, at the temperature and length of training. Prompts that the models cannot

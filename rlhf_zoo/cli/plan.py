@@ -35,9 +35,9 @@ def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
         needed: Whether the recipe names anything on a Hub. If not, no Hub is started.
         source: The value of --source_hub.
     """
-    from ..hub.client.connect import CLIENT
+    from ..hub.client.connect import DEFAULT_HUB
 
-    with open_hub(None, push_to_hub=False, source=source) if needed else contextlib.nullcontext(CLIENT) as hub:
+    with open_hub(None, push_to_hub=False, source=source) if needed else contextlib.nullcontext(DEFAULT_HUB) as hub:
         quiet_hub()
         yield hub
 

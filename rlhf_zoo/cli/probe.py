@@ -68,10 +68,10 @@ def probe(
       rlhf-zoo probe rollouts.jsonl --against sft.jsonl --model ./sft-model
     """
     from ..evaluation.rollout_probe import probe as run_probes
-    from ..hub.client.connect import CLIENT
+    from ..hub.client.connect import DEFAULT_HUB
 
     with contextlib.ExitStack() as stack:
-        connected = CLIENT
+        connected = DEFAULT_HUB
         if model is not None:
             connected = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(

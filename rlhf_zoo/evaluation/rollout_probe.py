@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from ..errors import ZooError
-from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.connect import DEFAULT_HUB, Hub
 from .rollout_files import Rollouts, check_same_columns, read_rollouts
 from .rollouts import RolloutFindings, probe_rollouts
 
@@ -16,7 +16,7 @@ def probe(
     reward: str | None = None,
     verifiable: bool = False,
     seed: int = 1,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> RolloutFindings:
     """Tests completions of any trainer for a hacked reward, and decides the verdict, as `rlhf-zoo probe` does.
 

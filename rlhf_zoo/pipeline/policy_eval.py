@@ -20,7 +20,7 @@ from ..evaluation.measure import Evaluator, function_judges, reward_model_judges
 from ..evaluation.reward_reading import READING_KEYS, reading_of
 from ..fields import check_limits
 from ..fileio import at, finite, hub_id, now, write_json, write_text
-from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.connect import DEFAULT_HUB, Hub
 from ..hub.client.downloads import find_download
 from ..hub.client.refs import Checkpoint
 from ..hub.client.run_signature import TRUST_RUN_FLAG
@@ -134,10 +134,12 @@ class PolicyPair:
     reading: Mapping[str, Any] = field(default_factory=dict)
     cuts: Mapping[str, Any] = field(default_factory=dict)
     loader: str | None = None
-    hub: Hub = CLIENT
+    hub: Hub = DEFAULT_HUB
 
 
-def find_pair(policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = CLIENT) -> PolicyPair:
+def find_pair(
+    policy: str, *, against: str | None, reward: str | None, terms: Terms, hub: Hub = DEFAULT_HUB
+) -> PolicyPair:
     """Finds a policy and the policy to compare it with.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.connect import DEFAULT_HUB, Hub
 from ..hub.client.refusals import refusals_as
 from ..runs.registry import STAGES
 
@@ -34,7 +34,7 @@ def collect(
     space: str | None = None,
     *,
     private: bool = False,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> str:
     """Groups a recipe's repositories into its Collection. Creates it if the namespace has none with this title.
 

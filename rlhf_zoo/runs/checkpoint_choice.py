@@ -8,7 +8,7 @@ from typing import Any, Literal
 from ..errors import ZooError
 from ..fields import option
 from ..fileio import finite
-from ..hub.client.connect import CLIENT, Hub
+from ..hub.client.connect import DEFAULT_HUB, Hub
 from ..hub.client.refs import Checkpoint, resolve
 from ..modeling.gguf import unpack_if_gguf
 from .record import StageRecord, checkpoint_step
@@ -301,7 +301,7 @@ def _surplus(record: StageRecord, *, keep: int | None, protected: Collection[int
     return [path for path in paths if checkpoint_step(path) not in protected][: max(len(paths) - keep, 0)]
 
 
-def resolve_model(name: str | Path, hub: Hub = CLIENT, *, own: bool = False) -> Checkpoint:
+def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, own: bool = False) -> Checkpoint:
     """Finds a checkpoint as `resolve` does. The folder of a stage gives the checkpoint that the stage chose.
 
     Args:

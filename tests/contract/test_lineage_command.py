@@ -13,7 +13,7 @@ from zoo_process import free_port
 
 from rlhf_zoo.cli import lineage as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.publishing.catalog.family import node_lines
 from rlhf_zoo.publishing.catalog.lineage import find_family
 from rlhf_zoo.runs.record import StageRecord, fingerprint
@@ -61,7 +61,7 @@ def published(module_hub: ThreadHub) -> ThreadHub:
 @pytest.fixture
 def lineage(published: ThreadHub, at_module_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """What the command prints, in this process."""
-    monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
+    monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(DEFAULT_HUB))
     return lambda *arguments: CliRunner().invoke(command.lineage, arguments, catch_exceptions=False).stdout
 
 

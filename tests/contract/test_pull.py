@@ -22,7 +22,7 @@ from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
 from rlhf_zoo.cli import pull as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT, Hub
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB, Hub
 from rlhf_zoo.hub.client.local_paths import PULL_MARK, Folder
 from rlhf_zoo.hub.client.publish import CHECKPOINT_PATTERNS
 from rlhf_zoo.hub.client.pull import fetch
@@ -65,7 +65,7 @@ def commits(module_hub: ThreadHub) -> dict[int, str]:
 @pytest.fixture
 def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
     """The command in this process, whose clients talk to a Hub already."""
-    monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(CLIENT))
+    monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(DEFAULT_HUB))
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(command.pull, arguments, catch_exceptions=False)
 

@@ -12,7 +12,7 @@ from huggingface_hub import parse_eval_result_entries
 from thread_hub import ThreadHub
 from toy_run import make_context, make_recipe, save_start
 
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.dataset import data_source
@@ -48,7 +48,7 @@ def data(thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_a_benchmark_gets_its_results(data: Any, tmp_path: Path) -> None:
     commit = data(yaml.safe_dump(EVAL))
     save_start(tmp_path)
-    context = dataclasses.replace(make_context(tmp_path), hub=CLIENT)
+    context = dataclasses.replace(make_context(tmp_path), hub=DEFAULT_HUB)
     assert ppo.run(context)
     evaluate.run(context)
     stage = make_card(tmp_path / "run" / "ppo").parent
@@ -70,7 +70,7 @@ def test_what_registers_nothing_is_no_benchmark(data: Any, tmp_path: Path) -> No
     lineages = []
     for revision in asked:
         flags = {"recipe": {"dataset_name": "local/toy-data", "dataset_revision": revision}}
-        source = data_source(dataclasses.replace(make_context(tmp_path), hub=CLIENT, flags=flags))
+        source = data_source(dataclasses.replace(make_context(tmp_path), hub=DEFAULT_HUB, flags=flags))
         assert source.revision == source.lineage["commit"] == (revision or commits[-1])
         lineages.append(source.lineage)
     assert not any(lineage.get("benchmark") for lineage in lineages)

@@ -19,7 +19,7 @@ from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import make_policy
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.modeling import integrity as wholeness
 from rlhf_zoo.modeling.integrity import check_integrity, weights_digest
 from rlhf_zoo.modeling.models import load_causal, load_classifier
@@ -215,7 +215,7 @@ def test_a_run_that_is_only_sent_names_the_recipe_that_it_was_made_with(
     record = StageRecord(tmp_path / "run" / "ppo")
     record.write(stage="ppo", **({} if command is None else {"command": command}))
     sent = RunContext(
-        recipe=Recipe("toy", tmp_path / "run", {}, {}), directory=tmp_path / "run", hub=CLIENT,
+        recipe=Recipe("toy", tmp_path / "run", {}, {}), directory=tmp_path / "run", hub=DEFAULT_HUB,
         namespace="local", publish=True,
     )  # fmt: skip
     words = f"rlhf-zoo ppo {called} --output_dir {tmp_path / 'run'} --restart"

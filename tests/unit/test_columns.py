@@ -13,7 +13,7 @@ import pytest
 from pyarrow import parquet
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.runs.data.columns import above, filled
 from rlhf_zoo.runs.data.layout import in_form
 from rlhf_zoo.runs.data.sources import find_data
@@ -168,7 +168,7 @@ def test_a_column_may_change_its_type_in_a_later_file(
     tmp_path: Path, ending: str, first: dict[str, Any], later: dict[str, Any], read: list[Any]
 ) -> None:
     data = write(tmp_path / "data", ending, [[{"prompt": "a"} | first], [{"prompt": "b"} | later]])
-    rows = find_data(str(data), None, CLIENT).load(None, "train", columns=[])
+    rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     assert rows["prompt"][:] == ["a", "b"] and rows["x"][:] == read
     shaped = in_form(rows, "prompts", columns={}, turns=True, text="text", subject="It")
     assert shaped["x"][:] == read and shaped[1]["prompt"] == [{"role": "user", "content": "b"}]
@@ -181,7 +181,7 @@ def test_a_column_may_change_its_type_in_a_later_block(
 ) -> None:
     rows = [{"prompt": "p" * (1000 if ending == "jsonl" else 1), "x": early} for _ in range(count)]
     data = write(tmp_path / "data", ending, [[*rows, {"prompt": "q", "x": late}]])
-    read = find_data(str(data), None, CLIENT).load(None, "train", columns=[])
+    read = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     assert len(read) == count + 1
     assert (read[0]["x"], read[count]["x"]) == (early if ending == "jsonl" or early is None else str(early), late)
 
@@ -196,7 +196,7 @@ def test_a_column_may_change_its_type_in_a_later_block(
 )
 def test_a_column_that_is_read_has_one_type(tmp_path: Path, values: list[Any], said: str) -> None:
     data = write(tmp_path / "data", "jsonl", [[{"prompt": value} for value in values]])
-    rows = find_data(str(data), None, CLIENT).load(None, "train", columns=[])
+    rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     with pytest.raises(ZooError, match=re.escape(said)):
         in_form(rows, "prompts", columns={}, turns=False, text="text", subject="It")
 
@@ -204,4 +204,4 @@ def test_a_column_that_is_read_has_one_type(tmp_path: Path, values: list[Any], s
 def test_data_that_are_nested_too_deep_are_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises(ZooError, match=r"line 2 of data\.jsonl is nested too deep; correct that line"):
-        find_data(str(tmp_path / "data.jsonl"), None, CLIENT).load(None, "train", columns=[])
+        find_data(str(tmp_path / "data.jsonl"), None, DEFAULT_HUB).load(None, "train", columns=[])

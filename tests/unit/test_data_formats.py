@@ -17,7 +17,7 @@ from test_data_gate import ROWS, Trap, hub, own_cache, trap  # noqa: F401
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.hub.client.data_gate import drop_media, open_checked
 from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.data.sources import find_data
@@ -74,7 +74,7 @@ COLUMNS = {
 
 def read_all(name: str) -> list[list[Any]]:
     """The names of the columns, and the first row, as each reader of data sets has them."""
-    source = find_data(name, None, CLIENT)
+    source = find_data(name, None, DEFAULT_HUB)
     loaded = source.load(None, "train", columns=["prompt"])
     first = source.first_row(None, "train") or {}
     (part,) = inspect_data(name).subsets
@@ -142,11 +142,11 @@ def test_a_name_of_a_loader_reads_no_working_directory(
     (tmp_path / "private.jsonl").write_text('{"prompt": "private"}\n')
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", offline)
     with pytest.raises(ZooError, match="is not a file, a folder or the id of a data set"):
-        find_data(name, None, CLIENT).load(None, "train", columns=[])
+        find_data(name, None, DEFAULT_HUB).load(None, "train", columns=[])
     (tmp_path / name).mkdir()  # one's own folder is what it is called
     (tmp_path / name / "train.jsonl").write_text(ROWS)
-    assert find_data(name, None, CLIENT).load(None, "train", columns=[])["prompt"][:] == ["a", "b"]
-    assert NamedPairs(name, None, "default", None).source(CLIENT).first_row(None, "train") == {"prompt": "a"}
+    assert find_data(name, None, DEFAULT_HUB).load(None, "train", columns=[])["prompt"][:] == ["a", "b"]
+    assert NamedPairs(name, None, "default", None).source(DEFAULT_HUB).first_row(None, "train") == {"prompt": "a"}
 
 
 @pytest.mark.parametrize("inner", ["a.jsonl::{url}/b.zip", "{url}/a.jsonl", "a.jsonl::file://{secret}"])
@@ -167,15 +167,15 @@ def test_a_name_in_an_archive_is_no_address(
     hub.make("packed", {"train.zip": (folder / "train.zip").read_bytes()}, "dataset")
     for name in (str(folder), "local/packed"):
         for read in (
-            lambda name=name: find_data(name, None, CLIENT).load(None, "train", columns=[]),
-            lambda name=name: find_data(name, None, CLIENT).first_row(None, "train"),
+            lambda name=name: find_data(name, None, DEFAULT_HUB).load(None, "train", columns=[]),
+            lambda name=name: find_data(name, None, DEFAULT_HUB).first_row(None, "train"),
         ):
             with pytest.raises(ZooError, match="would open as an address"):
                 read()
     assert trap.heard == []
     with zipfile.ZipFile(folder / "train.zip", "w") as archive:
         archive.writestr("plain.jsonl", ROWS)
-    assert find_data(str(folder), None, CLIENT).load(None, "train", columns=[])["prompt"][:] == ["a", "b"]
+    assert find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=[])["prompt"][:] == ["a", "b"]
 
 
 def test_a_file_of_a_data_set_is_called_by_no_chain(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_a_file_of_a_data_set_is_called_by_no_chain(tmp_path: Path) -> None:
     (folder / "README.md").write_text("---\nconfigs: [{config_name: default, data_files: 'train*'}]\n---\n")
     (folder / "train.jsonl").write_text(ROWS)
     with pytest.raises(ZooError, match="may be outside of it"):
-        find_data(str(folder), None, CLIENT).load(None, "train", columns=[])
+        find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=[])
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_a_file_of_a_data_set_is_called_by_no_chain(tmp_path: Path) -> None:
 def test_an_odd_mark_of_a_benchmark_is_none(content: bytes, hub: ThreadHub) -> None:
     """eval.yaml of a repository, which is read when the data set is looked up."""
     hub.make("marked", {"eval.yaml": content, "train.jsonl": ROWS}, "dataset")
-    assert find_data("local/marked", None, CLIENT).lineage["benchmark"] is None
+    assert find_data("local/marked", None, DEFAULT_HUB).lineage["benchmark"] is None
 
 
 def calls(path: Path) -> set[str]:

@@ -17,7 +17,7 @@ from pyarrow import Table, parquet
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.hub.client.data_card import check_card, leads_out
 from rlhf_zoo.hub.client.data_gate import open_checked
 from rlhf_zoo.pipeline.new.data import inspect_data
@@ -149,7 +149,7 @@ def test_a_folder_reads_nothing_outside_of_it(
     text = card([{"split": "train", "path": [written]}])
     folder = folder_with(tmp_path, text if file == "README.md" else text.split("---\n")[1], file, references(trap))
     monkeypatch.setattr(datasets.data_files, "resolve_pattern", lambda *_, **__: pytest.fail("a pattern was resolved"))
-    source = find_data(str(folder), None, CLIENT)
+    source = find_data(str(folder), None, DEFAULT_HUB)
     for read in (
         lambda: source.load(None, "train", columns=[]),
         lambda: source.first_row(None, "train"),
@@ -175,9 +175,9 @@ def test_a_repository_sends_and_reads_nothing(
     for name, commit in commits.items():
         for revision in (None, "main", commit):
             with pytest.raises(ZooError, match=f"{name} was not loaded"):
-                find_data(name, revision, CLIENT).load(None, "train", columns=[])
+                find_data(name, revision, DEFAULT_HUB).load(None, "train", columns=[])
         with pytest.raises(ZooError, match=f"{name} was not loaded"):
-            find_data(name, None, CLIENT).first_row(None, "train")
+            find_data(name, None, DEFAULT_HUB).first_row(None, "train")
         with pytest.raises(ZooError, match=f"{name} was not loaded"):
             inspect_data(name)
         with pytest.raises(ZooError, match=f"{name} was not loaded"):
@@ -226,7 +226,7 @@ def test_an_odd_card_is_refused(text: str, tmp_path: Path) -> None:
     (folder / "train.jsonl").write_text(ROWS)
     (folder / "README.md").write_bytes(text.encode())
     with pytest.raises(ZooError, match=r"odd.* was not loaded: .*README\.md"):
-        find_data(str(folder), None, CLIENT).load(None, "train", columns=[])
+        find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=[])
 
 
 @pytest.mark.parametrize(
@@ -241,16 +241,16 @@ def test_links_stay_inside_of_a_folder(tmp_path: Path, secret: Path) -> None:
     folder = folder_with(tmp_path, card("data/*.txt"))
     (folder / "data" / "more.txt").symlink_to("train.txt")
     (folder / ".venv").symlink_to(secret.parent)
-    assert find_data(str(folder), None, CLIENT).load(None, "train", columns=["text"]).num_rows == 4
+    assert find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=["text"]).num_rows == 4
     (folder / "README.md").write_text(card([".venv/*.txt"]))
     with pytest.raises(ZooError, match=r"'\.venv' in it links"):
-        find_data(str(folder), None, CLIENT).load(None, "train", columns=["text"])
+        find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=["text"])
     (folder / ".venv").unlink()
     (folder / "README.md").unlink()
     for link, target in (("data/train2.txt", secret), ("deep", secret.parent), ("test", Path("/proc/self/root"))):
         (folder / link).symlink_to(target)
         with pytest.raises(ZooError, match=f"'{link}' in it links to a file outside"):
-            find_data(str(folder), None, CLIENT).load(None, "train", columns=["text"])
+            find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=["text"])
         (folder / link).unlink()
 
 
@@ -258,7 +258,7 @@ def test_a_snapshot_in_the_clients_cache_is_loaded(hub: ThreadHub) -> None:
     hub.make("plain", {"README.md": card("*.jsonl"), "train.jsonl": ROWS}, "dataset")
     at = Path(snapshot_download("local/plain", repo_type="dataset"))
     assert (at / "train.jsonl").is_symlink()
-    assert find_data(str(at), None, CLIENT).load(None, "train", columns=["prompt"]).num_rows == 2
+    assert find_data(str(at), None, DEFAULT_HUB).load(None, "train", columns=["prompt"]).num_rows == 2
 
 
 def ordinary() -> dict[str, str]:
@@ -286,7 +286,7 @@ def test_ordinary_cards_are_loaded_from_a_hub_and_from_a_folder(hub: ThreadHub, 
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     for name, revision in (("local/good", None), ("local/good", commit), (str(folder), None)):
-        source = find_data(name, revision, CLIENT)
+        source = find_data(name, revision, DEFAULT_HUB)
         sizes = {
             (part, split): source.load(part, split, columns=["prompt"]).num_rows
             for part, split in (("prompts", "train"), ("prompts", "test"), ("others", "train"))
@@ -300,11 +300,11 @@ def test_parquet_and_a_plain_file_are_loaded(tmp_path: Path) -> None:
     folder = tmp_path / "parquet"
     folder.mkdir()
     parquet.write_table(Table.from_pydict({"prompt": ["a"]}), folder / "train-00000-of-00001.parquet")
-    assert find_data(str(folder), None, CLIENT).load(None, "train", columns=["prompt"]).num_rows == 1
+    assert find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=["prompt"]).num_rows == 1
     (tmp_path / "own.jsonl").write_text(ROWS)
     (tmp_path / "link.jsonl").symlink_to("own.jsonl")
     for name in ("own.jsonl", "link.jsonl"):
-        assert find_data(str(tmp_path / name), None, CLIENT).load(None, "train", columns=["prompt"]).num_rows == 2
+        assert find_data(str(tmp_path / name), None, DEFAULT_HUB).load(None, "train", columns=["prompt"]).num_rows == 2
 
 
 def test_a_table_of_an_odd_separator_is_loaded(tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_a_table_of_an_odd_separator_is_loaded(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "table.csv").write_text("a|1\n")
     (folder / "README.md").write_text(card("table.csv", sep="|", names=["prompt", "n"], header=None))
-    assert find_data(str(folder), None, CLIENT).load(None, "train", columns=["prompt", "n"]).num_rows == 1
+    assert find_data(str(folder), None, DEFAULT_HUB).load(None, "train", columns=["prompt", "n"]).num_rows == 1
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ def test_a_script_or_a_bad_description_is_refused_in_a_sentence(
         with pytest.raises(ZooError, match=message):
             inspect_data(name)
         with pytest.raises(ZooError, match=message):
-            find_data(name, None, CLIENT).load(None, "train", columns=["prompt"])
+            find_data(name, None, DEFAULT_HUB).load(None, "train", columns=["prompt"])
 
 
 def test_a_corpus_reads_a_repository_and_the_splits_that_it_does_not_know(hub: ThreadHub) -> None:
@@ -366,10 +366,10 @@ def test_where_the_hub_falls_silent_what_was_prepared_is_loaded(
     hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hub.make("kept", {"train.jsonl": ROWS}, "dataset")
-    source = find_data("local/kept", None, CLIENT)
+    source = find_data("local/kept", None, DEFAULT_HUB)
     assert source.load(None, "train", columns=["prompt"]).num_rows == 2
     hub.make("never", {"train.jsonl": ROWS}, "dataset")
-    never = find_data("local/never", None, CLIENT)
+    never = find_data("local/never", None, DEFAULT_HUB)
     monkeypatch.setattr(HfApi, "hf_hub_download", silence)
     assert source.load(None, "train", columns=["prompt"]).num_rows == 2
     with pytest.raises(ZooError, match="cannot be loaded") as caught:

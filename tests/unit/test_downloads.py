@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.hub.client.downloads import DOWNLOADED, MARK, PARTIAL, find_download
 from rlhf_zoo.hub.client.local_paths import FileToFetch, Folder
 from rlhf_zoo.pipeline.smoke.run import publish_miniatures, small_flags
@@ -312,5 +312,5 @@ def test_the_miniatures_of_a_download_write_and_read_nothing_elsewhere(zoo: Any,
     (folder / "zoo.yaml").write_text(yaml.safe_dump(zoo))
     Folder("x/toy", "a" * 40, folder).begin([])
     with pytest.raises(ZooError, match=r"split|template|by which code is fetched"):
-        publish_miniatures(load_recipe(str(folder)), CLIENT)
+        publish_miniatures(load_recipe(str(folder)), DEFAULT_HUB)
     assert not list(tmp_path.rglob("written*"))

@@ -16,7 +16,7 @@ from rlhf_zoo.cli.publish import card
 from rlhf_zoo.cli.tables import print_json, say, table
 from rlhf_zoo.errors import PrintableFormatter, ZooError
 from rlhf_zoo.fileio import MAX_DEPTH, MAX_JSON, parse_json, read_json
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.pipeline import policy_eval
 from rlhf_zoo.pipeline.inspect.trace import TracedPolicy
@@ -122,7 +122,7 @@ def test_a_strangers_run_names_no_local_data(strange: Path) -> None:
     document = StageRecord(strange).read()
     policy = TracedPolicy(source, source, (), None, None, 1, document["resolved"], strange / "run.json", trusted=False)
     with pytest.raises(ZooError, match=r"dataset_name to '.*secret\.jsonl', a path on the machine"):
-        policy_eval._run_data(strange, policy, CLIENT)
+        policy_eval._run_data(strange, policy, DEFAULT_HUB)
 
 
 #: Clears a screen, sets a title, turns text around, and is half a character.

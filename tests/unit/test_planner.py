@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_zoo.cli.plan import plan, print_plan_line
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
@@ -356,7 +356,7 @@ def test_rates_are_those_of_the_measurements():
 
 
 def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
-    print_plan_line(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=CLIENT)
+    print_plan_line(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=DEFAULT_HUB)
     assert re.fullmatch(
         r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s per PPO update \(40 of them: [\d.]+ min\)\.\n",
         capsys.readouterr().err,
@@ -364,11 +364,11 @@ def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     unknown = Recipe(
         "mine", Path("mine"), {"description": "M."}, {"sft": {"model_name_or_path": "no/where"}, "ppo": {}}
     )
-    print_plan_line(unknown, {}, hub=CLIENT)
+    print_plan_line(unknown, {}, hub=DEFAULT_HUB)
     said = capsys.readouterr().err
     assert said.startswith("No plan: The model no/where") and said.count("\n") == 1
     huge = four_models({**LLAMA_7B, "num_hidden_layers": 400})
-    print_plan_line(huge, {}, stage="ppo", hub=CLIENT)
+    print_plan_line(huge, {}, stage="ppo", hub=DEFAULT_HUB)
     assert "ppo may not fit: `rlhf-zoo plan check` shows what would" in capsys.readouterr().err
 
 

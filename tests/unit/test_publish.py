@@ -19,7 +19,7 @@ from zoo_process import zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import publish, run_signature
-from rlhf_zoo.hub.client.connect import CLIENT, Hub
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB, Hub
 from rlhf_zoo.hub.client.step_tags import tag_name
 from rlhf_zoo.hub.server import create_token
 from rlhf_zoo.hub.server.application import Application
@@ -433,7 +433,7 @@ def test_a_wrong_or_reading_token_ends_a_run_before_it_begins(thread_hub, tmp_pa
     ):
         monkeypatch.setenv("HF_TOKEN", token)
         with pytest.raises(ZooError) as refused:
-            publish.resolve_namespace(None, hub=replace(CLIENT, token_variable="RLHF_ZOO_HUB_TOKEN"))
+            publish.resolve_namespace(None, hub=replace(DEFAULT_HUB, token_variable="RLHF_ZOO_HUB_TOKEN"))
         assert message in str(refused.value) and "hub_wrong" not in str(refused.value)
     options = ("--hub", url, "--push_to_hub", "--output_dir", "run")
     done = zoo("run", "tiny-world", *options, home=tmp_path / "home", cwd=tmp_path, RLHF_ZOO_HUB_TOKEN="hub_wrong")

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
-from rlhf_zoo.hub.client.connect import CLIENT, Hub, connect, connected
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB, Hub, connect, connected
 from rlhf_zoo.plugins import load_object
 from rlhf_zoo.publishing.add_model import add_model
 from rlhf_zoo.rewards import relevance as module
@@ -121,7 +121,7 @@ def test_connect_says_which_hub_that_is(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr("rlhf_zoo.hub.client.connect._set_environment", lambda hub: None)
     with connect(Hub("other", "http://127.0.0.1:9", "a test")) as hub:
         assert connected() is hub
-    assert connected() is CLIENT
+    assert connected() is DEFAULT_HUB
 
 
 def test_other_models_are_refused(embedder: Path, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from test_product_remarks import write
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.corpora.reviews import NLTK, PAIRS, REVIEWS, SNIPPETS, SPLITS, prepare
 from rlhf_zoo.runs.judge import shares_reward_labels
@@ -110,7 +110,7 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "same"), [("smollm2-reviews", False), ("product-remarks", True)])
 def test_the_judge_learns_from_the_labels_of_another_source(name: str, same: bool, tmp_path: Path) -> None:
-    run = RunContext(load_recipe(name), tmp_path / "run", CLIENT, namespace="local", publish=False)
+    run = RunContext(load_recipe(name), tmp_path / "run", DEFAULT_HUB, namespace="local", publish=False)
     assert shares_reward_labels(run, "classifier") is same and shares_reward_labels(run, "same-labels")
 
 

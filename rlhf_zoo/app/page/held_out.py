@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ...errors import ZooError
 from ...fileio import parse_json
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason, refusals_as
 from ...modeling.chat import display_text
 from ...modeling.chat_template import is_conversation
@@ -26,7 +26,7 @@ SPLITS = ("validation", "test")
 MAX_PROMPTS = 1000
 
 
-def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = CLIENT) -> list[str]:
+def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = DEFAULT_HUB) -> list[str]:
     """Reads distinct held-out prompts of the data set that the checkpoint's card names, at its commit.
 
     If the data set cannot be read or has none, the prompts in the card itself are used.

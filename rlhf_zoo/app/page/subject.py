@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ...errors import ZooError
 from ...fileio import at
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refs import resolve
 from ...hub.client.run_signature import TRUST_RUN_FLAG
 from ...publishing.cards.card import card_json
@@ -56,7 +56,7 @@ class Subject:
         reward: str | None = None,
         runs: Sequence[str] | None = None,
         lenient: bool = False,
-        hub: Hub = CLIENT,
+        hub: Hub = DEFAULT_HUB,
     ) -> Subject:
         """Fetches and loads the models of a PPO checkpoint.
 
@@ -115,7 +115,7 @@ def _may_load(loader: str, stage: Path | None) -> bool:
 
 
 def _runs(
-    lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = CLIENT
+    lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = DEFAULT_HUB
 ) -> tuple[list[TimelineRun], str | None]:
     """Returns the run of the PPO checkpoint, then other runs with checkpoints; and why some are missing, or None."""
     folder = Path(lineage.ppo.name)

@@ -16,7 +16,7 @@ from ...evaluation.votes.box import INTERVAL, VoteBox, VoteStore
 from ...evaluation.votes.limits import PER_HOUR, VoteLimits
 from ...evaluation.votes.ratings import summary
 from ...evaluation.votes.vote import Vote, merge_votes
-from ...hub.client.connect import CLIENT
+from ...hub.client.connect import DEFAULT_HUB
 from ...hub.client.refusals import client_errors, reason, retry_after
 
 log = logging.getLogger(__name__)
@@ -139,7 +139,7 @@ class Tally:
     @property
     def address(self) -> str:
         """The address of the data set on the Hub."""
-        return f"{CLIENT.address}/datasets/{self.name}"
+        return f"{DEFAULT_HUB.address}/datasets/{self.name}"
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """Stores votes from the box, as its VoteStore. The Hub is then read soon, because others may have voted too.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
 from .chosen import MODELS_FILE, is_model
 from .files import CPU, ZERO_GPU, Layout, SpaceModels, check_code, write_space, write_static
@@ -59,7 +59,7 @@ def deploy(
     page: Callable[[], str],
     private: bool | None = None,
     builds: bool = False,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> Deployed:
     """Creates or updates a Space in one commit.
 

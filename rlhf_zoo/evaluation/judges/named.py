@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import full_revision
 from ...hub.client.refs import ask, resolve
 from ...modeling.devices import on_device
@@ -54,7 +54,7 @@ Labeled = Callable[[], Iterable[Mapping[str, object]]]
 
 def check_names(
     names: Sequence[str], llm: LLMConfig, *, labeled: Labeled | None = None, seed: int = 1,
-    hub: Hub | None = CLIENT, headline: bool = True,
+    hub: Hub | None = DEFAULT_HUB, headline: bool = True,
 ) -> None:  # fmt: skip
     """Checks, before models are loaded, that the judges are available.
 
@@ -124,7 +124,7 @@ def check_endpoints(names: Sequence[str], llm: LLMConfig) -> None:
 def open_panel(
     names: Sequence[str], *, llm: LLMConfig, labeled: Labeled, folder: Path, seed: int, title: str | None = None,
     description: str | None = None, extra: Sequence[Judge] = (), use_cpu: bool = False,
-    same_labels: Path | None = None, hub: Hub = CLIENT, headline: bool = True,
+    same_labels: Path | None = None, hub: Hub = DEFAULT_HUB, headline: bool = True,
 ) -> Panel:  # fmt: skip
     """Opens the judges by name.
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import Origin, equal_weights
 from ..votes.data import HubVotes
@@ -12,7 +12,7 @@ from ..votes.vote import ShownCompletion, Vote
 
 
 def votes_on(
-    name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int, hub: Hub = CLIENT
+    name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int, hub: Hub = DEFAULT_HUB
 ) -> dict[str, Any]:
     """Summarizes the votes in a data set on a policy against its SFT policy.
 

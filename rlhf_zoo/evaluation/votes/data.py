@@ -14,7 +14,7 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import BadYAML, hub_id, load_yaml
 from ...hub.client.claims import commit_on_head
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...hub.client.trees import fetch_dataset
 from .vote import CONFIGURATIONS, MODEL_KEYS, SAMPLING_KEYS, Vote, merge_votes, side_names
@@ -38,7 +38,7 @@ class HubVotes:
         ZooError: The name is not that of a repository.
     """
 
-    def __init__(self, repo_id: str, *, private: bool = False, hub: Hub = CLIENT) -> None:
+    def __init__(self, repo_id: str, *, private: bool = False, hub: Hub = DEFAULT_HUB) -> None:
         if hub_id(repo_id) is None or "/" not in repo_id:
             raise ZooError(f"{repo_id!r} is not a repository for votes: use NAMESPACE/NAME.")
         self.name, self.hub = repo_id, hub

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ZooError
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .pull import full_revision, split_revision
 from .refusals import refusals_as
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 2**22
 
 
-def fetch_card_files(name: str, *, hub: Hub = CLIENT) -> Path:
+def fetch_card_files(name: str, *, hub: Hub = DEFAULT_HUB) -> Path:
     """Fetches README.md and plots/*.png of a repository into the client's cache.
 
     Args:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import ZooError
 from ...fileio import read_json
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .refusals import status_of
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def claim_repository(
     fresh: bool,
     private: bool,
     run_name: str,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> None:
     """Claims a model repository for a run, and creates the repository if it does not exist.
 
@@ -76,7 +76,7 @@ def claim_repository(
             hub.api().delete_tag(repo, tag=tag)
 
 
-def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
+def all_tags(repo: str, *, hub: Hub = DEFAULT_HUB) -> dict[str, str]:
     """Returns the tags of a model repository: name -> commit.
 
     Args:
@@ -86,7 +86,7 @@ def all_tags(repo: str, *, hub: Hub = CLIENT) -> dict[str, str]:
     return {ref.name: ref.target_commit for ref in hub.api().list_repo_refs(repo).tags}
 
 
-def check_claim(repo: str, run_id: str, *, commit: str | None = None, hub: Hub = CLIENT) -> None:
+def check_claim(repo: str, run_id: str, *, commit: str | None = None, hub: Hub = DEFAULT_HUB) -> None:
     """Checks that a run holds the claim to a repository.
 
     Args:
@@ -110,7 +110,7 @@ def commit_on_head(
     *,
     revision: str | None = None,
     repo_type: str = "model",
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> str | None:
     """Commits on top of a branch's head, and starts over if another commit came first.
 

@@ -197,18 +197,18 @@ class Hub:
 
 
 #: The Hub that huggingface_hub is configured for.
-CLIENT = Hub("other", None, "huggingface_hub's settings")
+DEFAULT_HUB = Hub("other", None, "huggingface_hub's settings")
 #: The Hub that `connect` yielded, while its context is open.
 _connected: Hub | None = None
 
 
 def connected() -> Hub:
-    """Returns the Hub that this command is connected to; CLIENT if there is no connection.
+    """Returns the Hub that this command is connected to; DEFAULT_HUB if there is no connection.
 
     Only for reward functions and judges that load a model, because a recipe names them and no Hub is passed to them.
     All other code gets its Hub as an argument.
     """
-    return _connected or CLIENT
+    return _connected or DEFAULT_HUB
 
 
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:

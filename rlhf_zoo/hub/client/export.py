@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...plugins import did_you_mean
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .refusals import refusals_as
 
 if TYPE_CHECKING:
@@ -234,7 +234,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 
 
 def export(
-    source: Source, repo_id: str, *, private: bool | None, report: Callable[[str], None], hub: Hub = CLIENT
+    source: Source, repo_id: str, *, private: bool | None, report: Callable[[str], None], hub: Hub = DEFAULT_HUB
 ) -> Exported:
     """Copies the branches and tags of a repository to another Hub, with their history.
 

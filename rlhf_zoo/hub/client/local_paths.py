@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...errors import ZooError
 from ...fileio import replace_file
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .downloads import DOWNLOADED, PARTIAL
 
 CHUNK = 2**20
@@ -97,7 +97,7 @@ class _Destination:
 class Folder(_Destination):
     """An output directory that the user named."""
 
-    def __init__(self, repo: str, commit: str, folder: Path, hub: Hub = CLIENT) -> None:
+    def __init__(self, repo: str, commit: str, folder: Path, hub: Hub = DEFAULT_HUB) -> None:
         super().__init__(repo, commit, folder.absolute(), hub)
 
     def target(self, file: FileToFetch) -> Path:
@@ -202,7 +202,7 @@ class Folder(_Destination):
 class Cache(_Destination):
     """The client's cache. After the pull, from_pretrained finds the revision there without asking the Hub."""
 
-    def __init__(self, repo: str, commit: str, hub: Hub = CLIENT, *, repo_type: str = "model") -> None:
+    def __init__(self, repo: str, commit: str, hub: Hub = DEFAULT_HUB, *, repo_type: str = "model") -> None:
         from huggingface_hub import constants
         from huggingface_hub.file_download import repo_folder_name
 

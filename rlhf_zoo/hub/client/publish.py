@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ...errors import ZooError
 from ...fileio import now, write_json, write_text
 from .claims import check_claim, commit_on_head
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .links import find_outward_link
 from .refusals import client_errors, reason, status_of
 from .step_tags import tag_name
@@ -42,7 +42,7 @@ CHECKPOINT_PATTERNS = (
 RESUME_PATTERNS = ("optimizer.pt", "scheduler.pt", "rng_state*.pth", "trainer_state.json", "running_metrics.json")
 
 
-def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
+def resolve_namespace(namespace: str | None, *, hub: Hub = DEFAULT_HUB) -> str:
     """Returns the namespace to publish under, after a check that the token may write. Call it before any training.
 
     Args:
@@ -87,7 +87,7 @@ def resolve_namespace(namespace: str | None, *, hub: Hub = CLIENT) -> str:
 
 
 def publish_folder(
-    folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
+    folder: Path, repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = DEFAULT_HUB
 ) -> str:
     """Sends a folder as one commit. Creates the repository if it does not exist.
 
@@ -106,7 +106,13 @@ def publish_folder(
 
 
 def publish_files(
-    files: Mapping[str, Path], repo_id: str, *, repo_type: str, message: str, private: bool = False, hub: Hub = CLIENT
+    files: Mapping[str, Path],
+    repo_id: str,
+    *,
+    repo_type: str,
+    message: str,
+    private: bool = False,
+    hub: Hub = DEFAULT_HUB,
 ) -> str:
     """Sends files as one commit. Creates the repository if it does not exist.
 
@@ -137,7 +143,7 @@ def publish_checkpoint(
     include_resume_files: bool = False,
     overwrite: bool = False,
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> dict[str, str]:
     """Sends one complete checkpoint as one commit with one annotated tag, and records it in published.json.
 
@@ -199,7 +205,7 @@ def publish_release(
     tag_message: str | None,
     include_resume_files: bool = False,
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> str:
     """Publishes a checkpoint on `main` in one commit, and tags it `best`.
 
@@ -242,7 +248,7 @@ def publish_on_branch(
     branch: str,
     tag: str | None = None,
     overrides: Mapping[str, Path | None] = NO_OVERRIDES,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> str:
     """Publishes a model on a branch in one commit, and tags the commit if `tag` is set.
 

@@ -18,7 +18,7 @@ from queue import Empty, SimpleQueue
 from typing import IO, Any
 
 from ...errors import ZooError
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .local_paths import CHUNK, Cache, FileToFetch, Folder, sha256_if_intact
 from .refusals import is_outage, reason, refusals_as, status_of
 from .step_tags import step_in, tag_name, tagged_steps
@@ -120,7 +120,9 @@ def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
     return find_revision(revision, [ref.name for ref in (*refs.branches, *refs.tags)]) or revision
 
 
-def fetch(repository: str, output_dir: Path | None = None, *, hub: Hub = CLIENT, ignore: Sequence[str] = ()) -> Pulled:
+def fetch(
+    repository: str, output_dir: Path | None = None, *, hub: Hub = DEFAULT_HUB, ignore: Sequence[str] = ()
+) -> Pulled:
     """Fetches a revision of a repository. Complete files are not fetched again.
 
     If the Hub does not answer, a copy in the cache is used, after a check against the digests in its file names.

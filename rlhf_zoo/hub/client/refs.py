@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ...errors import ZooError
 from ...fileio import hub_id, read_json, write_json
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .pull import fetch, split_revision
 from .refusals import after_waiting
 from .trees import COMMIT_ID
@@ -48,7 +48,7 @@ class Checkpoint:
 
 def resolve(
     name: str | Path,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
     *,
     revision: str | None = None,
     ignore: Sequence[str] = NOT_LOADED,

@@ -3,7 +3,7 @@
 import logging
 from functools import cache
 
-from .connect import CLIENT, Hub
+from .connect import DEFAULT_HUB, Hub
 from .publish import expected_id
 from .refusals import client_errors, reason
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 Origin = tuple[str, str]
 
 
-def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = CLIENT) -> bool:
+def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = DEFAULT_HUB) -> bool:
     """Whether two published models have the same weights.
 
     Args:

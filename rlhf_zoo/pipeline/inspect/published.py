@@ -13,7 +13,7 @@ from typing import Any
 from ...errors import ZooError
 from ...fileio import hub_id, read_json
 from ...hub.client.claims import RECIPE_FILE
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refs import resolve
 from ...publishing.cards.card import CARD_FILE
@@ -112,7 +112,7 @@ class Published:
         return (repo, commit) if repo and isinstance(commit, str) and _COMMIT.fullmatch(commit) else None
 
 
-def fetch(name: str, hub: Hub = CLIENT) -> Published:
+def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
     """Fetches a published checkpoint.
 
     Args:

@@ -12,7 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...errors import ZooError
 from ...fileio import at, hub_id, integer, read_json
 from ...hub.client.claims import RECIPE_FILE
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import refusals_as
@@ -101,7 +101,7 @@ def find(
     old: str | None = None,
     sft: str | None = None,
     reward: str | None = None,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> TracedPolicy:
     """Finds a PPO checkpoint and the models of its run.
 

@@ -9,7 +9,7 @@ from typing import Any
 import datasets
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT
+from ...hub.client.connect import DEFAULT_HUB
 from ...hub.client.data_gate import CheckedData, open_checked
 from ...hub.client.refusals import client_errors, reason, refusals_as
 from ...modeling.chat_template import is_conversation
@@ -125,7 +125,7 @@ def inspect_data(name: str) -> InspectedData:
     if not is_local:
         from huggingface_hub import HfApi
 
-        title = f"The data set {repo} is neither a folder nor a file, and cannot be found on {CLIENT.address}"
+        title = f"The data set {repo} is neither a folder nor a file, and cannot be found on {DEFAULT_HUB.address}"
         with refusals_as(title, "check its name and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:

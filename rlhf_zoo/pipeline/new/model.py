@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT
+from ...hub.client.connect import DEFAULT_HUB
 from ...hub.client.pull import full_revision, split_revision
 from ...hub.client.refusals import refusals_as
 from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpack_if_gguf
@@ -140,8 +140,8 @@ def _pin(name: str) -> tuple[str, str | None, str | None]:
         return name, None, gguf_source(Path(name)).get("license")
     repo, revision = split_revision(name)
     fix = "check its name, its revision and --source_hub."
-    with refusals_as(f"The model {repo} is not a folder, and cannot be found on {CLIENT.address}", fix):
-        info = CLIENT.api().model_info(repo, revision=full_revision(repo, revision, CLIENT))
+    with refusals_as(f"The model {repo} is not a folder, and cannot be found on {DEFAULT_HUB.address}", fix):
+        info = DEFAULT_HUB.api().model_info(repo, revision=full_revision(repo, revision, DEFAULT_HUB))
     license_name = getattr(info.card_data, "license", None)
     return repo, str(info.sha), license_name if isinstance(license_name, str) else None
 

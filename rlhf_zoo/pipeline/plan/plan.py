@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...runs.recipe import Recipe
 from ...runs.registry import STAGES, is_member, reward_names
 from ...runs.settings.key_classes import obeyed
@@ -160,7 +160,7 @@ def make_plan(
     prompt: int | None = None,
     stages: Sequence[str] | None = None,
     suggest_changes: bool = True,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> Plan:
     """Plans a recipe on a device.
 

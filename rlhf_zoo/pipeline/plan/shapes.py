@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...modeling.gguf import find_gguf, unpack_if_gguf
 from ...modeling.loading import load_config
@@ -49,7 +49,7 @@ def is_local_shape(name: str) -> bool:
     return Path(name).is_dir() or find_gguf(name) is not None or split_revision(name)[0] in published_shapes()
 
 
-def find_shape(name: str, *, revision: str | None = None, hub: Hub = CLIENT) -> Shape:
+def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB) -> Shape:
     """Finds a model's shape in a folder, in recipes/shapes.yaml, or on a Hub, in this order.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...fileio import finite
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
 from ...modeling.prompt_keys import format_prompt_count
@@ -242,7 +242,7 @@ def _named(side: Mapping[str, Any]) -> Raw:
     return Raw(f"{code(name)}{f' at {code(commit[:10])}' if commit else ''}")
 
 
-def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hub = CLIENT) -> str:
+def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hub = DEFAULT_HUB) -> str:
     """Adds the report and the files of a folder to a published policy, in one commit on `main`.
 
     It replaces the report of an earlier evaluation against the same policy, and nothing else.

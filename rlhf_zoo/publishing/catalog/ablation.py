@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
 from ...hub.client.weights import Origin, equal_weights
@@ -72,7 +72,9 @@ class Ablation:
     problem: str | None = None
 
 
-def find_runs(repo: str, card: Mapping[str, Any], *, names: Sequence[str] | None = None, hub: Hub = CLIENT) -> Ablation:
+def find_runs(
+    repo: str, card: Mapping[str, Any], *, names: Sequence[str] | None = None, hub: Hub = DEFAULT_HUB
+) -> Ablation:
     """Finds the runs that can be compared with a PPO repository.
 
     Without `names` it searches the `MAX_CARDS` most recently changed models of the namespace for runs with the same SFT

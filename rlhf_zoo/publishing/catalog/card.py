@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ...fileio import at, finite, hub_id, integer, number, parse_json
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, is_disk_full, reason
 from ...hub.client.weights import Origin
 from ...runs.registry import PARENT_TITLES, STAGES, parent_title, starts_on_base
@@ -257,7 +257,7 @@ def iso_date(value: Any) -> str | None:
         return None
 
 
-def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
+def fetch_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card, str | None]:
     """Downloads a card as `download_card` does, but returns an error of the Hub as text. A full disk raises OSError.
 
     Args:
@@ -276,7 +276,7 @@ def fetch_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | N
         return Card(), f"has an {CARD_FILE} that cannot be downloaded ({one_line(reason(error))})"
 
 
-def download_card(repo: str, commit: str, hub: Hub = CLIENT) -> tuple[Card, str | None]:
+def download_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card, str | None]:
     """Downloads rlhf_card.json at a commit.
 
     Args:

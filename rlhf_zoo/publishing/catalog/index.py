@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
 from ...fileio import at, integer, number, write_text
-from ...hub.client.connect import CLIENT, HF_URL, Hub
+from ...hub.client.connect import DEFAULT_HUB, HF_URL, Hub
 from ...hub.client.refusals import is_disk_full, refusals_as
 from ...hub.client.step_tags import tagged_steps
 from ...runs.registry import STAGES
@@ -295,7 +295,7 @@ def write_benchmark(path: Path, table: str) -> None:
 # Requests to the Hub
 
 
-def owner(hub: Hub = CLIENT) -> str:
+def owner(hub: Hub = DEFAULT_HUB) -> str:
     """Returns the name of the user that the token belongs to.
 
     Args:
@@ -308,7 +308,7 @@ def owner(hub: Hub = CLIENT) -> str:
         return hub.api().whoami()["name"]
 
 
-def published_models(namespace: str, hub: Hub = CLIENT) -> list[Entry]:
+def published_models(namespace: str, hub: Hub = DEFAULT_HUB) -> list[Entry]:
     """Returns the models of a namespace with the metadata tag rlhf-zoo, and all that the Hub reports as damaged.
 
     Args:
@@ -361,7 +361,7 @@ def _read(model: ModelInfo, *, hub: Hub) -> Entry:
 # The checkpoints of one repository
 
 
-def checkpoints(repo: str, hub: Hub = CLIENT) -> dict[str, Any]:
+def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
     Each row is a tag. `also` names best and main, if the cards at their commits name the step of this tag. Other tags

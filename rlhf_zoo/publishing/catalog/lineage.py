@@ -8,7 +8,7 @@ from typing import Any
 from ...errors import ZooError
 from ...evaluation.reward_reading import reading_of
 from ...fileio import at, finite, hub_id, integer
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
 from ...hub.client.refusals import client_errors, reason
@@ -125,7 +125,7 @@ def prompts_at(settings: object) -> tuple[str | None, str, str | None]:
     )
 
 
-def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None, hub: Hub = CLIENT) -> Lineage:
+def find_lineage(ppo: str, *, sft: str | None = None, reward: str | None = None, hub: Hub = DEFAULT_HUB) -> Lineage:
     """Downloads a PPO checkpoint and its SFT and reward models, at the commits that its card names.
 
     Args:
@@ -147,7 +147,7 @@ def find_policy(
     reward: str | None = None,
     without_reward: bool = False,
     only_ppo: bool = False,
-    hub: Hub = CLIENT,
+    hub: Hub = DEFAULT_HUB,
 ) -> Lineage:
     """Downloads any policy, the model to compare it with, and its reward models.
 
@@ -215,7 +215,7 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
         ) from error
 
 
-def find_family(name: str, hub: Hub = CLIENT) -> Node:
+def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:
     """Builds the family tree of a model.
 
     Args:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...modeling.chat import tokenize_prompt
 from ...modeling.chat_template import Prompt
@@ -76,7 +76,7 @@ def context_in(config: Mapping[str, Any]) -> int | None:
 
 
 def named_models(
-    stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, leniently: bool = False
+    stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, leniently: bool = False
 ) -> dict[str, Named]:
     """Finds the models from elsewhere that stages name.
 

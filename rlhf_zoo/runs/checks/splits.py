@@ -7,7 +7,7 @@ from typing import Any
 import datasets
 
 from ...errors import ZooError
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...modeling.chat_template import Chat
 from ..data.columns import above, value_of
@@ -20,7 +20,7 @@ from ..settings.parse import RecipeConfig, StageSettings
 
 
 def check_forms(
-    shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = CLIENT, *, every_row: bool = False
+    shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, every_row: bool = False
 ) -> dict[str, str]:
     """Checks that stages can read their data, as far as possible without a download.
 
@@ -57,7 +57,7 @@ def check_forms(
 
 
 def rows_here(
-    shared: RecipeConfig, settings: StageSettings, hub: Hub = CLIENT, split: str | None = None
+    shared: RecipeConfig, settings: StageSettings, hub: Hub = DEFAULT_HUB, split: str | None = None
 ) -> datasets.Dataset | None:
     """Loads rows of a stage's data, in its form, if they are on this machine.
 
@@ -82,7 +82,7 @@ def rows_here(
     return loader.rows(data, split or data.dataset_train_split, form, subject=of, text=text)
 
 
-def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
+def check_labeled(shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str]:
     """Checks the texts and labels that the judge `classifier` learns from, as `check_forms` does.
 
     Args:
@@ -100,7 +100,7 @@ def check_labeled(shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
     return loader.unseen
 
 
-def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = CLIENT) -> dict[str, str]:
+def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str]:
     """Checks the pairs of `evaluation.own_pairs`, if any, as `check_forms` does.
 
     Args:

@@ -14,7 +14,7 @@ import datasets
 
 from ...errors import ZooError
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
-from ...hub.client.connect import CLIENT, Hub
+from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.data_gate import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.refs import ask, came_from
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
@@ -61,7 +61,7 @@ class DataSource:
     location: str
     revision: str | None
     lineage: Mapping[str, Any]
-    hub: Hub = CLIENT
+    hub: Hub = DEFAULT_HUB
     unanswered: str | None = None
 
     def load(
