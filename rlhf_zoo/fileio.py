@@ -89,7 +89,7 @@ def write_bytes(path: Path | str, content: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         replace_file(path, content, mode=_permissions(path))
     except OSError as error:
-        raise ZooError(write_refused(path, error)) from error
+        raise ZooError(write_error_message(path, error)) from error
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -110,13 +110,14 @@ def write_json(path: Path | str, value: Any) -> None:
 
     Args:
         path: The file.
-        value: What `jsonable` accepts. NaN and infinities become their names, as strings.
+        value: What `jsonable` accepts. NaN and infinities become strings, such as "NaN".
 
     Raises:
         ZooError: As for `write_bytes`.
         TypeError: The value cannot be written as JSON.
     """
-    write_text(path, json.dumps(jsonable(value, named=True), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    plain = jsonable(value, nonfinite_as_text=True)
+    write_text(path, json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path | str) -> Any:
@@ -162,12 +163,12 @@ def parse_json(text: str | bytes) -> Any:
     raise ValueError(f"it is nested more than {MAX_DEPTH} deep")
 
 
-def jsonable(value: Any, *, named: bool) -> Any:
+def jsonable(value: Any, *, nonfinite_as_text: bool) -> Any:
     """Converts a value to the types of JSON.
 
     Args:
         value: Any nesting of mappings, lists, tuples, sets, enums, paths and scalars, also those of NumPy and torch.
-        named: Whether NaN and infinities become strings, such as "NaN". Otherwise they become None.
+        nonfinite_as_text: Whether NaN and infinities become strings, such as "NaN". Otherwise they become None.
 
     Returns:
         Dicts with string keys, lists (sets are sorted), strings, numbers, booleans and None.
@@ -176,23 +177,23 @@ def jsonable(value: Any, *, named: bool) -> Any:
         TypeError: A part cannot be written as JSON.
     """
     if isinstance(value, Enum):
-        return jsonable(value.value, named=named)
+        return jsonable(value.value, nonfinite_as_text=nonfinite_as_text)
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)
-        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(float(value))] if named else None
+        return {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}[str(float(value))] if nonfinite_as_text else None
     if isinstance(value, Mapping):
-        return {str(key): jsonable(item, named=named) for key, item in value.items()}
+        return {str(key): jsonable(item, nonfinite_as_text=nonfinite_as_text) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [jsonable(item, named=named) for item in value]
+        return [jsonable(item, nonfinite_as_text=nonfinite_as_text) for item in value]
     if isinstance(value, set | frozenset):
-        return sorted((jsonable(item, named=named) for item in value), key=canonical_json)
+        return sorted((jsonable(item, nonfinite_as_text=nonfinite_as_text) for item in value), key=canonical_json)
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if hasattr(value, "item"):  # a scalar of numpy or torch, neither of which this module imports
-        return jsonable(value.item(), named=named)
+        return jsonable(value.item(), nonfinite_as_text=nonfinite_as_text)
     raise TypeError(f"{type(value).__name__} cannot be written as JSON: {value!r}")
 
 
@@ -202,7 +203,7 @@ def canonical_json(value: Any) -> str:
     Args:
         value: What `jsonable` accepts.
     """
-    plain = _integral_floats_as_int(jsonable(value, named=True))
+    plain = _integral_floats_as_int(jsonable(value, nonfinite_as_text=True))
     return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
@@ -226,7 +227,7 @@ def _permissions(path: Path) -> int:
     return 0o666 & ~mask
 
 
-def write_refused(path: Path, error: OSError) -> str:
+def write_error_message(path: Path, error: OSError) -> str:
     """Returns the message for a file that could not be written.
 
     Args:
@@ -276,7 +277,7 @@ def hub_id(name: Any) -> str | None:
     return name if isinstance(name, str) and _REPO_ID.fullmatch(name) else None
 
 
-def at(value: Any, *path: str) -> Any:
+def get_nested(value: Any, *path: str) -> Any:
     """Returns the value at a path of keys; None if a key is missing.
 
     Args:

@@ -19,7 +19,7 @@ from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
 from ..evaluation.reward_reading import READING_KEYS, reading_of
 from ..fields import check_limits
-from ..fileio import at, finite, hub_id, now, write_json, write_text
+from ..fileio import finite, get_nested, hub_id, now, write_json, write_text
 from ..hub.client.connect import DEFAULT_HUB, Hub
 from ..hub.client.downloads import find_download
 from ..hub.client.refs import Checkpoint
@@ -196,7 +196,7 @@ def find_pair(
     lineage = find_policy(policy, against=against, reward=reward_name, without_reward=no_reward, hub=hub)
     settings = {"temperature": lineage.setting("temperature", 1.0)}
     settings["response_length"] = lineage.setting("response_length", default_of("ppo", "response_length"))
-    judge_name = at(lineage.card, "evaluation", "judge", "target")
+    judge_name = get_nested(lineage.card, "evaluation", "judge", "target")
     return PolicyPair(
         lineage.ppo,
         lineage.sft,
@@ -248,7 +248,7 @@ def _reward_loader(resolved: Mapping[str, Any], where: str) -> str | None:
 
 def _published_labels(lineage: Lineage) -> LabeledArguments:
     """The data that a published policy's judge learned from; the default if its card names no repository."""
-    labeled = at(lineage.card, "evaluation", "labeled")
+    labeled = get_nested(lineage.card, "evaluation", "labeled")
     if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
     if (name := labeled.get("dataset_name")) is not None:

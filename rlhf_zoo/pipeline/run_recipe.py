@@ -340,7 +340,7 @@ def show_published(context: RunContext, console: "Console") -> None:
             repo = context.record(stage).read()["repo"]
             with doing(f"{stage}: pulling from the Hub"):
                 revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
-                pulled[stage] = resolve(revision, hub, own=True).path
+                pulled[stage] = resolve(revision, hub, skip_source=True).path
             local = context.checkpoint(stage).path
             overrides = file_overrides(context, context.record(stage), local, Path(override_dir) / stage)
             if not same_weights(pulled[stage], local, overrides):

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..fileio import at, finite, write_bytes
+from ..fileio import finite, get_nested, write_bytes
 from .plot_parts import (
     BLUE,
     BLUE_ON_ANY,
@@ -401,7 +401,7 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
         report: A report of `evaluation.calibration`.
         path: The PNG to write.
     """
-    histogram = at(report, "margin", "histogram")
+    histogram = get_nested(report, "margin", "histogram")
     if not histogram or not sum(histogram["counts"]):
         return False
     counts, spans = histogram["counts"], list(pairwise(histogram["edges"]))
@@ -432,7 +432,7 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
         report: As in `plot_margins`.
         path: The PNG to write.
     """
-    calibration = at(report, "calibration")
+    calibration = get_nested(report, "calibration")
     if not calibration or not calibration["bins"]:
         return False
     bins = [{**part, "value": part["accuracy"]} for part in calibration["bins"]]
@@ -457,7 +457,7 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
         report: As in `plot_margins`.
         path: The PNG to write.
     """
-    length = at(report, "length")
+    length = get_nested(report, "length")
     if not length or len(length["bins"]) < 2:
         return False
     bins = length["bins"]

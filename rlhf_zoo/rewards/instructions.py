@@ -74,8 +74,8 @@ def read_instructions(ids: Any, kwargs: Any, *, where: str) -> list[Instruction]
         if values is not None and not isinstance(values, Mapping):
             raise ZooError(f"The instruction {kind} of {where} has the kwargs {values!r}: give a mapping of arguments.")
         arguments = {name: _as_integer(value) for name, value in (values or {}).items() if value is not None}
-        if fault := KINDS[kind].fault(arguments):
-            raise ZooError(f"The instruction {kind} of {where} {fault}.")
+        if problem := KINDS[kind].problem(arguments):
+            raise ZooError(f"The instruction {kind} of {where} {problem}.")
         instructions.append(Instruction(kind, arguments))
     return instructions
 

@@ -41,13 +41,13 @@ class Kind:
 
     Attributes:
         follows: Takes an answer and the arguments; returns whether the answer follows the instruction.
-        arguments: Argument -> what it must be, a key of `VALID`.
+        arguments: Argument -> what it must be, a key of `ARGUMENT_CHECKS`.
     """
 
     follows: Callable[[str, Arguments], bool]
     arguments: Mapping[str, str]
 
-    def fault(self, arguments: Arguments) -> str | None:
+    def problem(self, arguments: Arguments) -> str | None:
         """Describes the first argument that is missing or invalid; None if all are valid.
 
         Args:
@@ -56,7 +56,7 @@ class Kind:
         for name, expected in self.arguments.items():
             if name not in arguments:
                 return f"has no {name}: add {expected}"
-            if not VALID[expected](arguments[name]):
+            if not ARGUMENT_CHECKS[expected](arguments[name]):
                 return f"has the {name} {arguments[name]!r}: give {expected}"
         nth, count = arguments.get("nth_paragraph"), arguments.get("num_paragraphs")
         if "nth_paragraph" in self.arguments and nth is not None and count is not None and not 1 <= nth <= count:
@@ -69,14 +69,14 @@ def _is_text(value: Any) -> bool:
 
 
 #: Description of a valid argument, for messages -> the check.
-VALID: dict[str, Callable[[Any], bool]] = {
+ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
     "a whole number of at least 0": lambda value: (integer(value) or 0) >= 0 and integer(value) is not None,
     "'at least' or 'less than'": lambda value: value in RELATIONS,
     "a text": _is_text,
     "a list of texts": lambda value: isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value)),
     "one character": lambda value: isinstance(value, str) and len(value) == 1,
 }
-_COUNT, _RELATION, _TEXT, _TEXTS, _CHARACTER = VALID
+_COUNT, _RELATION, _TEXT, _TEXTS, _CHARACTER = ARGUMENT_CHECKS
 
 
 def _compare(count: int, arguments: Arguments, number: str, relation: str = "relation") -> bool:

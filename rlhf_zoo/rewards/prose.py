@@ -16,11 +16,11 @@ from ..modeling.chat_template import Prompt
 from .rule import Rule, text_of
 
 #: harper's kinds of findings that are a matter of taste or dialect, not errors.
-TASTE = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
+IGNORED_KINDS = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
 #: The lowest score of `grammar`, an error in every word.
-WORST = -100.0
+MIN_GRAMMAR = -100.0
 #: Number of words at the beginning of a completion in which `refuses` looks for a phrase.
-OPENING = 20
+OPENING_WORDS = 20
 #: Phrases of refusals, in lower case and without contractions.
 REFUSALS = (
     "as an ai i",
@@ -81,7 +81,7 @@ class Grammar(Rule):
 
     meaning: ClassVar[str] = "minus the errors of grammar and spelling for each 100 words"
     dialect: Literal["american", "british", "australian", "canadian", "indian"] = "american"
-    ignore: Sequence[str] = TASTE
+    ignore: Sequence[str] = IGNORED_KINDS
     name: str = "grammar"
 
     def __post_init__(self) -> None:
@@ -95,9 +95,9 @@ class Grammar(Rule):
     def _score(self, text: str) -> float:
         words = len(text.split())
         if not words:
-            return WORST
+            return MIN_GRAMMAR
         errors = sum(finding.lint_kind not in self.ignore for finding in _linter(self.dialect).lint(text))
-        return max(-100 * errors / words, WORST) if errors else 0.0
+        return max(-100 * errors / words, MIN_GRAMMAR) if errors else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class Refuses(Rule):
 def _is_refusal(text: str) -> bool:
     plain = text[:1000].lower().replace("’", "'")
     words = " ".join(_CONTRACTIONS.get(word, word) for word in _WORD.findall(plain)).replace("can not", "cannot")
-    opening = f" {' '.join(words.split()[:OPENING])} "
+    opening = f" {' '.join(words.split()[:OPENING_WORDS])} "
     return any(f" {phrase} " in opening for phrase in REFUSALS)
 
 

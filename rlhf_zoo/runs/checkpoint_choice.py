@@ -312,7 +312,7 @@ def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, own: bool = False
     Returns:
         The checkpoint.
     """
-    checkpoint = resolve(unpack_if_gguf(str(name)), hub, own=own)
+    checkpoint = resolve(unpack_if_gguf(str(name)), hub, skip_source=own)
     stage = StageRecord(checkpoint.path)
     chosen = stage.chosen_checkpoint() if checkpoint.repo is None and stage.run_file.is_file() else None
     return checkpoint if chosen is None else replace(checkpoint, path=chosen)

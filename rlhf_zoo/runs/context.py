@@ -451,7 +451,7 @@ class RunContext:
 
         repo, _, revision = self.pinned.get(stage, f"{self.repo(stage)}@best").partition("@")
         try:
-            checkpoint = resolve(f"{repo}@{revision}", self.hub, own=True)
+            checkpoint = resolve(f"{repo}@{revision}", self.hub, skip_source=True)
         except ZooError as error:
             if not isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError)):
                 raise

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ..errors import ZooError
-from ..fileio import jsonable, now, write_refused, write_text
+from ..fileio import jsonable, now, write_error_message, write_text
 from .run_shape import metrics_row
 
 
@@ -44,7 +44,7 @@ def append_row(file_path: Path, metrics: Mapping[str, Any]) -> None:
     if type(step) is not int:
         raise ValueError(f"A row of metrics needs an integer step, not {step!r}.")
     row = {"step": step, "time": now(), **metrics}
-    line = json.dumps(jsonable(row, named=False), allow_nan=False)
+    line = json.dumps(jsonable(row, nonfinite_as_text=False), allow_nan=False)
     try:
         file_path.parent.mkdir(parents=True, exist_ok=True)
         with open(file_path, "a+b") as file:
@@ -57,7 +57,7 @@ def append_row(file_path: Path, metrics: Mapping[str, Any]) -> None:
                 file.truncate(end)
                 raise
     except OSError as error:
-        raise ZooError(write_refused(file_path, error)) from error
+        raise ZooError(write_error_message(file_path, error)) from error
 
 
 def _drop_incomplete_line(file: BinaryIO, end: int) -> bytes:

@@ -77,7 +77,7 @@ def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
     Returns:
         The first such key in sorted order, nested keys joined by dots; None if and only if the fingerprints are equal.
     """
-    a, b = jsonable(a, named=True), jsonable(b, named=True)
+    a, b = jsonable(a, nonfinite_as_text=True), jsonable(b, nonfinite_as_text=True)
     for key in sorted(a.keys() | b.keys()):
         if key not in a or key not in b:
             return key
@@ -164,7 +164,7 @@ class StageRecord:
         """
         with _WRITING:
             previous = self.read()
-            document = jsonable({"schema": SCHEMA, "created": now(), **previous, **fields}, named=True)
+            document = jsonable({"schema": SCHEMA, "created": now(), **previous, **fields}, nonfinite_as_text=True)
             document.pop(SIGNATURE, None)
             if not previous or is_own(previous):
                 document = signed(document)
@@ -425,7 +425,7 @@ def _setting_text(settings: Mapping[str, Any], key: str) -> str:
         if not isinstance(value, Mapping) or part not in value:
             return "nothing"
         value = value[part]
-    return json.dumps(jsonable(value, named=True), ensure_ascii=False)
+    return json.dumps(jsonable(value, nonfinite_as_text=True), ensure_ascii=False)
 
 
 def _shorten_pair(a: str, b: str, width: int = 80) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ...fileio import at
+from ...fileio import get_nested
 from ...publishing.cards.markdown import estimate
 from ...publishing.catalog.card import Card, Figure, clean
 from ..engine import Snapshot, visible_text
@@ -55,7 +55,7 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
 
 def _figures(card: Card) -> Iterator[tuple[str, str, str]]:
     """Yields (name, SFT, PPO) for each figure of the evaluation."""
-    judge = at(card, "evaluation", "judge", "name")
+    judge = get_nested(card, "evaluation", "judge", "name")
     for key, name in _FIGURE_NAMES.items():
         sft, ppo = (card.estimate(side, key) for side in ("sft", "ppo"))
         if ppo is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ZooError
-from ...fileio import at
+from ...fileio import get_nested
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refs import resolve
 from ...hub.client.run_signature import TRUST_RUN_FLAG
@@ -111,7 +111,7 @@ def _may_load(loader: str, stage: Path | None) -> bool:
             f"{record.run_file} was not written by your rlhf-zoo, or was changed since, and its reward model needs "
             f"{loader}: name another model with --reward, or add {TRUST_RUN_FLAG} if you trust this run."
         )
-    return bool(at(record.read(), "resolved", "reward_model_loader") == loader)
+    return bool(get_nested(record.read(), "resolved", "reward_model_loader") == loader)
 
 
 def _runs(

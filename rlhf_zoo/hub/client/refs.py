@@ -52,8 +52,8 @@ def resolve(
     *,
     revision: str | None = None,
     ignore: Sequence[str] = NOT_LOADED,
-    own: bool = False,
-    published: bool = False,
+    skip_source: bool = False,
+    is_repository: bool = False,
 ) -> Checkpoint:
     """Resolves a model's name. Fetches the model into the cache if it is not a local folder.
 
@@ -62,8 +62,8 @@ def resolve(
         hub: The Hub to ask first; its source is asked second.
         revision: A branch, tag or commit, if `name` does not contain one.
         ignore: Patterns of files that are not fetched; () fetches all, for callers that read the files as they are.
-        own: Whether to ask only `hub` and not its source, because the user's own run published the model there.
-        published: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
+        skip_source: Whether to ask only `hub` and not its source, because the user's own run published the model there.
+        is_repository: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
 
     Returns:
         The model. If the base of an adapter comes from the source, the adapter names the base by its local folder.
@@ -71,13 +71,13 @@ def resolve(
     Raises:
         ZooError: No Hub has the repository, the repository lacks the revision, or its only weights are a pickle.
     """
-    if not published and Path(name).is_dir():
+    if not is_repository and Path(name).is_dir():
         return Checkpoint(str(name), Path(name))
     # A mistyped path must not be requested from the Hub.
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
-    first = replace(hub, source=None) if own else hub
+    first = replace(hub, source=None) if skip_source else hub
     origin, pulled = ask(full_name, first, lambda target: fetch(full_name, hub=target, ignore=ignore))
     # NOT_LOADED leaves pickles on the Hub. If there are no safetensors, nothing that can be loaded was fetched.
     pickled = next((path for path in pulled.excluded if fnmatch(path, "pytorch_model*.bin")), None)

@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ref:
-    """A branch or tag. For an annotated tag, `commit` is the commit that it points to, not the tag object."""
+    """A branch or tag: its name, its full `ref`, and its commit, which for an annotated tag is not the tag object."""
 
     name: str
     ref: str

@@ -131,7 +131,7 @@ def _rounded_parents(published: Published, context: RunContext) -> list[str]:
     notes = []
     for role in ("sft", *REWARD_ROLES):
         if (parent := published.parent(role)) is not None:
-            settings = resolve("@".join(parent), context.hub, published=True).path / RECIPE_FILE
+            settings = resolve("@".join(parent), context.hub, is_repository=True).path / RECIPE_FILE
             dtype = read_json(settings).get("push_dtype") if settings.is_file() else None
             if dtype is not None:
                 notes.append(

@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...fileio import at, hub_id, integer, read_json
+from ...fileio import get_nested, hub_id, integer, read_json
 from ...hub.client.claims import RECIPE_FILE
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
@@ -217,9 +217,9 @@ def _from_repository(
 
 def _find_published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
     """The model that the critic started from, at its commit; None if the card names none."""
-    parent = at(card, "parents", "value") or {}
+    parent = get_nested(card, "parents", "value") or {}
     repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
-    return resolve(f"{repo}@{commit}", hub, published=True) if hub_id(repo) and is_revision(commit) else None
+    return resolve(f"{repo}@{commit}", hub, is_repository=True) if hub_id(repo) and is_revision(commit) else None
 
 
 def _read_tags(repo: str, hub: Hub) -> dict[int, str]:
@@ -278,7 +278,7 @@ def _find_parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) 
             if folder.is_dir():
                 return _resolve_checkpoint(str(folder), hub)
     if repo and commit:
-        return resolve(f"{repo}@{commit}", hub, published=True)
+        return resolve(f"{repo}@{commit}", hub, is_repository=True)
     raise ZooError(
         f"The {role} model that {stage} started from is neither in its run directory nor published: name it with "
         f"--{'reward' if role in REWARD_ROLES else role}."

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import at as value_at
-from ...fileio import finite, hub_id, read_json
+from ...fileio import finite, get_nested, hub_id, read_json
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
@@ -494,5 +493,5 @@ def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | 
         document: The document.
         *path: The keys.
     """
-    estimate = value_at(document, *path)
+    estimate = get_nested(document, *path)
     return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ...fileio import at, finite, hub_id, integer, number, parse_json
+from ...fileio import finite, get_nested, hub_id, integer, number, parse_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, is_disk_full, reason
 from ...hub.client.weights import Origin
@@ -54,13 +54,13 @@ class Figure:
         Returns:
             The figure; None if the value is not a finite number.
         """
-        value = number(at(estimate, "value"))
+        value = number(get_nested(estimate, "value"))
         if value is None:
             return None
-        interval = at(estimate, "ci95")
+        interval = get_nested(estimate, "ci95")
         ends = [float(end) for end in interval if finite(end)] if isinstance(interval, list) else []
         ci95 = (ends[0], ends[1]) if len(ends) == 2 == len(interval) else None
-        return cls(value, ci95, integer(at(estimate, "n")))
+        return cls(value, ci95, integer(get_nested(estimate, "n")))
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Card(dict[str, Any]):
         """
         parents = []
         for role in ROLES:
-            parent = at(self, "parents", role)
+            parent = get_nested(self, "parents", role)
             if isinstance(parent, Mapping):
                 commit = parent.get("commit")
                 commit = commit if isinstance(commit, str) and commit.isascii() and commit.isalnum() else None
@@ -206,7 +206,7 @@ class Card(dict[str, Any]):
         checkpoint = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
         # A stage names its figures by paths into the card, where "checkpoints" stands for the row of this step.
         document = {**self, "checkpoints": checkpoint}
-        figures = {name: at(document, *path) for name, path in stage.figures.items()} if stage else {}
+        figures = {name: get_nested(document, *path) for name, path in stage.figures.items()} if stage else {}
         return {name: value for name, value in figures.items() if finite(value)}
 
     def estimate(self, *path: str) -> Figure | None:
@@ -215,7 +215,7 @@ class Card(dict[str, Any]):
         Args:
             *path: The keys that lead to it.
         """
-        return Figure.read(at(self, "evaluation", *path))
+        return Figure.read(get_nested(self, "evaluation", *path))
 
 
 def clean(text: str, max_length: int = 120) -> str:

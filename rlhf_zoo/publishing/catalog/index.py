@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...fileio import at, integer, number, write_text
+from ...fileio import get_nested, integer, number, write_text
 from ...hub.client.connect import DEFAULT_HUB, HF_URL, Hub
 from ...hub.client.refusals import is_disk_full, refusals_as
 from ...hub.client.step_tags import tagged_steps
@@ -132,7 +132,7 @@ def entry(
 def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
     """Returns the figures of this stage: the card of every stage holds the evaluation of the whole run."""
     if stage == "reward":
-        measured = at(card, "evaluation", "reward_model")
+        measured = get_nested(card, "evaluation", "reward_model")
         is_measured = isinstance(measured, Mapping)
         return {"accuracy": Figure.read({**measured, "value": measured.get("accuracy")})} if is_measured else {}
     if stage not in ("sft", "ppo"):
@@ -347,8 +347,8 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
         return {}
     notes = {}
     for item in items if isinstance(items, list) else []:
-        repo, note = (one_line(at(item, key)) for key in ("id", "reason"))
-        if at(item, "type") == "model" and repo is not None and note is not None:
+        repo, note = (one_line(get_nested(item, key)) for key in ("id", "reason"))
+        if get_nested(item, "type") == "model" and repo is not None and note is not None:
             notes[repo] = note
     return notes
 
@@ -422,7 +422,7 @@ def checkpoint_rows(
     steps = {tag: step for step, tag in tagged_steps(tags).items()}
     also: dict[int, list[str]] = {}
     for name in pointers:
-        step = integer(at(pointer_cards[name], "chosen", "step")) if name == "best" else None
+        step = integer(get_nested(pointer_cards[name], "chosen", "step")) if name == "best" else None
         step = pointer_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)

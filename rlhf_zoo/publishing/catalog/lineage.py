@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import ZooError
 from ...evaluation.reward_reading import reading_of
-from ...fileio import at, finite, hub_id, integer
+from ...fileio import finite, get_nested, hub_id, integer
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import find_revision, split_revision
 from ...hub.client.refs import Checkpoint, resolve
@@ -68,7 +68,7 @@ class Lineage:
     @property
     def reward_loader(self) -> str | None:
         """The code that loads its reward model, as its card names it. Import it only for the user's own runs."""
-        loader = at(self.card, "settings", "reward_model_loader")
+        loader = get_nested(self.card, "settings", "reward_model_loader")
         return loader if isinstance(loader, str) else None
 
     @property
@@ -93,14 +93,14 @@ class Lineage:
     @property
     def reward_reading(self) -> dict[str, Any]:
         """How its reward models read a text: keyword arguments of `load_reward`."""
-        return reading_of(at(self.card, "settings"))
+        return reading_of(get_nested(self.card, "settings"))
 
     @property
     def cuts(self) -> dict[str, Any]:
         """How training truncated completions, as fields of `Truncation`; {} if it did not."""
         # The card is not trusted. A value of another type counts as unset, and so does a minimum of 0.
         keys = ("response_length_min", "truncate_text", "truncate_after")
-        shortest, text, after = (at(self.card, "settings", key) for key in keys)
+        shortest, text, after = (get_nested(self.card, "settings", key) for key in keys)
         truncation = {
             "shortest": max(shortest, 1) if integer(shortest) else None,
             "text": text if isinstance(text, str) and text else None,
@@ -117,7 +117,7 @@ def prompts_at(settings: object) -> tuple[str | None, str, str | None]:
     """
     keys: Mapping[str, Any] = settings if isinstance(settings, Mapping) else {}
     configuration, split = keys.get("dataset_config", "prompts"), keys.get("dataset_test_split")
-    column = at(keys, "columns", "prompt")
+    column = get_nested(keys, "columns", "prompt")
     return (
         configuration if isinstance(configuration, str) else None,
         column if isinstance(column, str) else "prompt",
@@ -192,7 +192,7 @@ def _read_card(checkpoint: Checkpoint) -> Card:
 
 def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Checkpoint | None:
     """Fetches a parent that the card of `child` names; None if it names none. `flag` is for messages."""
-    parent = at(card, "parents", role)
+    parent = get_nested(card, "parents", role)
     if not isinstance(parent, Mapping):
         return None
     repo, commit = hub_id(parent.get("repo")), parent.get("commit")
@@ -207,7 +207,7 @@ def _parent(child: Checkpoint, card: Card, role: str, flag: str, hub: Hub) -> Ch
         raise ZooError(f"The {title} of {child.name} has the invalid commit {commit!r:.80}: name another with {flag}.")
     name = f"{repo}@{commit}" if commit else repo
     try:
-        return resolve(name, hub, published=True)
+        return resolve(name, hub, is_repository=True)
     except ZooError as error:
         problem = str(error).rstrip(".")
         raise ZooError(
