@@ -26,6 +26,12 @@ if TYPE_CHECKING:
     help="Completions of the SFT model for the same prompts, in another file.",
 )
 @click.option("--model", help="The SFT model, a folder or NAMESPACE/NAME[@TAG]: two probes read its log-probabilities.")
+@click.option("--device", help="Where the model runs, such as cpu or cuda:1.  [default: the accelerator, else cpu]")
+@click.option(
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "float16", "auto"]),
+    help="The type of the model's weights in memory.  [default: float32]",
+)
 @click.option("--reward", metavar="COLUMN", help="The column of the reward.  [default: reward or score]")
 @click.option(
     "--verifiable",
@@ -47,6 +53,8 @@ def probe(
     completions: Path,
     against: Path,
     model: str | None,
+    device: str | None,
+    dtype: str | None,
     reward: str | None,
     verifiable: bool,
     hub: str | None,
@@ -75,8 +83,9 @@ def probe(
         if model is not None:
             connected = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(
-            completions, against, model=model, reward=reward, verifiable=verifiable, seed=seed, hub=connected
-        )
+            completions, against, model=model, device=device, dtype=dtype, reward=reward, verifiable=verifiable,
+            seed=seed, hub=connected,
+        )  # fmt: skip
     if as_json:
         print_json(result.to_json())
     else:

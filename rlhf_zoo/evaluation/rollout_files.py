@@ -81,9 +81,12 @@ def _read(documents: Iterable[tuple[str, Mapping[str, Any]]], reward: str | None
         if numbers:
             names_text = ", ".join(map(repr, sorted(numbers)))
             log.warning("%s has no reward. Its other columns of numbers are %s: --reward names one.", name, names_text)
+    conversations = [row.get("conversation", row["prompt"]) for row in rows.values()]
+    has_conversations = any("conversation" in row for row in rows.values())
     return Completions(
-        columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"]
-    )
+        columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"],
+        conversations=conversations if has_conversations else None,
+    )  # fmt: skip
 
 
 def read_completion_log(path: Path) -> list[tuple[Any, Any]]:
@@ -173,6 +176,8 @@ def _parse_row(document: Mapping[str, Any], names: Mapping[str, Sequence[str]], 
         value = next((document[key] for key in keys if document.get(key) is not None), None)
         if value is not None:
             row[name] = _parse_value(name, value, where)
+            if name == "prompt" and (messages := _messages(value)):
+                row["conversation"] = messages
         elif name in ("prompt", "completion"):
             raise ZooError(f"{where} has no {name}: give it as {' or '.join(map(repr, keys))}.")
     return row
@@ -239,6 +244,17 @@ def message_text(value: object) -> str | None:
         contents = [_content(message) for message in value]
         return None if None in contents else "\n".join(text for text in contents if text is not None)
     return None
+
+
+def _messages(value: object) -> list[dict[str, str]] | None:
+    """Returns a prompt's messages as a chat template reads them; None if it is a text, or a message has no role."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return None
+    roles = [message.get("role") for message in value]
+    contents = [_content(message) or "" for message in value]
+    if not all(isinstance(role, str) for role in roles):
+        return None
+    return [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)]
 
 
 def _content(message: Mapping[str, Any]) -> str | None:

@@ -1,45 +1,187 @@
 """Adds what the SFT model says of rollouts: log-probabilities, and how much a text depends on its prompt."""
 
-from dataclasses import replace
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..errors import ZooError
 from ..hub.client.connect import Hub
-from ..modeling.chat import tokenize_completion
-from ..modeling.loading import load_tokenizer
-from ..modeling.models import load_causal
+from ..modeling.chat import tokenize_completion, tokenize_prompt
+from ..modeling.chat_template import Prompt
+from ..modeling.devices import MicroBatches, best_device, move, named_device
+from ..modeling.loading import Loading, load_tokenizer
+from ..modeling.models import context_length, load_causal
 from ..runs.checkpoint_choice import resolve_model
+from ..runs.status_line import Progress
+from .logprob_cache import DECIMALS, LogprobCache, Value, request_key
+from .measure import rows_at_once
 from .probes import Completions
-from .text_logprobs import dependence, logprobs_under
+from .text_logprobs import batch_scorer, choose_other_prompts, dependence_of
+
+log = logging.getLogger(__name__)
+
+#: Texts of similar length that are computed one after the other; the largest determines their batches.
+BLOCK = 256
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """The model whose log-probabilities are read, and how.
+
+    Attributes:
+        model: A folder or a Hub id.
+        hub: Where Hub ids are looked up.
+        device: A name of torch, such as "cuda:1"; None for the accelerator, or the CPU if there is none.
+        dtype: The torch name of the weights' type in memory; "auto" for the type in which they were saved.
+    """
+
+    model: str | Path
+    hub: Hub
+    device: str | None = None
+    dtype: str = "float32"
 
 
 def add_logprobs(
-    policy: Completions, sft: Completions, *, model: str | Path, hub: Hub, seed: int
+    policy: Completions, sft: Completions, options: ModelOptions, *, seed: int
 ) -> tuple[Completions, Completions]:
     """Adds log-probabilities under the SFT model, and how much likelier a text is after its own prompt than another.
+
+    The model's chat template renders prompts that are conversations. Only completions whose prompt both sides have are
+    read. What was computed before is in the cache, so after an interruption the rest is computed.
 
     Args:
         policy: The policy's completions.
         sft: SFT's completions.
-        model: The SFT model, a folder or a Hub id.
-        hub: Where Hub ids are looked up.
+        options: The SFT model, and how to run it.
         seed: Seed that chooses the other prompts.
 
     Returns:
         Both sides, with `logprobs` and `dependence`.
 
     Raises:
-        ZooError: The model cannot be loaded, or does not fit into memory.
+        ZooError: The model cannot be loaded, does not fit into memory, its chat template refuses a conversation, or a
+            prompt is longer than its context.
     """
-    path = resolve_model(model, hub).path
-    sft_model, tokenizer = load_causal(path).eval(), load_tokenizer(path)
-    sides = []
-    for rollouts in (policy, sft):
-        tokens = [
-            tokenize_completion(prompt, text, tokenizer)
-            for prompt, text in zip(rollouts.prompts, rollouts.texts, strict=True)
+    device = best_device() if options.device is None else named_device(options.device)
+    path = resolve_model(options.model, options.hub).path
+    model = move(load_causal(path, options=Loading(dtype=options.dtype)).eval(), device)
+    tokenizer, cache = load_tokenizer(path), LogprobCache(model, load_tokenizer(path))
+    shared = set(policy.prompts) & set(sft.prompts)
+    rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
+    prompt_ids, texts = _tokenize([policy, sft], rows, model, tokenizer, str(options.model))
+    own = _compute(
+        model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in texts], cache, total=False,
+        desc=f"log p under own prompts, on {device}",
+    )  # fmt: skip
+    others = choose_other_prompts([prompt for prompt, _ in texts], seed=seed)
+    dependence: list[float] | None = None
+    if others is not None:
+        requests = [
+            (prompt_ids[other], tokens) for (_, tokens), prompts in zip(texts, others, strict=True) for other in prompts
         ]
-        logprobs = logprobs_under(sft_model, tokenizer, rollouts.prompts, tokens, desc="under own prompts")
-        sums = [sum(row) for row in logprobs]
-        prompt_dependence = dependence(sft_model, tokenizer, rollouts.prompts, tokens, sums, seed=seed)
-        sides.append(replace(rollouts, logprobs=logprobs, dependence=prompt_dependence))
+        sums = _compute(
+            model, tokenizer, requests, cache, total=True, desc=f"log p under other prompts, on {device}"
+        )  # fmt: skip
+        dependence = dependence_of([sum(_list(value)) for value in own], sums)
+    sides = []
+    start = 0
+    for side, used in zip((policy, sft), rows, strict=True):
+        part = slice(start, start + len(used))
+        start += len(used)
+        logprobs: list[list[float]] = [[] for _ in side.texts]
+        by_prompt = [0.0] * len(side)  # rows that no probe reads keep it
+        for row, value, loss in zip(used, own[part], dependence[part] if dependence else used, strict=True):
+            logprobs[row], by_prompt[row] = _list(value), float(loss)
+        sides.append(replace(side, logprobs=logprobs, dependence=by_prompt if dependence else None))
     return sides[0], sides[1]
+
+
+def _list(value: Value) -> list[float]:
+    assert isinstance(value, list)  # `total` decides it
+    return value
+
+
+def _tokenize(
+    sides: Sequence[Completions],
+    rows: Sequence[Sequence[int]],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+) -> tuple[dict[str, list[int]], list[tuple[str, list[int]]]]:
+    """Returns the token ids of each prompt by its text, and the prompt and the token ids of each completion."""
+    prompts = _prompts(sides, tokenizer, name)
+    prompt_ids: dict[str, list[int]] = {}
+    texts: list[tuple[str, list[int]]] = []
+    for side, used in zip(sides, rows, strict=True):
+        for row in used:
+            prompt = side.prompts[row]
+            if prompt not in prompt_ids:
+                prompt_ids[prompt] = tokenize_prompt(prompts[prompt], tokenizer)
+            texts.append((prompt, tokenize_completion(prompts[prompt], side.texts[row], tokenizer)))
+    context = context_length(model)
+    if context is not None:
+        # Every text gets the same number of tokens after any prompt, or the sums could not be compared.
+        room = context - max(map(len, prompt_ids.values()))
+        if room < 1:
+            raise ZooError(f"A prompt has more tokens than {name} can read ({context}): leave it out of both files.")
+        cut = sum(len(tokens) > room for _, tokens in texts)
+        if cut:
+            log.warning("%d texts are read up to %d tokens: %s reads %d tokens.", cut, room, name, context)
+            texts = [(prompt, tokens[:room]) for prompt, tokens in texts]
+    return prompt_ids, texts
+
+
+def _prompts(sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, Prompt]:
+    """Returns each prompt in the form that the model reads, by its text."""
+    prompts: dict[str, Prompt] = {}
+    for side in sides:
+        for text, prompt in zip(side.prompts, side.conversations or side.prompts, strict=True):
+            prompts.setdefault(text, prompt)
+    has_conversations = any(not isinstance(prompt, str) for prompt in prompts.values())
+    if has_conversations and tokenizer.chat_template is None:
+        log.warning("%s has no chat template, so conversations are read as plain text.", name)
+        return {text: text for text in prompts}
+    if not has_conversations and tokenizer.chat_template is not None:
+        log.warning("The prompts are texts, so the chat template of %s is not applied: messages would get it.", name)
+    return prompts
+
+
+def _compute(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    requests: Sequence[tuple[Sequence[int], Sequence[int]]],
+    cache: LogprobCache,
+    *,
+    total: bool,
+    desc: str,
+) -> list[Value]:
+    """Computes log p of each token of each text after its prompt, or their sum with `total`."""
+    keys = [request_key(*request, total=total) for request in requests]
+    # Equal requests are computed once: a policy that has collapsed makes many.
+    row_of = {key: row for row, key in enumerate(keys)}
+    to_do = [row for key, row in row_of.items() if key not in cache]
+    # The longest come first, so that a batch that does not fit shows early.
+    to_do.sort(key=lambda row: -sum(map(len, requests[row])))
+    score = batch_scorer(model, tokenizer, *zip(*requests, strict=True))
+
+    def score_rows(batch: Sequence[int]) -> dict[str, Value]:
+        rounded = [[round(logprob, DECIMALS) for logprob in logprobs] for logprobs in score(batch)]
+        return {keys[row]: round(sum(values), DECIMALS) if total else values
+                for row, values in zip(batch, rounded, strict=True)}  # fmt: skip
+
+    largest = len(to_do)
+    with Progress(len(row_of), desc, "text", initial=len(row_of) - len(to_do)) as bar:
+        for start in range(0, len(to_do), BLOCK):
+            block = to_do[start : start + BLOCK]
+            width = max(1, max(len(requests[row][1]) for row in block))
+            batches = MicroBatches(min(largest, rows_at_once(model, width)))
+            at_first = batches.size
+            for values in batches.run(score_rows, block):
+                cache.add(values)
+                bar.update(len(values))
+            if batches.size < at_first:  # what did not fit once will not fit again
+                largest = batches.size
+    return [cache[key] for key in keys]

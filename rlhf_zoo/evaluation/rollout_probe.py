@@ -13,6 +13,8 @@ def probe(
     reference: Rollouts,
     *,
     model: str | Path | None = None,
+    device: str | None = None,
+    dtype: str | None = None,
     reward: str | None = None,
     verifiable: bool = False,
     seed: int = 1,
@@ -24,7 +26,10 @@ def probe(
         policy: The policy's completions: a file, rows such as a list of dicts or a `datasets.Dataset`, or
             `Completions`. Each row has prompt and completion, and optionally reward, judge and logprobs.
         reference: The SFT model's completions of the same prompts, or the base model's if the policy started there.
-        model: The SFT model, a folder or a Hub id, whose log-probabilities two probes read.
+        model: The SFT model, a folder or a Hub id, whose log-probabilities two probes read. What is computed is kept
+            in a cache, so that an interrupted call goes on. The model's chat template renders conversations.
+        device: Where the model runs, a name of torch such as "cuda:1"; None for the accelerator, if there is one.
+        dtype: The type of the model's weights in memory, such as "bfloat16"; None for float32.
         reward: The column of the reward; None for reward or score.
         verifiable: Whether the reward is a program that checks answers, and so its own judge.
         seed: Seed of permutations and intervals.
@@ -34,13 +39,15 @@ def probe(
         The findings: `verdict.kind`, `verdict.reasons`, and each probe in `report`.
 
     Raises:
-        ZooError: A file or a row is wrong, the two sides share no prompt or have different columns, or the model
-            cannot be loaded.
+        ZooError: A file or a row is wrong, the two sides share no prompt or have different columns, the model cannot
+            be loaded or run, or `device` or `dtype` is given without a model.
 
     Example:
         result = rlhf_zoo.probe("rollouts.jsonl", [{"prompt": "2+2?", "completion": "4"}])
         result.verdict.text, result.report.fired
     """
+    if model is None and (device or dtype):
+        raise ZooError("device and dtype say how a model runs: give the SFT model too (--model), or leave them out.")
     sides = {}
     for role, source in (("policy", policy), ("reference", reference)):
         name = str(source) if isinstance(source, str | Path) else role
@@ -52,7 +59,8 @@ def probe(
     check_same_columns(sides, logprobs=model is None)
     if model is not None:
         # torch and transformers are imported only where a model is given.
-        from .rollout_logprobs import add_logprobs
+        from .rollout_logprobs import ModelOptions, add_logprobs
 
-        ours, theirs = add_logprobs(ours, theirs, model=model, hub=hub, seed=seed)
+        options = ModelOptions(model, hub, device, dtype or "float32")
+        ours, theirs = add_logprobs(ours, theirs, options, seed=seed)
     return probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)

@@ -1,9 +1,10 @@
 """Scores of existing texts: log p of their tokens after their own and after other prompts, and their reward."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..functional import selected_logprobs
@@ -33,8 +34,17 @@ def written_samples(
     Returns:
         The samples. Their log-probabilities are zeros, because rewards do not read them.
     """
+    return _samples([tokenize_prompt(prompt, tokenizer) for prompt in prompts], tokens, tokenizer, stops)
+
+
+def _samples(
+    prompt_tokens: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int]],
+    tokenizer: PreTrainedTokenizerBase,
+    stops: Sequence[int],
+) -> Samples:
     fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-    prompt_ids, prompt_mask = left_pad([tokenize_prompt(prompt, tokenizer) for prompt in prompts], fill, "cpu")
+    prompt_ids, prompt_mask = left_pad([list(ids) for ids in prompt_tokens], fill, "cpu")
     width = max(1, *map(len, tokens))
     # Completions are padded on the right, prompts on the left, so that they meet.
     padded = torch.tensor([[*ids, *([fill] * (width - len(ids)))] for ids in tokens])
@@ -43,7 +53,38 @@ def written_samples(
     return Samples(prompt_ids, prompt_mask, padded, mask, torch.zeros(mask.shape), ended)
 
 
-@torch.no_grad()
+def batch_scorer(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt_tokens: Sequence[Sequence[int]],
+    tokens: Sequence[Sequence[int]],
+    *,
+    temperature: float = 1.0,
+) -> Callable[[Sequence[int]], list[list[float]]]:
+    """Returns a function that computes log p of the texts in some rows, in one forward pass.
+
+    Args:
+        model: The model under which to compute them.
+        tokenizer: Its tokenizer.
+        prompt_tokens: (N,) token ids of each prompt.
+        tokens: (N,) token ids of each text.
+        temperature: The sampling temperature.
+
+    Returns:
+        A function of row indices, which returns the log-probability of each token of each of these texts, nats.
+    """
+    vocabulary = Vocabulary.of(tokenizer, model)
+
+    @torch.no_grad()
+    def score(rows: Sequence[int]) -> list[list[float]]:
+        part = _samples([prompt_tokens[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
+        part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
+        values = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
+        return [row[is_token].tolist() for row, is_token in zip(values, part.mask, strict=True)]
+
+    return score
+
+
 def logprobs_under(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -66,19 +107,13 @@ def logprobs_under(
     Returns:
         (N,) lists of log-probabilities, nats.
     """
-    vocabulary = Vocabulary.of(tokenizer, model)
-
-    def part_logprobs(rows: Sequence[int]) -> list[list[float]]:
-        part = written_samples([prompts[row] for row in rows], [tokens[row] for row in rows], tokenizer, ())
-        part = Samples(**{**vars(part), "vocabulary": vocabulary}).to(model.device)
-        values = selected_logprobs(response_logits(model, part, temperature=temperature), part.completion_ids)
-        return [row[is_token].tolist() for row, is_token in zip(values, part.mask, strict=True)]
-
     if not tokens:
         return []
+    prompt_tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
+    score = batch_scorer(model, tokenizer, prompt_tokens, tokens, temperature=temperature)
     parts, logprobs = MicroBatches(rows_at_once(model, max(1, *map(len, tokens)))), []
     with Progress(len(tokens), desc, "text", leave=False) as bar:
-        for part in parts.run(part_logprobs, range(len(tokens))):
+        for part in parts.run(score, range(len(tokens))):
             logprobs += part
             bar.update(len(part))
     return logprobs
@@ -112,28 +147,54 @@ def dependence(
         (N,) values, nats; None if there are fewer than `OTHER_PROMPTS` other prompts.
     """
     prompt_texts = [display_text(prompt) for prompt in prompts]
-    distinct_texts = list(dict.fromkeys(prompt_texts))
-    if len(distinct_texts) <= OTHER_PROMPTS:
+    others = choose_other_prompts(prompt_texts, seed=seed)
+    if others is None:
         return None
-    prompt_of = {text: prompts[prompt_texts.index(text)] for text in distinct_texts}
-    # Every text uses the same cyclic shifts, so each prompt serves equally often as the other prompt of a text.
-    shifts = np.random.default_rng(seed).permutation(np.arange(1, len(distinct_texts)))[:OTHER_PROMPTS]
-    index_of = {text: k for k, text in enumerate(distinct_texts)}
-    other_prompts = [
-        prompt_of[distinct_texts[(index_of[text] + shift) % len(distinct_texts)]]
-        for text in prompt_texts
-        for shift in shifts
-    ]
-    repeated_tokens = [ids for ids in tokens for _ in shifts]
+    prompt_of = dict(zip(reversed(prompt_texts), reversed(prompts), strict=True))  # the first one of each text
     logprobs = logprobs_under(
-        model, tokenizer, other_prompts, repeated_tokens, temperature=temperature, desc="under other prompts"
+        model,
+        tokenizer,
+        [prompt_of[text] for texts in others for text in texts],
+        [ids for ids in tokens for _ in range(OTHER_PROMPTS)],
+        temperature=temperature,
+        desc="under other prompts",
     )
-    under_other_prompts = np.array([sum(row) for row in logprobs]).reshape(len(tokens), OTHER_PROMPTS)
+    return dependence_of(own_logprobs, [sum(row) for row in logprobs])
+
+
+def choose_other_prompts(prompts: Sequence[str], *, seed: int) -> list[list[str]] | None:
+    """Chooses the prompts after which each text is read besides its own.
+
+    Args:
+        prompts: (N,) the prompt of each text.
+        seed: Seed of the choice.
+
+    Returns:
+        (N,) lists of `OTHER_PROMPTS` prompts; None if there are too few.
+    """
+    distinct = list(dict.fromkeys(prompts))
+    if len(distinct) <= OTHER_PROMPTS:
+        return None
+    # Every text uses the same cyclic shifts, so each prompt serves equally often as the other prompt of a text.
+    shifts = np.random.default_rng(seed).permutation(np.arange(1, len(distinct)))[:OTHER_PROMPTS]
+    index_of = {text: k for k, text in enumerate(distinct)}
+    return [[distinct[(index_of[text] + shift) % len(distinct)] for shift in shifts] for text in prompts]
+
+
+def dependence_of(own_logprobs: ArrayLike, other_logprobs: ArrayLike) -> list[float]:
+    """Computes `dependence` from log-probabilities.
+
+    Args:
+        own_logprobs: (N,) log p of each text after its own prompt, nats.
+        other_logprobs: (N * OTHER_PROMPTS,) the same after the other prompts, text by text.
+
+    Returns:
+        (N,) values, nats.
+    """
+    own = np.asarray(own_logprobs, dtype=float)
     # Its own prompt in column 0, then the others.
-    logprobs_by_prompt = np.column_stack([np.asarray(own_logprobs, dtype=float), under_other_prompts])
-    return (
-        logprobs_by_prompt[:, 0] - np.logaddexp.reduce(logprobs_by_prompt, axis=1) + np.log(OTHER_PROMPTS + 1)
-    ).tolist()
+    by_prompt = np.column_stack([own, np.asarray(other_logprobs, dtype=float).reshape(len(own), OTHER_PROMPTS)])
+    return (own - np.logaddexp.reduce(by_prompt, axis=1) + np.log(OTHER_PROMPTS + 1)).tolist()
 
 
 def score_by_reward(

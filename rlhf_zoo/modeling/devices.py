@@ -38,6 +38,24 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
     return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 
 
+def named_device(name: str) -> torch.device:
+    """Returns a device that the user named.
+
+    Args:
+        name: A name of torch, such as "cpu" or "cuda:1".
+
+    Raises:
+        ZooError: There is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")[:100]
+        raise ZooError(f"There is no device {name!r} here ({reason}): name another, such as cpu.") from error
+    return device
+
+
 def has_bfloat16() -> bool:
     """Whether this machine has an accelerator that supports bfloat16."""
     from transformers.utils import is_torch_bf16_gpu_available

@@ -7,9 +7,10 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,8 @@ class Completions:
             nats: 0 or below if the text might as well answer another prompt; None if unknown.
         verified: (N,) whether a program has found the answer right: then no probe counts its text against the policy;
             None without such a program.
+        conversations: (N,) the prompts as messages where they came as such, else as texts, for a model's chat template;
+            None if all came as texts.
 
     Raises:
         ValueError: Lengths differ, there are no texts, or a number is not finite.
@@ -68,11 +71,12 @@ class Completions:
     logprobs: Sequence[Sequence[float]] | None = None
     dependence: Sequence[float] | None = None
     verified: Sequence[bool] | None = None
+    conversations: Sequence[str | Sequence[Mapping[str, Any]]] | None = None
 
     def __post_init__(self) -> None:
         if not self.texts:
             raise ValueError("There are no completions to probe.")
-        for name in ("prompts", "rewards", "judged", "logprobs", "dependence", "verified"):
+        for name in ("prompts", "rewards", "judged", "logprobs", "dependence", "verified", "conversations"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.texts):
                 raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one per text.")

@@ -1,0 +1,102 @@
+"""A file of log-probabilities that were computed before, so that an interrupted probe goes on where it was."""
+
+import hashlib
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..fileio import home, parse_json
+
+log = logging.getLogger(__name__)
+
+#: A larger file is begun anew.
+MAX_BYTES = 2**28
+#: Decimal places of a stored value; fresh values are rounded too, so a cached result equals a fresh one.
+DECIMALS = 5
+_SAMPLED_WEIGHTS = 1024  # of each tensor; any training changes nearly all of them
+
+Value = float | list[float]
+
+
+class LogprobCache:
+    """Log-probabilities under one model, in memory and in a file. It holds digests and numbers, and no text.
+
+    Without a file that can be written, the values are only in memory, and a warning says so.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer, which determines the tokens that share the probability.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._values: dict[str, Value] = {}
+        self._path: Path | None = home() / "logprobs" / f"{_fingerprint(model, tokenizer)}.jsonl"
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.is_file() and self._path.stat().st_size > MAX_BYTES:
+                self._path.unlink()
+            with self._path.open("a+", encoding="utf-8") as file:
+                file.seek(0)
+                for line in file:
+                    self._read(line)
+                file.write("\n")  # ends a line that an interruption left incomplete
+        except OSError as error:
+            self._warn(error)
+
+    def _read(self, line: str) -> None:
+        try:
+            key, value = parse_json(line)
+        except (ValueError, TypeError):  # an empty line, or one that was being written
+            return
+        self._values[key] = value
+
+    def _warn(self, error: OSError) -> None:
+        log.warning("%s cannot be written (%s): if this is interrupted, it begins anew.", self._path, error.strerror)
+        self._path = None
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    def __getitem__(self, key: str) -> Value:
+        return self._values[key]
+
+    def add(self, values: Mapping[str, Value]) -> None:
+        """Adds values, which are in the file when this returns.
+
+        Args:
+            values: Values by the keys of `request_key`.
+        """
+        self._values.update(values)
+        if self._path is None:
+            return
+        try:
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write("".join(json.dumps(item) + "\n" for item in values.items()))
+        except OSError as error:
+            self._warn(error)
+
+
+def request_key(prompt_ids: Sequence[int], tokens: Sequence[int], *, total: bool) -> str:
+    """Returns the key of a text after a prompt.
+
+    Args:
+        prompt_ids: Token ids of the prompt.
+        tokens: Token ids of the text.
+        total: Whether the value is the sum over the tokens instead of one number per token.
+    """
+    return hashlib.sha256(json.dumps([list(prompt_ids), list(tokens), total]).encode()).hexdigest()[:32]
+
+
+def _fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
+    """Returns a digest of a sample of each weight and of the vocabulary. It is the same on every device."""
+    digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().values())).encode())
+    for name, weight in model.state_dict().items():
+        digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())
+        values = weight.detach().flatten()
+        sample = values[:: max(1, len(values) // _SAMPLED_WEIGHTS)].float().cpu().numpy()
+        digest.update(np.ascontiguousarray(sample).tobytes())
+    return digest.hexdigest()[:32]
