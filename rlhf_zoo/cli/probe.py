@@ -38,6 +38,19 @@ if TYPE_CHECKING:
     is_flag=True,
     help="The reward is a program that checks answers, so it may serve as its own judge.",
 )
+@click.option(
+    "--labeled",
+    metavar="PAIRS",
+    type=UserPath(exists=True, dir_okay=False),
+    help="Labeled pairs that check the column judge: prompt, chosen, rejected, judge_chosen, judge_rejected.",
+)
+@click.option(
+    "--own_pairs",
+    "--own-pairs",
+    metavar="PAIRS",
+    type=UserPath(exists=True, dir_okay=False),
+    help="Labeled pairs of completions in the two files, which have the judge's scores: prompt, chosen, rejected.",
+)
 @HUB
 @SOURCE_HUB
 @TRUST
@@ -57,6 +70,8 @@ def probe(
     dtype: str | None,
     reward: str | None,
     verifiable: bool,
+    labeled: Path | None,
+    own_pairs: Path | None,
     hub: str | None,
     source_hub: str | None,
     seed: int,
@@ -84,7 +99,7 @@ def probe(
             connected = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(
             completions, against, model=model, device=device, dtype=dtype, reward=reward, verifiable=verifiable,
-            seed=seed, hub=connected,
+            labeled=labeled, own_pairs=own_pairs, seed=seed, hub=connected,
         )  # fmt: skip
     if as_json:
         print_json(result.to_json())
@@ -124,6 +139,7 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
             f"- The judge's scores of two halves of the samples have a rank correlation of "
             f"{result.split_half.value:.2f} [{low:.2f}, {high:.2f}]; random scores would have 0."
         )
+    lines += [f"- {line}" for line in _judge_lines(result)]
     if any(result.left_out):
         used = (result.completions, result.reference_completions)
         left_out = " and ".join(
@@ -133,6 +149,22 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
         lines.append(f"- Left out, because only one file has their prompt: {left_out}.")
     for line in lines:
         console.print(printable(line), highlight=False, markup=False)
+
+
+def _judge_lines(result: RolloutFindings) -> list[str]:
+    """Returns sentences on how the judge orders pairs of known order."""
+    check = result.judge_check
+    lines = []
+    for pairs, part in (("labeled pairs", check and check.labeled), ("own pairs", check and check.own)):
+        if part:
+            low, high = part.accuracy.ci95
+            lines.append(
+                f"The judge orders {part.accuracy.value:.3f} [{low:.3f}, {high:.3f}] of {part.accuracy.n} {pairs} "
+                "correctly."
+            )
+    if check and check.independent is not None:
+        lines.append(f"The judge's errors are {'independent of' if check.independent else 'shared with'} the reward's.")
+    return lines
 
 
 def _count(number: int, noun: str) -> str:

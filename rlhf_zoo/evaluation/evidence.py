@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from numpy.typing import ArrayLike
 
+from .judges.check import JudgeCheck
 from .probes import Probe, Report
 from .probes.reward_effect import RewardEffect
 from .stats import Estimate
@@ -41,6 +42,20 @@ class JudgeReliability:
     split_half: Estimate | None = None
     winnable: bool | None = None
     independent: bool | None = None
+
+    def with_check(self, check: JudgeCheck) -> JudgeReliability:
+        """Adds the judge's results on pairs of known order.
+
+        Args:
+            check: The results.
+        """
+        return replace(
+            self,
+            unfit=self.unfit or (check.labeled.unfit if check.labeled else None),
+            accuracy=check.labeled.accuracy if check.labeled else None,
+            own_accuracy=check.own.accuracy if check.own else None,
+            independent=check.independent if self.independent is None else self.independent,
+        )
 
     @property
     def why_unfit(self) -> str | None:

@@ -48,20 +48,15 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
     if isinstance(source, Completions):
         return source
     if isinstance(source, str | Path):
-        return _read(_documents(Path(source)), reward, str(source))
-    if isinstance(source, Iterable):
-        return _read(_numbered(source, name), reward, name)
-    raise ZooError(f"{name} must be a file, rows with prompt and completion, or Completions, not {source!r:.80}.")
-
-
-def _read(documents: Iterable[tuple[str, Mapping[str, Any]]], reward: str | None, name: str) -> Completions:
+        name = str(source)
+    documents = rows_of(source, name)
     names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
     rows: dict[str, dict[str, Any]] = {}
     numbers: set[str] = set()  # columns that are not read and hold a number
     for where, document in documents:
         if len(rows) == MAX_ROWS:
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
-        rows[where] = _parse_row(document, names, f"{name}, {where}")
+        rows[where] = _parse_row(document, names, where)
         numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
     if not rows:
         raise ZooError(f"{name} holds no completions: write one JSON object a line, with prompt and completion.")
@@ -70,8 +65,9 @@ def _read(documents: Iterable[tuple[str, Mapping[str, Any]]], reward: str | None
         # A column that only some rows have is an error: part of it would be compared with all of the other side.
         without = [where for where, row in rows.items() if column not in row]
         if without and len(without) < len(rows):
+            place = without[0].removeprefix(f"{name}, ")
             raise ZooError(
-                f"{name} has {column} in {len(rows) - len(without)} of {len(rows)} rows, and not in {without[0]}: "
+                f"{name} has {column} in {len(rows) - len(without)} of {len(rows)} rows, and not in {place}: "
                 "give it in every row or in none."
             )
         columns[column] = None if without else [row[column] for row in rows.values()]
@@ -87,6 +83,29 @@ def _read(documents: Iterable[tuple[str, Mapping[str, Any]]], reward: str | None
         columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"],
         conversations=conversations if has_conversations else None,
     )  # fmt: skip
+
+
+def rows_of(source: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the rows of a file or of rows in memory.
+
+    Args:
+        source: As for `read_rollouts`, except `Completions`.
+        name: As for `read_rollouts`.
+
+    Yields:
+        The row's place for error messages, such as "rollouts.jsonl, line 2", and the row.
+
+    Raises:
+        ZooError: The file cannot be read, or a row is no object.
+    """
+    if isinstance(source, str | Path):
+        name, rows = str(source), _documents(Path(source))
+    elif isinstance(source, Iterable) and not isinstance(source, Completions):
+        rows = _numbered(source, name)
+    else:
+        raise ZooError(f"{name} must be a file, rows with prompt and completion, or Completions, not {source!r:.80}.")
+    for where, row in rows:
+        yield f"{name}, {where}", row
 
 
 def read_completion_log(path: Path) -> list[tuple[Any, Any]]:
@@ -194,6 +213,20 @@ def _parse_value(name: str, value: Any, where: str) -> Any:
         if isinstance(value, list) and all(finite(logprob) and logprob <= 0 for logprob in value):
             return value
         raise ZooError(f"{where}: logprobs must be a list of log-probabilities under the SFT model, none above 0.")
+    return check_number(name, value, where)
+
+
+def check_number(name: str, value: Any, where: str) -> float:
+    """Returns a score.
+
+    Args:
+        name: Its column.
+        value: Its value.
+        where: Its row's place.
+
+    Raises:
+        ZooError: It is no finite number.
+    """
     if isinstance(value, str) and _reads_as_number(value):
         raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
     if not finite(value) or abs(value) > MAX_SCORE:

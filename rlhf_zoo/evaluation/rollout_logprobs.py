@@ -76,11 +76,13 @@ def add_logprobs(
         model, tokenizer, [(prompt_ids[prompt], tokens) for prompt, tokens in texts], cache, total=False,
         desc=f"log p under own prompts, on {device}",
     )  # fmt: skip
-    others = choose_other_prompts([prompt for prompt, _ in texts], seed=seed)
+    other_prompts = choose_other_prompts([prompt for prompt, _ in texts], seed=seed)
     dependence: list[float] | None = None
-    if others is not None:
+    if other_prompts is not None:
         requests = [
-            (prompt_ids[other], tokens) for (_, tokens), prompts in zip(texts, others, strict=True) for other in prompts
+            (prompt_ids[prompt], tokens)
+            for (_, tokens), prompts in zip(texts, other_prompts, strict=True)
+            for prompt in prompts
         ]
         sums = _compute(
             model, tokenizer, requests, cache, total=True, desc=f"log p under other prompts, on {device}"

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from ..errors import ZooError
 from ..hub.client.connect import DEFAULT_HUB, Hub
+from .judge_pairs import check_judge
 from .rollout_files import Rollouts, check_same_columns, read_rollouts
 from .rollouts import RolloutFindings, probe_rollouts
 
@@ -17,6 +18,8 @@ def probe(
     dtype: str | None = None,
     reward: str | None = None,
     verifiable: bool = False,
+    labeled: Rollouts | None = None,
+    own_pairs: Rollouts | None = None,
     seed: int = 1,
     hub: Hub = DEFAULT_HUB,
 ) -> RolloutFindings:
@@ -32,6 +35,10 @@ def probe(
         dtype: The type of the model's weights in memory, such as "bfloat16"; None for float32.
         reward: The column of the reward; None for reward or score.
         verifiable: Whether the reward is a program that checks answers, and so its own judge.
+        labeled: Pairs of known order that check the column judge, in a file or as rows: prompt, chosen, rejected, and
+            the judge's scores judge_chosen and judge_rejected, or texts that `policy` and `reference` have.
+            reward_chosen and reward_rejected show whether judge and reward err alike.
+        own_pairs: Pairs of the policies' own outputs, likewise.
         seed: Seed of permutations and intervals.
         hub: Where Hub ids are looked up; by default where huggingface_hub does.
 
@@ -40,7 +47,7 @@ def probe(
 
     Raises:
         ZooError: A file or a row is wrong, the two sides share no prompt or have different columns, the model cannot
-            be loaded or run, or `device` or `dtype` is given without a model.
+            be loaded or run, or two arguments exclude each other.
 
     Example:
         result = rlhf_zoo.probe("rollouts.jsonl", [{"prompt": "2+2?", "completion": "4"}])
@@ -48,6 +55,8 @@ def probe(
     """
     if model is None and (device or dtype):
         raise ZooError("device and dtype say how a model runs: give the SFT model too (--model), or leave them out.")
+    if verifiable and (labeled is not None or own_pairs is not None):
+        raise ZooError("A verifiable reward judges itself: remove --labeled and --own_pairs, or --verifiable.")
     sides = {}
     for role, source in (("policy", policy), ("reference", reference)):
         name = str(source) if isinstance(source, str | Path) else role
@@ -57,10 +66,11 @@ def probe(
     if not set(ours.prompts) & set(theirs.prompts):
         raise ZooError(f"{' and '.join(sides)} share no prompt: sample both for the same prompts.")
     check_same_columns(sides, logprobs=model is None)
+    judge_check = check_judge([ours, theirs], labeled=labeled, own=own_pairs, seed=seed)
     if model is not None:
         # torch and transformers are imported only where a model is given.
         from .rollout_logprobs import ModelOptions, add_logprobs
 
         options = ModelOptions(model, hub, device, dtype or "float32")
         ours, theirs = add_logprobs(ours, theirs, options, seed=seed)
-    return probe_rollouts(ours, theirs, verifiable=verifiable, seed=seed)
+    return probe_rollouts(ours, theirs, verifiable=verifiable, judge_check=judge_check, seed=seed)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ZooError
 from .evidence import Checkpoint, Evidence, JudgeReliability
-from .judges.check import split_half
+from .judges.check import JudgeCheck, split_half
 from .probes import Completions, Report, probe
 from .stats import Estimate
 from .verdict import Verdict, decide
@@ -33,6 +33,7 @@ class RolloutFindings:
         left_out: Number of lines of the policy, and of SFT, whose prompt the other side lacks.
         split_half: How far the judge agrees with itself, see `judges.check`; None if that is unknown, and for a
             verifiable reward, which is a program.
+        judge_check: The judge's results on pairs of known order; None without such pairs.
     """
 
     report: Report
@@ -42,6 +43,7 @@ class RolloutFindings:
     reference_completions: int
     left_out: tuple[int, int]
     split_half: Estimate | None
+    judge_check: JudgeCheck | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Returns the findings as JSON."""
@@ -50,12 +52,21 @@ class RolloutFindings:
             "reference_completions": self.reference_completions, "left_out": list(self.left_out),
         }  # fmt: skip
         split_half = self.split_half.to_json() if self.split_half else None
-        findings = {**self.verdict.to_json(), "split_half": split_half, "probes": self.report.to_json()}
+        judge_check = self.judge_check.to_json() if self.judge_check else None
+        findings = {
+            **self.verdict.to_json(), "split_half": split_half, "judge_check": judge_check,
+            "probes": self.report.to_json(),
+        }  # fmt: skip
         return {"schema": 1, **counts, **findings}
 
 
 def probe_rollouts(
-    policy: Completions, sft: Completions, *, verifiable: bool = False, seed: int = 0
+    policy: Completions,
+    sft: Completions,
+    *,
+    verifiable: bool = False,
+    judge_check: JudgeCheck | None = None,
+    seed: int = 0,
 ) -> RolloutFindings:
     """Runs every probe, and decides the verdict by reward and judge if both sides have them.
 
@@ -63,6 +74,7 @@ def probe_rollouts(
         policy: The policy's completions.
         sft: SFT's completions.
         verifiable: Whether the reward is a program that checks answers, and so its own judge.
+        judge_check: The judge's results on pairs of known order.
         seed: Seed of the permutations and resamples.
 
     Returns:
@@ -105,6 +117,8 @@ def probe_rollouts(
         reliability = JudgeReliability(is_reward=True, independent=False, unfit=_JUDGE_IS_REWARD)
     else:
         reliability = JudgeReliability()
+    if judge_check is not None:
+        reliability = reliability.with_check(judge_check)
     wins = self_agreement = None
     if judged is not None:
         scores_by_prompt = [
@@ -134,7 +148,7 @@ def probe_rollouts(
     verdict = decide(evidence, seed=seed)
     completions, reference_completions = map(len, shared_rows)
     return RolloutFindings(
-        report, verdict, len(prompt_numbers), completions, reference_completions, left_out, self_agreement
+        report, verdict, len(prompt_numbers), completions, reference_completions, left_out, self_agreement, judge_check
     )
 
 

@@ -147,14 +147,14 @@ def dependence(
         (N,) values, nats; None if there are fewer than `OTHER_PROMPTS` other prompts.
     """
     prompt_texts = [display_text(prompt) for prompt in prompts]
-    others = choose_other_prompts(prompt_texts, seed=seed)
-    if others is None:
+    other_prompts = choose_other_prompts(prompt_texts, seed=seed)
+    if other_prompts is None:
         return None
     prompt_of = dict(zip(reversed(prompt_texts), reversed(prompts), strict=True))  # the first one of each text
     logprobs = logprobs_under(
         model,
         tokenizer,
-        [prompt_of[text] for texts in others for text in texts],
+        [prompt_of[text] for texts in other_prompts for text in texts],
         [ids for ids in tokens for _ in range(OTHER_PROMPTS)],
         temperature=temperature,
         desc="under other prompts",

@@ -19,7 +19,7 @@ from rlhf_zoo.evaluation import logprob_cache, rollout_logprobs
 from rlhf_zoo.evaluation.probes import Completions
 from rlhf_zoo.evaluation.rollout_files import read_rollouts
 from rlhf_zoo.evaluation.rollout_logprobs import ModelOptions, add_logprobs
-from rlhf_zoo.hub.client.connect import CLIENT
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 
 TEMPLATE = (
     "{% for turn in messages %}[{{ turn.role }}]{{ turn.content }}{% endfor %}"
@@ -95,7 +95,7 @@ def test_conversations_get_the_chat_template_and_texts_do_not(tmp_path, home, ca
         caplog.clear()
         folder = save(tmp_path / f"model-{case}", template=template)
         sides = [read_rollouts(rows(side)) if rows else side for side in (policy, reference)]
-        scored, _ = add_logprobs(*sides, ModelOptions(folder, CLIENT), seed=1)
+        scored, _ = add_logprobs(*sides, ModelOptions(folder, DEFAULT_HUB), seed=1)
         assert scored.logprobs[5] == pytest.approx(by_hand(expected, text), abs=2e-4)
         assert len(scored.dependence) == 24 and max(scored.dependence) <= np.log(9)
         assert (warning in caplog.text) if warning else not caplog.records
@@ -128,16 +128,16 @@ def test_an_interrupted_probe_goes_on_and_gives_the_same(tmp_path, home, compute
 def test_another_model_has_another_cache_and_a_full_one_begins_anew(tmp_path, home, computed, monkeypatch):
     rollouts = sft(1, prompts=10, samples=1), sft(2, prompts=10, samples=1)
     folder = save(tmp_path / "model", template=None)
-    add_logprobs(*rollouts, ModelOptions(folder, CLIENT), seed=1)
+    add_logprobs(*rollouts, ModelOptions(folder, DEFAULT_HUB), seed=1)
     first = sum(computed)
     model, _ = load("GPT-2")
     with torch.no_grad():
         model.transformer.wte.weight += 1e-3
     model.save_pretrained(folder)
-    add_logprobs(*rollouts, ModelOptions(folder, CLIENT), seed=1)
+    add_logprobs(*rollouts, ModelOptions(folder, DEFAULT_HUB), seed=1)
     assert (sum(computed), len(list((home / "logprobs").iterdir()))) == (2 * first, 2)
     monkeypatch.setattr(logprob_cache, "MAX_BYTES", 10)
-    add_logprobs(*rollouts, ModelOptions(folder, CLIENT), seed=1)
+    add_logprobs(*rollouts, ModelOptions(folder, DEFAULT_HUB), seed=1)
     assert sum(computed) == 3 * first
 
 
@@ -145,18 +145,18 @@ def test_a_home_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, caplo
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "file"))
     rollouts = sft(1, prompts=10, samples=1), sft(2, prompts=10, samples=1)
-    scored, _ = add_logprobs(*rollouts, ModelOptions(save(tmp_path / "m", template=None), CLIENT), seed=1)
+    scored, _ = add_logprobs(*rollouts, ModelOptions(save(tmp_path / "m", template=None), DEFAULT_HUB), seed=1)
     assert len(scored.logprobs) == 10 and "cannot be written (Not a directory)" in caplog.text
 
 
 def test_long_texts_are_cut_alike_and_longer_prompts_refused(tmp_path, home, caplog):
     folder = save(tmp_path / "model", template=None)  # it reads 128 tokens
     policy = replace(sft(1, prompts=10, samples=1), texts=["word " * 200] * 10)
-    scored, _ = add_logprobs(policy, sft(2, prompts=10, samples=1), ModelOptions(folder, CLIENT), seed=1)
+    scored, _ = add_logprobs(policy, sft(2, prompts=10, samples=1), ModelOptions(folder, DEFAULT_HUB), seed=1)
     assert len({len(logprobs) for logprobs in scored.logprobs}) == 1 and "10 texts are read up to" in caplog.text
     long = [replace(side, prompts=[f"{k} " + "word " * 200 for k in range(10)]) for side in (policy, policy)]
     with pytest.raises(ZooError, match=r"A prompt has more tokens than .* can read \(128\)"):
-        add_logprobs(*long, ModelOptions(folder, CLIENT), seed=1)
+        add_logprobs(*long, ModelOptions(folder, DEFAULT_HUB), seed=1)
 
 
 def test_device_and_dtype_are_options_of_the_model(tmp_path, home):

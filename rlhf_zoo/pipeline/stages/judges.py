@@ -98,8 +98,4 @@ def judge_reliability(evaluator: Evaluator, reward_judges: Collection[str], chec
         name=evaluator.judge.name,
         is_reward=evaluator.judge.name in reward_judges,
         verifiable=checks_answers(evaluator.judge),
-        unfit=check.labeled.unfit if check.labeled else None,
-        accuracy=check.labeled.accuracy if check.labeled else None,
-        own_accuracy=check.own.accuracy if check.own else None,
-        independent=check.independent,
-    )
+    ).with_check(check)

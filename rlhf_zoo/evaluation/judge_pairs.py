@@ -1,0 +1,127 @@
+"""Checks the judge of rollouts on pairs of known order, whose scores stand in the pair file or in the rollouts."""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import ZooError
+from .judges.check import JudgeCheck, PairCheck, check_pairs
+from .probes import Completions
+from .rollout_files import Rollouts, check_number, message_text, rows_of
+
+#: The columns of a pair besides the scores. Those are `judge_chosen`, `judge_rejected`, and the same of `reward`.
+TEXTS = ("prompt", "chosen", "rejected")
+SIDES = ("chosen", "rejected")
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """The scores of the rollouts' texts: (prompt, text) -> all scores of that text."""
+
+    judge: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=lambda: defaultdict(list))
+    reward: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=lambda: defaultdict(list))
+
+    @classmethod
+    def of(cls, sides: Sequence[Completions]) -> "_Scores":
+        tables: list[defaultdict[tuple[str, str], list[float]]] = [defaultdict(list), defaultdict(list)]
+        for side in sides:
+            for table, scores in zip(tables, (side.judged, side.rewards), strict=True):
+                for prompt, text, score in zip(side.prompts, side.texts, scores or (), strict=False):
+                    table[prompt.strip(), text.strip()].append(score)
+        return cls(*tables)
+
+
+def check_judge(
+    sides: Sequence[Completions], *, labeled: Rollouts | None, own: Rollouts | None, seed: int
+) -> JudgeCheck | None:
+    """Checks the judge of rollouts on ordered pairs, as an evaluation checks a recipe's judge.
+
+    Args:
+        sides: The policy's completions and SFT's.
+        labeled: Labeled pairs, in a file or as rows: `prompt`, `chosen`, `rejected`, and `judge_chosen` and
+            `judge_rejected`, the judge's scores, or texts that the rollouts have. `reward_chosen` and
+            `reward_rejected` show whether judge and reward err alike.
+        own: Pairs of the policies' own outputs, likewise.
+        seed: Seed of the resamples.
+
+    Returns:
+        The check; None without pairs.
+
+    Raises:
+        ZooError: A row is wrong, or a score of the judge is neither in the pair nor in the rollouts.
+    """
+    if labeled is None and own is None:
+        return None
+    if any(side.judged is None for side in sides):
+        raise ZooError("Pairs check the column judge, which the completions do not have: score both sides, or remove "
+                       "--labeled and --own_pairs.")  # fmt: skip
+    scores = _Scores.of(sides)
+
+    def check(source: Rollouts | None, name: str) -> PairCheck | None:
+        return None if source is None else _check(source, name, scores, seed)
+
+    return JudgeCheck(check(labeled, "the labeled pairs"), check(own, "the own pairs"))
+
+
+def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck:
+    prompts: list[str] = []
+    judged: list[tuple[float, float]] = []
+    rewarded: list[tuple[float, float]] = []
+    without_reward: list[str] = []
+    has_rewards = False
+    for where, row in rows_of(source, name):
+        texts = _texts(row, where)
+        judge_scores = _pair_of_scores(row, "judge", texts, scores.judge, where)
+        if judge_scores is None:
+            raise ZooError(
+                f"{where}: the judge's scores of this pair are unknown, as its texts are not among the completions for "
+                "its prompt: add judge_chosen and judge_rejected."
+            )
+        reward_scores = _pair_of_scores(row, "reward", texts, scores.reward, where)
+        if reward_scores is None:
+            without_reward.append(where)
+        else:
+            rewarded.append(reward_scores)
+        has_rewards = has_rewards or row.get("reward_chosen") is not None
+        prompts.append(texts["prompt"])
+        judged.append(judge_scores)
+    if not prompts:
+        raise ZooError(f"{name} hold no pairs: give prompt, chosen and rejected.")
+    if has_rewards and without_reward:
+        raise ZooError(f"{without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none.")
+    margins = None if without_reward else np.subtract(*np.array(rewarded).T)
+    chosen, rejected = np.array(judged).T
+    return check_pairs(chosen, rejected, prompts, probabilities=False, seed=seed, reward_margins=margins)
+
+
+def _texts(row: Mapping[str, Any], where: str) -> dict[str, str]:
+    texts = {}
+    for name in TEXTS:
+        text = message_text(row.get(name))
+        if text is None:
+            raise ZooError(f"{where} has no {name}, or it is neither a text nor a list of messages: give all three.")
+        texts[name] = text.strip()
+    if texts["chosen"] == texts["rejected"]:
+        raise ZooError(f"{where}: chosen and rejected are equal, so neither is better: remove the pair.")
+    return texts
+
+
+def _pair_of_scores(
+    row: Mapping[str, Any], column: str, texts: Mapping[str, str],
+    rollout_scores: Mapping[tuple[str, str], Sequence[float]], where: str,
+) -> tuple[float, float] | None:  # fmt: skip
+    """Returns the scores of both sides in the row, or else their means in the rollouts; None if one is in neither."""
+    scores = []
+    for side in SIDES:
+        name = f"{column}_{side}"
+        in_rollouts = rollout_scores.get((texts["prompt"], texts[side]))
+        if row.get(name) is not None:
+            scores.append(check_number(name, row[name], where))
+        elif in_rollouts:
+            scores.append(float(np.mean(in_rollouts)))
+        else:
+            return None
+    return scores[0], scores[1]

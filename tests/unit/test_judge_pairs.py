@@ -1,0 +1,117 @@
+"""`probe --labeled` and `--own_pairs`: the judge of rollouts, checked on pairs of known order."""
+
+import json
+import re
+from dataclasses import replace
+
+import numpy as np
+from click.testing import CliRunner
+from json_keys import unexplained
+from test_probes import sft
+from test_rollouts import write
+
+import rlhf_zoo
+from rlhf_zoo.cli.main import cli
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.evidence import MIN_ACCURACY
+from rlhf_zoo.evaluation.probes import Completions
+
+
+def sides() -> tuple[Completions, Completions]:
+    """The policy is better by the judge; SFT's log-probabilities make word salad measurable."""
+    return tuple(
+        replace(sft(seed), judged=[level + 0.1 * (k % 7) for k in range(120)], logprobs=[[-1.0] * 20] * 120)
+        for seed, level in ((1, 1.0), (2, 0.0))
+    )
+
+
+def pairs(number: int, right: int, **columns) -> list[dict[str, object]]:
+    """The judge orders the first `right` of them rightly."""
+    return [
+        {"prompt": f"p{k}", "chosen": "a", "rejected": "b", "judge_chosen": float(k < right), "judge_rejected": 0.5}
+        | {name: value(k) for name, value in columns.items()}
+        for k in range(number)
+    ]
+
+
+def test_pairs_turn_an_unchecked_judge_into_a_figure():
+    unchecked = rlhf_zoo.probe(*sides())
+    assert unchecked.judge_check is None and "Nobody checked the judge" in unchecked.verdict.reasons[0]
+    for labeled, kind in ((pairs(100, 90), "better"), (pairs(100, 62), "not judged"), (pairs(100, 20), "not judged")):
+        result = rlhf_zoo.probe(*sides(), labeled=labeled)
+        accuracy = result.judge_check.labeled.accuracy
+        assert (result.verdict.kind, accuracy.n) == (kind, 100), result.verdict.reasons
+        assert (accuracy.ci95[0] > MIN_ACCURACY) == (kind == "better")
+        assert result.verdict.judge.accuracy == accuracy and "Nobody checked" not in " ".join(result.verdict.reasons)
+    assert "contradicts the labels" in result.verdict.reasons[0]
+    few = rlhf_zoo.probe(*sides(), labeled=pairs(5, 5)).verdict
+    assert few.kind == "not judged" and "of 5 labeled pairs correctly: the lower bound" in few.reasons[0]
+
+
+def test_own_pairs_read_the_scores_of_the_rollouts():
+    policy, reference = sides()
+    own = [
+        {"prompt": f" {prompt}", "chosen": [{"role": "assistant", "content": text}], "rejected": worse}
+        for prompt, text, worse in zip(policy.prompts[::2], policy.texts[::2], reference.texts[::2], strict=True)
+    ]
+    result = rlhf_zoo.probe(policy, reference, own_pairs=own)
+    assert result.verdict.kind == "better" and result.judge_check.own.accuracy.value == 1.0
+    assert result.verdict.judge.own_accuracy.n == 60 and result.verdict.judge.accuracy is None
+    # The same text twice, with two scores: their mean counts.
+    twice = replace(
+        policy, prompts=[*policy.prompts, policy.prompts[0]], texts=[*policy.texts, policy.texts[0]],
+        judged=[*policy.judged, -9.0], rewards=[*policy.rewards, 0.0], logprobs=[*policy.logprobs, [-1.0]],
+    )  # fmt: skip
+    assert rlhf_zoo.probe(twice, reference, own_pairs=own).judge_check.own.accuracy.value == 59 / 60
+
+
+def test_rewards_of_the_pairs_show_whether_judge_and_reward_err_alike():
+    alike = pairs(200, 150, reward_chosen=lambda k: float(k < 150), reward_rejected=lambda k: 0.5)
+    result = rlhf_zoo.probe(*sides(), labeled=alike)
+    assert result.judge_check.independent is False and result.verdict.kind == "not judged"
+    assert "not independent of the training reward" in result.verdict.reasons[0]
+    rng = np.random.default_rng(0)
+    errs = rng.random(400) < 0.3
+    apart = pairs(400, 330, reward_chosen=lambda k: float(not errs[k]), reward_rejected=lambda k: 0.5)
+    result = rlhf_zoo.probe(*sides(), labeled=apart)
+    assert result.judge_check.independent is True and result.verdict.judge.independent is True
+    assert rlhf_zoo.probe(*sides(), labeled=pairs(100, 90)).judge_check.independent is None
+
+
+def test_the_command_prints_the_figures_and_mistakes_name_the_row(tmp_path):
+    policy, reference = sides()
+    files = [
+        write(tmp_path / name, side, judge=side.judged, reward=side.rewards)
+        for name, side in (("policy.jsonl", policy), ("sft.jsonl", reference))
+    ]
+    labeled = tmp_path / "pairs.jsonl"
+    command = ["probe", str(files[0]), "--against", str(files[1]), "--labeled", str(labeled)]
+
+    def run(rows: list[dict[str, object]], *flags: str):
+        labeled.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return CliRunner().invoke(cli, [*command, *flags])
+
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps([{"prompt": policy.prompts[k], "chosen": policy.texts[k], "rejected": reference.texts[k]}
+                               for k in range(0, 120, 2)]))  # fmt: skip
+    printed = " ".join(run(pairs(100, 90), "--own_pairs", str(own)).output.split())
+    assert re.search(r"- The judge orders 0\.900 \[0\.8\d+, 0\.9\d+\] of 100 labeled pairs correctly\.", printed)
+    assert "of 60 own pairs correctly." in printed and "The judge's errors are independent of the reward's." in printed
+    document = json.loads(run(pairs(100, 90), "--json").stdout)
+    assert document["judge_check"]["accuracy"]["n"] == 100 and document["judge"]["trusted"] is True
+    assert unexplained(document) == []
+    good = pairs(2, 2)
+    for rows, flags, message in (
+        ([*good, {"prompt": "x", "chosen": "y"}], (), "pairs.jsonl, line 3 has no rejected, or it is neither a text"),
+        ([*good, {"prompt": "x", "chosen": "y", "rejected": " y"}], (), "line 3: chosen and rejected are equal"),
+        ([*good, {"prompt": "x", "chosen": "y", "rejected": "z"}], (), "line 3: the judge's scores of this pair are"),
+        ([{**good[0], "judge_chosen": "1"}], (), "line 1: judge_chosen is text, not a number"),
+        ([{**good[0], "reward_chosen": 1, "reward_rejected": 0}, good[1]], (), "line 2 has no reward_chosen"),
+        ([], (), "the labeled pairs hold no pairs"),
+        (good, ("--verifiable",), "remove --labeled and --own_pairs, or --verifiable"),
+    ):
+        refused = run(rows, *flags)
+        assert isinstance(refused.exception, ZooError) and message in str(refused.exception), refused.output
+    for path, side in zip(files, (policy, reference), strict=True):
+        write(path, side)
+    assert "Pairs check the column judge, which the completions do not have" in str(run(good).exception)
