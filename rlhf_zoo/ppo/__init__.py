@@ -1,4 +1,4 @@
 """The PPO trainer: rollout, loss, KL controllers, guards, metrics.
 
-It knows nothing of recipes, the Hub, cards or evaluation.
+This package knows nothing of recipes, the Hub, cards or evaluation.
 """

@@ -44,8 +44,8 @@ class ActorCriticOutput(NamedTuple):
         values: (B, T).
         exact_kl: (B, T) in nats, to the reference; None if its logits were not passed.
         text_logprobs: (B, L−1) in nats; None if no texts were passed.
-        policy_loss: a scalar; None if no loss was passed. With it, log π and entropy have no gradients.
-        policy_terms: its terms for the metrics, without gradients.
+        policy_loss: A scalar; None if no loss was passed. With it, log π and entropy have no gradients.
+        policy_terms: The terms of that loss for the metrics, without gradients; None if no loss was passed.
     """
 
     logprobs: Tensor
@@ -58,18 +58,18 @@ class ActorCriticOutput(NamedTuple):
 
 
 def shared_value_head(policy: PreTrainedModel) -> ValueHead:
-    """Makes a critic on the policy's trunk, with V = 0 everywhere at first.
+    """Makes a critic on the policy's trunk. At first, V = 0 everywhere.
 
     Args:
-        policy: the policy.
+        policy: The policy.
 
     Raises:
-        ZooError: the policy has no LM head.
+        ZooError: The policy has no LM head.
     """
     if policy.get_output_embeddings() is None:
         raise ZooError(
-            f"{type(policy).__name__} has no output embeddings, whose input a critic on its trunk reads: set critic to "
-            "'policy' or 'reward'."
+            f"{type(policy).__name__} has no output embeddings, but a critic on its trunk reads their input: set "
+            "critic to 'policy' or 'reward'."
         )
     head = ValueHead(hidden_size_of(policy.config), summary_dropout_prob=0.0)
     # With a random head, the first advantages would be noise.
@@ -85,8 +85,8 @@ class ActorCritic(nn.Module):
         """Joins policy and critic, and turns their dropout off.
 
         Args:
-            policy: the model in training.
-            critic: a separate model, or a value head on the policy's trunk.
+            policy: The model in training.
+            critic: A separate model, or a value head on the policy's trunk.
         """
         super().__init__()
         self.policy = policy
@@ -111,12 +111,13 @@ class ActorCritic(nn.Module):
         """Runs each trunk once.
 
         Args:
-            samples: b completions.
-            temperature: the sampling temperature.
-            texts: for the PTX loss.
-            ref_logits: (b, T, V), the reference's, for an exact KL.
-            entropy_requires_grad: whether the entropy has a gradient.
-            policy_loss: computed in the head's pass, chunk by chunk of logits. Without one, log π has gradients.
+            samples: B completions.
+            temperature: The sampling temperature.
+            texts: The texts for the PTX loss; None without that loss.
+            ref_logits: (b, T, V), the reference's logits for an exact KL; None without it.
+            entropy_requires_grad: Whether the entropy has a gradient.
+            policy_loss: A loss to compute in the head's pass, from one chunk of logits at a time. None computes no
+                loss; then log π has gradients.
         """
         shared = self.shared
         output = response_logprobs(
@@ -165,7 +166,7 @@ class ActorCritic(nn.Module):
         """Switches gradient checkpointing on in both trunks.
 
         Args:
-            **kwargs: as in transformers.
+            **kwargs: As in transformers.
         """
         for trunk in self._trunks:
             trunk.activation_checkpointing_enable(**kwargs)
@@ -174,7 +175,7 @@ class ActorCritic(nn.Module):
         """Switches gradient checkpointing on in both trunks, under the name in transformers up to 5.17.
 
         Args:
-            **kwargs: as in transformers.
+            **kwargs: As in transformers.
         """
         for trunk in self._trunks:
             trunk.gradient_checkpointing_enable(**kwargs)
@@ -189,9 +190,9 @@ class ActorCritic(nn.Module):
         """Saves the policy as a plain checkpoint in `directory`, and the critic in `directory/critic`.
 
         Args:
-            directory: created if it does not exist.
-            merge: whether to merge a policy's adapter into its base.
-            weights: state dicts of policy and critic, if the modules are sharded; None for the modules' own.
+            directory: The folder, which is created if it does not exist.
+            merge: Whether to merge a policy's adapter into its base.
+            weights: State dicts of policy and critic, if the modules are sharded; None for the modules' own.
         """
         policy_weights, critic_weights = weights
         directory = Path(directory)
@@ -214,10 +215,10 @@ class ActorCritic(nn.Module):
         """Loads what `save_pretrained` wrote into these modules, bit for bit.
 
         Args:
-            directory: the checkpoint.
+            directory: The checkpoint.
 
         Raises:
-            ZooError: the directory has no such checkpoint, or the checkpoint is of another model.
+            ZooError: The directory has no such checkpoint, or another model's.
         """
         directory = Path(directory)
         _load_into(self.policy, directory)
@@ -233,7 +234,7 @@ class ActorCritic(nn.Module):
 def _save(model: Any, directory: Path, weights: Any) -> None:
     """Saves a model. An adapter is saved in `directory` itself, where loaders look for it.
 
-    PEFT saves an adapter with another name than "default" in a subfolder of that name, together with all others.
+    By itself, PEFT saves all adapters, and each whose name is not "default" in a subfolder of that name.
     """
     if not is_peft(model):
         model.save_pretrained(directory, state_dict=weights)

@@ -34,7 +34,7 @@ from .token_checks import (
     check_tokenizer_of,
     check_tokens,
     embedding_rows,
-    narrowest_of,
+    find_smallest_embedding,
 )
 
 #: More epochs over a rollout than this lead to a warning.
@@ -46,15 +46,15 @@ class Parts:
     """The parts of a PPOTrainer.
 
     Attributes:
-        policy: the policy to train.
-        critic: the critic to train.
-        reference: None if there is none.
-        rewards: None if a custom training loop scores completions.
-        text_source: for the PTX loss; None if it is off.
-        starts_at_reference: whether the policy starts exactly at the reference.
-        context: the number of tokens that all models can read; None for no limit.
-        vocabulary: the tokens that the policy can sample.
-        narrowest: the model with the fewest embedding rows among those that read the policy's ids.
+        policy: The policy to train.
+        critic: The critic to train.
+        reference: The reference for KL; None without one.
+        rewards: The rewards; None if a custom training loop scores completions.
+        text_source: The texts for the PTX loss; None without that loss.
+        starts_at_reference: Whether the policy starts exactly at the reference.
+        context: The number of tokens that all models can read; None for no limit.
+        vocabulary: The tokens that the policy can sample.
+        smallest_embedding: The model with the fewest embedding rows among those that read the policy's ids.
     """
 
     policy: PreTrainedModel
@@ -65,7 +65,7 @@ class Parts:
     starts_at_reference: bool
     context: int | None
     vocabulary: Vocabulary
-    narrowest: TokenConsumer
+    smallest_embedding: TokenConsumer
 
 
 def assemble(
@@ -80,25 +80,25 @@ def assemble(
     reward_funcs: Any,
     reward_processing_class: Any,
     ptx_dataset: Dataset | None,
-    pad_apart: bool = True,
+    require_own_pad: bool = True,
 ) -> Parts:
     """Builds the models of a PPOTrainer and checks that they fit together.
 
     Args:
-        args: the settings.
-        tokenizer: the policy's.
-        model: the policy: a causal model, with or without a value head, its path or its Hub id.
-        ref_model: the reference as a model, a path or a Hub id; None for the policy as it starts.
-        reward_model: one reward model or several.
-        value_model: the critic as a model, a path or a Hub id; None for the one that args.critic names.
-        peft_config: configures a new adapter of the policy; None for none.
-        reward_funcs: one reward function or several.
-        reward_processing_class: the reward models' tokenizers; None for the policy's.
-        ptx_dataset: texts for the PTX loss.
-        pad_apart: whether PAD must differ from EOS.
+        args: The settings.
+        tokenizer: The policy's.
+        model: The policy: a causal model, with or without a value head, its path or its Hub id.
+        ref_model: The reference as a model, a path or a Hub id; None for the policy as it starts.
+        reward_model: One reward model or several.
+        value_model: The critic as a model, a path or a Hub id; None for the critic that args.critic names.
+        peft_config: The configuration of a new adapter for the policy; None to add none.
+        reward_funcs: One reward function or several.
+        reward_processing_class: The reward models' tokenizers; None for the policy's.
+        ptx_dataset: Texts for the PTX loss; None without that loss.
+        require_own_pad: Whether PAD must differ from EOS.
 
     Raises:
-        ZooError: these cannot be trained together.
+        ZooError: The parts cannot be trained together.
     """
     if not isinstance(args, PPOConfig):
         raise ZooError(f"args is a {type(args).__name__}: pass a PPOConfig.")
@@ -107,7 +107,7 @@ def assemble(
     _check_settings(args)
     policy, head = _policy(model, args)
     make_savable(policy, name="The policy")
-    check_tokens(tokenizer, policy, pad_apart=pad_apart)
+    check_tokens(tokenizer, policy, require_own_pad=require_own_pad)
     check_tokenizer_of(policy, tokenizer, subject="the policy")
     if peft_config is not None:
         policy = _with_adapter(policy, peft_config, args)
@@ -125,7 +125,7 @@ def assemble(
         "ref_model": reference.separate_model if reference is not None else None,
         **{f"the reward model {reward.name}": reward.model for reward in scoring},
     }
-    narrowest = narrowest_of(vocabulary, models)
+    smallest_embedding = find_smallest_embedding(vocabulary, models)
     # Checked once, before training: a model with broken caching would silently sample from another distribution.
     check_decoding(policy, vocabulary)
     # The shortest context limits all models, because all read the same tokens.
@@ -145,11 +145,13 @@ def assemble(
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
     for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
         check_step_size(part, rate, subject=name)
-    return Parts(policy, critic, reference, rewards, text_source, starts_at_reference, context, vocabulary, narrowest)
+    return Parts(
+        policy, critic, reference, rewards, text_source, starts_at_reference, context, vocabulary, smallest_embedding
+    )
 
 
 def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
-    """Returns the reference, None without one, and whether the policy starts exactly at it."""
+    """Returns the reference (None without one), and whether the policy starts exactly there."""
     if isinstance(ref_model, str):
         ref_model = load_causal(ref_model, options=AS_SAVED if args.bf16 else FLOAT32)
     if isinstance(ref_model, AutoModelForCausalLMWithValueHead):
@@ -182,12 +184,12 @@ def _critic(
     if head is not None and value_model is not None:
         raise ZooError("The model has a value head and value_model is passed too: remove one of them.")
     if head is not None and args.critic not in ("auto", "shared"):
-        raise ZooError(f"The model has a value head and critic is {args.critic!r}: set critic to 'shared'.")
+        raise ZooError(f"The model has a value head, but critic is {args.critic!r}: set critic to 'shared'.")
     if head is not None:
         return head, None
     config = peft_config or (policy.peft_config[policy.active_adapter] if is_peft(policy) else None)
     uses_adapter = config is not None and args.critic_lora
-    # With an adapter, only the adapter and the head of the critic train, so it can share the trunk with a reward model.
+    # With an adapter, only the adapter and the critic's head are trained, so a reward model can share the trunk.
     share_weights = uses_adapter and getattr(config, "bias", "none") == "none"
     critic = build_critic(value_model, rewards, policy, args, share_weights=share_weights)
     return critic, config if uses_adapter and not isinstance(critic, ValueHead) and not is_peft(critic) else None
@@ -200,7 +202,7 @@ def _text_source(
     context: int | None,
     args: PPOConfig,
 ) -> TextSource | None:
-    """Returns the texts for the PTX loss; None if it is off."""
+    """Returns the texts for the PTX loss; None without that loss."""
     if not args.ptx_coef > 0:
         return None
     if dataset is None:
@@ -218,8 +220,8 @@ def warn_if_many_epochs(epochs: int) -> None:
     """
     if epochs > MANY_EPOCHS:
         warn(
-            f"num_ppo_epochs is {epochs}: beyond {MANY_EPOCHS} the policy is far from the rollout, and clipping stops "
-            "most of the update; watch policy/clipfrac, or set early_stop_kl."
+            f"num_ppo_epochs is {epochs}. After {MANY_EPOCHS} epochs the policy is far from the rollout, and clipping "
+            "stops most of the update: watch policy/clipfrac, or set early_stop_kl."
         )
 
 
@@ -240,15 +242,15 @@ def _check_settings(args: PPOConfig) -> None:
     warn_if_many_epochs(args.num_ppo_epochs)
     if args.kl_in == "reward" and args.kl_estimator == "k3":
         warn(
-            "kl_estimator 'k3' in the reward follows ∇KL(π‖ref) − ∇KL(ref‖π), not the gradient of a KL. It exists for "
-            "parity with TRL; use k1."
+            "kl_estimator 'k3' in the reward follows ∇KL(π‖ref) − ∇KL(ref‖π), not the gradient of a KL. This estimator "
+            "exists for parity with TRL: use k1."
         )
 
 
 def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
     """Returns the policy, and its value head if `model` has one."""
     if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
-        raise ZooError("PPO supports decoder-only models: one with an encoder cannot be trained.")
+        raise ZooError("PPO supports only decoder-only models, but this model has an encoder: choose another.")
     head = None
     if isinstance(model, AutoModelForCausalLMWithValueHead):
         model, head = model.pretrained_model, model.v_head
@@ -258,10 +260,15 @@ def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
         raise ZooError(f"The model is a {type(model).__name__}: pass a causal language model, its path or its Hub id.")
     check_plain_weights(model.get_base_model() if is_peft(model) else model)
     if model.config.is_encoder_decoder:
-        raise ZooError(f"PPO supports decoder-only models, and {type(model).__name__} has an encoder: choose another.")
+        raise ZooError(
+            f"PPO supports only decoder-only models, but {type(model).__name__} has an encoder: choose another."
+        )
     if args.model_adapter_name is not None:
         if not is_peft(model) or args.model_adapter_name not in model.peft_config:
-            raise ZooError(f"model_adapter_name is {args.model_adapter_name!r}, and the model has no such adapter.")
+            raise ZooError(
+                f"model_adapter_name is {args.model_adapter_name!r}, but the model has no such adapter: load it, or "
+                "remove the key."
+            )
         model.set_adapter(args.model_adapter_name)
     if is_peft(model) and not any(parameter.requires_grad for parameter in model.parameters()):
         raise ZooError("No weight of the PeftModel requires a gradient: load its adapter with is_trainable=True.")
@@ -273,8 +280,8 @@ def _with_adapter(policy: PreTrainedModel, peft_config: Any, args: PPOConfig) ->
 
     if is_peft(policy):
         raise ZooError(
-            "The model is a PeftModel and peft_config is passed too: remove it to train the model's adapter, or merge "
-            "that adapter and save the model first."
+            "The model is a PeftModel, and peft_config is passed too: remove peft_config to train the model's adapter, "
+            "or merge that adapter and save the model first."
         )
     if not policy.name_or_path and not args.merge_adapter:
         warn(
@@ -303,24 +310,24 @@ def build_rewards(
     """Builds the weighted list of rewards: the reward model first (several as one ensemble), then the functions.
 
     Args:
-        reward_model: one or several, as models, paths or Hub ids.
-        reward_funcs: one or several.
-        args: the settings.
-        tokenizer: the policy's.
-        reward_tokenizer: the reward models', one for all or one for each.
+        reward_model: One reward model or several, as models, paths or Hub ids.
+        reward_funcs: One reward function or several.
+        args: The settings.
+        tokenizer: The policy's.
+        reward_tokenizer: The reward models' tokenizers, one for all or one for each.
 
     Returns:
         The rewards; None if there are none.
 
     Raises:
-        ZooError: the numbers of tokenizers and models differ, or a setting needs a reward model and there is none.
+        ZooError: The numbers of tokenizers and models differ, or a setting needs a reward model, but there is none.
     """
     models = _as_list(reward_model)
     check_ensemble(models, args.reward_ensemble)
     if args.reward_pad_token is not None and not models:
-        raise ZooError(f"reward_pad_token is {args.reward_pad_token!r}, and there is no reward_model: remove it.")
+        raise ZooError(f"reward_pad_token is {args.reward_pad_token!r}, but there is no reward_model: remove it.")
     if args.reward_label is not None and not models:
-        raise ZooError(f"reward_label is {args.reward_label!r}, and there is no reward_model: remove it.")
+        raise ZooError(f"reward_label is {args.reward_label!r}, but there is no reward_model: remove it.")
     listed = _as_list(reward_tokenizer) or [tokenizer]
     tokenizers = listed * len(models) if len(listed) == 1 else listed
     if len(tokenizers) != len(models):
@@ -367,25 +374,25 @@ def prepare_prompt_data(
     args: PPOConfig,
     tokenizer: PreTrainedTokenizerBase,
     context: int | None,
-    narrowest: TokenConsumer,
+    smallest_embedding: TokenConsumer,
     *,
     training: bool = False,
 ) -> Any:
-    """Tokenizes and checks a data set of prompts, or each one in a mapping.
+    """Tokenizes and checks a data set of prompts, or each data set in a mapping.
 
     Args:
-        data: the data set, a mapping, or None.
-        args: the settings.
-        tokenizer: the policy's.
-        context: the number of tokens that all models can read; None for no limit.
-        narrowest: the model with the fewest embedding rows.
-        training: whether these are training prompts, of which there must be enough for an update.
+        data: The data set, a mapping, or None.
+        args: The settings.
+        tokenizer: The policy's.
+        context: The number of tokens that all models can read; None for no limit.
+        smallest_embedding: The model with the fewest embedding rows.
+        training: Whether these are training prompts. Then there must be enough of them for an update.
 
     Returns:
-        The same data with token ids; None for None.
+        The same data with token ids; None if `data` is None.
 
     Raises:
-        ZooError: a prompt cannot be used, or there are too few.
+        ZooError: A prompt cannot be used, or there are too few.
     """
     if data is None:
         return None
@@ -393,7 +400,8 @@ def prepare_prompt_data(
         if training:
             raise ZooError("train_dataset is a mapping of data sets: pass one of its splits, such as data['train'].")
         return {
-            name: prepare_prompt_data(dataset, args, tokenizer, context, narrowest) for name, dataset in data.items()
+            name: prepare_prompt_data(dataset, args, tokenizer, context, smallest_embedding)
+            for name, dataset in data.items()
         }
     if not isinstance(data, Dataset):
         raise ZooError(
@@ -404,12 +412,12 @@ def prepare_prompt_data(
     )
     if training:
         warn_of_reserved_columns(data)
-    check_ids(prepared[PROMPT_TOKENS], narrowest)
+    check_ids(prepared[PROMPT_TOKENS], smallest_embedding)
     check_fits(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
     needed = args.prompts_per_update * args.world_size
     if training and len(prepared) < needed:
         raise ZooError(
-            f"The prompt data set has {len(prepared)} rows and an update needs {needed}: use more prompts or a smaller "
-            "batch."
+            f"The prompt data set has {len(prepared)} rows, but an update needs {needed}: use more prompts or a "
+            "smaller batch."
         )
     return prepared

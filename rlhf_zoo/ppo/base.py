@@ -51,7 +51,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     args: PPOConfig
     processing_class: PreTrainedTokenizerBase
-    pad_apart: ClassVar[bool] = True
+    require_own_pad: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -84,10 +84,14 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             reward_funcs=reward_funcs,
             reward_processing_class=reward_processing_class,
             ptx_dataset=ptx_dataset,
-            pad_apart=self.pad_apart,
+            require_own_pad=self.require_own_pad,
         )
         self.reference, self.text_source, self._rewards = parts.reference, parts.text_source, parts.rewards
-        self.context, self.vocabulary, self.narrowest = parts.context, parts.vocabulary, parts.narrowest
+        self.context, self.vocabulary, self.smallest_embedding = (
+            parts.context,
+            parts.vocabulary,
+            parts.smallest_embedding,
+        )
         pad, eos = processing_class.pad_token_id, processing_class.eos_token_id
         self.stop_ids = args.stop_ids(processing_class, parts.policy)
         # Padding is filled with EOS if PAD has no embedding, as when a script added PAD past the embeddings.
@@ -98,17 +102,17 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self._starts_at_reference, self._start_checked = parts.starts_at_reference, False
         self._watch, self._kl_watch = ReferenceWatch(), KLWatch()
         self._pending_prompts: list[dict] = []
-        self._prompts_per_batch: list[int] = []  # of the batches that wait for their update
+        self._prompts_per_batch: list[int] = []  # of the batches read since the last update
         self._metrics: dict[str, list[float]] = defaultdict(list)
         self._completions_table: dict[str, list[Any]] = {}
         self._episodes = self._prompts_generated = 0
         self._loop_model: nn.Module | None = None
         self.max_tokens_per_micro_batch = args.max_tokens_per_pass
-        prompt_arguments = args, processing_class, self.context, self.narrowest
+        prompt_arguments = args, processing_class, self.context, self.smallest_embedding
         super().__init__(
             model=ActorCritic(parts.policy, parts.critic),
             args=args,
-            data_collator=data_collator or _uncollate,
+            data_collator=data_collator or _keep_rows,
             train_dataset=prepare_prompt_data(train_dataset, *prompt_arguments, training=True),
             eval_dataset=prepare_prompt_data(eval_dataset, *prompt_arguments),
             processing_class=processing_class,
@@ -129,12 +133,12 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     def _shard_all(self, optimizer: Any) -> None:
         """Shards the models. Raises ZooError if the user passed an optimizer, because that holds unsharded weights."""
-        for unsupported, fix in (
+        for is_used, feature_and_fix in (
             (isinstance(self.value_model, ValueHead), "a critic on the policy's trunk: set critic to 'policy'"),
             (optimizer is not None, "an optimizer passed to the trainer: remove it"),
         ):
-            if unsupported:
-                raise ZooError(f"fsdp2 does not support {fix}, or remove fsdp2.")
+            if is_used:
+                raise ZooError(f"fsdp2 does not support {feature_and_fix}, or remove fsdp2.")
         reference = self.reference.separate_model if self.reference else None
         frozen = [*(reward.model for reward in self._reward_models), *([] if reference is None else [reference])]
         self.shard(self.policy, self.value_model, frozen=frozen)
@@ -150,7 +154,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
         Args:
             rollout: B completions.
-            scored: their scores.
+            scored: The completions' scores.
         """
 
     @property
@@ -173,7 +177,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """The rewards that score completions.
 
         Raises:
-            ZooError: there is no reward.
+            ZooError: There is no reward.
         """
         if self._rewards is None:
             raise ZooError("PPO has no reward: pass reward_model or reward_funcs, or use step() with your own scores.")
@@ -196,7 +200,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Sums a tensor over processes, elementwise.
 
         Args:
-            x: any shape, the same in all processes.
+            x: A tensor of any shape, which is the same in all processes.
         """
         return self.accelerator.reduce(x, "sum")
 
@@ -205,8 +209,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Returns (n, Σx, Σx²), float64.
 
         Args:
-            x: any shape.
-            mask: of the same shape; None for all entries that are not NaN.
+            x: Any shape.
+            mask: Of the same shape; None for all entries that are not NaN.
         """
         return F.masked_moments(x, ~x.isnan() if mask is None else mask)
 
@@ -214,7 +218,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Returns the mean over entries that are not NaN; NaN if there are none.
 
         Args:
-            x: any shape.
+            x: Any shape.
         """
         n, total, _ = self.moments(x).tolist()
         return total / n if n else math.nan
@@ -223,7 +227,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Checks the loss and the log-probabilities of the current optimizer step, in all processes alike.
 
         Args:
-            metrics: has the sums of the step's micro-batches.
+            metrics: The update's metrics, with the sums of the step's micro-batches.
 
         Raises:
             NotFinite: log-probabilities, or weights, are not finite. A loss that is not finite is only recorded.
@@ -239,12 +243,12 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         self.guard.record({"loss": finite["loss"]})
 
     def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:
-        """Adds this update's metrics to the ones that the next log line averages.
+        """Adds this update's metrics to those that the next log line averages.
 
         Args:
-            rollout: of all processes.
-            estimates: its rewards and advantages.
-            loss_metrics: means of the update's losses and their terms.
+            rollout: The rollout of all processes.
+            estimates: The rollout's rewards and advantages.
+            loss_metrics: Means of the update's losses and their terms.
         """
         names = ["given"] if isinstance(estimates.scored, UserScores) else self.rewards.names
         per_completion = completion_metrics(rollout, estimates, names)
@@ -286,7 +290,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
         Args:
             rollout: B completions.
-            rows: one data-set row for each completion, the row of its prompt.
+            rows: One data-set row for each completion, the row of its prompt.
         """
         texts = decode_rows(self.processing_class, rollout.samples, rows)
         model_context = partial(on_device, device=self.accelerator.device)
@@ -297,20 +301,20 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Keeps the first completions of a rollout for the table of the next log line.
 
         Args:
-            texts: prompts and completions.
-            rollout: the completions.
-            scored: their scores.
+            texts: The prompts and completions, decoded.
+            rollout: The rollout.
+            scored: The completions' scores.
         """
         if not self.args.log_completions:
             return
-        few = slice(self.args.num_completions_to_print)
+        first = slice(self.args.num_completions_to_print)
         self._completions_table = {
-            "prompt": texts.prompts[few],
-            "completion": texts.completions[few],
-            "score": scored.total[few].tolist(),
-            "kl": rollout.kl[few].tolist(),
-            "ended": rollout.samples.ended[few].tolist(),
-            **{name: list(column)[few] for name, column in scored.extra.items()},
+            "prompt": texts.prompts[first],
+            "completion": texts.completions[first],
+            "score": scored.total[first].tolist(),
+            "kl": rollout.kl[first].tolist(),
+            "ended": rollout.samples.ended[first].tolist(),
+            **{name: list(column)[first] for name, column in scored.extra.items()},
         }
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -318,11 +322,11 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
         Args:
             logs: Trainer's metrics.
-            start_time: as in Trainer.
+            start_time: As in Trainer.
         """
         if "loss" in logs and self._metrics:
-            # Our metrics replace two of Trainer's. It reads grad_norm after the update has cleared the gradients, so it
-            # is always 0. When a run resumes, Trainer's loss lacks the updates since the last log line.
+            # Our metrics replace two of Trainer's. Trainer reads grad_norm after the update has cleared the gradients,
+            # so its value is always 0. In a resumed run, Trainer's loss lacks the updates since the last log line.
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(values) / len(values) for name, values in self._metrics.items()}
             logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.pop_means()}
@@ -335,9 +339,9 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Prints, saves and reports a table of completions, in the first process only.
 
         Args:
-            table: columns of equal length.
-            title: the table's name.
-            step: the update that it belongs to; None for the current one.
+            table: Columns of equal length.
+            title: The table's name.
+            step: The update to which the table belongs; None for the current one.
         """
         if self.is_world_process_zero():
             show_table(
@@ -358,18 +362,18 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Trains.
 
         Args:
-            resume_from_checkpoint: a checkpoint, or True for the last complete one of output_dir.
-            *args: as in Trainer.
-            **kwargs: as in Trainer.
+            resume_from_checkpoint: A checkpoint, or True for the last complete one of output_dir.
+            *args: As in Trainer.
+            **kwargs: As in Trainer.
 
         Raises:
-            ZooError: prompts or rewards are missing, there is no checkpoint, or it is incomplete.
+            ZooError: Prompts or rewards are missing, or the checkpoint is missing or incomplete.
         """
         if self.train_dataset is None:
             raise ZooError(
                 "PPO has no prompts: pass train_dataset, or write your own training loop with generate() and step()."
             )
-        _ = self.rewards  # raises before anything is set up if there are none
+        _ = self.rewards  # raises ZooError if there are none, before anything is set up
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self.last_complete_checkpoint()
             if resume_from_checkpoint is None:
@@ -385,7 +389,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Makes one optimizer with parameter groups for policy and critic, each with its own learning rate.
 
         Args:
-            model: ignored; it is there because Trainer passes it.
+            model: Ignored; Trainer passes it.
         """
         if self.optimizer is None:
             args, actor = self.args, self.actor
@@ -408,8 +412,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         With merge_adapter a LoRA policy is merged into its base, except in checkpoints, which must resume.
 
         Args:
-            output_dir: the folder; None for args.output_dir.
-            _internal_call: whether Trainer calls this.
+            output_dir: The folder; None for args.output_dir.
+            _internal_call: Whether Trainer itself calls this method.
         """
         self.check_weights()
         directory = Path(output_dir or self.args.output_dir or ".")
@@ -438,8 +442,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         """Makes Trainer's card for the policy alone, because the pair of policy and critic has no configuration.
 
         Args:
-            *args: as in Trainer.
-            **kwargs: as in Trainer.
+            *args: As in Trainer.
+            **kwargs: As in Trainer.
         """
         pair, self.model = self.model, self.policy
         try:
@@ -462,6 +466,6 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             self._metrics[name] = [math.nan if value is None else value for value in values]
 
 
-def _uncollate(rows: list[Any]) -> Any:
+def _keep_rows(rows: list[Any]) -> Any:
     """Returns rows as they are, because reward functions read their columns."""
     return rows

@@ -26,7 +26,7 @@ class DecodedCompletions:
         prompts: B texts or conversations.
         completions: B texts, or lists of one message.
         texts: B prompts with their completions, as texts or conversations.
-        columns: the data set's other columns, B values each.
+        columns: The data set's other columns, B values each.
     """
 
     prompts: list[Prompt]
@@ -39,9 +39,9 @@ def decode_rows(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequ
     """Decodes samples for reward functions.
 
     Args:
-        tokenizer: the policy's.
+        tokenizer: The policy's.
         samples: B completions.
-        rows: one data-set row for each completion, the row of its prompt.
+        rows: One data-set row for each completion, the row of its prompt.
     """
     tokens = [list(row[PROMPT_TOKENS]) for row in rows]
     decoded_prompts = tokenizer.batch_decode(tokens, skip_special_tokens=True)
@@ -72,12 +72,12 @@ def show_table(
     If a step is repeated, its file is replaced.
 
     Args:
-        table: columns of equal length; `prompt` and `completion` are texts or conversations.
-        title: the heading of the table.
-        step: the update that it belongs to.
-        directory: it is created if it is missing.
-        reporters: callbacks, of which some can show a table.
-        report_to: names of the reporters.
+        table: Columns of equal length; `prompt` and `completion` are texts or conversations.
+        title: The heading of the table.
+        step: The update to which the table belongs.
+        directory: The folder, which is created if it is missing.
+        reporters: Trainer's callbacks. Only TensorBoard's is used.
+        report_to: The reporters' names, as in TrainingArguments.
     """
     from rich.console import Console
     from rich.table import Table

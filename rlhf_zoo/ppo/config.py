@@ -15,7 +15,7 @@ from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
 from ..rewards.model import REWARD_OUTPUTS
 
-#: Tokens per pass on a CPU. More would cost memory; in bf16 each pass casts all weights (docs/performance.md).
+#: Tokens per pass on a CPU. More would cost memory, but in bf16 each pass casts all weights (docs/performance.md).
 CPU_TOKENS_PER_PASS, CPU_BF16_TOKENS_PER_PASS = 512, 2048
 #: Keys that take one of a few values.
 ONE_OF = {
@@ -33,8 +33,8 @@ ONE_OF = {
 #: Why an estimator does not work in the reward or in the loss.
 NO_KL_ESTIMATOR = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is not that of a KL",
-    ("reward", "k3_reverse"): "it is a gradient for the loss",
-    ("reward", "full"): "an exact KL is not a property of the sampled token, so it cannot be paid out for it",
+    ("reward", "k3_reverse"): "only its gradient in the loss has a meaning",
+    ("reward", "full"): "an exact KL is not a property of the sampled token, so it cannot be that token's reward",
     ("loss", "k1"): "its expected gradient is 0, E[∇ log π] = 0, so it would not constrain the policy",
 }
 
@@ -52,92 +52,90 @@ class PPOConfig(TrainingArguments):
     """
 
     learning_rate: float = option(3e-6, "Learning rate of the policy (TRL's default).")
-    critic_learning_rate: float | None = option(None, "Learning rate of the critic; None takes the policy's.")
-    logging_steps: float = option(1, "Log every so many updates.")
+    critic_learning_rate: float | None = option(None, "Learning rate of the critic; None: the policy's.")
+    logging_steps: float = option(1, "Updates per log line.")
     remove_unused_columns: bool = option(False, "Drop columns that the model's forward does not take; keep it False.")
     dataset_num_proc: int | None = option(None, "Processes that tokenize the prompts.")
     bf16: bool | None = option(  # type: ignore[assignment]  # as in trl, whose configurations accept None too
-        False, "Compute in bfloat16, weights in float32; None: where the machine's GPU has it."
+        False, "Compute in bfloat16 with float32 weights; None: if the machine's GPU supports bfloat16."
     )
     total_episodes: int | None = option(
-        None, "Completions to sample in all; sets max_steps, rounded up to whole updates."
+        None, "Total number of completions to sample; sets max_steps, rounded up to whole updates."
     )
     num_ppo_epochs: int = option(4, "Passes over each rollout.")
-    num_mini_batches: int = option(1, "Optimizer steps a pass.")
+    num_mini_batches: int = option(1, "Optimizer steps per pass.")
     num_generations: int = option(1, "Completions of each prompt.")
-    response_length: int = option(53, "Most tokens of a completion.")
+    response_length: int = option(53, "Maximum number of tokens in a completion.")
     response_length_min: int | None = option(
-        None, "Draw the most tokens of each completion from here to response_length; None draws none."
+        None, "Draw each completion's maximum length from this to response_length; None: response_length for all."
     )
-    truncate_text: str | None = option(None, "A text behind which a completion is cut, and counts as ended.")
-    truncate_after: int = option(0, "Tokens behind which truncate_text is looked for.")
+    truncate_text: str | None = option(None, "Text that ends a completion; what follows it is cut off.")
+    truncate_after: int = option(0, "Look for truncate_text only after this many tokens.")
     skip_equal_scores: bool = option(
-        False, "Learn nothing from prompts whose completions all score the same (num_generations from 2)."
+        False, "Skip prompts whose completions all have the same score (num_generations from 2)."
     )
-    temperature: float = option(0.7, "Sampling temperature; log-probabilities are at it.")
+    temperature: float = option(0.7, "Sampling temperature; log-probabilities use it too.")
     stop_token: str | None = option(
         "eos", "'eos' ends a completion at the tokenizer's EOS; None runs to response_length."
     )
-    stop_token_id: int | None = option(None, "Another id that ends a completion.")
+    stop_token_id: int | None = option(None, "Id of the token that ends a completion, instead of stop_token.")
     score_centering: str = option(
         "stored",
         "Mean to subtract: 'stored' with a reward model, 'running' over all scores so far, 'prompt' over the prompt's "
         "other completions (num_generations from 2), or 'none'.",
     )
     score_scaling: str = option(
-        "stored", "Deviation divided by: 'stored' with a reward model, 'running' over all scores, or 'none'."
+        "stored",
+        "Standard deviation to divide by: 'stored' with a reward model, 'running' over all scores so far, or 'none'.",
     )
-    score_clip: float | None = option(None, "Clip scores to ± this, after centering and scaling, before any penalty.")
+    score_clip: float | None = option(None, "Clip scores to ± this, after centering and scaling but before penalties.")
     missing_eos_penalty: float | None = option(None, "Subtracted from the score of a completion that did not end.")
     missing_eos_score: float | None = option(
         None, "Replaces the score of a completion that did not end (-1 in the N+ paper)."
     )
-    reward_label: str | None = option(
-        None, "Which output of a reward model of several labels is the score, by its name."
-    )
-    reward_output: str = option("logit", "What of this output: its 'logit', or its 'logprob' among the labels.")
+    reward_label: str | None = option(None, "Label whose output is the score, for a reward model with several labels.")
+    reward_output: str = option("logit", "Which value of that output: its 'logit', or its 'logprob' over the labels.")
     reward_pad_token: str | None = option(
-        None, "The PAD of a reward model whose tokenizer has none apart from EOS: one of its tokens."
+        None, "Token to use as PAD for a reward model whose tokenizer has no PAD, or pads with EOS."
     )
     reward_ensemble: str | None = option(
-        None, "How several reward models make one score: 'worst', 'mean' or 'mean_minus_variance'."
+        None, "How to combine the scores of several reward models: 'worst', 'mean' or 'mean_minus_variance'."
     )
     reward_ensemble_lambda: float | None = option(
-        None, "λ of mean_minus_variance, the weight of the models' variance; None is 0.5."
+        None, "λ of mean_minus_variance, the weight of the variance between models; None: 0.5."
     )
-    reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight a reward; None is all 1."})
+    reward_weights: list[float] | None = field(default=None, metadata={"help": "One weight per reward; None: all 1."})
     reward_timeout: float | None = option(
         None, "Seconds that a reward function may take for a batch of completions; None waits forever."
     )
     kl_coef: float = option(0.05, "β, the weight of the KL penalty.")
     reference: bool | None = option(
-        None, "Hold the policy that KL is measured against; None does unless kl_coef is 0 and no key asks."
+        None, "Keep a reference policy for KL; None: unless kl_coef is 0 and no other key needs one."
     )
     kl_in: str = option("reward", "Where the KL penalty goes: 'reward' (RLHF) or 'loss' (as in GRPO).")
     kl_estimator: str = option(
         "k1",
-        "In the reward: k1 (unbiased), or k3 as TRL has it (its gradient is not that of the KL). In the "
-        "loss: k2 or k3 (gradient of KL(π‖ref)), full (exact, over the vocabulary), k3_reverse (of KL(ref‖π), as "
-        "GRPO).",
+        "In the reward: k1 (unbiased), or k3 as in TRL (its gradient is not that of the KL). In the loss: k2 or k3 "
+        "(gradient of KL(π‖ref)), full (exact, over the vocabulary), k3_reverse (gradient of KL(ref‖π), as in GRPO).",
     )
     kl_target: float | None = option(None, "Adaptive β: the KL to hold, in nats per completion; None keeps β fixed.")
     kl_horizon: int = option(10_000, "Adaptive β: episodes over which it adapts.")
-    action_level: str = option("token", "An action is a 'token', or the whole completion: 'sequence' (a bandit).")
+    action_level: str = option("token", "What an action is: a 'token', or the whole completion, 'sequence' (a bandit).")
     gamma: float = option(1.0, "Discount.")
     lam: float = option(0.95, "λ of the advantage estimator: 0 is TD, 1 is Monte-Carlo.")
-    whiten_rewards: bool = option(False, "Divide rewards by their deviation, mean kept.")
+    whiten_rewards: bool = option(False, "Divide rewards by their standard deviation, without changing their mean.")
     whiten_advantages: bool = option(True, "Whiten advantages over the whole batch.")
-    cliprange: float = option(0.2, "ε of the policy's ratio clip, for tokens.")
+    cliprange: float = option(0.2, "ε of the policy's ratio clip if the action is a token.")
     cliprange_high: float | None = option(
-        None, "Upper ε of the ratio clip (clip-higher, 0.28 in DAPO); None takes the lower."
+        None, "Upper ε of the ratio clip (clip-higher, 0.28 in DAPO); None: the same as the lower ε."
     )
     cliprange_sequence: float = option(
-        0.5, "ε where the action is a sequence: a product of 50 ratios leaves 0.2 at once."
+        0.5, "ε if the action is a sequence: a product of 50 ratios soon differs from 1 by more than 0.2."
     )
     dual_clip: float | None = option(
         None, "c > 1 bounds the loss of a bad action by c times its advantage; None is off."
     )
-    cliprange_value: float | None = option(0.2, "ε_v of the value clip; None clips nothing.")
+    cliprange_value: float | None = option(0.2, "ε_v of the value clip; None: no clipping.")
     vf_coef: float = option(0.1, "c_v, the weight of the value loss.")
     entropy_coef: float = option(0.0, "c_e, the weight of the entropy bonus.")
     ptx_coef: float = option(0.0, "γ_ptx, the weight of the PTX loss on ptx_dataset (InstructGPT: 27.8).")
@@ -146,54 +144,55 @@ class PPOConfig(TrainingArguments):
         "How a minibatch's losses are averaged: token-mean, seq-mean-token-mean, seq-mean-token-sum, seq-sum-norm.",
     )
     early_stop_kl: float | None = option(
-        None, "Stop a rollout's epochs once its KL to the sampling policy passes 1.5 of it, nats a token."
+        None, "Stop an update's epochs once KL to the sampling policy exceeds 1.5 times this, in nats per token."
     )
     critic: str = option(
-        "auto", "Where the critic starts: 'reward' model, 'policy' copy, 'shared' (head on the policy)."
+        "auto", "What the critic starts from: 'reward' (model), 'policy' (a copy), 'shared' (a head on the policy)."
     )
-    critic_warmup_updates: int = option(0, "First updates, in which only the critic learns.")
-    critic_lora: bool = option(True, "With peft_config the critic trains an adapter as well.")
+    critic_warmup_updates: int = option(0, "Number of first updates in which only the critic learns.")
+    critic_lora: bool = option(True, "With peft_config, train an adapter of the critic too.")
     merge_adapter: bool = option(False, "save_model and push_to_hub write a LoRA policy merged into its base.")
-    ref_load_in_8bit: bool = option(False, "Hold the reference in 8 bit (needs bitsandbytes).")
-    offload_frozen: bool = option(False, "Reference and reward models wait on the CPU while they do not run.")
+    ref_load_in_8bit: bool = option(False, "Load the reference in 8 bit (needs bitsandbytes).")
+    offload_frozen: bool = option(False, "Keep reference and reward models on the CPU while they are not used.")
     model_adapter_name: str | None = option(None, "The adapter of a PeftModel to train.")
     ref_adapter_name: str | None = option(
-        None, "The adapter of a PeftModel that is the reference; None switches adapters off."
+        None, "The adapter of a PeftModel that makes it the reference; None: the PeftModel without adapters."
     )
     rollout_engine: str = option(
-        "native", "What samples: 'native', 'transformers' (continuous batching) or 'vllm' (docs/engines.md)."
+        "native",
+        "What samples completions: 'native', 'transformers' (continuous batching) or 'vllm' (docs/engines.md).",
     )
     rollout_graphs: bool = option(True, "On a GPU the native engine decodes with CUDA graphs (docs/engines.md).")
     max_rollout_batch_tokens: int | None = option(
-        None, "Most tokens, padding included, that sampling caches at a time; None: of all rows."
+        None, "Maximum number of tokens in the sampler's cache, padding included; None: no limit."
     )
     importance_sampling_cap: float | None = option(
-        None, "Weight tokens by π/π_engine, at most this (2 to 3), where another engine samples; None: 1."
+        None, "If another engine samples, weight tokens by π/π_engine, capped at this (2 to 3); None: no weights."
     )
-    vllm_mode: str = option("colocate", "vLLM on the trainer's GPU ('colocate'), or a running 'server'.")
-    vllm_server_base_url: str | None = option(None, "Where the vLLM server answers.")
+    vllm_mode: str = option("colocate", "Where vLLM runs: on the trainer's GPU ('colocate'), or as a 'server'.")
+    vllm_server_base_url: str | None = option(None, "URL of the vLLM server.")
     vllm_gpu_memory_utilization: float = option(0.3, "Share of the GPU's memory for a colocated vLLM.")
-    vllm_enable_sleep_mode: bool = option(False, "A colocated vLLM gives its memory back while the policy learns.")
+    vllm_enable_sleep_mode: bool = option(False, "A colocated vLLM frees its memory while the policy learns.")
     vllm_enforce_eager: bool = option(
-        False, "A colocated vLLM starts without compiled code and CUDA graphs: sooner ready, slower."
+        False, "A colocated vLLM runs without compiled code and CUDA graphs: it starts sooner, but samples slower."
     )
     recompute_logprobs: bool = option(
         False, "Take log π_old, and V of a shared critic, from a forward pass instead of from the sampler."
     )
-    local_rollout_forward_batch_size: int = option(64, "Rows a forward pass outside the update.")
+    local_rollout_forward_batch_size: int = option(64, "Rows per forward pass outside the update.")
     max_tokens_per_micro_batch: int | None = option(
         None,
-        "Tokens of a forward pass, padding included, rows alike in length; in the update instead of "
-        "per_device_train_batch_size rows, elsewhere beside the rows. None: beside the rows 512 on a CPU and 2048 "
-        "in bf16 there, the rows alone on a GPU.",
+        "Maximum number of tokens in a forward pass over rows of similar length, padding included. In the update it "
+        "replaces the limit on rows, per_device_train_batch_size; elsewhere both limits apply. None: on a CPU 512, or "
+        "2048 in bf16, together with the limit on rows; on a GPU only the limit on rows.",
     )
     padding_free: bool = option(
-        False, "Rows of a forward pass of policy, critic and reference lie end to end, without padding."
+        False, "Pack the rows of a forward pass of policy, critic and reference without padding."
     )
     fsdp2: bool = option(False, "Shard policy, critic, reference and reward model over the processes (docs/scale.md).")
     log_completions: bool = option(False, "At each log line, show and save a table of completions with their scores.")
-    num_completions_to_print: int = option(8, "Rows of a table of completions.")
-    num_sample_generations: int = option(0, "How often in a run generate_completions() shows held-out samples.")
+    num_completions_to_print: int = option(8, "Rows in a table of completions.")
+    num_sample_generations: int = option(0, "How many times per run generate_completions() shows held-out samples.")
 
     def __post_init__(self) -> None:
         _check_ranges(self)
@@ -213,7 +212,7 @@ class PPOConfig(TrainingArguments):
         if self.fsdp2:
             check_shards(self.world_size, OptimizerNames(self.optim).value)
         if self.offload_frozen and self.device.type == "cpu":
-            raise ZooError("offload_frozen keeps models on the CPU, and this run computes there: remove it.")
+            raise ZooError("offload_frozen keeps models on the CPU, but this run computes there anyway: remove it.")
         if self.kl_target is not None and self.episodes_per_update > 5 * self.kl_horizon:
             raise ZooError(
                 f"kl_horizon {self.kl_horizon} is less than a fifth of an update's {self.episodes_per_update} "
@@ -223,23 +222,23 @@ class PPOConfig(TrainingArguments):
             updates = -(-self.total_episodes // self.episodes_per_update)
             if self.max_steps not in (-1, updates):
                 raise ZooError(
-                    f"total_episodes {self.total_episodes} makes {updates} updates and max_steps is {self.max_steps}: "
+                    f"total_episodes {self.total_episodes} makes {updates} updates, but max_steps is {self.max_steps}: "
                     "remove one of them."
                 )
             self.max_steps = updates
 
     def stop_ids(self, tokenizer: PreTrainedTokenizerBase, policy: Any) -> list[int]:
-        """Returns the tokens that end a completion; none if all completions have response_length tokens.
+        """Returns the ids of the tokens that end a completion; [] if all completions have response_length tokens.
 
         Args:
             tokenizer: The policy's.
             policy: The policy.
         """
-        return stop_ids(policy, tokenizer) if self.own_stops is None else self.own_stops
+        return stop_ids(policy, tokenizer) if self.configured_stop_ids is None else self.configured_stop_ids
 
     @property
-    def own_stops(self) -> list[int] | None:
-        """The end tokens that the settings name, possibly none; None if the policy's own end tokens apply."""
+    def configured_stop_ids(self) -> list[int] | None:
+        """The ids of the end tokens that the settings name, possibly []; None if the policy's own end tokens apply."""
         if self.stop_token_id is not None:
             return [self.stop_token_id]
         return None if self.stop_token == "eos" else []
@@ -256,7 +255,7 @@ class PPOConfig(TrainingArguments):
 
     @property
     def max_tokens_per_pass(self) -> int | None:
-        """The most tokens of a forward pass, padding included; None if only the number of rows is limited."""
+        """The maximum number of tokens in a forward pass, padding included; None if only rows are limited."""
         return self.max_tokens_per_micro_batch or default_batch_tokens(
             cpu=self.device.type == "cpu", bf16=bool(self.bf16)
         )
@@ -279,7 +278,7 @@ def _check_ranges(args: Any) -> None:
         raise ZooError(f"stop_token is {args.stop_token!r}: set it to 'eos', or set stop_token_id instead.")
     if args.fp16:
         raise ZooError(
-            "fp16 scales gradients for one optimizer step per update, and PPO makes several: use bf16 instead."
+            "fp16 scales gradients for one optimizer step per update, but PPO makes several: use bf16 instead."
         )
     for name, neutral in {"label_smoothing_factor": 0, "neftune_noise_alpha": None}.items():
         if getattr(args, name) != neutral:
@@ -289,8 +288,8 @@ def _check_ranges(args: Any) -> None:
         raise ZooError(f"reward_output is {args.reward_output!r}, which needs a label: set reward_label.")
     if args.reward_ensemble_lambda is not None and args.reward_ensemble != "mean_minus_variance":
         raise ZooError(
-            f"reward_ensemble_lambda is {args.reward_ensemble_lambda}, and reward_ensemble {args.reward_ensemble!r}: "
-            "only 'mean_minus_variance' has a λ; use that or remove the key."
+            f"reward_ensemble_lambda is {args.reward_ensemble_lambda}, but reward_ensemble is "
+            f"{args.reward_ensemble!r}: only 'mean_minus_variance' has a λ; use that or remove the key."
         )
     if args.missing_eos_penalty is not None and args.missing_eos_score is not None:
         raise ZooError("missing_eos_penalty subtracts and missing_eos_score replaces: set only one of them.")
@@ -299,13 +298,13 @@ def _check_ranges(args: Any) -> None:
 def _check_completions(args: Any) -> None:
     if args.response_length_min is not None and args.response_length_min > args.response_length:
         raise ZooError(
-            f"response_length_min is {args.response_length_min} and response_length {args.response_length}: it must "
-            "not be larger."
+            f"response_length_min is {args.response_length_min}, but response_length is only {args.response_length}: "
+            "lower response_length_min."
         )
     if args.truncate_text == "":
         raise ZooError("truncate_text is empty: set a text, or remove the key.")
     if args.truncate_text is None and args.truncate_after:
-        raise ZooError(f"truncate_after is {args.truncate_after}, and nothing is cut there: set truncate_text too.")
+        raise ZooError(f"truncate_after is {args.truncate_after}, but there is no truncate_text: set that too.")
     if args.truncate_after >= args.response_length:
         raise ZooError(
             f"truncate_after is {args.truncate_after} and response_length {args.response_length}, so nothing would be "
@@ -326,45 +325,45 @@ def _check_engine(args: Any) -> None:
     engine = args.rollout_engine
     if engine == "native" and args.importance_sampling_cap is not None:
         raise ZooError(
-            "importance_sampling_cap corrects for another engine, and rollout_engine is 'native', whose "
+            "importance_sampling_cap corrects for another engine, but rollout_engine is 'native', whose "
             "log-probabilities are the trainer's: remove it."
         )
     if engine != "native" and not args.rollout_graphs:
-        raise ZooError(f"rollout_graphs is for the native engine, and rollout_engine is {engine!r}: remove it.")
+        raise ZooError(f"rollout_graphs is for the native engine, but rollout_engine is {engine!r}: remove it.")
     if engine == "transformers" and args.padding_free:
         raise ZooError(
             "padding_free needs its own attention, which rollout_engine 'transformers' does not have: remove it."
         )
     if engine == "vllm" and args.max_rollout_batch_tokens is not None:
         raise ZooError(
-            "max_rollout_batch_tokens bounds the cache of the other engines: use vllm_gpu_memory_utilization for vLLM."
+            "max_rollout_batch_tokens limits the cache of the other engines: use vllm_gpu_memory_utilization for vLLM."
         )
     if engine != "native" and args.fsdp2:
         raise ZooError(f"rollout_engine {engine!r} does not support weights sharded by fsdp2: remove one of them.")
     declared = {entry.name: entry.default for entry in fields(args) if entry.name.startswith("vllm_")}
     changed = [name for name, default in declared.items() if getattr(args, name) != default]
     if changed and engine != "vllm":
-        raise ZooError(f"{changed[0]} is for vLLM, and rollout_engine is {engine!r}: remove it, or use 'vllm'.")
+        raise ZooError(f"{changed[0]} is for vLLM, but rollout_engine is {engine!r}: remove it, or use 'vllm'.")
     if (args.vllm_mode == "server") != (args.vllm_server_base_url is not None):
         raise ZooError(
-            f"vllm_mode is {args.vllm_mode!r} and vllm_server_base_url {args.vllm_server_base_url!r}: set the URL for "
-            "a server, and only for a server."
+            f"vllm_mode is {args.vllm_mode!r}, but vllm_server_base_url is {args.vllm_server_base_url!r}: set the URL "
+            "for a server, and only for a server."
         )
     colocated_only = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enforce_eager"}.intersection(
         changed
     )
     if args.vllm_mode == "server" and colocated_only:
         raise ZooError(
-            f"{min(colocated_only)} is for a colocated vLLM, and vllm_mode is 'server': set it on the server."
+            f"{min(colocated_only)} is for a colocated vLLM, but vllm_mode is 'server': set it on the server."
         )
 
 
 def default_batch_tokens(*, cpu: bool, bf16: bool) -> int | None:
-    """Returns the default number of tokens of a forward pass; None (no bound) on a GPU.
+    """Returns the default limit on tokens in a forward pass; None (no limit) on a GPU.
 
     Args:
         cpu: Whether the run computes on a CPU.
-        bf16: Whether it computes in bfloat16.
+        bf16: Whether the run computes in bfloat16.
     """
     return (CPU_BF16_TOKENS_PER_PASS if bf16 else CPU_TOKENS_PER_PASS) if cpu else None
 
@@ -397,13 +396,13 @@ def _check_reference(args: Any) -> None:
     if args.kl_coef != 0 or args.kl_target is not None:
         setting = f"kl_target is {args.kl_target}" if args.kl_target is not None else f"kl_coef is {args.kl_coef}"
         raise ZooError(
-            f"reference is false, and {setting}, which needs a reference: set kl_coef to 0, or reference to true."
+            f"reference is false, but {setting}, which needs a reference: set kl_coef to 0, or reference to true."
         )
     if args.kl_in == "loss":
-        raise ZooError("reference is false, and kl_in 'loss' needs a reference: remove kl_in.")
+        raise ZooError("reference is false, but kl_in 'loss' needs a reference: remove kl_in.")
     for key in ("ref_load_in_8bit", "ref_adapter_name"):
         if getattr(args, key):
-            raise ZooError(f"reference is false, and {key} configures a reference: remove one of them.")
+            raise ZooError(f"reference is false, but {key} configures a reference: remove one of them.")
     if str(args.metric_for_best_model).endswith("objective/kl"):
         raise ZooError("reference is false, so metric_for_best_model cannot be objective/kl: choose another metric.")
 

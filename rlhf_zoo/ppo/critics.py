@@ -36,7 +36,7 @@ def build_critic(
         value_model: The user's critic; None for the critic that `args.critic` names. With 'auto' the critic starts as
             the reward model if it reads the policy's tokens, otherwise as the policy.
         rewards: The rewards, which may include a reward model to start from.
-        policy: The policy to start from otherwise.
+        policy: The policy, from which the critic starts otherwise.
         args: The settings.
         share_weights: Whether a critic made from a reward model shares its weights, because only an adapter and the
             head train.
@@ -54,7 +54,7 @@ def build_critic(
         if isinstance(value_model, PreTrainedModel) and type(value_model).__name__.endswith("ForTokenClassification"):
             if value_model.config.num_labels != 1:
                 raise ZooError(
-                    f"value_model has {value_model.config.num_labels} outputs per token, and a critic has one: pass a "
+                    f"value_model has {value_model.config.num_labels} outputs per token, but a critic has one: pass a "
                     "model with num_labels=1."
                 )
             return value_model
@@ -71,7 +71,7 @@ def build_critic(
     candidates = [(reward.model, weight) for reward, weight in weighted if _can_start_critic(reward)]
     if args.critic == "reward" and not candidates:
         raise ZooError(
-            "critic is 'reward', and no reward model has one output and the policy's tokenizer: set it to 'policy'."
+            "critic is 'reward', but no reward model has one output and the policy's tokenizer: set it to 'policy'."
         )
     if candidates and args.critic != "policy":
         # Shared weights keep their type, and the critic's float32 head reads a bf16 trunk only under bf16 autocast.

@@ -42,17 +42,17 @@ def prompt_ids(prompt: Prompt, row: int, trainer: Any) -> list[int]:
     """Returns the token ids of a prompt.
 
     Args:
-        prompt: a text, a conversation or token ids.
-        row: its index, for errors.
-        trainer: the trainer, whose tokenizer and context are used.
+        prompt: A text, a conversation or token ids.
+        row: The prompt's index, for errors.
+        trainer: The trainer, whose tokenizer and context are used.
 
     Raises:
-        ZooError: the prompt is empty, has unknown ids, or leaves no room for a completion.
+        ZooError: The prompt is empty, has unknown ids, or leaves no room for a completion.
     """
     ids = _as_ids(prompt)
     ids = tokenize_prompt(prompt, trainer.processing_class) if ids is None else ids
     check_prompt_length(row, ids, context=trainer.context, max_new_tokens=trainer.args.response_length)
-    check_ids([ids], trainer.narrowest)
+    check_ids([ids], trainer.smallest_embedding)
     return ids
 
 
@@ -64,14 +64,15 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
     Args:
         queries: B texts, conversations or token ids.
         responses: B texts or token ids.
-        trainer: the trainer, whose tokenizer, context and stop ids are used.
+        trainer: The trainer, whose tokenizer, context and stop ids are used.
 
     Raises:
-        ZooError: counts differ, or a query or response is empty or has ids that the policy cannot read or sample.
+        ZooError: Counts differ, or a query or response is empty or has ids that the policy cannot read or sample.
     """
     if len(queries) != len(responses) or not len(queries):
         raise ZooError(
-            f"step() got {len(queries)} queries and {len(responses)} responses: pass at least one, and as many of each."
+            f"step() got {len(queries)} queries and {len(responses)} responses: pass the same number of each, at least "
+            "one."
         )
     if isinstance(queries, str) or isinstance(responses, str):
         raise ZooError("step() got a single text: pass lists of queries and responses.")
@@ -97,8 +98,8 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
             )
         if stops & set(response_ids[:-1]):
             raise ZooError(f"Response {row} continues after its end token: cut it there.")
-    check_ids(all_query_ids, trainer.narrowest, label="Query")
-    check_ids(all_response_ids, trainer.narrowest, label="Response")
+    check_ids(all_query_ids, trainer.smallest_embedding, label="Query")
+    check_ids(all_response_ids, trainer.smallest_embedding, label="Response")
     for row, response_ids in enumerate(all_response_ids):
         if unknown := [token_id for token_id in response_ids if token_id not in trainer.vocabulary]:
             raise ZooError(
@@ -124,7 +125,7 @@ def scores_from_user(scores: Sequence[Any], samples: Samples) -> UserScores:
         samples: B completions.
 
     Raises:
-        ZooError: the count differs, or a score is not a finite number.
+        ZooError: The count differs, or a score is not a finite number.
     """
     if len(scores) != len(samples):
         raise ZooError(f"step() got {len(scores)} scores for {len(samples)} responses: pass one per response.")

@@ -24,13 +24,13 @@ def single_process_order(
 ) -> list[int]:
     """Orders the concatenated rows of all processes as a single process would have them.
 
-    A single process would read batch after batch, and each batch in the order of the processes. Filler rows are left
-    out.
+    A single process would read batch after batch, and within each batch the share of process 0 first, then that of
+    process 1, and so on. Filler rows are left out.
 
     Args:
-        row_counts: the number of rows of each process.
-        prompts_per_batch: for each process, the number of prompts in each of its batches.
-        group_size: rows of each prompt.
+        row_counts: The number of rows of each process.
+        prompts_per_batch: For each process, the number of prompts in each of its batches.
+        group_size: The number of rows per prompt.
 
     Returns:
         Indices into the concatenation.
@@ -50,10 +50,10 @@ def gather_rollouts(
     """Joins the rollouts of all processes.
 
     Args:
-        rollout: of this process.
-        scored: its rewards.
-        prompts_per_batch: the number of prompts in each of this process's batches.
-        group_size: completions of each prompt.
+        rollout: The rollout of this process.
+        scored: The rollout's rewards.
+        prompts_per_batch: The number of prompts in each of this process's batches.
+        group_size: The number of completions per prompt.
 
     Returns:
         Rollout and rewards of all processes, in the order that a single process would produce.
@@ -113,7 +113,7 @@ def _stack(parts: Sequence[Tensor], *, left_padded: bool) -> Tensor:
     """Concatenates the rows of tensors, padded with 0 on the left or on the right to the widest."""
     if parts[0].ndim == 1:
         return torch.cat(list(parts))
-    # Each process padded its rows to its own longest one.
+    # Each process padded its rows to its own longest row.
     width = max(part.shape[1] for part in parts)
     stacked = parts[0].new_zeros(sum(len(part) for part in parts), width)
     row = 0
@@ -141,15 +141,15 @@ def split_samples(samples: Samples, *, process: int, processes: int, **how: Any)
     micro-batches. A process with no rows left gets empty micro-batches.
 
     Args:
-        samples: the minibatch's, of all processes.
-        process: the index of this process.
-        processes: how many there are.
-        **how: arguments of `split_batches`.
+        samples: The completions of the minibatch, of all processes.
+        process: The index of this process.
+        processes: The number of processes.
+        **how: Arguments of `split_batches`.
 
     Returns:
         Row indices within the minibatch, (m,) int64 for each micro-batch.
     """
-    # Deal rows out in order of length, so that all processes get rows of about the same lengths.
+    # Assign rows round-robin in order of length, so that all processes get rows of about the same lengths.
     order = samples.mask.sum(1).argsort(stable=True)
     assigned = [split_batches(samples, order[index::processes], **how) for index in range(processes)]
     return assigned[process] + [order[:0]] * (max(map(len, assigned)) - len(assigned[process]))
@@ -159,15 +159,15 @@ def split_texts(texts: TextBatch, *, parts: int, process: int, processes: int) -
     """Splits a minibatch's texts into those of one process's micro-batches.
 
     Args:
-        texts: of all processes.
-        parts: the most micro-batches.
-        process: the index of this process.
-        processes: how many there are.
+        texts: The texts of all processes.
+        parts: The maximum number of micro-batches.
+        process: The index of this process.
+        processes: The number of processes.
 
     Returns:
         At most `parts` batches, the same number in every process.
     """
-    # Deal texts out one by one, so that their numbers differ by at most one between processes.
+    # Assign texts round-robin, so that the counts of any two processes differ by at most one.
     local_texts = TextBatch(*(x[process::processes] for x in texts))
     size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
     batches = [TextBatch(*(x[part * size : (part + 1) * size] for x in local_texts)) for part in range(parts)]

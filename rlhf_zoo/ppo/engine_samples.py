@@ -39,8 +39,8 @@ def as_samples(
         device: The device of the samples.
 
     Raises:
-        ZooError: A completion is empty, has another number of log-probabilities than tokens, or has a token that cannot
-            be sampled.
+        ZooError: A completion is empty, its numbers of tokens and log-probabilities differ, or it has a token that
+            cannot be sampled.
     """
     for row, tokens in enumerate(completions):
         if not tokens or len(tokens) != len(logprobs[row]):

@@ -1,7 +1,7 @@
-"""Rollout engines: our own sampler (`sampler.sample`), or transformers or vLLM, used as they are.
+"""Rollout engines: our own sampler (`sampler.sample`), transformers' continuous batching, or vLLM.
 
 The log π of another engine differs slightly. So the trainer takes log π_old from its own forward pass, keeps the
-engine's log π as `Rollout.engine_logprobs`, and may weight by their ratio (`importance_sampling_cap`).
+engine's log π as `Rollout.engine_logprobs`, and may weight tokens by π_old/π_engine (`importance_sampling_cap`).
 """
 
 from collections.abc import Callable
@@ -53,8 +53,8 @@ class NativeEngine:
     """Our own sampler, `rlhf_zoo.modeling.sampling.sampler.sample`.
 
     Args:
-        make_capture: Makes the `Capture` for a decoder over a cache of fixed size, which later rollouts reuse. None to
-            decode over a growing cache, as also happens if the model or the request does not allow a fixed size.
+        make_capture: Makes the `Capture` for a decoder over a cache of fixed size, which later rollouts reuse. None for
+            a growing cache, which is also used if the model or the request does not allow a fixed size.
     """
 
     def __init__(self, make_capture: Callable[[], Capture] | None = None) -> None:
@@ -84,7 +84,7 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         request: The request. Its `max_tokens` limits the paged cache.
 
     Raises:
-        ZooError: transformers returned an error, or too few completions.
+        ZooError: Transformers returned an error, or too few completions.
     """
     from transformers.generation import ContinuousBatchingConfig
 

@@ -40,7 +40,7 @@ class GuardWarning(UserWarning):
 
 @contextmanager
 def wrap_reward_errors() -> Iterator[None]:
-    """Turns errors from rewards into ScoringFailed, so that the run can save a checkpoint."""
+    """Converts errors of rewards to ScoringFailed, so that the run can save a checkpoint."""
     try:
         yield
     except NotFinite:
@@ -65,9 +65,9 @@ def check_step_size(model: Any, rate: float, *, subject: str) -> None:
     bfloat16 has 8 bits of mantissa: adding a step to a weight 512 times as large changes nothing.
 
     Args:
-        model: the model.
-        rate: the learning rate, about the size of an Adam step.
-        subject: what the warning calls the model.
+        model: The model.
+        rate: The learning rate, about the size of an Adam step.
+        subject: What the warning calls the model.
     """
     coarse = [w for w in model.parameters() if w.requires_grad and w.dtype in (torch.bfloat16, torch.float16)]
     total = sum(weight.numel() for weight in coarse)
@@ -87,19 +87,19 @@ def check_start(
 ) -> None:
     """Checks that the first rollout of a run that starts at its reference has a KL near 0.
 
-    The mean KL of a completion may be up to START_KL. It may also be as large as rounding of log π by r per token can
-    explain: ½r² for each token, plus 3 standard errors in lower precision, because noise adds up over long completions.
+    The mean KL per completion may be up to START_KL, or as large as rounding can explain. Rounding log π by r per token
+    explains ½r² for each token, plus 3 standard errors in lower precision, because noise adds up over long completions.
     A KL above START_KL that rounding can explain causes a warning.
 
     Args:
-        logprobs: (B, T) of the rollout.
-        ref_logprobs: (B, T) of the rollout.
-        mask: (B, T) of the rollout.
-        precision: of the policy's passes.
-        starts_at_reference: False if the user chose another reference. Then a large KL is only a warning.
+        logprobs: (B, T) log π of the first rollout, in nats.
+        ref_logprobs: (B, T) log π_ref, in nats.
+        mask: (B, T) bool.
+        precision: The precision of the policy's passes.
+        starts_at_reference: False if the user chose another reference. Then a large KL causes only a warning.
 
     Raises:
-        ZooError: the run starts at its reference, and the first rollout is too far from it.
+        ZooError: The run starts at its reference, but the first rollout's KL is too large.
     """
     token_kl, completions = (logprobs - ref_logprobs)[mask].double(), len(mask)
     kl = float(token_kl.sum()) / completions
@@ -133,10 +133,10 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
 
     Args:
         samples: B completions.
-        stop_ids: the end tokens.
+        stop_ids: The end tokens.
 
     Raises:
-        ZooError: the end token is missing from the mask, or a completion has one but does not count as ended.
+        ZooError: The end token is missing from the mask, or a completion has one but does not count as ended.
     """
     stops = torch.tensor(list(stop_ids), device=samples.mask.device)
     last = samples.completion_ids.gather(1, (samples.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
@@ -155,19 +155,19 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
 
 
 def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
-    """Checks that r_t = score·1[last] − β·KL_t. The error names the two most common mistakes.
+    """Checks that r_t = score·1[last] − β·KL_t. The error recognizes the two most common mistakes.
 
     A is T if each token is an action, and 1 if a completion is.
 
     Args:
-        rewards: (B, A), of each action.
-        scores: (B,), of each completion.
+        rewards: (B, A), the reward of each action.
+        scores: (B,), the score of each completion.
         kl: (B, A) in nats.
         mask: (B, A) bool.
         kl_coef: β.
 
     Raises:
-        ZooError: the rewards of a completion do not add up to score − β·ΣKL.
+        ZooError: The rewards of a completion do not add up to score − β·ΣKL.
     """
     rewards, kl, scores = (x.double() for x in (rewards.masked_fill(~mask, 0), kl.masked_fill(~mask, 0), scores))
     reward_sums, kl_penalties, lengths = rewards.sum(1), kl_coef * kl.sum(1), mask.sum(1)
@@ -192,7 +192,7 @@ def warn_if_scores_identical(scores: Tensor, *, subject: str) -> None:
 
     Args:
         scores: (B,).
-        subject: what the warning calls the completions.
+        subject: What the warning calls the completions.
     """
     if len(scores) > 1 and bool((scores == scores[0]).all()):
         warn(
@@ -211,10 +211,10 @@ def check_logprobs(logprobs: Tensor, mask: Tensor, *, subject: str) -> None:
     Args:
         logprobs: (B, T) in nats.
         mask: (B, T) bool.
-        subject: the model, for the error.
+        subject: What the error calls the model.
 
     Raises:
-        NotFinite: a log-probability is NaN or infinite.
+        NotFinite: A log-probability is NaN or infinite.
     """
     if wrong := _rows_not_finite(logprobs, mask):
         raise NotFinite(
@@ -231,7 +231,7 @@ def check_values(values: Tensor, mask: Tensor) -> None:
         mask: (B, T) bool.
 
     Raises:
-        NotFinite: a value is NaN or infinite.
+        NotFinite: A value is NaN or infinite.
     """
     if wrong := _rows_not_finite(values, mask):
         raise NotFinite(
@@ -244,11 +244,11 @@ def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
     """Checks that the training pass agrees with the sampler: before the first optimizer step, ρ must be 1.
 
     Args:
-        mismatch: mean |log ρ| over the first minibatch's tokens.
-        precision: of the policy's passes, which sets the tolerance.
+        mismatch: Mean |log ρ| over the first minibatch's tokens, in nats.
+        precision: The precision of the policy's passes, which sets the tolerance.
 
     Raises:
-        ZooError: the mismatch exceeds rounding.
+        ZooError: The mismatch is larger than rounding can explain.
     """
     allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
     if not mismatch <= allowed:  # also if it is NaN
@@ -260,7 +260,7 @@ def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
 
 
 class ReferenceWatch:
-    """Checks that the reference does not change, by its log-probabilities of one completion."""
+    """Checks that the reference does not change, by comparing its log-probabilities of a fixed completion."""
 
     def __init__(self) -> None:
         self._completion: Samples | None = None
@@ -272,8 +272,8 @@ class ReferenceWatch:
         Args:
             reference: The reference.
             samples: A rollout. The first call keeps its first row.
-            temperature: Of the sampling.
-            precision: Of the policy's passes, which sets the tolerance.
+            temperature: The sampling temperature.
+            precision: The precision of the policy's passes, which sets the tolerance.
 
         Raises:
             ZooError: The reference has changed.
@@ -306,7 +306,7 @@ class KLWatch:
 
         Args:
             kl: The mean over completions of Σ_t (log π − log π_ref), the estimator k1 of the KL, in nats.
-            kl_error: Its standard error.
+            kl_error: The standard error of `kl`.
             score: The mean score.
         """
         self._recent.append((kl, kl_error, score))

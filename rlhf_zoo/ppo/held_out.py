@@ -18,7 +18,7 @@ from .rollout_trainer import RolloutTrainer
 
 
 class HeldOutTrainer(RolloutTrainer):
-    """Adds evaluation. Each evaluation uses the same random streams, so that only the policy makes results differ."""
+    """Adds evaluation. Each evaluation uses the same random streams, so that only the policy changes the results."""
 
     def evaluate(
         self,
@@ -29,15 +29,15 @@ class HeldOutTrainer(RolloutTrainer):
         """Samples completions of held-out prompts, and reports score, KL, length and EOS rate.
 
         Args:
-            eval_dataset: the prompts, or several data sets by name; None for the trainer's own.
-            ignore_keys: as in Trainer; not used.
-            metric_key_prefix: the prefix of the metrics' names.
+            eval_dataset: The prompts, or several data sets by name; None for the trainer's own.
+            ignore_keys: As in Trainer; not used.
+            metric_key_prefix: The prefix of the metrics' names.
 
         Returns:
             Means over all prompts and processes.
 
         Raises:
-            ZooError: there are no prompts.
+            ZooError: There are no prompts.
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, dict):
@@ -46,7 +46,7 @@ class HeldOutTrainer(RolloutTrainer):
         if data is None:
             raise ZooError("There are no prompts to evaluate on: pass eval_dataset.")
         if not isinstance(data, Dataset) or PROMPT_INDEX not in data.column_names:
-            data = prepare_prompt_data(data, self.args, self.processing_class, self.context, self.narrowest)
+            data = prepare_prompt_data(data, self.args, self.processing_class, self.context, self.smallest_embedding)
         by_metric: dict[str, list[Tensor]] = defaultdict(list)
         training_table, self._completions_table = self._completions_table, {}  # kept for the next log line
         self.callback_handler.eval_dataloader = self.get_eval_dataloader(data)
@@ -67,14 +67,14 @@ class HeldOutTrainer(RolloutTrainer):
         """Samples completions of the held-out prompts, and shows them with their scores as a table.
 
         Args:
-            sampling: whether to stop after one batch, as in TRL.
-            step: the update that the table belongs to; None for the current one.
+            sampling: Whether to stop after one batch, as in TRL.
+            step: The update to which the table belongs; None for the current one.
 
         Returns:
             The columns prompt, completion and score.
 
         Raises:
-            ZooError: there is no eval_dataset.
+            ZooError: There is no eval_dataset.
         """
         if self.eval_dataset is None:
             raise ZooError("generate_completions() samples held-out prompts: pass eval_dataset.")
@@ -87,8 +87,8 @@ class HeldOutTrainer(RolloutTrainer):
                 table[name] += list(column)
             if sampling:
                 break
-        few = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
-        self.show(few, "samples", step=step)
+        first_rows = {name: column[: self.args.num_completions_to_print] for name, column in table.items()}
+        self.show(first_rows, "samples", step=step)
         return table
 
     def log_eval_samples(self) -> None:

@@ -13,8 +13,8 @@ class KLController:
 
     Attributes:
         kl_coef: β.
-        kl_target: in nats per completion; None keeps β fixed.
-        kl_horizon: in episodes; a larger one adapts β more slowly.
+        kl_target: The KL to hold, in nats per completion; None keeps β fixed.
+        kl_horizon: The horizon in episodes. A larger horizon adapts β more slowly.
 
     Source: arXiv:1909.08593, section 2.2.
     """
@@ -27,8 +27,8 @@ class KLController:
         """Returns the controller after a rollout.
 
         Args:
-            kl: The mean Σ k1 of its completions, in nats.
-            episodes: How many completions it had.
+            kl: The mean Σ k1 of the rollout's completions, in nats.
+            episodes: The number of completions in the rollout.
         """
         if self.kl_target is None:
             return self
@@ -42,7 +42,7 @@ class RunningScores:
     """Mean and standard deviation of all scores since the run started.
 
     Attributes:
-        count: How many scores.
+        count: The number of scores.
         total: Σs.
         squares: Σs².
     """
@@ -55,7 +55,7 @@ class RunningScores:
         """Returns the statistics with a rollout added.
 
         Args:
-            moments: (n, Σs, Σs²) of its scores, over all processes.
+            moments: (n, Σs, Σs²) of the rollout's scores, over all processes.
         """
         count, total, squares = moments
         return RunningScores(self.count + count, self.total + total, self.squares + squares)

@@ -21,8 +21,8 @@ class PolicyLoss:
     """A micro-batch's share of L_π + β·KL_loss − c_e·H, with the terms that are switched on.
 
     Attributes:
-        args: the coefficients, clips and estimators.
-        batch: the micro-batch.
+        args: The coefficients, clips and estimators.
+        batch: The micro-batch.
         kl_coef: β.
 
     Source: arXiv:1707.06347, equations 7 and 9; arXiv:1909.08593, section 2.
@@ -50,10 +50,11 @@ class PolicyLoss:
         Args:
             logprobs: (b, T) in nats, log π of the response tokens at the sampling temperature.
             entropy: (b, T) in nats.
-            exact_kl: (b, T) in nats, to the reference; used only by kl_estimator "full".
+            exact_kl: (b, T) in nats, to the reference; None unless kl_estimator is "full".
 
         Returns:
-            The scalar, and its terms by the metrics' names: (b, T) for the names in PER_TOKEN, (b, A) for the others.
+            The scalar loss, and its terms by the metrics' names: (b, T) for the names in PER_TOKEN, (b, A) for the
+            others.
         """
         args, rollout, estimates, size = self.args, self.batch.rollout, self.batch.estimates, self.batch.size
         samples, level, mask = rollout.samples, args.action_level, estimates.mask
@@ -108,13 +109,13 @@ def micro_batch_loss(
     """Computes a micro-batch's share of L = L_π + c_v·L_V + β·KL_loss − c_e·H, with the terms that are switched on.
 
     Args:
-        policy_loss: the policy's loss, with the micro-batch and the settings.
-        output: what the models in training computed. If it already has the policy's loss, that is used.
-        critic_only: whether to return L_V alone, as during critic warm-up.
+        policy_loss: The policy's loss, with the micro-batch and the settings.
+        output: What policy and critic computed. If it already has the policy's loss, that loss is used.
+        critic_only: Whether to return L_V alone, as during critic warm-up.
 
     Returns:
-        The scalar, and its terms by the metrics' names, without gradients: (b, T) for the names in PER_TOKEN, (b, A)
-        for the others.
+        The scalar loss, and its terms by the metrics' names, without gradients: (b, T) for the names in PER_TOKEN,
+        (b, A) for the others.
     """
     args, estimates, size = policy_loss.args, policy_loss.batch.estimates, policy_loss.batch.size
     mask = estimates.mask

@@ -26,7 +26,7 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
         names: The names of the reward functions.
 
     Returns:
-        (B,) by metric, NaN where it does not apply.
+        {metric: (B,)}, NaN where the metric does not apply.
     """
     per_reward = estimates.scored.per_reward
     return {
@@ -47,7 +47,7 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
         values: (B, A), V of all processes.
         returns: (B, A).
         mask: (B, A) bool.
-        length: the most actions that a completion may have.
+        length: The maximum number of actions in a completion.
 
     Returns:
         Explained variances by the metrics' names, NaN where returns do not vary or a quarter is never reached.
@@ -92,7 +92,7 @@ class UpdateMetrics:
         """Adds a micro-batch's share of the minibatch's loss.
 
         Args:
-            loss: the scalar that is differentiated.
+            loss: The scalar that is differentiated.
         """
         self.sums["loss"] += loss.detach().double()
         self.step_loss += loss.detach()
@@ -174,7 +174,7 @@ class UpdateMetrics:
         """Averages over all processes.
 
         Args:
-            reduce: sums a tensor over processes.
+            reduce: Sums a tensor over processes.
         """
         # Sort the names, because every process must reduce in the same order, and each process fills its dictionary in
         # the order of its micro-batches.

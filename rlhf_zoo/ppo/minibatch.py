@@ -16,10 +16,10 @@ class MinibatchSize(NamedTuple):
     """The denominators of a minibatch's loss, over all processes.
 
     Attributes:
-        actions: () int64, the actions of all its completions.
-        sequences: () int64, completions.
-        max_actions: the most actions that a completion may have.
-        text_tokens: () int64, target tokens of all its texts; None without texts.
+        actions: () int64, the number of actions in all completions.
+        sequences: () int64, the number of completions.
+        max_actions: The maximum number of actions in a completion.
+        text_tokens: () int64, the number of target tokens in all texts; None without texts.
     """
 
     actions: Tensor
@@ -33,12 +33,12 @@ class Minibatch:
     """b completions with their advantages, and texts for the PTX loss; or a micro-batch of these.
 
     Attributes:
-        rollout: the completions, with log π_old, log π_ref and V_old.
-        estimates: their advantages and returns, by action.
-        indices: (b,) int64, their places in the update's rollout.
-        size: of the whole minibatch, even if this is a micro-batch. Losses are divided by it, so that the losses of the
-            micro-batches add up to the minibatch's.
-        texts: for the PTX loss; None for none.
+        rollout: The completions, with log π_old, log π_ref and V_old.
+        estimates: Their advantages and returns, by action.
+        indices: (b,) int64, the rows of these completions in the update's rollout.
+        size: The size of the whole minibatch, even if this is a micro-batch. Losses are divided by it, so that the
+            losses of the micro-batches add up to the minibatch's.
+        texts: The texts for the PTX loss; None without that loss.
     """
 
     rollout: Rollout
@@ -60,11 +60,11 @@ class Minibatch:
         """Makes a minibatch of some completions of an update's rollout.
 
         Args:
-            rollout: all completions of the update, of all processes.
-            estimates: their advantages and returns.
+            rollout: All completions of the update, of all processes.
+            estimates: Their advantages and returns.
             indices: (b,) int64, the completions to take.
-            max_actions: the most actions that a completion may have.
-            texts: for the PTX loss, of all processes.
+            max_actions: The maximum number of actions in a completion.
+            texts: The texts for the PTX loss, of all processes; None without that loss.
 
         Returns:
             The minibatch, without columns that are padding in all of its completions.
@@ -86,8 +86,8 @@ class Minibatch:
         """Makes a micro-batch of some completions of this minibatch. Its size stays the minibatch's.
 
         Args:
-            indices: (m,) int64, places within this minibatch.
-            texts: the part of the minibatch's texts for this micro-batch.
+            indices: (m,) int64, rows within this minibatch.
+            texts: The part of the minibatch's texts for this micro-batch.
 
         Returns:
             The micro-batch, without columns that are padding in all of its completions.

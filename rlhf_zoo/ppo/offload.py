@@ -38,8 +38,8 @@ def place_frozen_models(
     offloaded = [] if offload_unless_shared_with is None else _offloadable_models(frozen, offload_unless_shared_with)
     if offload_unless_shared_with is not None and not offloaded:
         raise ZooError(
-            "offload_frozen has no model to move: every frozen model is quantized or shares weights with one in "
-            "training; remove it."
+            "offload_frozen has no model to move, because every frozen model is quantized or shares weights with a "
+            "model in training: remove it."
         )
     for part, model in ((reference, separate_reference), *((reward, reward.model) for reward in rewards)):
         if part is not None:

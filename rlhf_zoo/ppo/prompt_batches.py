@@ -23,14 +23,14 @@ class PromptReader(Trainer):
         return local_index * self.args.world_size + self.args.process_index
 
     def rows_from_batch(self, batch: Any, *, offset: int = 0) -> list[dict]:
-        """Converts a batch of the collator to one mapping per prompt, with unpadded token ids.
+        """Converts the collator's batch to one mapping per prompt, with unpadded token ids.
 
         If the collator dropped the prompts' indices, prompts are numbered in the order in which a single process would
         read them.
 
         Args:
-            batch: a list of rows, or a mapping of stacked columns.
-            offset: how many prompts all processes have already read in this step or evaluation.
+            batch: A list of rows, or a mapping of stacked columns.
+            offset: How many prompts all processes have already read in this step or evaluation.
         """
         if not isinstance(batch, Mapping):
             return list(batch)
@@ -41,7 +41,8 @@ class PromptReader(Trainer):
     def count_without_filler(self, batch_size: int) -> int:
         """Counts the prompts of a batch that are not filler.
 
-        Accelerate fills the last batch of an epoch with the first prompts, so that all processes get equally many.
+        accelerate fills up the last batch of an epoch with the epoch's first prompts, so that all processes get the
+        same number.
 
         Args:
             batch_size: The number of prompts in the batch.

@@ -21,11 +21,12 @@ class TextSource:
         A text without a target token is dropped.
 
         Args:
-            dataset: a column `text`, or `prompt` and `completion` (only the completion is modeled), or `input_ids`.
-            tokenizer: the policy's.
-            context: the most tokens of a text; None for no limit.
-            pad_id: pads shorter texts.
-            embeddings: the number of rows of the policy's embedding table.
+            dataset: A data set with the column `text`, with `prompt` and `completion` (only the completion has target
+                tokens), or with `input_ids`.
+            tokenizer: The policy's.
+            context: The maximum number of tokens in a text; None for no limit.
+            pad_id: The id with which shorter texts are padded.
+            embeddings: The number of rows of the policy's embedding table.
 
         Raises:
             ZooError: `dataset` is not a data set or has other columns, a row is not a text, an id has no embedding, or
@@ -72,9 +73,9 @@ class TextSource:
         """Draws texts, with replacement.
 
         Args:
-            count: the number of texts.
-            generator: a random generator on the CPU.
-            device: the device of the batch.
+            count: The number of texts.
+            generator: A random generator on the CPU.
+            device: The device of the batch.
         """
         # Draw with replacement, so that nothing has to be saved to resume.
         picked = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()

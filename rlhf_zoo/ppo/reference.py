@@ -30,15 +30,15 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """Uses the passed model, or a PeftModel with another adapter or without its adapter, or a copy of the policy.
+        """Uses the passed model, the policy with another adapter or without its adapter, or a copy of the policy.
 
         Args:
             policy: The policy.
             model: The reference; None to make one.
-            adapter: The name of the policy's adapter with which it is the reference; None for no such adapter.
-            in_8bit: Whether the reference's linear layers are in 8 bit.
-            in_bf16: Whether a copy is in bfloat16 if that represents each weight exactly, as it does for a policy that
-                was saved in bfloat16.
+            adapter: The adapter with which the policy is the reference; None for the policy without an adapter.
+            in_8bit: Whether to quantize the reference's linear layers to 8 bit.
+            in_bf16: Whether to keep a copy in bfloat16 if bfloat16 represents each weight exactly, as it does for a
+                policy that was saved in bfloat16.
 
         Raises:
             ZooError: `model` shares trained weights with the policy; the adapter is missing or is the one in training;

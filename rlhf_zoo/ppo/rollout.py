@@ -19,11 +19,11 @@ class Rollout:
     """B completions with at most T tokens.
 
     Attributes:
-        samples: prompts, completions, mask and log π_old.
+        samples: Prompts, completions, mask and log π_old.
         ref_logprobs: (B, T) in nats, log π_ref.
         values: (B, T), V_old.
-        has_reference: whether there is a reference. Without a reference, ref_logprobs is log π_old and KL is unknown.
-        engine_logprobs: (B, T) in nats, log π from another engine that sampled; None for the trainer's own sampler.
+        has_reference: Whether there is a reference. Without a reference, ref_logprobs is log π_old and KL is unknown.
+        engine_logprobs: (B, T) in nats, log π by another engine, if that engine sampled; None for our own sampler.
     """
 
     samples: Samples
@@ -61,7 +61,7 @@ class Rollout:
         return difference.sum(1) / self.mask.sum(1)
 
     def select(self, indices: Tensor) -> Rollout:
-        """Selects rows, without columns that are padding in all of them.
+        """Selects rows, and drops columns that are padding in all of them.
 
         Args:
             indices: (n,) int64.
@@ -84,8 +84,8 @@ class Advantages:
     """Rewards, advantages and returns of a rollout's actions. A is T if each token is an action, 1 if a completion is.
 
     Attributes:
-        scored: the rewards.
-        scores: (B,), after shaping. With score_centering "prompt" the rewards add up to these minus a baseline.
+        scored: The rewards.
+        scores: (B,), after shaping. With score_centering "prompt", rewards add up to these scores minus a baseline.
         non_score: (B,), −β·ΣKL if KL is in the reward, otherwise 0.
         rewards: (B, A).
         values: (B, A), V_old.
@@ -104,7 +104,7 @@ class Advantages:
     mask: Tensor
 
     def select(self, indices: Tensor) -> Advantages:
-        """Selects rows, without actions that are padding in all of them.
+        """Selects rows, and drops action positions that are padding in all of them.
 
         Args:
             indices: (n,) int64.
@@ -119,13 +119,13 @@ class Advantages:
 def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor:
     """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
-    With score_centering "prompt" they are not centered here, because a completion's center depends on the others.
+    With score_centering "prompt", scores are not centered here, because that needs the prompt's other completions.
 
     Args:
-        scored: the rewards of B completions.
+        scored: The rewards of B completions.
         ended: (B,) bool.
-        args: the settings.
-        running_scores: the running statistics.
+        args: The settings.
+        running_scores: The running statistics.
 
     Returns:
         (B,).
@@ -144,13 +144,13 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores
 def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
     """Scales the per-token scores to units of the shaped score: d_t/σ, and 0 if the score was replaced.
 
-    What centering, clipping and penalties change in a score goes to the last token.
+    The last token gets whatever centering, clipping and penalties add to a score or subtract from it.
 
     Args:
-        scored: the rewards of B completions.
+        scored: The rewards of B completions.
         ended: (B,) bool.
-        args: the settings.
-        running_scores: the running statistics.
+        args: The settings.
+        running_scores: The running statistics.
 
     Returns:
         (B, T); None if no reward gives per-token scores.

@@ -29,15 +29,15 @@ class RolloutTrainer(BasePPOTrainer):
         size, the number of processes and resuming do not change what is sampled.
 
         Args:
-            rows: prompts, with their token ids and their index in the data set.
-            stream: separates training, evaluation and a custom training loop.
+            rows: Prompts, with their token ids and their index in the data set.
+            stream: TRAIN_STREAM, EVAL_STREAM or LOOP_STREAM, which never share random numbers.
 
         Raises:
-            NotFinite: a log-probability or a value is not finite.
+            NotFinite: A log-probability or a value is not finite.
         """
         args, actor = self.args, self.actor
         actor.eval()
-        # Each evaluation samples with the same random numbers, so that only the policy makes results differ.
+        # Each evaluation samples with the same random numbers, so that only the policy changes the results.
         step = 0 if stream == EVAL_STREAM else self.state.global_step
         keys = [(stream, step, row[PROMPT_INDEX], row.get(GENERATION, 0)) for row in rows]
         with self.accelerator.autocast(), unsharded(actor.policy):
@@ -63,14 +63,14 @@ class RolloutTrainer(BasePPOTrainer):
 
     @torch.no_grad()
     def evaluate_samples(self, samples: Samples, *, recompute: bool) -> Rollout:
-        """Adds log π_ref, and V unless sampling computed it.
+        """Adds log π_ref to completions, and V unless sampling has already computed it.
 
         Args:
             samples: B completions.
-            recompute: whether to take log π_old from a forward pass, instead of from the samples.
+            recompute: Whether to take log π_old from a forward pass, instead of from the samples.
 
         Raises:
-            NotFinite: a log-probability or a value is not finite.
+            NotFinite: A log-probability or a value is not finite.
         """
         args, actor = self.args, self.actor
         actor.eval()
@@ -114,11 +114,11 @@ class RolloutTrainer(BasePPOTrainer):
         return Rollout(samples, ref_logprobs, values, has_reference=self.reference is not None)
 
     def score(self, rollout: Rollout, rows: Sequence[Mapping]) -> Scored:
-        """Scores each completion by the rewards.
+        """Scores each completion with the rewards.
 
         Args:
             rollout: B completions.
-            rows: one data-set row for each completion, the row of its prompt.
+            rows: One data-set row for each completion, the row of its prompt.
         """
         texts, scored = self.decode_and_score(rollout, rows)
         self.keep_completions_table(texts, rollout, scored)

@@ -43,9 +43,9 @@ class StepGuard(TrainerCallback, ExportableState):
         """Restores the counts of a checkpoint.
 
         Args:
-            args: As Trainer passes them.
-            control: As Trainer passes them.
-            state: Has the counts.
+            args: Not used.
+            control: Not used.
+            state: Trainer's state, which has the counts.
         """
         state_dict = state.stateful_callbacks[type(self).__name__]
         for name, value in state_dict["attributes"].items():
@@ -55,7 +55,7 @@ class StepGuard(TrainerCallback, ExportableState):
         """Records which quantities of the current step are finite.
 
         Args:
-            finite: Whether each is finite, by name, the same in all processes.
+            finite: {quantity: whether it is finite}, the same in all processes.
         """
         self._not_finite += [name for name, is_finite in finite.items() if not is_finite]
         self.loss_failed |= not finite.get("loss", True)
@@ -64,9 +64,9 @@ class StepGuard(TrainerCallback, ExportableState):
         """Decides from what was recorded whether to make the optimizer step.
 
         Args:
-            step: the number of the step, for the error.
-            learning_rate: for the error.
-            scale_search: whether a gradient scaler is still searching for its scale. Then an overflow is expected and
+            step: The number of the step, for the error.
+            learning_rate: The learning rate, for the error.
+            scale_search: Whether a gradient scaler is still searching for its scale. Then an overflow is expected and
                 does not count as a skipped step in a row.
 
         Raises:
@@ -106,10 +106,10 @@ class GuardedTrainer(Trainer):
         """Returns which tensors are finite in all processes, with one reduction and one copy from the device.
 
         Args:
-            tensors: By name; each process passes the same names.
+            tensors: {name: tensor}. Each process passes the same names.
         """
         flags = torch.stack([(~x.detach().isfinite()).any().float().to(self.args.device) for x in tensors.values()])
-        # All processes must decide alike. If only some made the step, their weights would diverge.
+        # All processes must make the same decision. If only some made the step, weights would diverge.
         failures = self.accelerator.reduce(flags, "sum").tolist()
         return {name: count == 0 for name, count in zip(tensors, failures, strict=True)}
 
@@ -130,7 +130,8 @@ class GuardedTrainer(Trainer):
         not_finite = [name for name, weight in trained if not _local(weight).isfinite().all()]
         if not not_finite:
             raise NotFinite(
-                f"After step {self.state.global_step} weights of another process are not finite: see its error."
+                f"After step {self.state.global_step} weights of another process are not finite: see that process's "
+                "error."
             )
         raise NotFinite(
             f"After step {self.state.global_step} {len(not_finite)} of {len(trained)} weight tensors are not finite "
@@ -176,7 +177,7 @@ class GuardedTrainer(Trainer):
 class FiniteStepsTrainer(GuardedTrainer):
     """Guards the optimizer step of Trainer's own loop, for any trainer that uses it.
 
-    A step is skipped by removing the gradients: torch's optimizers then do not touch a parameter, its moments and its
+    A step is skipped by removing the gradients: torch's optimizers then change neither a parameter nor its moments and
     counter. A gradient scaler (fp16) skips non-finite gradients itself.
     """
 

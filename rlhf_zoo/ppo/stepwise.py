@@ -18,7 +18,7 @@ from .rollout import Rollout
 
 
 class StepwiseTrainer(HeldOutTrainer):
-    """Adds the methods for a custom training loop. Its abstract methods are the phases of an update that it needs."""
+    """Adds the methods for a custom training loop. The abstract methods are the phases of an update that they need."""
 
     @abstractmethod
     def gather_rollouts(self, rollout: Rollout, scored: Scored, *, group_size: int = 1) -> tuple[Rollout, Scored]:
@@ -48,15 +48,15 @@ class StepwiseTrainer(HeldOutTrainer):
         """Samples completions at the training temperature.
 
         Args:
-            prompts: texts, conversations or token ids.
-            num_generations: completions of each prompt.
+            prompts: Texts, conversations or token ids.
+            num_generations: The number of completions per prompt.
 
         Returns:
             1-D tensors of token ids without the prompt. If a completion ended, its last token is the end token.
             Completions of the same prompt are adjacent.
 
         Raises:
-            ZooError: there are no prompts, or one cannot be sampled from.
+            ZooError: There are no prompts, or a prompt is empty, too long or has unknown ids.
         """
         self.prepare_loop()
         if isinstance(prompts, str):
@@ -91,7 +91,7 @@ class StepwiseTrainer(HeldOutTrainer):
             This update's metrics, by the names of docs/metrics.md.
 
         Raises:
-            ZooError: counts differ, a response is empty, a score is not finite, or score_centering is "prompt".
+            ZooError: Counts differ, a response is empty, a score is not finite, or score_centering is "prompt".
         """
         if self.args.score_centering == "prompt":
             raise ZooError(

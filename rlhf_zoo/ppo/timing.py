@@ -14,11 +14,11 @@ class Phases:
     """Seconds of the phases of updates in this process, averaged over the updates since the last `pop_means`.
 
     Args:
-        device: Where kernels run. Each change of phase waits for them.
+        device: The device that computes. Each change of phase waits for its kernels.
     """
 
     def __init__(self, device: torch.device) -> None:
-        #: Called with the name of each phase that begins, and with "" at the end of an update.
+        #: Called with the name of each phase that begins, and with "" at the end of an update; `str` does nothing.
         self.listener: Callable[[str], object] = str
         self._device = device
         self._running: list[str] = []
@@ -37,7 +37,7 @@ class Phases:
         self._updates += 1
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Counts the time of a context as this phase, and not as the enclosing phase.
+        """Counts the time of a context for this phase, and not for the enclosing phase.
 
         Args:
             name: The phase.

@@ -18,28 +18,28 @@ from ..modeling.model_files import first_line
 from ..modeling.sampling.sampler import Vocabulary, base_of, sample
 from .guards import RATIO_ROUNDING, warn
 
-# The number of tokens in the longer prompt, and in each completion, that test whether a policy can be sampled from.
+# The number of tokens in the longer test prompt and in each test completion of `check_decoding`.
 _TEST_TOKENS = 4
 
 
-def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, pad_apart: bool = True) -> None:
+def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *, require_own_pad: bool = True) -> None:
     """Checks that the policy can be trained with this tokenizer.
 
     PAD itself may be past the embeddings, because the model never reads it.
 
     Args:
-        tokenizer: the policy's.
-        policy: the model in training.
-        pad_apart: whether PAD must differ from EOS. It need not differ if the length of every completion is known.
+        tokenizer: The policy's.
+        policy: The model in training.
+        require_own_pad: Whether PAD must differ from EOS. If the length of every completion is known, it need not.
 
     Raises:
         ZooError: EOS or PAD is missing, PAD equals EOS, or an id has no embedding.
     """
     if tokenizer.eos_token_id is None:
         raise ZooError("The tokenizer has no eos_token, so no completion could end: set one.")
-    if pad_apart and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
+    if require_own_pad and (tokenizer.pad_token_id is None or tokenizer.pad_token_id == tokenizer.eos_token_id):
         raise ZooError(
-            "The tokenizer has no pad_token other than its eos_token: add one, because PPO must tell them apart."
+            "The tokenizer has no pad_token other than its eos_token: add one, because PPO must distinguish the two."
         )
     rows = embedding_rows(policy)
     highest = max(token_id for token_id in tokenizer.get_vocab().values() if token_id != tokenizer.pad_token_id)
@@ -61,7 +61,7 @@ def embedding_rows(model: PreTrainedModel) -> int:
 
 
 class TokenConsumer(NamedTuple):
-    """A model that reads the policy's token ids.
+    """A model that reads the policy's token ids, so that it needs an embedding for each of them.
 
     Attributes:
         name: The model's name in errors.
@@ -82,37 +82,37 @@ class TokenConsumer(NamedTuple):
         return cls(name, embedding_rows(model))
 
 
-def narrowest_of(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
+def find_smallest_embedding(vocabulary: Vocabulary, models: Mapping[str, PreTrainedModel | None]) -> TokenConsumer:
     """Finds the model with the fewest embedding rows.
 
     Args:
-        vocabulary: the tokens that the policy can sample.
-        models: by name, the policy first, then those that read its ids.
+        vocabulary: The tokens that the policy can sample.
+        models: {name: model}, the policy first, then the models that read the policy's ids.
 
     Raises:
-        ZooError: a model has no embedding for a token that the policy can sample.
+        ZooError: A model has no embedding for a token that the policy can sample.
     """
     consumers = [TokenConsumer.of(model, name) for name, model in models.items() if model is not None]
-    narrowest = min(consumers, key=lambda consumer: consumer.embedding_rows)
-    if narrowest.embedding_rows < vocabulary.size:
-        name, rows = narrowest
+    smallest_embedding = min(consumers, key=lambda consumer: consumer.embedding_rows)
+    if smallest_embedding.embedding_rows < vocabulary.size:
+        name, rows = smallest_embedding
         raise ZooError(
             f"{name[0].upper()}{name[1:]} has {rows} embedding rows, but the policy has {consumers[0].embedding_rows} "
             f"and can sample ids up to {vocabulary.size - 1}: use a model that reads the policy's tokens."
         )
-    return narrowest
+    return smallest_embedding
 
 
 def check_ids(sequences: Sequence[Sequence[int]], consumer: TokenConsumer, *, label: str = "Prompt") -> None:
     """Checks that a model has an embedding for each token id.
 
     Args:
-        sequences: sequences of token ids.
-        consumer: the model.
-        label: the name of a sequence in errors, such as "Prompt" in "Prompt 3".
+        sequences: Sequences of token ids.
+        consumer: The model.
+        label: The name of a sequence in errors, such as "Prompt" in "Prompt 3".
 
     Raises:
-        ZooError: an id is not an integer, is negative, or is beyond the embedding rows.
+        ZooError: An id is not an integer, is negative, or is beyond the embedding rows.
     """
     rows = consumer.embedding_rows
     for index, ids in enumerate(sequences):
@@ -131,8 +131,8 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
     the sampler, in a forward pass over its row alone, and in a forward pass over both rows with padding.
 
     Args:
-        policy: the policy.
-        vocabulary: the tokens that it can sample.
+        policy: The policy.
+        vocabulary: The tokens that it can sample.
 
     Raises:
         ZooError: log-probabilities differ by more than rounding, or sampling fails.
@@ -173,17 +173,17 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
 
 
 def check_tokenizer_of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> None:
-    """Checks that a tokenizer is the one that the model was saved with.
+    """Checks that a tokenizer is the one with which the model was saved.
 
     A model that was made in memory, or whose tokenizer is not on this machine, is not checked.
 
     Args:
-        model: the model.
-        tokenizer: the tokenizer that was passed for the model.
-        subject: the model's name in errors.
+        model: The model.
+        tokenizer: The tokenizer that was passed for the model.
+        subject: The model's name in errors.
 
     Raises:
-        ZooError: the tokenizer in the model's files has other ids.
+        ZooError: The tokenizer in the model's files has other ids.
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name:
@@ -213,8 +213,8 @@ def check_head_of(model: PreTrainedModel, *, subject: str) -> None:
     are not on this machine, is not checked.
 
     Args:
-        model: the model.
-        subject: the model's name in the warning.
+        model: The model.
+        subject: The model's name in the warning.
     """
     name = getattr(model.config, "_name_or_path", "") or ""
     if not name or not type(model).__module__.startswith("transformers."):

@@ -41,16 +41,16 @@ class TracedToken:
     the other tokens have None. All numbers are from before any whitening.
 
     Attributes:
-        token: its text.
-        token_id: its id.
+        token: The token's text.
+        token_id: The token's id.
         logprob, ref_logprob: log π and log π_ref, in nats.
         kl: k1 = log π − log π_ref, in nats.
-        reward: r.
+        reward: R.
         value: V.
         delta: δ = r + γV' − V.
         advantage: Â.
         ratio: ρ = π/π_old.
-        clipped: whether the clip stops the gradient of this token at ρ, given the sign of Â.
+        clipped: Whether clipping sets this token's gradient to 0, given ρ and the sign of Â.
     """
 
     token: str
@@ -71,24 +71,24 @@ class Trace:
     """A completion, its tokens and its totals.
 
     Attributes:
-        prompt: a text or a conversation.
-        completion: its text.
-        tokens: its tokens.
-        scores: one for each reward; None where a reward does not apply.
-        score: the weighted sum of the scores.
-        shaped_score: the score centered, scaled, clipped and corrected for a missing end, as in training.
+        prompt: A text or a conversation.
+        completion: The completion's text.
+        tokens: The completion's tokens.
+        scores: {reward: score}; None for a reward that does not apply.
+        score: The weighted sum of the scores.
+        shaped_score: The score centered, scaled, clipped and corrected for a missing end, as in training.
         kl: Σ k1 in nats.
         kl_coef: β.
-        kl_in: where β·KL enters, "reward" or "loss".
-        kl_estimator: as in PPOConfig.
+        kl_in: Where β·KL enters, "reward" or "loss".
+        kl_estimator: As in PPOConfig.
         ratio: ∏ρ.
-        cliprange: the bounds of ρ.
-        action_level, gamma, lam, temperature: as in PPOConfig.
-        ended: whether the completion ended by itself.
-        length: the number of its tokens.
-        seed: the random seed of the sampling.
-        max_new_tokens: the most tokens that a completion may have.
-        whitening: a sentence about what whitening in training would change; "" without whitening.
+        cliprange: The bounds of ρ.
+        action_level, gamma, lam, temperature: As in PPOConfig.
+        ended: Whether the completion ended by itself.
+        length: The number of its tokens.
+        seed: The random seed of the sampling.
+        max_new_tokens: The maximum number of tokens in a completion.
+        whitening: Sentences about steps of training that need several completions; "" if there are none.
     """
 
     prompt: Prompt
@@ -142,24 +142,24 @@ def trace(
     tokens at args.temperature, so equal models give exactly k1 = 0 and ρ = 1. Dropout is turned off in the models.
 
     Args:
-        prompt: a text or a conversation.
-        policy: samples the completion.
-        reference: the reference for KL.
-        critic: computes V.
-        rewards: score the completion.
-        tokenizer: the policy's.
-        args: the settings of the training.
-        old: the policy in the denominator of ρ; None for the reference.
+        prompt: A text or a conversation.
+        policy: The policy, which samples the completion.
+        reference: The reference for KL.
+        critic: The critic, which computes V.
+        rewards: The rewards, which score the completion.
+        tokenizer: The policy's.
+        args: The settings of the training.
+        old: The policy in the denominator of ρ; None for the reference.
         kl_coef: β; None for args.kl_coef.
-        running_scores: the running statistics for centering and scaling; None for none yet.
-        columns: the prompt's other columns, for reward functions.
-        seed: of the completion.
+        running_scores: The running statistics for centering and scaling; None if there are no scores yet.
+        columns: The prompt's other columns, for reward functions.
+        seed: The random seed of the sampling.
 
     Raises:
-        ZooError: the prompt cannot be sampled from, or the temperature is not a positive number.
+        ZooError: The prompt cannot be sampled from, or the temperature is not a positive number.
     """
     if not 0 < args.temperature < math.inf:
-        raise ZooError(f"The temperature is {args.temperature}: it must be a positive number.")
+        raise ZooError(f"The temperature is {args.temperature}: set it to a positive number.")
     actor = ActorCritic(policy, critic).eval()
     for model in filter(None, (reference, old)):
         disable_dropout(model)
@@ -269,7 +269,7 @@ def _bounds_of_ratio(args: PPOConfig) -> tuple[float, float]:
 
 
 def _find_clipped(logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, mask: Tensor, args: PPOConfig) -> Tensor:
-    """Returns whether the clip stops the gradient of each action, (1, A) bool."""
+    """Returns whether clipping sets the gradient of each action to 0, (1, A) bool."""
     _, clipped = F.clipped_policy_loss(
         F.actions(logprobs, mask, level=args.action_level),
         F.actions(old_logprobs, mask, level=args.action_level),
@@ -310,7 +310,7 @@ def _encode_prompt(
 ) -> list[int]:
     if isinstance(prompt, str):
         if not prompt.strip():
-            raise ZooError("The prompt is empty: write the beginning of a text.")
+            raise ZooError("The prompt is empty: enter a text.")
         try:
             prompt.encode()
         except UnicodeEncodeError as error:
@@ -321,7 +321,7 @@ def _encode_prompt(
     context = context_length(policy)
     if context is not None and len(ids) + max_new_tokens > context:
         raise ZooError(
-            f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new ones it exceeds the context of "
+            f"The prompt has {len(ids)} tokens, and with {max_new_tokens} new tokens it exceeds the context of "
             f"{context}: shorten the prompt or request fewer new tokens."
         )
     check_ids([ids], TokenConsumer.of(policy))
@@ -329,12 +329,12 @@ def _encode_prompt(
 
 
 def _whitening(args: PPOConfig) -> str:
-    """Says which steps of training need more than one completion, and so are missing here."""
+    """Names the steps of training that need more than one completion, and are therefore missing in a trace."""
     sentences = []
     if args.score_centering == "prompt":
         sentences.append(
-            "Training subtracts the mean score of the prompt's other completions, which a single completion does not "
-            "have: r, δ and Â are without it."
+            "Training subtracts the mean score of the prompt's other completions, but here is only one completion: r, "
+            "δ and Â are from before that."
         )
     whitened = [name for name in ("rewards", "advantages") if getattr(args, f"whiten_{name}")]
     if whitened:

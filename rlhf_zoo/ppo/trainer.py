@@ -50,7 +50,7 @@ from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
 
-#: Shift of a shuffle's seed, so that the generator of PTX texts has a seed that no shuffle has.
+#: The seed for PTX texts is that of the shuffle, shifted by this many bits, so that no shuffle has the same seed.
 TEXT_SEED_SHIFT = 12
 
 
@@ -60,33 +60,33 @@ class PPOTrainer(StepwiseTrainer):
     Each phase of an update is a method that a subclass may override.
 
     Args:
-        args: the settings.
-        processing_class: the policy's tokenizer.
-        model: the SFT policy, its path or Hub id, a PeftModel, or a model with a value head, which is then the critic.
-        ref_model: the reference for KL; None for a frozen copy of the policy, or the policy with its adapter off.
-        reward_model: scores completions; `args.reward_ensemble` combines several.
-        train_dataset: prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
+        args: The settings.
+        processing_class: The policy's tokenizer.
+        model: The SFT policy, its path or Hub id, a PeftModel, or a model with a value head, which is then the critic.
+        ref_model: The reference for KL; None for a frozen copy of the policy, or for the policy with its adapter off.
+        reward_model: The model that scores completions, or several, which `args.reward_ensemble` combines.
+        train_dataset: Prompts in a column `prompt` (text or conversation), or token ids in `input_ids`, with their
             `attention_mask` if they are padded. If there are both columns, the policy reads `input_ids`, which must
             encode the same text.
-        value_model: the critic; None for the one that `args.critic` names.
-        eval_dataset: held-out prompts, in the same form.
-        peft_config: configures a new adapter of the policy.
-        reward_funcs: score completions, called as TRL's GRPO calls them. A custom training loop needs no rewards.
-        reward_processing_class: the reward models' tokenizers; None for the policy's.
-        ptx_dataset: pretraining text for the PTX loss, with `args.ptx_coef`.
+        value_model: The critic; None for the critic that `args.critic` names.
+        eval_dataset: Held-out prompts, in the same form.
+        peft_config: The configuration of a new adapter for the policy; None to add none.
+        reward_funcs: Functions that score completions, called as in TRL's GRPO. Custom training loops need no rewards.
+        reward_processing_class: The reward models' tokenizers; None for the policy's.
+        ptx_dataset: Pretraining texts for the PTX loss, which `args.ptx_coef` weights.
 
     Raises:
-        ZooError: these cannot be trained together. For example, PAD is missing or equal to EOS, a prompt is longer than
-            the context, or the critic or a reward model reads the policy's token ids but has too few embedding rows.
+        ZooError: The parts cannot be trained together. For example, PAD is missing or equal to EOS, a prompt is longer
+            than the context, or the critic or a reward model reads the policy's token ids but lacks embeddings.
     """
 
     def training_step(self, model: nn.Module, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Collects the prompts of a step, and makes one PPO update once it has all of them.
 
         Args:
-            model: policy and critic, wrapped for training.
-            inputs: a batch of prompts, as the data collator returns it.
-            num_items_in_batch: as in Trainer; not used.
+            model: Policy and critic, wrapped for training.
+            inputs: A batch of prompts, as the data collator returns it.
+            num_items_in_batch: As in Trainer; not used.
 
         Returns:
             The loss, a scalar; 0 while prompts are being collected.
@@ -120,9 +120,9 @@ class PPOTrainer(StepwiseTrainer):
         """Joins the rollouts of all processes, in the order that a single process would produce.
 
         Args:
-            rollout: of this process.
-            scored: its rewards.
-            group_size: completions of each prompt.
+            rollout: The rollout of this process.
+            scored: The rollout's rewards.
+            group_size: The number of completions per prompt.
         """
         prompts_per_batch, self._prompts_per_batch = self._prompts_per_batch, []
         if self.args.world_size == 1:
@@ -136,9 +136,9 @@ class PPOTrainer(StepwiseTrainer):
         """Makes the PPO update of a scored rollout: advantages, epochs, metrics, β.
 
         Args:
-            model: policy and critic, wrapped for training.
-            rollout: of all processes.
-            scored: its rewards.
+            model: Policy and critic, wrapped for training.
+            rollout: The rollout of all processes.
+            scored: The rollout's rewards.
 
         Returns:
             The loss, a scalar.
@@ -177,7 +177,7 @@ class PPOTrainer(StepwiseTrainer):
         """Centers, scales and clips scores, then corrects them for a missing end of sequence.
 
         Args:
-            scored: the rewards of B completions.
+            scored: The rewards of B completions.
             ended: (B,) bool.
 
         Returns:
@@ -190,14 +190,14 @@ class PPOTrainer(StepwiseTrainer):
 
         Args:
             rollout: B completions.
-            scored: their scores.
+            scored: Their scores.
 
         Raises:
-            ZooError: an override of `token_rewards` changed the sum of a completion's rewards.
+            ZooError: An override of `token_rewards` changed the sum of a completion's rewards.
         """
         args, token_mask = self.args, rollout.mask
         shaped = self.shape_scores(scored, rollout.samples.ended)
-        # Held-out prompts have one completion each, which has no others to compare with.
+        # A held-out prompt has only one completion, so there are no others to compare it with.
         centered_by_prompt = args.score_centering == "prompt" and scored.group_size > 1
         scores = F.leave_one_out(shaped, size=scored.group_size) if centered_by_prompt else shaped
         kl_in_reward = args.kl_in == "reward"
@@ -244,10 +244,10 @@ class PPOTrainer(StepwiseTrainer):
         """Runs the epochs of an update on some completions of a rollout, as if only these had been sampled.
 
         Args:
-            model: policy and critic, wrapped for training.
-            rollout: of all processes.
-            scored: its rewards.
-            indices: (n,) int64, the completions; if it is empty, no optimizer step is made.
+            model: Policy and critic, wrapped for training.
+            rollout: The rollout of all processes.
+            scored: The rollout's rewards.
+            indices: (n,) int64, the completions. If there are none, no optimizer step is made.
 
         Returns:
             Means over all processes.
@@ -263,9 +263,9 @@ class PPOTrainer(StepwiseTrainer):
         """Makes all optimizer steps of an update: epochs × minibatches.
 
         Args:
-            model: policy and critic, wrapped for training.
-            rollout: of all processes.
-            estimates: its advantages and returns.
+            model: Policy and critic, wrapped for training.
+            rollout: The rollout of all processes.
+            estimates: The rollout's advantages and returns.
 
         Returns:
             Means of losses and other terms over all processes.
@@ -300,18 +300,18 @@ class PPOTrainer(StepwiseTrainer):
         """Computes gradients of this process's share of a minibatch, by micro-batch, and makes one optimizer step.
 
         If a micro-batch does not fit into memory, the minibatch starts again with half as many tokens per micro-batch,
-        and later minibatches keep that limit. With several processes running out of memory ends the run, because all
-        of them would have to agree on the new limit.
+        and later minibatches keep that limit. If there are several processes, running out of memory ends the run,
+        because all of them would have to agree on the new limit.
 
         Args:
-            model: policy and critic, wrapped for training.
-            batch: the minibatch, of all processes.
-            metrics: accumulates the loss terms.
+            model: Policy and critic, wrapped for training.
+            batch: The minibatch, of all processes.
+            metrics: Accumulates the loss terms.
 
         Raises:
-            ZooError: a single completion does not fit into memory.
+            ZooError: A single completion does not fit into memory.
         """
-        # Saved, because the minibatch may have to start again.
+        # Save the metrics, because the minibatch may have to start again.
         saved_metrics = copy.deepcopy(vars(metrics))
         while True:
             micro_batches = self.micro_batches(batch)
@@ -342,7 +342,7 @@ class PPOTrainer(StepwiseTrainer):
         """Splits a minibatch into micro-batches, which run through the models one by one.
 
         Args:
-            batch: the minibatch, of all processes.
+            batch: The minibatch, of all processes.
 
         Returns:
             This process's micro-batches, as indices within the minibatch. Every process gets the same number of
@@ -366,10 +366,10 @@ class PPOTrainer(StepwiseTrainer):
         """Accumulates the gradients of this process's share of a minibatch.
 
         Args:
-            model: policy and critic, wrapped for training.
-            batch: the minibatch, of all processes.
-            micro_batches: this process's, as `micro_batches` returns them.
-            metrics: accumulates the loss terms.
+            model: Policy and critic, wrapped for training.
+            batch: The minibatch, of all processes.
+            micro_batches: The micro-batches of this process, as `micro_batches` returns them.
+            metrics: Accumulates the loss terms.
         """
         args = self.args
         text_batches: list[TextBatch] = []
@@ -397,12 +397,12 @@ class PPOTrainer(StepwiseTrainer):
         """Computes a micro-batch's share of the minibatch's loss.
 
         Args:
-            model: policy and critic, wrapped for training.
-            batch: the micro-batch.
-            metrics: accumulates the loss terms.
+            model: Policy and critic, wrapped for training.
+            batch: The micro-batch.
+            metrics: Accumulates the loss terms.
 
         Returns:
-            The scalar. The shares of all micro-batches and processes add up to the minibatch's loss.
+            A scalar. The shares of all micro-batches and processes add up to the minibatch's loss.
         """
         args, samples, texts = self.args, batch.rollout.samples, batch.texts
         ref_logits = None
@@ -436,17 +436,17 @@ class PPOTrainer(StepwiseTrainer):
         processes skip the optimizer step.
 
         Args:
-            model: policy and critic, wrapped for training.
+            model: Policy and critic, wrapped for training.
 
         Returns:
-            The norms before clipping, by name.
+            {"policy" or "critic": gradient norm before clipping}.
 
         Raises:
-            NotFinite: several optimizer steps in a row were skipped.
+            NotFinite: Several optimizer steps in a row were skipped.
         """
         actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
-        # A shared trunk gets gradients from the critic, but must not move during warm-up either.
+        # A shared trunk gets gradients from the critic, but must not change during warm-up either.
         if self.warming_up:
             for parameter in actor.policy.parameters():
                 parameter.grad = None

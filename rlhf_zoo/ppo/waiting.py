@@ -17,7 +17,8 @@ class WaitEnded(KeyboardInterrupt):
 def ended_by_signals() -> Iterator[None]:
     """Makes SIGINT and SIGTERM raise WaitEnded while this context is open, after their own handlers have run.
 
-    A signal without a Python handler is left alone. Signals reach only the main thread, so in others this does nothing.
+    A signal without a Python handler is left alone. In other threads than the main one, which gets all signals, this
+    does nothing.
     """
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():

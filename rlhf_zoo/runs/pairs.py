@@ -40,7 +40,7 @@ def sampling(context: RunContext) -> dict[str, Any]:
         ppo = context.settings("ppo").trainer
         arguments = {"max_new_tokens": ppo.response_length, "temperature": ppo.temperature}
         arguments |= {"truncation": ppo.truncation} if ppo.truncation else {}
-        return arguments | ({"stops": ppo.own_stops} if ppo.own_stops is not None else {})
+        return arguments | ({"stops": ppo.configured_stop_ids} if ppo.configured_stop_ids is not None else {})
     return {"max_new_tokens": 64, "temperature": 1.0}
 
 

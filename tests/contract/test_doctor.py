@@ -197,7 +197,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "no such model": (None, {"model_name_or_path": "a b"}, "models", "The model a b cannot be found on"),
     "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),
     "critic": (None, {"critic": "reward", "reward_model_path": "none", "reward_funcs": f"{BUILT_IN}:length"}, "trainer",
-               "critic is 'reward', and no reward model has one output and the policy's tokenizer"),
+               "critic is 'reward', but no reward model has one output and the policy's tokenizer"),
 }  # fmt: skip
 
 
@@ -294,7 +294,7 @@ def test_a_critic_that_is_no_number(world: World) -> None:
 @pytest.mark.parametrize(
     ("flags", "check", "message"),
     [
-        ({"num_ppo_epochs": 5}, "epochs", "num_ppo_epochs is 5: beyond 4 the policy is far from the rollout"),
+        ({"num_ppo_epochs": 5}, "epochs", "num_ppo_epochs is 5. After 4 epochs the policy is far from the rollout"),
         ({"kl_estimator": "k3"}, "trainer", "kl_estimator 'k3' in the reward follows"),
         (
             {"reward_model_path": "none", "reward_funcs": "test_doctor:alike"}, "rewards",

@@ -335,7 +335,7 @@ def test_mistakes_are_told_in_one_sentence(tmp_path: Path) -> None:
 
     refused("stop_token is 'period': set it to 'eos'", stop_token="period")
     refused("stop_token and stop_token_id are both set", stop_token="eos", stop_token_id=0)
-    refused("one with an encoder cannot be trained", model=t5())
+    refused("this model has an encoder", model=t5())
 
 
 # docs/from-trl.md

@@ -59,7 +59,7 @@ def test_what_the_classic_configuration_means(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (config.backward_batch_size, config.total_ppo_epochs) == (8, 5)
     assert config.logging_dir == Path("logs/trl") and config.to_dict()["project_kwargs/logging_dir"] == "logs"
-    args = config.modern()
+    args = config.to_zoo_config()
     assert (args.episodes_per_update, args.per_device_train_batch_size, args.num_mini_batches) == (24, 4, 3)
     assert (args.num_ppo_epochs, args.early_stop_kl, args.kl_coef, args.kl_target, args.kl_horizon) == (
         3, 0.3, 0.2, 6.0, 10_000,
@@ -68,12 +68,12 @@ def test_what_the_classic_configuration_means(tmp_path: Path) -> None:
     # Adam at a constant rate without decay and without clipping, as TRL made it.
     assert (args.learning_rate, args.weight_decay, args.max_grad_norm) == (1.41e-5, 0.0, 0.0)
     assert (args.lr_scheduler_type, args.temperature) == ("constant", 1.0)
-    fixed = classic.PPOConfig(adap_kl_ctrl=False, forward_batch_size=16, output_dir=str(tmp_path)).modern()
+    fixed = classic.PPOConfig(adap_kl_ctrl=False, forward_batch_size=16, output_dir=str(tmp_path)).to_zoo_config()
     assert fixed.kl_target is None and fixed.per_device_train_batch_size == 16 and fixed.score_scaling == "none"
 
 
 def test_settings_that_change_nothing_say_so_and_wrong_ones_are_refused() -> None:
-    with pytest.warns(GuardWarning, match="ratio_threshold changes nothing here"):
+    with pytest.warns(GuardWarning, match="ratio_threshold has no effect here"):
         classic.PPOConfig(ratio_threshold=5.0)
     with pytest.raises(ZooError, match="kl_penalty is 'mse', whose gradient"):
         classic.PPOConfig(kl_penalty="mse")
@@ -355,9 +355,9 @@ def test_mistakes_of_the_loop_are_told_in_one_sentence(tmp_path: Path) -> None:
     refused("response_masks is not supported", lambda: trainer.step(asked, answers, scores, response_masks=answers))
     refused(r"Query 0 is of shape \(1, 3\)", lambda: trainer.generate(torch.tensor([[3, 4, 5]]), **SAMPLING))
     refused("LengthSampler got 5 and 5", lambda: classic.LengthSampler(5, 5))
-    refused("one with an encoder cannot be trained", lambda: classic_trainer(tmp_path, model=t5()))
+    refused("this model has an encoder", lambda: classic_trainer(tmp_path, model=t5()))
     plain = gpt2(GPT2LMHeadModel, 0)
-    refused("model is a GPT2LMHeadModel, without a value head", lambda: classic_trainer(tmp_path, model=plain))
+    refused("model is a GPT2LMHeadModel without a value head", lambda: classic_trainer(tmp_path, model=plain))
     model, tokenizer = trainer.model, trainer.tokenizer
     refused("trainer has no tokenizer", lambda: classic.PPOTrainer(trainer.config, model))
     old = PPOConfig(output_dir=str(tmp_path), use_cpu=DEVICE == "cpu")

@@ -19,10 +19,13 @@ def config(directory: Path, **given: Any) -> PPOConfig:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"total_episodes": 64, "max_steps": 3}, "total_episodes 64 makes 8 updates and max_steps is 3"),
+        ({"total_episodes": 64, "max_steps": 3}, "total_episodes 64 makes 8 updates, but max_steps is 3"),
         ({"kl_estimator": "k2"}, "'k2' does not work in the reward, because .*biased"),
         ({"kl_estimator": "full"}, "'full' does not work in the reward, because .*not a property of the sampled token"),
-        ({"kl_estimator": "k3_reverse"}, "'k3_reverse' does not work in the reward, because .*a gradient for the loss"),
+        (
+            {"kl_estimator": "k3_reverse"},
+            "'k3_reverse' does not work in the reward, because only its gradient in the loss",
+        ),
         ({"kl_in": "loss", "kl_estimator": "k1"}, "'k1' does not work in the loss, because .*not constrain the policy"),
         (
             {"kl_in": "loss", "kl_estimator": "k9"},
@@ -38,10 +41,13 @@ def config(directory: Path, **given: Any) -> PPOConfig:
         ({"num_mini_batches": 3}, "num_mini_batches 3 does not divide the rollout of 8"),
         ({"fp16": True}, "fp16"),
         # what completions are
-        ({"response_length": 10, "response_length_min": 11}, "response_length_min is 11 and response_length 10"),
+        (
+            {"response_length": 10, "response_length_min": 11},
+            "response_length_min is 11, but response_length is only 10",
+        ),
         ({"response_length_min": 0}, "response_length_min is 0: give at least 1"),
         ({"truncate_text": ""}, "truncate_text is empty"),
-        ({"truncate_after": 3}, "truncate_after is 3, and nothing is cut there: set truncate_text too"),
+        ({"truncate_after": 3}, "truncate_after is 3, but there is no truncate_text"),
         ({"response_length": 10, "truncate_text": ".", "truncate_after": 10}, "so nothing would be cut: lower"),
         ({"skip_equal_scores": True}, "num_generations is 1: set it to at least 2"),
         ({"reward_output": "logprob"}, "reward_output is 'logprob', which needs a label: set reward_label"),
@@ -52,7 +58,7 @@ def config(directory: Path, **given: Any) -> PPOConfig:
         ({"rollout_engine": "vllm", "importance_sampling_cap": 0.5}, "importance_sampling_cap is 0.5: give at least 1"),
         ({"rollout_engine": "vllm", "max_rollout_batch_tokens": 99}, "use vllm_gpu_memory_utilization for vLLM"),
         ({"vllm_gpu_memory_utilization": 0.5}, "vllm_gpu_memory_utilization is for vLLM"),
-        ({"rollout_engine": "vllm", "vllm_mode": "server"}, "vllm_server_base_url None: set the URL"),
+        ({"rollout_engine": "vllm", "vllm_mode": "server"}, "vllm_server_base_url is None: set the URL"),
         (SERVER | {"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode is for a colocated vLLM"),
     ],
 )

@@ -218,5 +218,5 @@ def test_a_run_with_graphs_is_the_run_without_and_resumes_to_the_bit(
 
 
 def test_the_key_is_of_the_native_engine(tmp_path: Path) -> None:
-    with pytest.raises(ZooError, match="rollout_graphs is for the native engine, and rollout_engine is 'transformers'"):
+    with pytest.raises(ZooError, match="rollout_graphs is for the native engine, but rollout_engine is 'transformers'"):
         make_trainer(tmp_path, rollout_engine="transformers", rollout_graphs=False)

@@ -110,7 +110,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
     headed = {"model": AutoModelForCausalLMWithValueHead(make_policy())}
     cases: list[tuple[str, dict[str, Any]]] = [
         # prompts
-        ("has 5 rows and an update needs 8", {"train_dataset": prompt_rows(5)}),
+        ("has 5 rows, but an update needs 8", {"train_dataset": prompt_rows(5)}),
         ("is empty", {"train_dataset": Dataset.from_dict({"prompt": []})}),
         ("Prompt 7 is empty", {"train_dataset": prompts("a", "")}),
         ("Prompt 7 has 23 tokens.*context of 32 with response_length 10", {"train_dataset": prompts("a", "b" * 23)}),
@@ -144,7 +144,7 @@ def test_what_does_not_fit_together(tmp_path: Path) -> None:
         ("value_model has the type int", {"value_model": 5}),
         ("/nowhere/at/all is neither a folder nor a readable repository", {"value_model": "/nowhere/at/all"}),
         ("has a value head and value_model is passed too", headed | {"value_model": short}),
-        ("has a value head and critic is 'policy'", headed | {"critic": "policy"}),
+        ("has a value head, but critic is 'policy'", headed | {"critic": "policy"}),
         # what transformers.Trainer would do
         ("load_best_model_at_end", {"load_best_model_at_end": True, "eval_dataset": prompt_rows(8),
                                     "save_strategy": "steps", "eval_strategy": "steps", "save_steps": 1,

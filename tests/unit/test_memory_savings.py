@@ -77,7 +77,7 @@ def test_what_can_wait_on_the_cpu_does() -> None:
         ({"ref_load_in_8bit": True}, "ref_load_in_8bit, whose weights cannot be moved"),
         ({"kl_in": "loss", "kl_estimator": "full"}, "kl_estimator 'full', for which the reference runs in every"),
         pytest.param(
-            {}, "on the CPU, and this run computes there", marks=pytest.mark.skipif(DEVICE != "cpu", reason="")
+            {}, "on the CPU, but this run computes there", marks=pytest.mark.skipif(DEVICE != "cpu", reason="")
         ),
     ],
 )

@@ -339,10 +339,10 @@ def test_what_cannot_train_or_be_a_reference_is_refused_in_one_sentence(tmp_path
     policy = make_policy()
     cases: list[tuple[str, dict[str, Any]]] = [
         ("No weight of the PeftModel requires a gradient: load its adapter with is_trainable=True", {"model": frozen}),
-        ("is a PeftModel and peft_config is passed too", {"model": adapted("default"), "peft_config": lora()}),
+        ("is a PeftModel, and peft_config is passed too", {"model": adapted("default"), "peft_config": lora()}),
         ("ref_model is the policy itself", {"model": policy, "ref_model": policy, "peft_config": lora()}),
-        ("model_adapter_name is 'ppo', and the model has no such", {"model_adapter_name": "ppo"}),
-        ("model_adapter_name is 'ppo', and the model has no such", {
+        ("model_adapter_name is 'ppo', but the model has no such", {"model_adapter_name": "ppo"}),
+        ("model_adapter_name is 'ppo', but the model has no such", {
             "model": adapted("ref"), "model_adapter_name": "ppo"}),
         ("ref_adapter_name is 'ref', but the policy has no such", {"ref_adapter_name": "ref"}),
         ("ref_adapter_name is 'ref', but the policy has no such", {

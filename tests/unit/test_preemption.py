@@ -201,8 +201,8 @@ def test_what_asks_for_a_reference_has_one(tmp_path: Path, keys: dict[str, Any])
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"kl_coef": 0.05}, r"reference is false, and kl_coef is 0.05, which needs a reference: set kl_coef to 0"),
-        ({"kl_coef": 0.0, "kl_in": "loss", "kl_estimator": "k2"}, r"and kl_in 'loss' needs a reference"),
+        ({"kl_coef": 0.05}, r"reference is false, but kl_coef is 0.05, which needs a reference: set kl_coef to 0"),
+        ({"kl_coef": 0.0, "kl_in": "loss", "kl_estimator": "k2"}, r"but kl_in 'loss' needs a reference"),
         ({"kl_coef": 0.0, "ref_load_in_8bit": True}, r"ref_load_in_8bit configures a reference: remove one of them"),
         ({"kl_coef": 0.0, "metric_for_best_model": "objective/kl"}, r"metric_for_best_model cannot be objective/kl"),
     ],

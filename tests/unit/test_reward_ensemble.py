@@ -137,7 +137,7 @@ def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_defau
         ({"reward_ensemble": "mean", "count": 0}, "reward_ensemble is 'mean', but there is no reward model: use"),
         (
             {"reward_ensemble": "worst", "reward_ensemble_lambda": 0.5},
-            "reward_ensemble_lambda is 0.5, and reward_ensemble 'worst': only 'mean_minus_variance' has a λ",
+            "reward_ensemble_lambda is 0.5, but reward_ensemble is 'worst': only 'mean_minus_variance' has a λ",
         ),
         ({"reward_ensemble": "mean_minus_variance", "reward_ensemble_lambda": -1.0}, "reward_ensemble_lambda is -1.0"),
         ({"reward_ensemble": "mean", "twice": True}, "is listed twice: use different"),

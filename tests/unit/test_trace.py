@@ -171,12 +171,12 @@ def test_a_critic_on_the_policys_trunk() -> None:
 @pytest.mark.parametrize(
     ("prompt", "fields", "message"),
     [
-        ("  ", {}, "The prompt is empty: write the beginning of a text."),
+        ("  ", {}, "The prompt is empty: enter a text."),
         ("a\ud800", {}, "half a character"),
         (
             "a" * (CONTEXT - 11),
             {},
-            f"has {CONTEXT - 11} tokens, and with 12 new ones it exceeds the context of {CONTEXT}",
+            f"has {CONTEXT - 11} tokens, and with 12 new tokens it exceeds the context of {CONTEXT}",
         ),
         ("a", {"temperature": math.inf}, "temperature is inf: completions are sampled, so give a finite number."),
         ("a", {"temperature": math.nan}, "temperature is nan: completions are sampled, so give a finite number."),

@@ -201,7 +201,7 @@ def _ppo_sets_stops(context: RunContext) -> bool:
     if "ppo" not in context.recipe.stages:
         return False
     ppo = context.settings("ppo").trainer
-    return ppo.own_stops is not None or ppo.truncate_text is not None
+    return ppo.configured_stop_ids is not None or ppo.truncate_text is not None
 
 
 def without_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names: str) -> Dataset:

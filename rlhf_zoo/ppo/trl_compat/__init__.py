@@ -1,6 +1,6 @@
 """The names of TRL 1.12's PPO, for scripts written for it: change the import line and nothing else.
 
-docs/from-trl.md maps old to new, and says what is different on purpose. `trl_compat.classic` has the names of the
+docs/from-trl.md maps old names to new ones, and lists intended differences. `trl_compat.classic` has the names of the
 step-wise loop of TRL 0.x.
 """
 

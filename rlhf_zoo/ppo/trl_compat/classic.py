@@ -1,4 +1,4 @@
-"""The step-wise loop of TRL 0.x (its tutorials): generate, score yourself, step.
+"""The step-wise loop of TRL 0.x and its tutorials: generate, score the responses yourself, step.
 
     config = PPOConfig(init_kl_coef=0.2, target=6.0, batch_size=16, mini_batch_size=16)
     trainer = PPOTrainer(config, model, ref_model, tokenizer, dataset=dataset, data_collator=collator)
@@ -7,7 +7,7 @@
         stats = trainer.step(batch["input_ids"], responses, rewards)
         trainer.log_stats(stats, batch, rewards)
 
-The names are TRL's; the update is `rlhf_zoo.PPOTrainer.step`. docs/from-trl.md lists what is different on purpose.
+The names are TRL's; the update is `rlhf_zoo.PPOTrainer.step`. docs/from-trl.md lists intended differences.
 """
 
 import copy
@@ -34,11 +34,11 @@ class LengthSampler:
     """Draws an integer from [min_value, max_value) at each call.
 
     Args:
-        min_value: The smallest.
-        max_value: One more than the largest.
+        min_value: The smallest integer, at least 0.
+        max_value: The largest integer plus 1.
 
     Raises:
-        ZooError: There is no integer between.
+        ZooError: min_value is negative or not less than max_value.
     """
 
     def __init__(self, min_value: int, max_value: int) -> None:
@@ -54,17 +54,17 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
     """Makes a frozen copy of a model, in evaluation mode.
 
     Args:
-        model: the policy.
-        num_shared_layers: this many first layers, with the embeddings before them, are shared instead of copied, and so
-            frozen in `model` as well.
+        model: The policy.
+        num_shared_layers: The number of first layers that are shared, together with the embeddings, instead of copied.
+            They are frozen in `model` too. None shares nothing.
 
     Raises:
-        ZooError: the model has fewer layers.
+        ZooError: The model does not have more layers than that.
     """
     reference = copy.deepcopy(model).requires_grad_(False).eval()
     if num_shared_layers is None:
         return reference
-    # Families name their list of layers differently, so the longest ModuleList is taken for it.
+    # Model families name their list of layers differently, so assume that it is the longest ModuleList.
     stacks = [list(module) for module in model.modules() if isinstance(module, nn.ModuleList)]
     layers: list[nn.Module] = max(stacks, key=len, default=[])
     if not 0 < num_shared_layers < len(layers):
@@ -83,7 +83,7 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
 
 
 class PPOTrainer:
-    """TRL 0.x's trainer: `generate`, `step`, `log_stats`, and the model with its value head as it was given."""
+    """TRL 0.x's trainer: `generate`, `step`, `log_stats`, and the model with its value head as it was passed."""
 
     def __init__(
         self,
@@ -97,29 +97,29 @@ class PPOTrainer:
         num_shared_layers: int | None = None,
         lr_scheduler: Any = None,
     ) -> None:
-        """Takes what TRL 0.x's trainer took.
+        """Builds the trainer from the arguments of TRL 0.x's.
 
         Args:
-            config: TRL 0.x's fields.
-            model: the policy with its value head.
-            ref_model: what KL is measured to; None for a frozen copy.
-            tokenizer: the policy's.
-            dataset: what `dataloader` gives in shuffled batches of batch_size.
-            optimizer: None for the usual one.
-            data_collator: joins rows of `dataset`.
-            num_shared_layers: that policy and reference share; None copies all.
-            lr_scheduler: None keeps the learning rate.
+            config: TRL 0.x's settings.
+            model: The policy with its value head.
+            ref_model: The reference for KL; None for a frozen copy of the policy.
+            tokenizer: The policy's.
+            dataset: The rows from which `dataloader` makes shuffled batches of batch_size; None for no `dataloader`.
+            optimizer: The optimizer; None for Trainer's default.
+            data_collator: Joins rows of `dataset`.
+            num_shared_layers: The number of first layers that policy and reference share; None shares nothing.
+            lr_scheduler: The learning-rate schedule; None keeps the learning rate.
 
         Raises:
-            ZooError: configuration or tokenizer are missing, the model has no value head, or it is an encoder-decoder.
+            ZooError: Configuration or tokenizer are missing, the model has no value head, or it is an encoder-decoder.
         """
         if not isinstance(config, PPOConfig):
             raise ZooError(f"config is a {type(config).__name__}: pass a PPOConfig of rlhf_zoo.ppo.trl_compat.classic.")
         if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
-            raise ZooError("PPO supports decoder-only models: one with an encoder cannot be trained.")
+            raise ZooError("PPO supports only decoder-only models, but this model has an encoder: choose another.")
         if not isinstance(model, AutoModelForCausalLMWithValueHead):
             raise ZooError(
-                f"The model is a {type(model).__name__}, without a value head: load it by "
+                f"The model is a {type(model).__name__} without a value head: load it with "
                 "AutoModelForCausalLMWithValueHead.from_pretrained."
             )
         if tokenizer is None:
@@ -129,7 +129,7 @@ class PPOTrainer:
         set_seed(config.seed)
         self.config, self.model, self.tokenizer = config, model, tokenizer
         self._trainer = ClassicLoop(
-            args=config.modern(),
+            args=config.to_zoo_config(),
             processing_class=tokenizer,
             model=model,
             ref_model=ref_model,
@@ -168,12 +168,12 @@ class PPOTrainer:
 
     @property
     def optimizer(self) -> Any:
-        """None before the first step, unless it was given."""
+        """The optimizer; None before the first step, unless one was passed."""
         return self._trainer.optimizer
 
     @property
     def ref_model(self) -> Any:
-        """The reference where it is a model of its own, without a value head."""
+        """The reference, without a value head, if it is a separate model; otherwise None."""
         assert self._trainer.reference is not None  # its configuration always has one
         return self._trainer.reference.separate_model
 
@@ -190,18 +190,18 @@ class PPOTrainer:
         """Calls `model.generate` on one query or on a list of them.
 
         Args:
-            query_tensor: a 1-D tensor of token ids, or a list of such.
-            length_sampler: draws how many new tokens to generate.
-            batch_size: queries at a time.
-            return_prompt: whether responses begin with their prompts.
-            generate_ref_response: whether to return a pair, with the reference's responses second.
-            generation_kwargs: for `model.generate`.
+            query_tensor: A 1-D tensor of token ids, or a list of such tensors.
+            length_sampler: Draws the number of new tokens for each batch; None leaves it to `generation_kwargs`.
+            batch_size: The number of queries at a time.
+            return_prompt: Whether responses begin with their prompts.
+            generate_ref_response: Whether to return a pair, with the reference's responses second.
+            **generation_kwargs: Arguments for `model.generate`.
 
         Returns:
-            (1, L) for one query; for a list, 1-D tensors without padding. A response holds its end-of-sequence token.
+            (1, L) for one query; for a list, 1-D tensors without padding. A response includes its end token.
 
         Raises:
-            ZooError: a query has another shape.
+            ZooError: A query is not a 1-D tensor with at least one token.
         """
         single = isinstance(query_tensor, Tensor)
         queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
@@ -242,7 +242,7 @@ class PPOTrainer:
         stops = torch.tensor(stop_ids, device=device)
         responses = []
         for query, row in zip(queries, out[:, width:], strict=True):
-            # `generate` pads a row after its end. PAD may be EOS, so the first end is the one that counts.
+            # `generate` pads a row after its end. PAD may be EOS, so only the first end token counts.
             end = torch.isin(row, stops).nonzero()
             response = row[: int(end[0]) + 1] if len(end) else row
             responses.append(torch.cat([query.to(device), response]) if return_prompt else response)
@@ -256,17 +256,17 @@ class PPOTrainer:
         Args:
             queries: 1-D tensors of token ids.
             responses: 1-D tensors of token ids.
-            scores: a number or one-element tensor each.
-            response_masks: not supported, must be None.
+            scores: A number or one-element tensor for each response.
+            response_masks: Not supported; must be None.
 
         Returns:
             TRL 0.x's statistics by their names.
 
         Raises:
-            ZooError: the count differs, a response is empty, a score is not finite, or there are response_masks.
+            ZooError: The count differs, a response is empty, a score is not finite, or there are response_masks.
         """
         if response_masks is not None:
-            raise ZooError("response_masks is not supported: every token of a response was the policy's choice.")
+            raise ZooError("response_masks is not supported, because the policy chose each token: remove it.")
         if len(queries) != self.config.batch_size:
             raise ZooError(
                 f"step() got {len(queries)} queries, but batch_size is {self.config.batch_size}: pass one batch per "
@@ -279,7 +279,7 @@ class PPOTrainer:
     def log_stats(
         self, stats: Mapping[str, Any], batch: Mapping[str, Any], rewards: Sequence[Any], columns_to_log: Any = None
     ) -> None:
-        """Reports the statistics of a step, with `env/reward_mean` and `env/reward_std`, to what `log_with` names.
+        """Reports the statistics of a step, with `env/reward_mean` and `env/reward_std`, to the reporter in `log_with`.
 
         Args:
             stats: What `step` returned.

@@ -1,4 +1,4 @@
-"""TRL 0.x's PPOConfig: its fields and their defaults, and what they are called in ours."""
+"""TRL 0.x's PPOConfig, with its fields and defaults, and its conversion to ours."""
 
 import dataclasses
 import math
@@ -11,9 +11,9 @@ from ...errors import ZooError
 from ..config import PPOConfig as ZooPPOConfig
 from ..guards import warn
 
-#: Fields of TRL that have no effect here, with what to do instead.
+#: Fields of TRL that have no effect here, with the reason or what to do instead.
 WITHOUT_EFFECT = {
-    "tracker_kwargs": "configure the reporter by its environment variables, as WANDB_PROJECT",
+    "tracker_kwargs": "configure the reporter by its environment variables, such as WANDB_PROJECT",
     "accelerator_kwargs": "accelerate is configured by `accelerate launch` and its environment variables",
     "compare_steps": "call push_to_hub() when you want to",
     "ratio_threshold": "the ratio is clipped, and early_stopping ends an update that runs away",
@@ -29,8 +29,8 @@ class ClassicPPOConfig:
 
     A `step` takes `batch_size` completions and makes `ppo_epochs` passes over them, with an optimizer step for every
     `mini_batch_size × gradient_accumulation_steps` of them. The adaptive KL controller has its `target` in nats per
-    completion and its `horizon` in completions. Names of models and data, `steps` and the like are for the script.
-    Fields without effect here cause a warning.
+    completion and its `horizon` in completions. Some fields, such as `steps` and the names of models and data, are only
+    for the script. Fields without effect here cause a warning.
 
     Raises:
         ZooError: A value is out of range or not supported.
@@ -82,14 +82,14 @@ class ClassicPPOConfig:
     output_dir: str = "ppo"
 
     def __post_init__(self) -> None:
-        # TRL's first name of mini_batch_size, deprecated later.
+        # TRL's earlier, deprecated name of mini_batch_size.
         if self.forward_batch_size is not None:
             self.mini_batch_size = self.forward_batch_size
         self._check()
         for entry in dataclasses.fields(self):
             default = entry.default_factory() if callable(entry.default_factory) else entry.default
             if entry.name in WITHOUT_EFFECT and getattr(self, entry.name) not in (default, None):
-                warn(f"{entry.name} changes nothing here: {WITHOUT_EFFECT[entry.name]}.")
+                warn(f"{entry.name} has no effect here: {WITHOUT_EFFECT[entry.name]}.")
 
     def _check(self) -> None:
         if self.kl_penalty != "kl":
@@ -99,7 +99,7 @@ class ClassicPPOConfig:
         if self.push_to_hub_if_best_kwargs:
             raise ZooError(
                 "push_to_hub_if_best_kwargs is not supported, because the mean score of one batch does not show which "
-                "model is best: call push_to_hub() of the trainer."
+                "model is best: call the trainer's push_to_hub()."
             )
         if self.batch_size % self.backward_batch_size:
             raise ZooError(
@@ -119,7 +119,7 @@ class ClassicPPOConfig:
 
     @property
     def logging_dir(self) -> Path:
-        """The folder of a reporter that writes files."""
+        """The folder for a reporter that writes files."""
         return Path(self.project_kwargs.get("logging_dir") or self.output_dir) / self.tracker_project_name
 
     def to_dict(self) -> dict[str, Any]:
@@ -131,8 +131,8 @@ class ClassicPPOConfig:
             )
         return flat
 
-    def modern(self) -> ZooPPOConfig:
-        """Returns the same settings for `rlhf_zoo.PPOTrainer`.
+    def to_zoo_config(self) -> ZooPPOConfig:
+        """Converts these settings to those of `rlhf_zoo.PPOTrainer`.
 
         Raises:
             ZooError: A value is out of range or not supported.

@@ -10,8 +10,8 @@ from ... import functional as F
 from ..rollout import Advantages, Rollout
 from ..trainer import PPOTrainer as ZooPPOTrainer
 
-#: Maps TRL 0.x's names to ours, for numbers that are the same.
-SAME = {
+#: Maps TRL 0.x's names of metrics to ours, where the values are the same.
+SAME_METRICS = {
     "objective/kl": "objective/kl",
     "ppo/loss/policy": "loss/policy",
     "ppo/loss/value": "loss/value",
@@ -27,15 +27,15 @@ SAME = {
 class ClassicLoop(ZooPPOTrainer):
     """A trainer for which PAD may be EOS, as in TRL's tutorials, because completions come with their lengths."""
 
-    pad_apart = False
+    require_own_pad = False
     statistics: Mapping[str, Any] = {}
 
     def record_metrics(self, rollout: Rollout, estimates: Advantages, loss_metrics: Mapping[str, float]) -> None:
         """Also computes TRL's statistics of this update: means over completions or tokens of all processes.
 
         Args:
-            rollout: Of all processes.
-            estimates: Its rewards and advantages.
+            rollout: The rollout of all processes.
+            estimates: The rollout's rewards and advantages.
             loss_metrics: Means of the update's losses and their terms.
         """
         super().record_metrics(rollout, estimates, loss_metrics)
@@ -48,7 +48,7 @@ class ClassicLoop(ZooPPOTrainer):
             "responses": self.spread(tokens.sum(1).float()),
         }
         statistics = {
-            **{name: self.last_metrics.get(ours, math.nan) for name, ours in SAME.items()},
+            **{name: self.last_metrics.get(ours, math.nan) for name, ours in SAME_METRICS.items()},
             "objective/kl_coef": self.controller.kl_coef,
             "objective/kl_dist": rollout.kl.tolist(),
             # TRL 0.x reports −Σ log π of the sampled tokens here, and the exact entropy as ppo/policy/entropy.
@@ -74,8 +74,8 @@ class ClassicLoop(ZooPPOTrainer):
         """Computes the mean and the unbiased standard deviation, over all processes.
 
         Args:
-            x: Any shape.
-            mask: Of the same shape; None for all entries that are not NaN.
+            x: A tensor of any shape.
+            mask: A bool mask of the same shape; None for all entries that are not NaN.
         """
         mean, deviation = F.mean_and_std(self.moments(x, mask))
         return float(mean), float(deviation)

@@ -1,4 +1,4 @@
-"""TRL 1.12's PPOConfig: its fields and their defaults, on ours."""
+"""TRL 1.12's PPOConfig, with its fields and defaults, as a subclass of ours."""
 
 from dataclasses import dataclass, field
 
@@ -10,31 +10,31 @@ from ..config import PPOConfig as ZooPPOConfig
 class PPOConfig(ZooPPOConfig):
     """`rlhf_zoo.PPOConfig` with the defaults of TRL 1.12, and its additional fields.
 
-    The batch sizes are computed as in TRL, and values passed for them are replaced. Where TRL's trainer did not follow
-    its own defaults, the defaults are what it did: no bf16, no gradient checkpointing, and a log line in each update.
+    The batch sizes are computed as in TRL, and values passed for them are replaced. Where TRL's trainer ignored its own
+    defaults, the defaults here are what it did: no bf16, no gradient checkpointing, and a log line in each update.
     """
 
-    stop_token: str | None = field(default=None, metadata={"help": "'eos', or None for no end but stop_token_id."})
+    stop_token: str | None = field(default=None, metadata={"help": "'eos'; None: only stop_token_id ends."})
     num_sample_generations: int = field(
-        default=10, metadata={"help": "How often in a run generate_completions() shows held-out samples."}
+        default=10, metadata={"help": "How many times per run generate_completions() shows held-out samples."}
     )
     sft_model_path: str = field(default="EleutherAI/pythia-160m", metadata={"help": "For the script to load."})
     reward_model_path: str = field(default="EleutherAI/pythia-160m", metadata={"help": "For the script to load."})
     ds3_gather_for_generation: bool = field(
-        default=True, metadata={"help": "Of DeepSpeed ZeRO-3, under which this trainer was never run."}
+        default=True, metadata={"help": "For DeepSpeed ZeRO-3, with which this trainer was never tested."}
     )
-    num_total_batches: int | None = field(default=None, metadata={"help": "Updates of the run, where episodes say it."})
+    num_total_batches: int | None = field(default=None, metadata={"help": "Number of updates in the run."})
     micro_batch_size: int | None = field(default=None, metadata={"help": "per_device_train_batch_size × processes."})
-    local_batch_size: int | None = field(default=None, metadata={"help": "Completions of an update, in a process."})
-    batch_size: int | None = field(default=None, metadata={"help": "Completions of an update."})
-    local_mini_batch_size: int | None = field(default=None, metadata={"help": "Of an optimizer step, in a process."})
-    mini_batch_size: int | None = field(default=None, metadata={"help": "Completions of an optimizer step."})
+    local_batch_size: int | None = field(default=None, metadata={"help": "Completions per update and process."})
+    batch_size: int | None = field(default=None, metadata={"help": "Completions per update."})
+    local_mini_batch_size: int | None = field(default=None, metadata={"help": "mini_batch_size of one process."})
+    mini_batch_size: int | None = field(default=None, metadata={"help": "Completions per optimizer step."})
 
     def __post_init__(self) -> None:
         if self.stop_token is not None and self.stop_token_id is not None:
             raise ZooError("stop_token and stop_token_id are both set: remove one of them.")
         super().__post_init__()
-        # Derived as in TRL, whose scripts print them. An episode is one completion.
+        # Computed as in TRL, whose scripts print these sizes. An episode is one completion.
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.batch_size = self.episodes_per_update
         self.local_batch_size = self.batch_size // self.world_size

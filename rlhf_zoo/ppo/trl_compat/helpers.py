@@ -15,9 +15,9 @@ def masked_mean(values: Tensor, mask: Tensor, axis: int | None = None) -> Tensor
     """Computes the mean of values where the mask is not 0.
 
     Args:
-        values: any shape.
-        mask: of the same shape.
-        axis: to average along; None for all.
+        values: A tensor of any shape.
+        mask: A mask of the same shape.
+        axis: The axis to average over; None for all.
     """
     masked = values * mask
     return masked.sum() / mask.sum() if axis is None else masked.sum(axis) / mask.sum(axis)
@@ -27,20 +27,20 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Computes the variance of values where the mask is not 0.
 
     Args:
-        values: any shape.
-        mask: of the same shape.
-        unbiased: whether to divide by n − 1.
+        values: A tensor of any shape.
+        mask: A mask of the same shape.
+        unbiased: Whether to divide by n − 1.
 
     Returns:
         A scalar.
 
     Raises:
-        ZooError: the mask is empty, or has one entry and the variance should be unbiased.
+        ZooError: The mask selects no entry, or only one and `unbiased` is True.
     """
     count = mask.sum()
     if count == 0 or (unbiased and count == 1):
         raise ZooError(
-            f"masked_var got {int(count)} values, which have no {'unbiased ' * unbiased}variance: give a larger batch."
+            f"masked_var got {int(count)} values, which have no {'unbiased ' * unbiased}variance: use a larger batch."
         )
     variance = masked_mean((values - masked_mean(values, mask)).square(), mask)
     # Bessel's correction, as in TRL.
@@ -51,9 +51,9 @@ def masked_whiten(values: Tensor, mask: Tensor, shift_mean: bool = True) -> Tens
     """Computes (x − μ)/√(σ² + 1e-8) with the unbiased σ². Entries outside of the mask change too.
 
     Args:
-        values: any shape.
-        mask: of the same shape, for μ and σ.
-        shift_mean: whether the mean becomes 0; otherwise μ is added back.
+        values: A tensor of any shape.
+        mask: A mask of the same shape, which selects the entries for μ and σ.
+        shift_mean: Whether the mean becomes 0; otherwise μ is added back.
     """
     mean = masked_mean(values, mask)
     whitened = (values - mean) * (masked_var(values, mask) + 1e-8).rsqrt()
@@ -68,18 +68,18 @@ def batch_generation(
     pad_token_id: int,
     generation_config: GenerationConfig,
 ) -> tuple[Tensor, Tensor]:
-    """Generates by `model.generate`, some rows at a time.
+    """Generates responses with `model.generate`, some rows at a time.
 
     Args:
-        model: the policy.
+        model: The policy.
         queries: (B, P) int64, left-padded with pad_token_id.
-        local_rollout_forward_batch_size: rows at a time.
-        pad_token_id: may be past the embeddings.
-        generation_config: for `model.generate`.
+        local_rollout_forward_batch_size: The number of rows at a time.
+        pad_token_id: The id of PAD, which may be past the embeddings.
+        generation_config: The configuration for `model.generate`.
 
     Returns:
-        Queries with responses (B, P + T), with pad_token_id after a response's end; and the processed scores that each
-        response token was drawn from, (B, T, V), 0 after the end.
+        Queries with responses (B, P + T), with pad_token_id after a response's end; and the processed scores from which
+        each response token was drawn, (B, T, V), 0 after the end.
     """
     stops = torch.tensor(stop_ids_of(model, generation_config), device=queries.device)
     config = copy.copy(generation_config)
@@ -98,7 +98,7 @@ def batch_generation(
         over = (ends.cumsum(1) - ends).bool()
         sequences.append(torch.cat([rows, responses.masked_fill(over, pad_token_id)], dim=1))
         scores.append(torch.stack(out.scores, dim=1).masked_fill(over.unsqueeze(-1), 0))
-    # `generate` stops when all of its rows have ended, so each call returns another width.
+    # `generate` stops when all of its rows have ended, so calls may return different widths.
     width = max(score.shape[1] for score in scores)
     full = queries.shape[1] + width
     padded = [torch.nn.functional.pad(ids, (0, full - ids.shape[1]), value=pad_token_id) for ids in sequences]
@@ -110,9 +110,9 @@ def stop_ids_of(model: Any, generation_config: GenerationConfig | None = None, i
     """Returns the ids at which `model.generate` ends a row.
 
     Args:
-        model: the policy.
-        generation_config: passed to `generate`; its ids are used if `ids` is None.
-        ids: passed to `generate`. If neither has any, the model's own are used.
+        model: The policy.
+        generation_config: The configuration passed to `generate`, whose ids are used if `ids` is None.
+        ids: The ids passed to `generate`. If neither argument names ids, the model's own are used.
     """
     if ids is None and generation_config is not None:
         ids = generation_config.eos_token_id

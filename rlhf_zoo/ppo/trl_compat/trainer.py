@@ -1,4 +1,4 @@
-"""TRL 1.12's PPOTrainer: its attributes and behavior, on ours."""
+"""TRL 1.12's PPOTrainer, with its attributes and behavior, as a subclass of ours."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +25,7 @@ class PPOTrainer(ZooPPOTrainer):
 
         Args:
             *args: As for `rlhf_zoo.PPOTrainer`, whose first parameters are TRL's, in TRL's order.
-            **kwargs: Likewise.
+            **kwargs: As for `rlhf_zoo.PPOTrainer`.
 
         Raises:
             ZooError: As for `rlhf_zoo.PPOTrainer`, and for an optimizer without a weight of the policy or the critic.
@@ -82,7 +82,7 @@ class PPOTrainer(ZooPPOTrainer):
         return replace(rollout, samples=replace(rollout.samples, ended=rollout.samples.ended | eos.any(1)))
 
     def generate_completions(self, sampling: bool = False, **kwargs: Any) -> dict[str, list[Any]]:
-        """As for `rlhf_zoo.PPOTrainer`, but without eval_dataset it returns {}, as in TRL.
+        """Does the same as in `rlhf_zoo.PPOTrainer`, but without eval_dataset it returns {}, as in TRL.
 
         Args:
             sampling: Whether to stop after one batch.
@@ -97,13 +97,13 @@ class PPOTrainer(ZooPPOTrainer):
         tags: str | list[str] | None = None,
         **card: Any,
     ) -> None:
-        """Makes Trainer's card, with TRL's keywords; `push_to_hub` passes its own on to this method.
+        """Makes Trainer's card, with TRL's keywords. `push_to_hub` passes its keywords on to this method.
 
         Args:
-            model_name: The card's model.
-            dataset_name: Its data set or data sets.
-            tags: Its tags.
-            **card: Further keywords of Trainer's.
+            model_name: The model's name on the card.
+            dataset_name: The name of the data set or data sets.
+            tags: The card's tags.
+            **card: Further keywords of Trainer's method.
         """
         if dataset_name is not None:
             card |= {"dataset": dataset_name, "dataset_tags": dataset_name}
