@@ -1,8 +1,8 @@
 """Every formula of PPO for language models: pure tensors in, tensors out.
 
-Shapes: B rollouts, T response positions, V tokens of the vocabulary. A actions are T tokens, or 1 where a whole
-completion is one action. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token; it
-starts at position 0 and has no holes. Log-probabilities are those of the sampled token under the sampling distribution
+Shapes: B rollouts, T response positions, V tokens of the vocabulary, A actions. The actions are the T tokens, or 1 if a
+whole completion is one action. A mask (B, T) is True on sampled tokens up to and including the end-of-sequence token,
+from position 0 and without holes. Log-probabilities are those of the sampled token under the sampling distribution
 (same temperature), in nats. Values outside the mask never matter.
 
 "N+ 15" is detail 15 of "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031).
@@ -140,8 +140,8 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
     """KL(π ‖ π_ref) = Σ_v p_v (log p_v − log q_v) of each next-token distribution in nats, (...).
 
     Args:
-        logits: (..., V) of π.
-        ref_logits: (..., V) of π_ref.
+        logits: (..., V) of π, whose probabilities are p.
+        ref_logits: (..., V) of π_ref, whose probabilities are q.
     """
     logps, ref_logps = log_softmax(logits), log_softmax(ref_logits)
     # A token that π never takes adds nothing, and must not add 0·∞ to the gradient either.

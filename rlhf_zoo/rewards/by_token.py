@@ -47,7 +47,7 @@ def rewards_by_token(
         T numbers.
 
     Raises:
-        PartsMismatch: The number of numbers is not T, a span is not in the text, or spans lack a tokenizer.
+        PartsMismatch: There are not T numbers, a span is not in the text, or spans lack a tokenizer.
         TypeError, ValueError, RuntimeError: A value is not a number, as for `to_float`.
     """
     if len(values) and not any(is_list(item) for item in values):

@@ -141,7 +141,7 @@ class Rewards:
             completions: B texts, or lists of messages.
             texts: B full texts (prompt + completion), or conversations.
             columns: Other columns of the data set, for functions. Names in `reserved_columns.RESERVED` are left out.
-            trainer_state: Passed to functions; None, outside of training, is not passed.
+            trainer_state: The trainer's state, for functions; None outside of training.
             model_context: Called with each reward model; its context is open while that model scores.
 
         Raises:

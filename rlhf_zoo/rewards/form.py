@@ -78,7 +78,7 @@ def _token_ids(reward: Rule, columns: Mapping[str, Any]) -> Sequence[Sequence[in
 
 @dataclass(frozen=True, kw_only=True)
 class Length(Rule):
-    """The length of a completion, or, with a target, −|length − target| / target but at least −1.
+    """The length of a completion or, with a target, −|length − target| / target, but at least −1.
 
     Without a target, it rewards length itself: use weight 0 to only log lengths, or a small weight, negative to prefer
     short completions.

@@ -17,7 +17,7 @@ from .rule import Rule, text_of
 
 #: harper's kinds of findings that are a matter of taste or dialect, not errors.
 IGNORED_KINDS = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
-#: The lowest score of `grammar`, an error in every word.
+#: The lowest score of `grammar`, that of an error in every word.
 MIN_GRAMMAR = -100.0
 #: Number of words at the beginning of a completion in which `refuses` looks for a phrase.
 OPENING_WORDS = 20

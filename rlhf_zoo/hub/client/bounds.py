@@ -19,7 +19,7 @@ from .retry_after import seconds_to_wait
 if TYPE_CHECKING:
     from httpx2 import Client, Response, SyncByteStream
 
-#: Most seconds that a Hub may ask a client to wait, that a response may take to start, and between two of its parts.
+#: Most seconds that a client waits: if a Hub asks it to, until a response starts, and between two parts of a response.
 MAX_WAIT_SECONDS = 600.0
 CONNECT_SECONDS = 30.0
 #: Most pages of one list. The Hub puts up to 1,000 entries on a page.

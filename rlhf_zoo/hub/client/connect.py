@@ -214,7 +214,7 @@ def connected() -> Hub:
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
     """Chooses the Hub of a command.
 
-    The first that applies: the flag; HF_ENDPOINT; huggingface.co, given a token and --push_to_hub; the embedded Hub.
+    Takes the flag, else HF_ENDPOINT, else huggingface.co (given a token and --push_to_hub), else the embedded Hub.
 
     Args:
         flag: Value of the flag: 'local' or an address. None if it was not given.
@@ -242,7 +242,7 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
 def choose_source(flag: str | None, target: Hub) -> Hub | None:
     """Chooses the Hub for models and data that `target` does not have.
 
-    The first that is set: the flag; HF_ENDPOINT; else huggingface.co.
+    Takes the flag, else HF_ENDPOINT, else huggingface.co.
 
     Args:
         flag: Value of --source_hub: 'none', 'local' or an address. None if it was not given.

@@ -53,7 +53,7 @@ class LoaderOptions(TypedDict, total=False):
     """Keywords that every loader of `datasets` takes.
 
     Attributes:
-        token: The Hub's token; True for the stored one, False for none.
+        token: The Hub's token; True for the stored token, False for none.
         cache_dir: The cache folder.
     """
 

@@ -220,7 +220,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
     if storage is None or name not in present:
         kind_note = "" if kind == "model" else f" of type {kind}"
         hint = did_you_mean(name, present) or f": it has {', '.join([*present][:12])}." if present else ": it has none."
-        raise ZooError(f"The embedded Hub over {root} has no repository {name!r}{kind_note}{hint}")
+        raise ZooError(f"The embedded Hub in {root} has no repository {name!r}{kind_note}{hint}")
     repo = present[name]
     path = storage.path(repo)
     try:

@@ -135,7 +135,7 @@ def foreground() -> Iterator[None]:
     if group == os.getpid() or not all(map(os.isatty, (0, 1, 2))) or os.tcgetpgrp(0) != group:
         yield
         return
-    # By SIGTTOU, the kernel stops a background group that calls tcsetpgrp. SIGTSTP is Ctrl-Z.
+    # A background group that calls tcsetpgrp gets SIGTTOU, which would stop it. SIGTSTP is Ctrl-Z.
     for number in (signal.SIGTTOU, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
     os.setpgid(0, 0)

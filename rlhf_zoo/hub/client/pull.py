@@ -77,7 +77,7 @@ class Pulled:
 
 
 def split_revision(repository: str) -> tuple[str, str | None]:
-    """Splits NAMESPACE/NAME[@REVISION] into the id and the revision; None if there is no revision.
+    """Splits NAMESPACE/NAME[@REVISION] into (NAMESPACE/NAME, REVISION). A missing revision is None.
 
     Args:
         repository: NAMESPACE/NAME[@REVISION].
@@ -402,7 +402,7 @@ def _open_locked(path: Path, pause: Callable[[float], None]) -> IO[bytes]:
     """Opens a file for appending and locks it. While another process has the lock, calls `pause`, which may raise."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # Either error means that another process removed the folder in between, or has the lock.
+        # FileNotFoundError: another process removed the folder in between. BlockingIOError: it has the lock.
         with contextlib.suppress(FileNotFoundError, BlockingIOError):
             file = path.open("ab")
             try:

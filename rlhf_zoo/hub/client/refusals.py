@@ -52,7 +52,7 @@ def is_disk_full(error: BaseException | None) -> bool:
     visited: set[int] = set()
     while error is not None and id(error) not in visited:  # an exception can be its own cause
         visited.add(id(error))
-        # safetensors raises an exception that has no errno but the code in its text.
+        # safetensors raises exceptions without errno, which have the code in their text.
         if getattr(error, "errno", None) in DISK_FULL or any(f"(os error {code})" in str(error) for code in DISK_FULL):
             return True
         error = error.__cause__ or error.__context__

@@ -65,7 +65,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
 
 
 def is_own(document: Mapping[str, object]) -> bool:
-    """Whether this user's rlhf-zoo wrote a run.json, unchanged since, or the user trusts it.
+    """Whether a run.json is as this user's rlhf-zoo wrote it, or the user trusts it.
 
     Args:
         document: The content of run.json.

@@ -30,7 +30,7 @@ class Access:
         return request.role is not None or not settings.private
 
     def read(self, request: Request, repo: RepoId) -> Settings:
-        """Returns the repository's settings.
+        """Checks that the caller may read a repository, and returns its settings.
 
         Args:
             request: The request.
@@ -52,7 +52,7 @@ class Access:
         return settings
 
     def write(self, request: Request, repo: RepoId) -> Settings:
-        """Returns the repository's settings.
+        """Checks that the caller may change a repository, and returns its settings.
 
         Args:
             request: The request.

@@ -103,7 +103,7 @@ class CollectionsApi(Api):
         return self._answer(request, self._load(request, namespace, slug))
 
     def _change(self, request: Request, namespace: str, slug: str) -> Response:
-        """Changes title, description, visibility, theme or position. With the title, all but the slug's end changes."""
+        """Changes title, description, visibility, theme or position. A new title changes the slug, except its end."""
         request.require_write()
         fields = request.json()
         with self._locked():

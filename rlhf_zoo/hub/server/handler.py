@@ -111,7 +111,7 @@ class HubServer(ThreadingHTTPServer):
     def accepts_host(self, header: str) -> bool:
         """Whether a Host header names this server.
 
-        This stops DNS rebinding: requests are refused from a web page whose own name resolves to this machine.
+        This stops DNS rebinding, in which the name of a foreign web page comes to resolve to this machine.
 
         Args:
             header: Value of the header, with or without a port.
@@ -287,7 +287,7 @@ class Handler(BaseHTTPRequestHandler):
         Args:
             code: HTTP status.
             message: The reason, if http.server gives one.
-            explain: Ignored too.
+            explain: Ignored.
         """
         self.close_connection = True
         # http.server calls this before it has parsed a command or a version, which `_send` needs.

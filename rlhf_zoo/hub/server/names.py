@@ -89,7 +89,7 @@ def check_path(path: object) -> str:
         The path: relative, and safe on Linux, macOS and Windows.
 
     Raises:
-        Fault: 400 for a path that is not.
+        Fault: 400 for a path that is not relative and safe.
     """
     from dulwich.index import validate_path_element_hfs, validate_path_element_ntfs
 

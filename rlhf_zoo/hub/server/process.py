@@ -50,7 +50,7 @@ def serve(
         port: Port to listen on; 0 for any free one.
         ready_file: Receives {"url", "pid"} as JSON once the server listens.
         parent: Id of the process that the server belongs to. The server ends with it, ignores SIGINT, and does not
-            record itself in the root. None for a server of its own.
+            record itself in the root. None for a server that runs on its own.
         is_second: Whether another server of the same root is on record, so that this server must not record itself.
         on_ready: Called with the address once the server listens.
 
@@ -161,7 +161,7 @@ def _announce(record_path: Path | None, ready_file: str | os.PathLike[str] | Non
 
 
 def _parent_monitor(pid: int | None) -> Callable[[], bool]:
-    """Returns a function that tells whether the process is alive, which is always True if `pid` is None."""
+    """Returns a function that tells whether a process is alive. If `pid` is None, it always returns True."""
     # If the parent ends, this process gets another parent. That is safer to test than an id, which may be reused.
     if pid is None or pid == os.getppid():
         return lambda: pid in (None, os.getppid())

@@ -127,7 +127,7 @@ class TokenFile:
         Args:
             role: "read" or "write".
             name: Its purpose, as lists show it.
-            seconds: How long it is valid; None for until it is revoked.
+            seconds: How long it is valid; None for no limit.
 
         Returns:
             The token.
@@ -192,7 +192,7 @@ def create_token(
         root: The Hub's folder, created if it does not exist.
         role: "read" or "write".
         name: Its purpose, as lists show it.
-        seconds: How long it is valid; None for until it is revoked.
+        seconds: How long it is valid; None for no limit.
 
     Returns:
         The token.

@@ -67,7 +67,7 @@ class XetApi(Api):
         return json_response({"was_inserted": inserted})
 
     def _upload_shard(self, request: Request, repo: RepoId, epoch: str) -> Response:
-        """Receives a shard, and rebuilds its files from the xorbs. After the answer they are ordinary large files."""
+        """Receives a shard, and rebuilds its files from the xorbs. From then on, they are ordinary large files."""
         with self._upload_errors(request, repo):
             store = XetStore(self._storage.path(repo), epoch)
             store.register(request.body.read(), require_room=self._storage.require_room)

@@ -46,7 +46,7 @@ def check_hash(text: str) -> str:
         text: The hash from the client.
 
     Raises:
-        Fault: 400 if it does not.
+        Fault: 400 if it has any other form.
     """
     if not re.fullmatch(r"[0-9a-f]{64}", text):
         raise bad_request("A Xet hash has 64 lower-case hexadecimal digits.")
