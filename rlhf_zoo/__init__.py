@@ -30,7 +30,8 @@ __all__ = [
     "watch",
 ]
 
-_WHERE = {
+#: Public name -> the module that defines it, which is imported on first use.
+_MODULES = {
     "Compared": "app.engine",
     "Comparison": "app.engine",
     "Limits": "app.engine",
@@ -69,11 +70,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f".{_WHERE[name]}", __name__), name)
+    return getattr(import_module(f".{_MODULES[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:
