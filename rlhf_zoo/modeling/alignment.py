@@ -132,7 +132,7 @@ class Pieces:
     """Decodes a completion token by token. The pieces, joined, are its text.
 
     A token alone does not determine its text: SentencePiece drops the space before it, and a byte is not a character.
-    So each token is decoded together with the tokens before it, those of the prompt included. A character that spans
+    So each token is decoded together with the tokens before it, including the prompt's. A character that spans
     several tokens belongs to the piece of the last of them.
 
     Attributes:

@@ -57,7 +57,7 @@ def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[
     Args:
         prompt: A text, or a conversation. A conversation gets the template's generation prompt. If its last turn is the
             assistant's, that turn stays open instead, and the completion continues it.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
 
     Returns:
         Token ids, with one BOS if the tokenizer adds one.
@@ -97,7 +97,7 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
 
     Args:
         prompt: A conversation.
-        tokenizer: The policy's, with the recipe's strip_thoughts.
+        tokenizer: The policy's tokenizer, with the recipe's strip_thoughts.
 
     Raises:
         ZooError: The recipe has strip_thoughts, and the beginning of the answer in the prompt ends inside a thought.
@@ -131,7 +131,7 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
 
     Args:
         text: A text, or a conversation with its answer.
-        tokenizer: The reward model's.
+        tokenizer: The reward model's tokenizer.
         ended: Whether the completion ended by itself instead of at the length limit.
 
     Returns:
@@ -265,7 +265,7 @@ def wrap_prompt(text: Any, tokenizer: PreTrainedTokenizerBase) -> Any:
 
     Args:
         text: A text; anything else is returned unchanged.
-        tokenizer: The policy's, whose template says whether it was trained on conversations.
+        tokenizer: The policy's tokenizer, whose template says whether it was trained on conversations.
 
     Returns:
         A conversation of one user turn, or the text.
@@ -337,7 +337,7 @@ def decode_completions(
     """Decodes completions to the text that rewards, judges and people read.
 
     Args:
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         prompts: Texts or conversations.
         prompt_tokens: Their token ids, as the policy read them.
         completion_tokens: The token ids of one completion for each prompt.
@@ -365,7 +365,7 @@ def strip_template_space(text: str, prompt: Prompt, tokenizer: PreTrainedTokeniz
     Args:
         text: A decoded completion.
         prompt: Its prompt, a text or a conversation. Only a conversation that begins no answer has such white space.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
     """
     if isinstance(prompt, str) or has_answer_prefix(prompt):
         return text
@@ -392,7 +392,7 @@ def tokenize_completion(prompt: Prompt, completion: str, tokenizer: PreTrainedTo
     Args:
         prompt: A text or a conversation.
         completion: The text of the completion.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
 
     Returns:
         The completion's token ids, without those of the prompt and without an end token.

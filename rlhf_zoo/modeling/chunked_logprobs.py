@@ -67,7 +67,7 @@ def logit_transform(model: Any) -> LogitTransform | None:
 def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     """Replaces the head's output by fixed numbers and compares the model's logits with them.
 
-    The configuration cannot tell, because each family has its own key for a scale, and some apply it elsewhere.
+    The configuration does not tell: each model family has its own key for a scale, and some apply the scale elsewhere.
     """
     device = head.weight.device
     indices = torch.arange(head.out_features, device=device)
@@ -117,7 +117,7 @@ def chunked_logprobs(
         head: The output embeddings.
         tokens: (N,) int64 token ids.
         transform: How the model transforms the head's output.
-        temperature: Logits are divided by it.
+        temperature: The sampling temperature, by which logits are divided.
         vocabulary: The tokens that can be sampled; None for every entry of the logits.
         loss: A loss of log π and entropy, whose gradients this pass computes; None for no loss.
 

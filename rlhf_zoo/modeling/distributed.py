@@ -59,7 +59,7 @@ def rank() -> int:
 
 
 def is_main_process() -> bool:
-    """Whether this process may write: it is the main one, or it has not joined the others."""
+    """Whether this process may write: it is the main process, or it has not joined the others."""
     return rank() == 0 or not _joined
 
 
@@ -168,7 +168,7 @@ def wait() -> None:
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Runs the code of this context in the main process first, then in the others, which can read what it wrote."""
+    """Runs the code of this context in the main process first, so that the others can read what it wrote."""
     if not is_main_process():
         wait()
     yield

@@ -115,7 +115,7 @@ def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: fl
     Args:
         model: The policy.
         samples: B prompts with completions.
-        temperature: Logits are divided by it.
+        temperature: The sampling temperature, by which logits are divided.
 
     Returns:
         (B, T, V) float32, with V the size of the vocabulary that could be sampled.
@@ -140,7 +140,7 @@ def response_logprobs(
     Args:
         model: The policy.
         samples: B prompts with completions.
-        temperature: Logits are divided by it.
+        temperature: The sampling temperature, by which logits are divided.
         return_states: Whether to return the input of the model's head.
         return_logits: Whether to return the logits.
         entropy_requires_grad: Whether the entropy has a gradient.
@@ -217,7 +217,7 @@ def token_logprobs(
     Args:
         model: The policy, or a reference.
         samples: B prompts with completions.
-        temperature: Logits are divided by it.
+        temperature: The sampling temperature, by which logits are divided.
         batch_size: The maximum number of rows in a pass.
         max_tokens: The maximum number of tokens in a pass, padding included; None for no limit.
 

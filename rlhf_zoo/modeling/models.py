@@ -150,7 +150,7 @@ def build_causal(
     """Builds a causal language model with random weights.
 
     Args:
-        architecture: `model_type` and fields of its configuration.
+        architecture: `model_type`, and fields of the configuration of that type.
         tokenizer: Determines the vocabulary size and the special tokens.
         options: Precision and attention.
 
@@ -379,8 +379,8 @@ def set_score_statistics(model: PreTrainedModel, *, mean: float, std: float, mea
 
     Args:
         model: The reward model.
-        mean: μ of its raw scores.
-        std: σ of its raw scores.
+        mean: μ of the model's raw scores.
+        std: σ of the model's raw scores.
         measured_on: A description of the texts on which both were measured.
     """
     model.config.problem_type = "regression"

@@ -76,7 +76,7 @@ def prepare_prompts(
     Args:
         dataset: A data set with `prompt` (texts or conversations) or, as in TRL's PPO, `input_ids`, which may be padded
             and may have an `attention_mask`.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         context: The model's context length in tokens; None if it has no limit.
         max_new_tokens: The maximum number of tokens in a completion.
         num_proc: The number of processes that tokenize; None for this one.
@@ -207,7 +207,7 @@ def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
 
     Args:
         batch: {column: values of all prompts}.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
 
     Raises:
         ZooError: An `attention_mask` does not fit its `input_ids`.

@@ -20,7 +20,7 @@ QUESTION = "_rlhf_zoo_question"
 
 #: The arguments of reward functions and rules, besides columns of the data set.
 ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_extra", "log_metric")
-#: The columns that functions do not get: `completion`, as in TRL, those that they get as arguments, and our own.
+#: Columns that functions do not get: `completion` (as in TRL), those named like an argument, and our own.
 RESERVED = frozenset(
     {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION}
 )

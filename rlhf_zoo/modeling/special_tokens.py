@@ -29,7 +29,7 @@ def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 
     Args:
         model: The policy, or anything with a generation config.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
     """
     configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     configured_ids = configured if isinstance(configured, list) else [configured]
@@ -156,7 +156,7 @@ def add_pad_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
 
     Args:
         model: The model, which is changed.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
 
     Returns:
         Whether an embedding was added.
@@ -172,7 +172,7 @@ def write_pad_id(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> 
 
     Args:
         model: The model, which is changed.
-        tokenizer: The model's.
+        tokenizer: The model's tokenizer.
     """
     for config in (model.config, getattr(model, "generation_config", None)):
         if config is not None:

@@ -12,7 +12,7 @@ from ..errors import ZooError
 from .model_files import HubOptions, ModelFiles
 
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
-PREFIX = "v_head."  # of its tensors among a model's weights
+PREFIX = "v_head."  # of the head's tensors in a model's state dict
 HEAD_TENSORS = {"summary.weight", "summary.bias"}
 
 

@@ -86,7 +86,7 @@ def assemble(
 
     Args:
         args: The settings.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         model: The policy: a causal model, with or without a value head, its path or its Hub id.
         ref_model: The reference as a model, a path or a Hub id; None for the policy as it starts.
         reward_model: One reward model or several.
@@ -313,7 +313,7 @@ def build_rewards(
         reward_model: One reward model or several, as models, paths or Hub ids.
         reward_funcs: One reward function or several.
         args: The settings.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         reward_tokenizer: The reward models' tokenizers, one for all or one for each.
 
     Returns:
@@ -383,7 +383,7 @@ def prepare_prompt_data(
     Args:
         data: The data set, a mapping, or None.
         args: The settings.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         context: The number of tokens that all models can read; None for no limit.
         smallest_embedding: The model with the fewest embedding rows.
         training: Whether these are training prompts. Then there must be enough of them for an update.

@@ -39,7 +39,7 @@ def decode_rows(tokenizer: PreTrainedTokenizerBase, samples: Samples, rows: Sequ
     """Decodes samples for reward functions.
 
     Args:
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         samples: B completions.
         rows: One data-set row for each completion, the row of its prompt.
     """

@@ -231,7 +231,7 @@ class PPOConfig(TrainingArguments):
         """Returns the ids of the tokens that end a completion; [] if all completions have response_length tokens.
 
         Args:
-            tokenizer: The policy's.
+            tokenizer: The policy's tokenizer.
             policy: The policy.
         """
         return stop_ids(policy, tokenizer) if self.configured_stop_ids is None else self.configured_stop_ids

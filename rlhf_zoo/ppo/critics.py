@@ -93,7 +93,7 @@ def build_critic(
 
 
 def _weight_as_reward(value_model: PreTrainedModel | str | Path, rewards: Rewards | None) -> float:
-    """Returns the weight of `value_model` in the reward, if it is a reward model or has its files; otherwise 1."""
+    """Returns the weight of `value_model` in the reward if it is one of the reward models, or has its name; else 1."""
 
     def name(model: Any) -> str:
         return str(getattr(model.config, "_name_or_path", "")) if isinstance(model, PreTrainedModel) else str(model)

@@ -156,7 +156,7 @@ def split_samples(samples: Samples, *, process: int, processes: int, **how: Any)
 
 
 def split_texts(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
-    """Splits a minibatch's texts into those of one process's micro-batches.
+    """Returns one process's share of a minibatch's texts, split among its micro-batches.
 
     Args:
         texts: The texts of all processes.

@@ -30,7 +30,7 @@ def make_engine(
     Args:
         args: The settings.
         policy: The policy.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         accelerator: The trainer's accelerator.
 
     Raises:

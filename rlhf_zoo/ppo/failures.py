@@ -4,7 +4,7 @@ from ..errors import ZooError
 
 
 class UpdateFailed(ZooError):
-    """An update could not be made. The weights are those from before the update.
+    """An update could not be made. The weights are the same as before the update.
 
     Attributes:
         raised_on_all_processes: Whether all processes raise it, so that they can save a checkpoint together.

@@ -251,7 +251,7 @@ def check_ratio(mismatch: float, *, precision: torch.dtype) -> None:
         ZooError: The mismatch is larger than rounding can explain.
     """
     allowed = RATIO_ROUNDING.get(precision, RATIO_ROUNDING[torch.bfloat16])
-    if not mismatch <= allowed:  # also if it is NaN
+    if not mismatch <= allowed:  # also if the mismatch is NaN
         raise ZooError(
             f"In the first pass log π differs from the sampler's by {mismatch:.3g} per token on average, more than the "
             f"{allowed:g} that rounding can explain. Training and sampling must compute the same: check dropout, mask "
@@ -287,7 +287,7 @@ class ReferenceWatch:
             self._first_logprobs = logprobs
         change = float((logprobs - self._first_logprobs).abs().max())
         allowed = REFERENCE_ROUNDING.get(precision, REFERENCE_ROUNDING[torch.bfloat16])
-        if not change <= allowed:  # also if it is NaN
+        if not change <= allowed:  # also if the change is NaN
             raise ZooError(
                 f"The reference changed: log π_ref of a fixed completion moved by {change:.3g} nats. Pass a copy as "
                 "ref_model, because the reference must not share weights with a model in training."

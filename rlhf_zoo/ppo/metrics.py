@@ -163,7 +163,7 @@ class UpdateMetrics:
         Args:
             reduce: Sums a tensor over processes.
         """
-        # The sums run over all epochs, so those of one epoch are a difference.
+        # The sums cover all epochs so far, so an epoch's sums are a difference.
         sums = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
         approx_kl, tokens = (sums - self._sums_before_epoch).tolist()
         self._sums_before_epoch = sums

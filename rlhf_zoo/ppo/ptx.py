@@ -23,7 +23,7 @@ class TextSource:
         Args:
             dataset: A data set with the column `text`, with `prompt` and `completion` (only the completion has target
                 tokens), or with `input_ids`.
-            tokenizer: The policy's.
+            tokenizer: The policy's tokenizer.
             context: The maximum number of tokens in a text; None for no limit.
             pad_id: The id with which shorter texts are padded.
             embeddings: The number of rows of the policy's embedding table.

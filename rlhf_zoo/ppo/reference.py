@@ -64,7 +64,7 @@ class Reference:
         elif in_8bit:
             model = _quantize_to_8bit(policy if model is None else model)
         elif model is None:
-            # The copy is made before training starts, so it is the SFT policy.
+            # The copy is made before training starts, so the reference is the SFT policy.
             model = copy.deepcopy(policy)
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
                 half: Any = model

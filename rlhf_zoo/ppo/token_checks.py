@@ -28,7 +28,7 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *,
     PAD itself may be past the embeddings, because the model never reads it.
 
     Args:
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         policy: The model in training.
         require_own_pad: Whether PAD must differ from EOS. If the length of every completion is known, it need not.
 

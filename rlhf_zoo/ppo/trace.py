@@ -147,7 +147,7 @@ def trace(
         reference: The reference for KL.
         critic: The critic, which computes V.
         rewards: The rewards, which score the completion.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         args: The settings of the training.
         old: The policy in the denominator of ρ; None for the reference.
         kl_coef: β; None for args.kl_coef.

@@ -49,7 +49,7 @@ class VLLMEngine:
     Args:
         args: The settings.
         policy: The policy.
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         accelerator: The trainer's accelerator.
 
     Raises:
@@ -75,7 +75,7 @@ class VLLMEngine:
         colocated = nullcontext() if self._url else _llm_with(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
         )  # fmt: skip
-        with ended_by_signals(), _sampling_error("vLLM did not start", "see what it printed above"):
+        with ended_by_signals(), _sampling_error("vLLM did not start", "see its output above"):
             if self._url and self._is_client:
                 check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
@@ -101,7 +101,7 @@ class VLLMEngine:
 
     def __call__(self, model: PreTrainedModel, request: SamplingRequest) -> Samples:
         assert (request.temperature, request.max_new_tokens) == (self._temperature, self._length)
-        # The trainer's stop ids include EOS if it should end completions, so vLLM must not stop at it by itself.
+        # The trainer's stop ids include EOS if EOS should end completions, so vLLM must not stop at EOS by itself.
         settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
         if ids_outside(request.vocabulary, model):
             settings["allowed_token_ids"] = [
@@ -120,7 +120,7 @@ class VLLMEngine:
 
     @property
     def _fix(self) -> str:
-        return f"see what the server at {self._url} printed" if self._url else "see what it printed above"
+        return f"see the output of the server at {self._url}" if self._url else "see its output above"
 
     def _send_weights(self, model: PreTrainedModel, request: SamplingRequest) -> None:
         """Sends the policy's weights and checks that vLLM has them. If not, all processes raise SamplingFailed."""
@@ -225,7 +225,7 @@ def check_server(url: str) -> None:
         url: The server's address, without a slash at the end.
 
     Raises:
-        SamplingFailed: Twice, it did not answer in time or answered with an error.
+        SamplingFailed: Two attempts failed: the server did not answer in time, or answered with an error.
     """
     failure = ""
     for attempt in range(2):
@@ -245,14 +245,14 @@ def check_server(url: str) -> None:
 
 
 def computing_dtype(args: PPOConfig, policy: PreTrainedModel) -> torch.dtype:
-    """Returns the type in which the policy computes.
+    """Returns the dtype in which the policy computes.
 
     Args:
         args: The settings.
         policy: The policy.
 
     Returns:
-        bfloat16 under autocast, otherwise the type of the weights.
+        bfloat16 under autocast, otherwise the dtype of the weights.
     """
     embeddings: Any = policy.get_input_embeddings()
     return torch.bfloat16 if args.bf16 else embeddings.weight.dtype
@@ -300,7 +300,7 @@ def row_logprobs(model: PreTrainedModel, row: Sequence[int]) -> Tensor:
 
 @contextmanager
 def _sampling_error(failure: str, fix: str) -> Iterator[None]:
-    """Converts whatever TRL and vLLM raise into SamplingFailed. They raise too many types to list them."""
+    """Converts any exception of TRL or vLLM into SamplingFailed. They raise too many types to list."""
     try:
         yield
     except ZooError:

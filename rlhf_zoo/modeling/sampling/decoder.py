@@ -57,7 +57,7 @@ class Decoder(Protocol):
         Args:
             prompts: N token lists.
             rows: The ids of the rows.
-            pad_id: PAD.
+            pad_id: The id of PAD.
 
         Returns:
             The logits of the completions' first tokens, and the ids of the rows, (N,).
@@ -147,7 +147,7 @@ class _ActiveRows:
         self.rows, self.cache, self.mask, self.tokens, self.can_join = rows, cache, mask, tokens, can_join
 
     def drop_rows(self, finished: Tensor) -> _ActiveRows | None:
-        """Returns the other rows, without columns that are padding in all of them; None if all rows are finished."""
+        """Returns the unfinished rows, without columns that are padding in all of them; None if there are none."""
         order = compaction_order(finished)
         if len(order) == len(finished):
             return self
@@ -192,7 +192,7 @@ def prefill_prompts(
     Args:
         model: The policy.
         prompts: B token lists.
-        pad_id: PAD.
+        pad_id: The id of PAD.
 
     Returns:
         The next-token logits after the prompts, their mask (B, P) bool, and their cache.
@@ -273,7 +273,7 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
 
     Args:
         sequences: B token lists.
-        pad_id: PAD.
+        pad_id: The id of PAD.
         device: The device of the result.
 
     Returns:

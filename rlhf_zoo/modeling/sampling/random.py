@@ -101,7 +101,7 @@ _BLOCKS_FROM = 1024
 def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the same as `_inverse_cdf`, with float64 sums only in the vocabulary block that contains the token.
 
-    If a row's number is so close to a bound of its token that rounding could decide, `_inverse_cdf` draws that row.
+    If a row's number is so close to the edge of a token's interval that rounding could decide, `_inverse_cdf` draws it.
     """
     size = probabilities.shape[1]
     full_blocks = size // _BLOCK * _BLOCK

@@ -40,7 +40,7 @@ class Vocabulary:
         """Returns the tokenizer's ids for which every model has an embedding.
 
         Args:
-            tokenizer: The policy's.
+            tokenizer: The policy's tokenizer.
             *models: The models that sample or read completions.
         """
         tables: list[Any] = [model.get_input_embeddings() for model in models]
@@ -117,7 +117,7 @@ class Samples:
 
         Args:
             parts: At least one.
-            pad_id: PAD.
+            pad_id: The id of PAD.
         """
         if len(parts) == 1:
             return parts[0]
@@ -191,8 +191,8 @@ def sample(
         seed: The run's seed.
         max_new_tokens: The maximum number of tokens in a completion.
         stop_ids: A completion ends with the first of these tokens.
-        pad_id: PAD.
-        temperature: Logits are divided by it.
+        pad_id: The id of PAD.
+        temperature: The sampling temperature, by which logits are divided.
         top_p: The total probability of the most likely tokens, to which draws are limited. It does not change log π.
         vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
         max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts may wait.
@@ -259,7 +259,7 @@ def _starting_order(lengths: Sequence[int], max_new_tokens: int, max_tokens: int
 
 
 def check_fits(lengths: Iterable[int], max_new_tokens: int, max_tokens: int | None) -> None:
-    """Checks that the cache can hold each prompt with its completion, by itself.
+    """Checks that the cache can hold each prompt with its completion, if no other row is in the cache.
 
     Args:
         lengths: The numbers of tokens of the prompts.
@@ -329,7 +329,7 @@ def next_logits(
         ids: (B, I) int64, the tokens that are not in the cache yet.
         cache: The cache, to which these tokens are added.
         length: The number of tokens of each row, those in the cache included.
-        temperature: Logits are divided by it.
+        temperature: The sampling temperature, by which logits are divided.
         vocabulary: The tokens that can be sampled; None for all.
 
     Returns:

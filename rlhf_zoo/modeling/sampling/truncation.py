@@ -46,7 +46,7 @@ def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, l
     Returns:
         (B,) int64.
     """
-    # The longer key selects another stream than the one that draws the row's tokens.
+    # A longer key selects a different stream from the one that draws the row's tokens.
     uniform = uniforms(seed, [(*key, 0) for key in keys], 1).squeeze(1)
     return shortest + (uniform * (longest - shortest + 1)).long()
 
@@ -57,7 +57,7 @@ def find_text_end(
     """Finds the first occurrence of a text that ends a completion.
 
     Args:
-        tokenizer: The policy's.
+        tokenizer: The policy's tokenizer.
         ids: Token ids of the completion.
         text: The text.
         after: The text does not count within this many first tokens.
@@ -102,7 +102,7 @@ class Truncation:
 
         Args:
             samples: B completions.
-            tokenizer: The policy's.
+            tokenizer: The policy's tokenizer.
             seed: The seed that they were sampled with.
             keys: The keys that they were sampled with.
         """

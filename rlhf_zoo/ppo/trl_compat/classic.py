@@ -103,7 +103,7 @@ class PPOTrainer:
             config: TRL 0.x's settings.
             model: The policy with its value head.
             ref_model: The reference for KL; None for a frozen copy of the policy.
-            tokenizer: The policy's.
+            tokenizer: The policy's tokenizer.
             dataset: The rows from which `dataloader` makes shuffled batches of batch_size; None for no `dataloader`.
             optimizer: The optimizer; None for Trainer's default.
             data_collator: Joins rows of `dataset`.

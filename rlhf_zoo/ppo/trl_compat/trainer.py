@@ -17,7 +17,7 @@ from .config import PPOConfig
 
 
 class PPOTrainer(ZooPPOTrainer):
-    """`rlhf_zoo.PPOTrainer`, whose constructor has TRL's keywords, with the additional attributes of TRL's."""
+    """`rlhf_zoo.PPOTrainer`, whose constructor has TRL's keywords, with the additional attributes of TRL's trainer."""
 
     @wraps(ZooPPOTrainer.__init__, assigned=())  # type: ignore[misc]
     def __init__(self, *args: Any, **kwargs: Any) -> None:
