@@ -9,7 +9,6 @@ import logging
 import posixpath
 import re
 from pathlib import Path
-from typing import Any
 
 import reference
 from mkdocs.config.defaults import MkDocsConfig
@@ -39,13 +38,16 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Makes links to files of the repository links within the site, or to their source."""
+    """Makes links to files of the repository links within the site, or to their source; unescapes bars in tables."""
     uri = page.file.src_uri
     origin = uri if uri in OUTSIDE else f"docs/{uri}"
 
-    def replaced(match: re.Match[str]) -> Any:
-        target = match["target"]
-        return match[0] if target is None else site_link(target, uri, origin, files)
+    def replaced(match: re.Match[str]) -> str:
+        if match["target"] is not None:
+            return site_link(match["target"], uri, origin, files)
+        # In the code of a table GitHub needs a bar escaped, and Python-Markdown would show the backslash.
+        in_table = markdown[markdown.rfind("\n", 0, match.start()) + 1] == "|"
+        return match[0].replace("\\|", "|") if in_table else match[0]
 
     return LINK.sub(replaced, markdown)
 

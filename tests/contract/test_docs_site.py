@@ -12,9 +12,11 @@ from mkdocs.config import load_config
 
 import rlhf_zoo
 from rlhf_zoo.cli.main import cli
+from rlhf_zoo.pipeline.stages.ppo import reward_functions
+from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.registry import STAGES
 from rlhf_zoo.runs.settings.declared import declared_keys
-from rlhf_zoo.runs.settings.parse import recipe_keys
+from rlhf_zoo.runs.settings.parse import parse_flags, recipe_keys, stage_settings
 
 ROOT = Path(__file__).parents[2]
 #: mkdocs.yml names Python functions by tags, which only its own loader knows.
@@ -134,7 +136,31 @@ def test_unknown_options_are_found() -> None:
     assert unknown_options("rlhf-zoo trains tiny-world") == ["trains"]
 
 
-@pytest.mark.parametrize("name", ["README.md", "is-ppo-right.md", "one-gpu.md", "several-gpus.md", "quickstart.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["../README.md", "README.md", "is-ppo-right.md", "one-gpu.md", "several-gpus.md", "quickstart.md", "your-model.md"],
+)
 def test_readers_learn_that_it_has_not_run_on_a_gpu(name: str) -> None:
     """Where somebody decides about hardware, until benchmarks/results has a run of this version on one."""
     assert "his version has not run on a GPU" in " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+#: What the page that mends runs proposes for PPO.
+PROPOSED = sorted({line for line in inline_commands("reward-up-text-worse.md") if line.startswith("rlhf-zoo ppo ")})
+
+
+@pytest.mark.parametrize("line", PROPOSED)
+def test_proposed_keys_make_a_valid_stage(line: str, tmp_path: Path) -> None:
+    flags = parse_flags([word for word in shlex.split(line)[3:] if word != "--restart"])[""]
+    settings = stage_settings(load_recipe("tiny-world"), "ppo", flags, shared_flags={}, output_dir=tmp_path)
+    functions = reward_functions(settings)
+    weights = settings.trainer.reward_weights
+    assert weights is None or len(weights) == 1 + len(functions)  # the reward model's first
+
+
+def test_there_are_proposals() -> None:
+    assert len(PROPOSED) >= 12
