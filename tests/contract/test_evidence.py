@@ -78,9 +78,13 @@ def test_what_the_list_says_came_of_a_recipe_is_what_the_json_has():
 
 
 def test_the_pages_name_every_verdict_and_the_rule_every_family_once():
-    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/cards.md")}
+    names = ("README.md", "docs/cards.md", "docs/reward-up-text-worse.md")
+    pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in names}
     for kind in get_args(Kind):
         assert all(kind in text for text in pages.values()), kind
+    for name in ("docs/verdict.md", "docs/reward-up-text-worse.md"):
+        rows = re.findall(r"(?m)^\| (.+?) \|", (ROOT / name).read_text(encoding="utf-8"))
+        assert all(any(family.name in row for row in rows) for family in FAMILIES), name
     page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
     assert f"This is version {RULE_VERSION} of the rule" in page
     assert sorted(re.findall(r"^\d\. \*\*([a-z ]+?)(?: at step N)?\*\*", page, re.M)) == sorted(get_args(Kind))
