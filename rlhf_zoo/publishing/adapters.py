@@ -9,7 +9,7 @@ from ..errors import ZooError
 from ..fileio import read_json, write_json
 from ..hub.client.connect import Hub
 from ..hub.client.publish import MERGED_MODEL, checkpoint_files, content_id, expected_id
-from ..hub.client.refs import ADAPTER_CONFIGS, ask, came_from
+from ..hub.client.refs import ADAPTER_CONFIGS, ask, hub_lineage
 from ..hub.client.refusals import refusals_as
 from ..modeling.integrity import WEIGHTS_SUFFIX
 from ..runs.context import RunContext
@@ -168,7 +168,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
                     f"{name} on {hub.name} has other weights than {base}, the base of the adapters in {record.path}: "
                     f"upload that folder (`hf upload {repo} {base}`), or name another model with --base."
                 )
-            pinned = {**parent, "repo": repo, "commit": commit, **came_from(hub, context.hub)}
+            pinned = {**parent, "repo": repo, "commit": commit, **hub_lineage(hub, context.hub)}
             # `publish` makes the stages that train later go to the same Hub and namespace.
             location = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
             record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or location)

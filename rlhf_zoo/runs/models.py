@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import ZooError
 from ..hub.client.connect import Hub
-from ..hub.client.refs import NOT_LOADED, came_from, resolve
+from ..hub.client.refs import NOT_LOADED, hub_lineage, resolve
 from ..modeling.gguf import gguf_source
 from .data.sources import model_digest
 
@@ -64,4 +64,4 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
         local = {"repo": None, "commit": None, "path": name, "fingerprint": name}
         return ParentCheckpoint(checkpoint.path, local | folder_lineage(checkpoint.path))
     lineage = {"repo": checkpoint.repo, "commit": checkpoint.commit, "path": None, "fingerprint": checkpoint.commit}
-    return ParentCheckpoint(checkpoint.path, lineage | came_from(checkpoint.hub, hub))
+    return ParentCheckpoint(checkpoint.path, lineage | hub_lineage(checkpoint.hub, hub))

@@ -121,8 +121,8 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
     return copy
 
 
-def came_from(origin: Hub, target: Hub) -> dict[str, str]:
-    """Returns {"hub": label}, for a lineage, if a model came from a Hub other than the run's own; {} otherwise.
+def hub_lineage(origin: Hub, target: Hub) -> dict[str, str]:
+    """Returns the entry of a lineage for a model from a Hub other than the run's own, {"hub": label}; else {}.
 
     Args:
         origin: The Hub that the model came from.

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 from ...errors import ZooError
 from ...hub.client.connect import Hub
 from ...hub.client.pull import fetch
-from ...hub.client.refs import NOT_LOADED, ask, came_from, resolve
+from ...hub.client.refs import NOT_LOADED, ask, hub_lineage, resolve
 from ...hub.client.refusals import refusals_as
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import check_answers_end
@@ -270,5 +270,5 @@ def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint
             return str(hub.api().model_info(name, revision=revision).sha)
 
     hub, commit = ask(name, context.hub, commit_on)
-    lineage = {"repo": name, "commit": commit, "fingerprint": name_at_revision, **came_from(hub, context.hub)}
+    lineage = {"repo": name, "commit": commit, "fingerprint": name_at_revision, **hub_lineage(hub, context.hub)}
     return ParentCheckpoint(Path(name), lineage)

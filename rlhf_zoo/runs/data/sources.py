@@ -16,7 +16,7 @@ from ...errors import ZooError
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.data_gate import CheckedData, LoaderOptions, drop_media, open_checked
-from ...hub.client.refs import ask, came_from
+from ...hub.client.refs import ask, hub_lineage
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
 from ...modeling.prompts import require_columns
 from ..record import fingerprint, records_at_rest
@@ -297,7 +297,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
         log.info("The data set %s could not be looked up: %s", name, error)
         why = reason(error.__cause__) if error.__cause__ is not None and is_outage(error.__cause__) else None
         return tried[-1], {"repo": name, "commit": revision}, why
-    return origin, lineage | came_from(origin, hub), None
+    return origin, lineage | hub_lineage(origin, hub), None
 
 
 def _benchmark_in(path: Path) -> dict[str, Any] | None:
