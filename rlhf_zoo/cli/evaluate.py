@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..errors import ZooError
-from ..modeling.prompt_keys import format_prompt_count
+from ..modeling.prompt_keys import format_group_count, format_prompt_count
 from ..runs.settings.judge_names import check_judge_name
 from ..runs.settings.values import json_object
 from .common import command_line, parse_columns, run_flags
@@ -23,7 +23,10 @@ if TYPE_CHECKING:
     from ..hub.client.connect import Hub
 
 #: Options that set a key of the recipe, and that key.
-KEY_OF_OPTION = {"prompts": "evaluation.prompts", "samples": "evaluation.samples", "llm": "evaluation.llm"}
+KEY_OF_OPTION = {
+    "prompts": "evaluation.prompts", "samples": "evaluation.samples", "group": "evaluation.group",
+    "llm": "evaluation.llm",
+}  # fmt: skip
 #: Options that apply only to a POLICY, and options that apply only to a RECIPE.
 POLICY_OPTIONS = ("against", "reward", "split", "temperature", "max_new_tokens")
 RUN_OPTIONS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
@@ -43,6 +46,11 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
 @click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
 @click.option("--prompts", type=click.IntRange(min=1), help="Held-out prompts.  [default: 200]")
 @click.option("--samples", type=click.IntRange(min=1), help="Completions of each prompt.  [default: 3]")
+@click.option(
+    "--group",
+    help="Prompts that ask the same: near-duplicates, a column with their group, or none.  [default: near-duplicates; "
+    "of a RECIPE its key evaluation.group]",
+)
 @click.option("--reward", help="The reward model; 'none' uses none.  [default: that of its run or card]")
 @click.option("--split", help="Split of the prompts.  [default: what its training held out, else test]")
 @click.option("--temperature", type=float, help="[default: that of the policy's training]")
@@ -75,7 +83,7 @@ def evaluate(
     """
     for judge in judges:
         check_judge_name(judge)
-    keys = {name: options.pop(name) for name in (*POLICY_OPTIONS, "prompts", "samples")}
+    keys = {name: options.pop(name) for name in (*POLICY_OPTIONS, "prompts", "samples", "group")}
     llm_keys = None if llm is None else json_object(llm, option="--llm", example="'{\"budget\": 1}'")
     if _is_policy(subject, keys):
         _evaluate_policy(ctx, subject, judges, keys, llm_keys, as_json, options)
@@ -150,8 +158,11 @@ def _compare(
     from ..pipeline import policy_eval as policies
     from ..publishing.cards.report import slug
     from ..runs.settings.evaluation import llm_config
+    from ..runs.settings.values import coerce
 
     options = {name: value for name, value in keys.items() if value is not None}
+    if "group" in options:
+        options["group"] = coerce(options["group"], str | None)
     against, reward = options.pop("against", None), options.pop("reward", None)
     if judges:
         options["judges"] = judges
@@ -198,7 +209,9 @@ def _policy_keys(ctx: click.Context) -> dict[str, Any]:
     if unknown is None:
         unknown = next((f"{stage}.{name}" for stage, keys in flags.items() for name in keys), None)
     if unknown is not None:
-        suggestion = did_you_mean(unknown, [*SHARED_KEYS, *POLICY_OPTIONS, "judge", "llm", "prompts", "samples"])
+        suggestion = did_you_mean(
+            unknown, [*SHARED_KEYS, *POLICY_OPTIONS, "judge", "llm", "prompts", "samples", "group"]
+        )
         raise ZooError(
             f"--{unknown} is not an option for a policy{suggestion or ': `rlhf-zoo eval --help` lists them.'}"
         )
@@ -240,8 +253,9 @@ def _show(document: Mapping[str, Any]) -> None:
     rows.append(["control: against itself, other seed", str(estimate(document["control"])), ""])
     prompt_count = format_prompt_count(document["prompts"], document["rows"])
     table(
-        f"{document['policy']['name']} against {document['against']['name']}: {prompt_count} prompts of the "
-        f"{document['split']} split, {document['samples_per_prompt']} completions a row, 95% intervals",
+        f"{document['policy']['name']} against {document['against']['name']}: {prompt_count} prompts"
+        f"{format_group_count(document['groups'], document['prompts'])} of the {document['split']} split, "
+        f"{document['samples_per_prompt']} completions a row, 95% intervals",
         ["", "the other", "the policy"],
         rows,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import printable
+from ..modeling.prompt_keys import format_group_count
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
 from .tables import print_json, stdout_console, table
@@ -83,8 +84,8 @@ def probe(
     They are compared with those of the SFT model.
 
     COMPLETIONS is a file of JSON lines, a JSON array or Parquet, with prompt and completion, as TRL, OpenRLHF or verl
-    write them (or input and output), and optionally reward (or score), judge, and logprobs of the tokens under the SFT
-    model.
+    write them (or input and output), and optionally reward (or score), judge, logprobs of the tokens under the SFT
+    model, and group, the same for prompts that ask the same.
 
     \b
     Example:
@@ -130,7 +131,8 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
     table("", ["probe", "effect", "threshold", "p", "fired", "finding"], rows)
     console = stdout_console(160)
     lines = [
-        f"Verdict: {result.verdict.text}, on {_count(result.prompts, 'prompt')}.",
+        f"Verdict: {result.verdict.text}, on {_count(result.prompts, 'prompt')}"
+        f"{format_group_count(result.groups, result.prompts)}.",
         *map("- {}".format, result.verdict.reasons),
     ]
     if result.split_half is not None:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from .judges.check import JudgeCheck
 from .probes import Probe, Report
 from .probes.reward_effect import RewardEffect
+from .prompt_groups import group_means
 from .stats import Estimate
 
 #: The smallest lower bound of a fit judge's accuracy on ordered pairs.
@@ -160,6 +162,7 @@ class Evidence:
         reward_effects: How the training reward scores the last checkpoint's habits.
         rollouts: Whether these are two files of completions, without a run: the verdict compares them, and names no
             step.
+        groups: (P,) the group of each prompt, the same for prompts that ask the same; None if each is its own group.
 
     Raises:
         ValueError: There is no checkpoint, two have the same step, or a KL is not finite.
@@ -170,6 +173,7 @@ class Evidence:
     judge: JudgeReliability = JudgeReliability()
     reward_effects: Sequence[RewardEffect] = ()
     rollouts: bool = False
+    groups: Sequence[Hashable] | None = None
 
     def __post_init__(self) -> None:
         steps = [checkpoint.step for checkpoint in self.checkpoints]
@@ -188,6 +192,17 @@ class Evidence:
     def checkpoints_by_step(self) -> list[Checkpoint]:
         """The checkpoints, in order of their steps."""
         return sorted(self.checkpoints, key=lambda checkpoint: checkpoint.step)
+
+    def by_group(self, values: ArrayLike) -> NDArray[np.float64]:
+        """Averages values of prompts by group, so that a question counts once, however many prompts ask it.
+
+        Args:
+            values: (…, P) a value of each prompt.
+
+        Returns:
+            (…, G) the means; the values themselves if no two prompts ask the same.
+        """
+        return np.asarray(values, dtype=float) if self.groups is None else group_means(values, self.groups)
 
     def step_phrase(self, step: int) -> str:
         """Returns the phrase that names a step at the end of a clause, such as " at step 20".

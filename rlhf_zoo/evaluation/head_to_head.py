@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from ..errors import ZooError
 from ..modeling.chat import display_text, plain_text
 from ..modeling.chat_template import Prompt
+from ..modeling.prompt_keys import count_distinct_prompts
 from .judges.check import JudgeCheck, split_half
 from .judges.llm import LLMJudge
 from .judges.pairwise import PairReport, compare_pairs
@@ -21,9 +22,10 @@ from .judges.panel import answers_by_reading, checks_answers
 from .judges.rule import RuleJudge
 from .judges.scalar import ClassifierJudge, FunctionJudge
 from .length_control import length_controlled_win_rate
-from .measure import Evaluator, PolicyMeasurements, measure, prompt_groups, repeat_prompts
+from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .metrics import metric
 from .pass_at_k import Answers
+from .prompt_groups import group_rows, number_prompts
 from .stats import Estimate, bootstrap_mean, bootstrap_perplexity, correlation, perplexity_difference
 from .text import distinct_n_difference, repetition
 
@@ -45,6 +47,7 @@ class HeadToHead:
         reward_judges: Names of the judges that are also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
         answers: Name of a rule that checks answers -> policy (sft or ppo) -> reading (strict or lenient) -> answers.
+        row_groups: The group of each row's prompt, see `prompt_groups`; None if every prompt is its own group.
     """
 
     evaluator: Evaluator
@@ -55,6 +58,7 @@ class HeadToHead:
     reward_judges: Collection[str] = ()
     checks: Mapping[str, JudgeCheck] = field(default_factory=dict)
     answers: Mapping[str, Mapping[str, Mapping[str, Answers]]] = field(default_factory=dict)
+    row_groups: Sequence[int] | None = None
 
     @property
     def judge(self) -> str:
@@ -63,13 +67,15 @@ class HeadToHead:
 
     @cached_property
     def groups(self) -> list[int]:
-        """For each completion, the index of its prompt among the distinct prompts. Intervals resample these groups."""
-        return prompt_groups(self.prompts)
+        """For each completion, the number of its prompt's group. Intervals resample these groups."""
+        if self.row_groups is None:
+            return number_prompts(self.prompts)
+        return np.repeat(self.row_groups, self.samples).tolist()
 
     def to_json(self) -> dict[str, Any]:
         """Returns the metrics of evaluation.json.
 
-        Each is {value, ci95, n}, where n counts completions and intervals resample prompts.
+        Each is {value, ci95, n}, where n counts completions and intervals resample groups of prompts.
         """
         judges = {
             **{
@@ -80,7 +86,8 @@ class HeadToHead:
         }
         headline = judges[self.judge]
         figures = {
-            "prompts": max(self.groups) + 1,
+            "prompts": count_distinct_prompts(self.prompts),
+            "groups": max(self.groups) + 1,
             "rows": len(self.prompts) // self.samples,
             "samples_per_prompt": self.samples,
             "n": len(self.prompts),
@@ -216,7 +223,7 @@ class HeadToHead:
         return {**figures, **self._check_entry(name)}
 
     def _policy_metrics(self, side: str) -> dict[str, Any]:
-        # The metric modules group by the texts of prompts, so the index of each prompt serves as its text.
+        # The metric modules group by the texts of prompts, so the number of each group serves as a text.
         measured, prompt_keys = self.measurements[side], list(map(str, self.groups))
         kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
@@ -340,6 +347,7 @@ def head_to_head(
     seed: int,
     reward_judges: Collection[str] = (),
     checks: Mapping[str, JudgeCheck] | None = None,
+    group: str | None = None,
 ) -> HeadToHead:
     """Samples completions from SFT, from the policy, and from SFT again, and measures them.
 
@@ -351,10 +359,15 @@ def head_to_head(
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
+        group: How prompts that ask the same are found, as in `group_rows`.
 
     Returns:
         The measurements of all three.
+
+    Raises:
+        ZooError: The column of the groups is missing or wrong.
     """
+    row_groups = group_rows(rows, group)
     _, prompts, columns = repeat_prompts(rows, samples)
     policies = {"sft": evaluator.reference, "ppo": policy, "control": evaluator.reference}
     measurements = {
@@ -373,13 +386,20 @@ def head_to_head(
     # Rules that check answers run again on each completion, for accuracy and pass@k.
     answers_by_judge = {
         judge.name: {
-            side: answers_by_reading(judge, prompts, measurements[side].completions, columns, samples=samples)
+            side: {
+                reading: replace(answers, prompts=row_groups)
+                for reading, answers in answers_by_reading(
+                    judge, prompts, measurements[side].completions, columns, samples=samples
+                ).items()
+            }
             for side in _SIDES
         }
         for judge in evaluator.panel.scoring
         if checks_answers(judge)
     }
-    return HeadToHead(evaluator, measurements, prompts, samples, seed, reward_judges, checks or {}, answers_by_judge)
+    return HeadToHead(
+        evaluator, measurements, prompts, samples, seed, reward_judges, checks or {}, answers_by_judge, row_groups
+    )
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -95,21 +95,24 @@ def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: i
 
     Args:
         evidence: The measured policies, with a fit judge.
-        judge_scores: (J, P) its scores; row 0 is SFT, and the others are the checkpoints in order of their steps.
+        judge_scores: (J, G) its scores by group of prompts; row 0 is SFT, and the others are the checkpoints in order
+            of their steps.
         seed: Seed of the resamples.
         resamples: Number of resamples.
     """
     checkpoints = evidence.checkpoints_by_step
-    prompts, differences = range(judge_scores.shape[1]), judge_scores[-1] - judge_scores[0]
+    groups, differences = range(judge_scores.shape[1]), judge_scores[-1] - judge_scores[0]
     wins: ArrayLike | None = checkpoints[-1].wins
     if wins is None:
-        wins = (np.sign(differences) + 1) / 2
+        last, sft = (np.asarray(policy.judge, dtype=float) for policy in (checkpoints[-1], evidence.sft))
+        wins = (np.sign(last - sft) + 1) / 2
+    wins = evidence.by_group(wins)
     steps = [policy.step for policy in (evidence.sft, *checkpoints)]
-    mean_bounds = mean_interval(differences, prompts, seed=seed, level=HACKED_LEVEL, resamples=resamples)
+    mean_bounds = mean_interval(differences, groups, seed=seed, level=HACKED_LEVEL, resamples=resamples)
     return Judgment(
         gain=difference(judge_scores, len(checkpoints), 0, seed, resamples),
-        win_rate=share(wins, prompts),
-        loss_bounds=(mean_bounds[1], share_interval(wins, prompts, level=HACKED_LEVEL)[1]),
+        win_rate=share(wins, groups),
+        loss_bounds=(mean_bounds[1], share_interval(wins, groups, level=HACKED_LEVEL)[1]),
         # Two files have no order, so there is nothing to fall from.
         fall=None if evidence.rollouts else measure_fall(judge_scores, steps, seed, resamples),
     )
@@ -119,7 +122,7 @@ def certainly_rose(scores: Floats | None, seed: int, resamples: int) -> bool:
     """Whether the training reward is above SFT at `HACKED_LEVEL`.
 
     Args:
-        scores: (2, P) rewards of SFT and of the last checkpoint; None without rewards.
+        scores: (2, G) rewards of SFT and of the last checkpoint by group of prompts; None without rewards.
         seed: Seed of the resamples.
         resamples: Number of resamples.
     """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -22,7 +22,6 @@ from ..modeling.devices import MicroBatches, move, on_device
 from ..modeling.loading import Loading, load_tokenizer
 from ..modeling.logprobs import response_logits
 from ..modeling.models import load_causal
-from ..modeling.prompt_keys import prompt_key
 from ..modeling.reserved_columns import columns_for_functions
 from ..modeling.sampling.sampler import Samples
 from ..modeling.sampling.truncation import Truncation
@@ -43,7 +42,6 @@ from .judges.panel import Panel, RewardJudge, cheapest_first, scores
 from .judges.rule import RuleJudge
 from .judges.scalar import FunctionJudge, Judge
 from .reward_reading import reading_of
-from .stats import group_indices
 
 MAX_COMPLETIONS = 64  # completions whose logits under both policies are in memory at once
 MAX_LOGITS = 2**28  # logits of one policy in memory at once; a large vocabulary leaves room for fewer completions
@@ -232,18 +230,6 @@ def repeat_prompts(rows: Dataset, samples: int) -> tuple[list[int], list[Any], d
     row_indices = [index for index in range(len(rows)) for _ in range(samples)]
     columns = rows.select(row_indices).to_dict()
     return row_indices, columns["prompt"], columns_for_functions(columns)
-
-
-def prompt_groups(prompts: Iterable[Prompt]) -> list[int]:
-    """Numbers prompts so that equal prompts share a number; intervals resample them together.
-
-    Args:
-        prompts: (N,) texts or conversations.
-
-    Returns:
-        (N,) indices among the distinct prompts, in order of first appearance.
-    """
-    return group_indices([prompt_key(prompt) for prompt in prompts]).tolist()
 
 
 def measure(

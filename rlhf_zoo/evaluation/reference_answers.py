@@ -14,7 +14,7 @@ from ..rewards.rule import text_of
 from .head_to_head import TIE_TOLERANCE, HeadToHead, random_keys
 from .judges.pairwise import compare_pairs
 from .judges.panel import scores
-from .measure import prompt_groups, repeat_prompts
+from .measure import repeat_prompts
 from .stats import WinRate, win_rate
 
 
@@ -42,7 +42,7 @@ def compare_with_references(
     """
     evaluator, judge = comparison.evaluator, comparison.evaluator.judge
     _, prompts, columns = repeat_prompts(rows, 1)
-    groups = prompt_groups(prompts)
+    groups = comparison.groups[:: comparison.samples]
     reference_texts = [
         _without_special_tokens(text_of(value), evaluator.tokenizer.all_special_tokens) for value in rows[column]
     ]
@@ -64,7 +64,11 @@ def compare_with_references(
         prompt_texts = [plain_text(prompt) for prompt in prompts]
         # A judge may cost money, so one process asks it and passes the result to the others.
         return distributed.from_main_process(
-            lambda: compare_pairs(pair_judge, prompt_texts, texts[side], reference_texts, seed=comparison.seed).win_rate
+            lambda: (
+                compare_pairs(
+                    pair_judge, prompt_texts, texts[side], reference_texts, seed=comparison.seed, groups=groups
+                ).win_rate
+            )
         )
 
     rates = {side: win_rate_over_references(side).to_json() for side in ("sft", "ppo")}

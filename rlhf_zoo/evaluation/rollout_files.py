@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ZooError
 from ..fileio import finite, parse_json
 from .probes import Completions
+from .prompt_groups import check_labels, is_label
 
 log = logging.getLogger(__name__)
 
@@ -19,6 +20,7 @@ COLUMNS = {
     "reward": ("reward", "score"),
     "judge": ("judge",),
     "logprobs": ("logprobs",),
+    "group": ("group",),
 }
 
 #: Maximum number of completions in a file; this many take minutes and a few GiB.
@@ -79,9 +81,12 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
             log.warning("%s has no reward. Its other columns of numbers are %s: --reward names one.", name, names_text)
     conversations = [row.get("conversation", row["prompt"]) for row in rows.values()]
     has_conversations = any("conversation" in row for row in rows.values())
+    prompts, groups = columns["prompt"] or [], columns["group"]
+    if groups is not None:
+        check_labels(prompts, groups, f"{name}: the column group")
     return Completions(
-        columns["prompt"] or [], columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"],
-        conversations=conversations if has_conversations else None,
+        prompts, columns["completion"] or [], columns["reward"], columns["judge"], columns["logprobs"],
+        conversations=conversations if has_conversations else None, groups=groups,
     )  # fmt: skip
 
 
@@ -208,6 +213,10 @@ def _parse_value(name: str, value: Any, where: str) -> Any:
         if text is None:
             raise ZooError(f"{where}: {name} must be a text or a list of messages with role and content.")
         return text
+    if name == "group":
+        if is_label(value):
+            return value
+        raise ZooError(f"{where}: group must be text or a whole number, the same for prompts that ask the same.")
     if name == "logprobs":
         # A log-probability above 0 would be a probability above 1.
         if isinstance(value, list) and all(finite(logprob) and logprob <= 0 for logprob in value):
@@ -242,21 +251,31 @@ def _reads_as_number(text: str) -> bool:
 
 
 def check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> None:
-    """Checks that both sides have a column or neither does.
+    """Checks that both sides have a column or neither does, and that a prompt has one group on both.
 
     Args:
         sides: The name of each side, such as the path of its file, and its completions.
         logprobs: Whether the column logprobs is checked too.
 
     Raises:
-        ZooError: Only one side has a column that needs the other's.
+        ZooError: Only one side has a column that needs the other's, or a prompt has another group there.
     """
-    fields = {"reward": "rewards", "judge": "judged", **({"logprobs": "logprobs"} if logprobs else {})}
+    fields = {
+        "reward": "rewards", "judge": "judged", "group": "groups", **({"logprobs": "logprobs"} if logprobs else {})
+    }  # fmt: skip
     for name, field in fields.items():
         without = [side for side, completions in sides.items() if getattr(completions, field) is None]
         if len(without) == 1:
             other = next(side for side in sides if side not in without)
             raise ZooError(f"{without[0]} has no {name}, but {other} has: provide it in both files or in neither.")
+    known: dict[str, object] = {}
+    for completions in sides.values():
+        for prompt, group in completions.group_by_prompt.items():
+            if known.setdefault(prompt, group) != group:
+                raise ZooError(
+                    f"{' and '.join(sides)} have the groups {known[prompt]!r} and {group!r} for one prompt, "
+                    f"{prompt[:60]!r}: give it the same group in both."
+                )
 
 
 def message_text(value: object) -> str | None:

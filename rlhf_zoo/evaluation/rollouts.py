@@ -10,6 +10,7 @@ from ..errors import ZooError
 from .evidence import Checkpoint, Evidence, JudgeReliability
 from .judges.check import JudgeCheck, split_half
 from .probes import Completions, Report, probe
+from .prompt_groups import group_prompts, number_of_groups
 from .stats import Estimate
 from .verdict import Verdict, decide
 
@@ -28,6 +29,7 @@ class RolloutFindings:
         report: The probes.
         verdict: By the same rule as a run's, with one checkpoint.
         prompts: Number of prompts that both sides answered.
+        groups: Number of groups of these prompts that ask the same: the effective number of prompts.
         completions: Number of the policy's completions to these.
         reference_completions: Number of SFT's completions to these.
         left_out: Number of lines of the policy, and of SFT, whose prompt the other side lacks.
@@ -39,6 +41,7 @@ class RolloutFindings:
     report: Report
     verdict: Verdict
     prompts: int
+    groups: int
     completions: int
     reference_completions: int
     left_out: tuple[int, int]
@@ -48,7 +51,7 @@ class RolloutFindings:
     def to_json(self) -> dict[str, Any]:
         """Returns the findings as JSON."""
         counts = {
-            "prompts": self.prompts, "completions": self.completions,
+            "prompts": self.prompts, "groups": self.groups, "completions": self.completions,
             "reference_completions": self.reference_completions, "left_out": list(self.left_out),
         }  # fmt: skip
         split_half = self.split_half.to_json() if self.split_half else None
@@ -70,6 +73,8 @@ def probe_rollouts(
 ) -> RolloutFindings:
     """Runs every probe, and decides the verdict by reward and judge if both sides have them.
 
+    Prompts that ask the same count as one: those of one group or, if no groups are given, near-duplicates.
+
     Args:
         policy: The policy's completions.
         sft: SFT's completions.
@@ -86,12 +91,15 @@ def probe_rollouts(
     """
     if verifiable:
         policy, sft = _mark_right_answers(policy, sft)
+    policy, sft = group_sides(policy, sft)
     report = probe(policy, sft, seed=seed)
     # Only prompts that both sides answered can be compared in pairs.
     shared = set(policy.prompts) & set(sft.prompts)
     shared_rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
     # Prompts are numbered in SFT's order, so the result does not depend on how a set is ordered.
     prompt_numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
+    group_of = sft.group_by_prompt
+    question_of_prompt = [group_of[prompt] for prompt in prompt_numbers]
     groups = [
         np.array([prompt_numbers[side.prompts[row]] for row in rows])
         for side, rows in zip((policy, sft), shared_rows, strict=True)
@@ -133,7 +141,7 @@ def probe_rollouts(
         # Halves need rows of equal length, so surplus samples are dropped.
         fewest = min(len(prompt_scores) for side in scores_by_prompt for prompt_scores in side)
         score_rows = [prompt_scores[:fewest] for side in scores_by_prompt for prompt_scores in side]
-        self_agreement = None if verifiable else split_half(score_rows, [*range(len(prompt_numbers))] * 2, seed=seed)
+        self_agreement = None if verifiable else split_half(score_rows, question_of_prompt * 2, seed=seed)
         reliability = replace(reliability, split_half=self_agreement)
     policy_proxy, sft_proxy = _prompt_means(rewards, groups)
     policy_judge, sft_judge = _prompt_means(judged, groups)
@@ -143,13 +151,45 @@ def probe_rollouts(
         [Checkpoint(1, None, policy_proxy, policy_judge, wins, report)],
         reliability,
         rollouts=True,
+        groups=question_of_prompt,
     )
     left_out = (len(policy) - len(shared_rows[0]), len(sft) - len(shared_rows[1]))
     verdict = decide(evidence, seed=seed)
     completions, reference_completions = map(len, shared_rows)
     return RolloutFindings(
-        report, verdict, len(prompt_numbers), completions, reference_completions, left_out, self_agreement, judge_check
+        report,
+        verdict,
+        len(prompt_numbers),
+        number_of_groups(question_of_prompt),
+        completions,
+        reference_completions,
+        left_out,
+        self_agreement,
+        judge_check,
     )
+
+
+def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
+    """Gives near-duplicate prompts the same group, unless the completions have groups already.
+
+    Args:
+        policy: The policy's completions.
+        sft: SFT's completions.
+
+    Returns:
+        Both sides, with groups.
+
+    Raises:
+        ValueError: Only one side has groups.
+    """
+    if (policy.groups is None) != (sft.groups is None):
+        raise ValueError("Only one side has groups of prompts: give them for both, or for neither.")
+    if policy.groups is not None:
+        return policy, sft
+    prompts = list(dict.fromkeys([*policy.prompts, *sft.prompts]))
+    group_of = dict(zip(prompts, group_prompts(prompts), strict=True))
+    sides = [replace(side, groups=[group_of[prompt] for prompt in side.prompts]) for side in (policy, sft)]
+    return sides[0], sides[1]
 
 
 def _mark_right_answers(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:

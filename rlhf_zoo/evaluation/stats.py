@@ -1,7 +1,8 @@
 """Means, win rates and proportions, each with a 95% interval.
 
-Completions of one prompt are not independent, so intervals resample whole prompts (the cluster bootstrap). Two policies
-are compared on the same prompts: the differences are computed first and then resampled, so the comparison is paired.
+Completions of one prompt are not independent, and neither are answers to prompts that ask the same, so intervals
+resample whole groups of them: the cluster bootstrap (`prompt_groups` finds the groups). Two policies are compared on
+the same prompts: the differences are computed first and then resampled, so the comparison is paired.
 """
 
 import math

@@ -32,6 +32,7 @@ from .measure import Evaluator, PolicyMeasurements, measure, repeat_prompts
 from .overoptimization import MIN_POINTS, fit, root_kl
 from .probes import Completions, Report, probe
 from .probes.reward_effect import RewardEffect, make_edits
+from .prompt_groups import group_means, group_rows, number_of_groups
 from .stats import Estimate, bootstrap_mean
 from .text import distinct_n_estimate
 from .text_logprobs import dependence, score_by_reward
@@ -65,6 +66,7 @@ class Trajectory:
         trivial: The trivial policies chosen here for comparison.
         confirmation: The candidate's step and its gain on other prompts, once measured.
         prompt_source: The split and data of the prompts, see `evaluated_part`.
+        groups: The group of each prompt, see `prompt_groups`; None if every prompt is its own group.
     """
 
     prompts: int
@@ -78,12 +80,15 @@ class Trajectory:
     trivial: Sequence[TrivialPolicy] = ()
     confirmation: tuple[int, Estimate] | None = None
     prompt_source: Mapping[str, object] = field(default_factory=lambda: {"split": "validation"})
+    groups: Sequence[int] | None = None
 
     @cached_property
     def verdict(self) -> Verdict:
         """The verdict over all checkpoints."""
         sft, *checkpoints = self._policies()
-        evidence = Evidence(sft, checkpoints, judge=self.reliability, reward_effects=self.reward_effects)
+        evidence = Evidence(
+            sft, checkpoints, judge=self.reliability, reward_effects=self.reward_effects, groups=self.prompt_groups
+        )
         verdict = decide(evidence, seed=self.seed)
         return verdict if self.confirmation is None else verdict.confirm(*self.confirmation)
 
@@ -92,7 +97,12 @@ class Trajectory:
         """The verdict by the same rule from reward, KL and probes alone."""
         sft, *checkpoints = (replace(policy, judge=None, wins=None) for policy in self._policies())
         unjudged = [replace(effect, judge_ratio=None) for effect in self.reward_effects]
-        return decide(Evidence(sft, checkpoints, reward_effects=unjudged), seed=self.seed)
+        return decide(Evidence(sft, checkpoints, reward_effects=unjudged, groups=self.prompt_groups), seed=self.seed)
+
+    @property
+    def prompt_groups(self) -> Sequence[int]:
+        """The number of each prompt's group."""
+        return range(self.prompts) if self.groups is None else self.groups
 
     def with_confirmation(self, gain: Estimate) -> Trajectory:
         """Adds the candidate's gain over SFT on other prompts. It is measured only once.
@@ -127,6 +137,7 @@ class Trajectory:
             "schema": 1,
             **self.prompt_source,
             "prompts": self.prompts,
+            "groups": number_of_groups(self.prompt_groups),
             "samples_per_prompt": self.samples,
             **self.verdict.to_json(),
             "without_judge": self.verdict_without_judge.text,
@@ -157,7 +168,7 @@ class Trajectory:
         return np.asarray(self._values(measured, name), dtype=float).reshape(self.prompts, self.samples).mean(1)
 
     def _estimates(self, measured: PolicyMeasurements) -> dict[str, Any]:
-        groups = [prompt for prompt in range(self.prompts) for _ in range(self.samples)]
+        groups = [group for group in self.prompt_groups for _ in range(self.samples)]
         estimates = {name: bootstrap_mean(self._values(measured, name), groups, seed=self.seed) for name in _METRICS}
         estimates["length"] = bootstrap_mean(measured.length, groups, seed=self.seed)
         estimates["distinct_2"] = distinct_n_estimate(measured.completions, groups, 2)
@@ -171,6 +182,7 @@ class Trajectory:
         base = self._by_prompt(self.sft, name)
         # Gains by prompt, so that the fit's intervals can resample prompts across all checkpoints at once.
         gains = np.stack([self._by_prompt(checkpoint.measurements, name) - base for checkpoint in self.checkpoints])
+        kl, gains = (group_means(values, self.prompt_groups) for values in (kl, gains))
         return fit("rl", kl, gains, seed=self.seed).to_json()
 
 
@@ -206,9 +218,10 @@ def evaluate_checkpoints(
     except ZooError as error:
         return f"There is no verdict, because there are no validation prompts: {error}"
     # The first rows are all distinct prompts. A verdict compares policies prompt by prompt.
-    count = min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))
-    groups, prompts, columns = repeat_prompts(rows.select(range(count)), config.checkpoint_samples)
-    keys = [(STREAM, prompt, k % config.checkpoint_samples) for k, prompt in enumerate(groups)]
+    rows = rows.select(range(min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))))
+    count, groups = len(rows), group_rows(rows, config.group)
+    row_indices, prompts, columns = repeat_prompts(rows, config.checkpoint_samples)
+    keys = [(STREAM, row, k % config.checkpoint_samples) for k, row in enumerate(row_indices)]
 
     def measure_policy(policy: PreTrainedModel, desc: str, seed: int = seed) -> PolicyMeasurements:
         return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
@@ -219,12 +232,13 @@ def evaluate_checkpoints(
     # write SFT's texts again.
     sft = measure_policy(evaluator.reference, "validating SFT")
     sft_again = measure_policy(evaluator.reference, "validating SFT again", seed + 1)
-    sft_completions = _completions(evaluator, prompts, sft_again, seed)
+    completion_groups = [groups[row] for row in row_indices]
+    sft_completions = _completions(evaluator, prompts, sft_again, completion_groups, seed)
     checkpoints = []
     for path in paths:
         step = checkpoint_step(path)
         result = measure_policy(load_causal(path).eval(), f"validating step {step}")
-        policy_completions = _completions(evaluator, prompts, result, seed)
+        policy_completions = _completions(evaluator, prompts, result, completion_groups, seed)
         report = probe(policy_completions, sft_completions, seed=seed)
         checkpoints.append(_CheckpointMeasurements(step, result, report))
     # Self-agreement is measured over SFT and the last checkpoint.
@@ -236,12 +250,13 @@ def evaluate_checkpoints(
         checkpoints,
         judge=judge,
         seed=seed,
-        reliability=replace(reliability, split_half=split_half(np.concatenate(judged), [*range(count)] * 2, seed=seed)),
+        reliability=replace(reliability, split_half=split_half(np.concatenate(judged), groups * 2, seed=seed)),
         trivial=choose_trivial(
             evaluator, prompts, columns, sft, checkpoints[-1].measurements, samples=config.checkpoint_samples
         ),
         reward_effects=_reward_effects(evaluator, prompts, columns, report, policy_completions, sft_completions),
         prompt_source=evaluated_part(context, "validation"),
+        groups=groups,
     )
 
 
@@ -277,7 +292,11 @@ def _reward_effects(
 
 
 def _completions(
-    evaluator: Evaluator, prompts: Sequence[Prompt], measured: PolicyMeasurements, seed: int
+    evaluator: Evaluator,
+    prompts: Sequence[Prompt],
+    measured: PolicyMeasurements,
+    groups: Sequence[int],
+    seed: int,
 ) -> Completions:
     judged = measured.judges[evaluator.judge.name]
     return Completions(
@@ -296,4 +315,5 @@ def _completions(
             temperature=evaluator.temperature,
         ),
         verified=[score >= 1 for score in judged] if checks_answers(evaluator.judge) else None,
+        groups=groups,
     )

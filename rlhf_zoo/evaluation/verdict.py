@@ -22,7 +22,7 @@ suspicious: a family fired and is unexplained. Length and punctuation make a run
     - length and punctuation: the judge is trusted and independent.
     - repetition: the same, and its measured effect on the reward is negligible, so it cannot have fooled the judge.
     - the other families that destroy text: never.
-not judged: there is no fit judge, or there are fewer than `MIN_PROMPTS` (20) prompts.
+not judged: there is no fit judge, or there are fewer than `MIN_PROMPTS` (20) groups of prompts.
 no gain: the upper bound of the win rate over SFT is below `MIN_WIN_RATE`, and the judge's mean is not above SFT's.
 gain not shown: the judge shows no gain. The text gives the minimum detectable win rate at 80% power, or says that mean
     and win rate disagree.
@@ -30,6 +30,8 @@ healthy: the judge is trusted, and every family that fired is explained.
 no sign found (judge unchecked): nobody checked the judge, and nothing else is known against it. It shows a gain, every
     family that destroys text was measured, and no family fired without an explanation. Without one of these the run is
     not judged, and so is a run whose judge is not trusted for another reason.
+
+Prompts that ask the same (`Evidence.groups`) count as one: their scores and wins are averaged before anything else.
 
 Two files of completions (`Evidence.rollouts`) have no checkpoints and so no peak. *worse* stands in the place of *past
 the peak*, and means that a fit judge shows a loss; *no difference shown* stands for *no gain* and *gain not shown*; and
@@ -192,12 +194,12 @@ def decide(evidence: Evidence, *, seed: int, resamples: int = 2000) -> Verdict:
     """
     checkpoints, sft, judge = evidence.checkpoints_by_step, evidence.sft, evidence.judge
     last = checkpoints[-1]
-    proxy_scores = _matched([sft.proxy, last.proxy], "proxy")
-    judge_scores = _matched([policy.judge for policy in (sft, *checkpoints)], "judge")
+    proxy_scores = _matched([sft.proxy, last.proxy], "proxy", evidence)
+    judge_scores = _matched([policy.judge for policy in (sft, *checkpoints)], "judge", evidence)
     proxy_gain = difference(proxy_scores, 1, 0, seed, resamples) if proxy_scores is not None else None
     why_unfit = "There is no judge." if judge_scores is None else judge.why_unfit
     if why_unfit is None and judge_scores is not None and judge_scores.shape[1] < MIN_PROMPTS:
-        why_unfit = f"A verdict needs {MIN_PROMPTS} prompts, not {judge_scores.shape[1]}."
+        why_unfit = _too_few_prompts(evidence, judge_scores.shape[1])
     judgment: Judgment | None = None
     judge_reasons: list[str] = []
     if judge_scores is not None and why_unfit is None:
@@ -334,8 +336,21 @@ def _explanations(evidence: Evidence, *, judge_trusted: bool) -> dict[str, str]:
     return {family: why for family, why in explanations.items() if why is not None}
 
 
-def _matched(rows: Sequence[ArrayLike | None], name: str) -> Floats | None:
-    """Stacks scores into (J, P), a row for each policy and a column for each prompt; None if a policy has none."""
+def _too_few_prompts(evidence: Evidence, groups: int) -> str:
+    prompts = len(evidence.groups) if evidence.groups is not None else groups
+    if prompts == groups:
+        return f"A verdict needs {MIN_PROMPTS} prompts, not {prompts}."
+    return (
+        f"A verdict needs {MIN_PROMPTS} prompts that ask different things, not {groups}: the {prompts} prompts are in "
+        f"{groups} group{'' if groups == 1 else 's'} that ask the same."
+    )
+
+
+def _matched(rows: Sequence[ArrayLike | None], name: str, evidence: Evidence) -> Floats | None:
+    """Stacks scores into (J, G), a row for each policy and a column for each group of prompts that ask the same.
+
+    Returns None if a policy has no scores.
+    """
     if any(row is None for row in rows):
         return None
     arrays = [np.asarray(row, dtype=float) for row in rows]
@@ -344,7 +359,7 @@ def _matched(rows: Sequence[ArrayLike | None], name: str) -> Floats | None:
         raise ValueError(f"Every policy needs a {name} score on each of the same prompts; the shapes are {shapes}.")
     if not all(np.isfinite(array).all() for array in arrays):
         raise ValueError(f"A {name} score is not finite: remove that checkpoint.")
-    return np.stack(arrays)
+    return evidence.by_group(np.stack(arrays))
 
 
 def _candidate(

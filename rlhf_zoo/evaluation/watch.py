@@ -3,12 +3,14 @@
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import ZooError
 from .probes import Completions, Report, probe
 from .probes.permutations import MIN_SWAPPED_PROMPTS
+from .prompt_groups import near_duplicate_key, number_of_groups
 from .rollout_files import Rollouts, message_text, read_rollouts
 from .trackers import send_alert
 
@@ -32,9 +34,10 @@ def watch(
     """Wraps a reward function so that it also probes the policy's completions against the SFT model's.
 
     The rewards stay the same. After every `every` completions the last `size` are probed, or more if these answer fewer
-    than 13 prompts that SFT did not answer: two sides with different prompts can only be compared by prompts. Each
-    family's effect goes to TRL's `log_metric` as probes/FAMILY. A family that fires for the first time is logged as a
-    warning, and Weights & Biases and trackio send an alert if this process reports to them.
+    than 13 prompts that SFT did not answer: two sides with different prompts can only be compared by prompts. Prompts
+    that ask the same count as one. Each family's effect goes to TRL's `log_metric` as probes/FAMILY. A family that
+    fires for the first time is logged as a warning, and Weights & Biases and trackio send an alert if this process
+    reports to them.
 
     Args:
         reward_func: A reward function of TRL's form.
@@ -93,7 +96,7 @@ class Watcher:
     def __init__(self, against: Rollouts | None, size: int, every: int, *, stop: bool) -> None:
         if size < _MIN_SIZE or every < 1:
             raise ZooError(f"A watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
-        self.sft = None if against is None else read_rollouts(against, name="`against`")
+        self.sft = None if against is None else _with_groups(read_rollouts(against, name="`against`"))
         self.size, self.every, self.stop = size, every, stop
         self.first_texts: list[tuple[str, str]] = []  # (prompt, completion)
         self.last_texts: list[tuple[str, str]] = []
@@ -125,7 +128,7 @@ class Watcher:
             if self.sft is None and not self._has_sft(texts[0]):
                 self.first_texts.append(texts)
                 continue
-            self.sft = self.sft or _completions(self.first_texts)
+            self.sft = self.sft or _with_groups(_completions(self.first_texts))
             self.last_texts.append(texts)
             self.unprobed += 1
         if self.sft is not None and len(self.last_texts) >= self.size and self.unprobed >= self.every:
@@ -138,33 +141,39 @@ class Watcher:
         prompts = {first for first, _ in self.first_texts}
         # The same prompt as the last one is the same group of completions, which goes on.
         recurs = prompt in prompts and prompt != self.first_texts[-1][0]
-        return recurs or len(prompts) >= MIN_SWAPPED_PROMPTS
+        return recurs or len({near_duplicate_key(first) for first in prompts}) >= MIN_SWAPPED_PROMPTS
 
     def _probe(self, sft: Completions, log_metric: Callable[..., None] | None) -> None:
-        known_prompts = set(sft.prompts)
+        known_groups = sft.group_by_prompt
+
+        def group(prompt: str) -> Hashable:
+            return known_groups[prompt] if prompt in known_groups else near_duplicate_key(prompt)
+
         # If SFT answered all of these prompts, few suffice; else the two sets are paired in order.
         recent = self.last_texts[-self.size :]
-        by_position = not all(prompt in known_prompts for prompt, _ in recent)
-        if by_position and len(known_prompts) < MIN_SWAPPED_PROMPTS:
+        by_position = not all(prompt in known_groups for prompt, _ in recent)
+        if by_position and (known := number_of_groups(known_groups.values())) < MIN_SWAPPED_PROMPTS:
             raise ZooError(
                 f"watch compares SFT's completions with those of other prompts, which needs {MIN_SWAPPED_PROMPTS} "
-                f"prompts, but SFT's answer {len(known_prompts)}: pass completions of more prompts as `against`."
+                f"prompts that ask different things, but SFT's answer {known}: pass completions of more prompts as "
+                "`against`."
             )
-        last_prompts = {prompt for prompt, _ in recent}
-        while by_position and len(last_prompts) < MIN_SWAPPED_PROMPTS and len(recent) < len(self.last_texts):
+        last_groups = {group(prompt) for prompt, _ in recent}
+        while by_position and len(last_groups) < MIN_SWAPPED_PROMPTS and len(recent) < len(self.last_texts):
             recent = self.last_texts[-len(recent) - 1 :]
-            last_prompts.add(recent[0][0])
-        if by_position and len(last_prompts) < MIN_SWAPPED_PROMPTS:
+            last_groups.add(group(recent[0][0]))
+        if by_position and len(last_groups) < MIN_SWAPPED_PROMPTS:
             if len(self.last_texts) >= _MAX_SIZES * self.size:
                 raise ZooError(
-                    f"watch needs {MIN_SWAPPED_PROMPTS} prompts, but the last {len(recent)} completions answer "
-                    f"{len(last_prompts)}, and not all of them were SFT's: pass SFT's completions of these prompts as "
-                    "`against`."
+                    f"watch needs {MIN_SWAPPED_PROMPTS} prompts that ask different things, but the last {len(recent)} "
+                    f"completions answer {len(last_groups)}, and not all of them were SFT's: pass SFT's completions of "
+                    "these prompts as `against`."
                 )
             return
         # Counting starts again before the probe, which may raise.
         self.last_texts, self.unprobed = recent, 0
-        self.report_findings(probe(_completions(recent), sft, by_position=by_position), log_metric)
+        policy = replace(_completions(recent), groups=[group(prompt) for prompt, _ in recent])
+        self.report_findings(probe(policy, sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
         """Logs effects with TRL, warns once about each family that appears, and stops training if configured."""
@@ -182,3 +191,10 @@ class Watcher:
 
 def _completions(texts: Sequence[tuple[str, str]]) -> Completions:
     return Completions([prompt for prompt, _ in texts], [completion for _, completion in texts])
+
+
+def _with_groups(sft: Completions) -> Completions:
+    """Gives near-duplicate prompts one group, unless the completions have groups already."""
+    if sft.groups is not None:
+        return sft
+    return replace(sft, groups=[near_duplicate_key(prompt) for prompt in sft.prompts])

@@ -53,6 +53,21 @@ def format_prompt_count(distinct: int, rows: int) -> str:
     return f"{distinct:,}" if distinct == rows else f"{distinct:,} (in {rows:,} rows)"
 
 
+def format_group_count(groups: int | None, prompts: int) -> str:
+    """Formats the number of groups of prompts that ask the same, to follow the word "prompts".
+
+    Args:
+        groups: The number of groups; None if it is unknown.
+        prompts: The number of prompts.
+
+    Returns:
+        " in 24 groups", or "" if no two prompts ask the same.
+    """
+    if groups is None or groups == prompts:
+        return ""
+    return f" in {groups:,} group{'' if groups == 1 else 's'}"
+
+
 def describe_prompt_count(rows: Dataset) -> str:
     """Counts the distinct prompts of a data set, and formats their number.
 

@@ -17,6 +17,7 @@ from ..evaluation.judges.named import check_names, open_panel
 from ..evaluation.judges.pair_checks import check_panel
 from ..evaluation.judges.people import votes_on
 from ..evaluation.measure import Evaluator, function_judges, reward_model_judges, weighted_functions
+from ..evaluation.prompt_groups import NEAR_DUPLICATES, group_rows, number_of_groups
 from ..evaluation.reward_reading import READING_KEYS, reading_of
 from ..fields import check_limits
 from ..fileio import finite, get_nested, hub_id, now, write_json, write_text
@@ -76,6 +77,7 @@ class Terms:
         columns: Names of its columns.
         judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
         llm: Settings of judges llm:MODEL.
+        group: How prompts that ask the same are found, as in `group_rows`.
     """
 
     prompts: int = 200
@@ -90,6 +92,7 @@ class Terms:
     columns: Mapping[str, str] = field(default_factory=dict)
     judges: tuple[str, ...] = ()
     llm: LLMConfig = field(default_factory=LLMConfig)
+    group: str | None = NEAR_DUPLICATES
 
     def __post_init__(self) -> None:
         check_columns(self.columns)
@@ -318,8 +321,10 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     rows = rows.select(range(min(terms.prompts, len(rows))))
     if (distinct := count_distinct_prompts(rows["prompt"])) < terms.prompts:
         log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
-    if distinct < FEW_PROMPTS:
-        log.warning("The evaluation has only %d prompts, so its intervals are too narrow.", distinct)
+    groups = number_of_groups(group_rows(rows, terms.group))
+    if groups < FEW_PROMPTS:
+        counted = f"{distinct} prompts" + (f" in {groups} groups that ask the same" if groups < distinct else "")
+        log.warning("The evaluation has only %s, so its intervals are too narrow.", counted)
     evaluator = _make_evaluator(pair, pair.data, terms, names, out)
     policy = load_causal(pair.policy.path).eval()
     _check_context_length(policy, evaluator, rows["prompt"])
@@ -332,6 +337,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
         seed=terms.seed,
         reward_judges=reward_model_judges(evaluator) | function_judges(evaluator, pair.functions),
         checks=checks,
+        group=terms.group,
     )
     figures = comparison.to_json()
     if evaluator.panel.votes:

@@ -14,7 +14,7 @@ from ..hub.client.refs import resolve
 from ..modeling import distributed
 from ..modeling.chat import plain_text
 from ..modeling.models import load_causal
-from ..modeling.prompt_keys import format_prompt_count
+from ..modeling.prompt_keys import format_group_count, format_prompt_count
 from ..modeling.reserved_columns import columns_for_functions
 from ..publishing.adapters import check_plan, file_overrides
 from ..publishing.cards.card import make_card
@@ -292,10 +292,11 @@ def summary_line(context: RunContext, stage: str) -> str:
         parts.append(f"accuracy {reward_model['accuracy']:.3f} on {reward_model['n']} held-out pairs")
     if stage == "eval":
         evaluation = read_json(context.record("eval").path / "evaluation.json")
-        win, rows = evaluation["win_rate"], evaluation["rows"]
+        win, rows, groups = evaluation["win_rate"], evaluation["rows"], evaluation.get("groups")
         parts.append(
             f"win rate of PPO over SFT {win['value']:.3f} [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}] on {win['n']} "
-            f"completions of {format_prompt_count(evaluation['prompts'], rows)} prompts, "
+            f"completions of {format_prompt_count(evaluation['prompts'], rows)} prompts"
+            f"{format_group_count(groups, evaluation['prompts'])}, "
             f"KL {evaluation['ppo']['kl']['value']:z.2f} nats"
         )
         parts.append(_verdict_phrase(evaluation))
@@ -397,7 +398,8 @@ def print_headline(context: RunContext, console: "Console") -> None:
     sft, ppo, win, control = (summary[name] for name in ("sft", "ppo", "win_rate", "control"))
     console.print(
         f"Win rate of PPO over SFT{note}: [bold]{win['value']:.3f}[/] [{win['ci95'][0]:.3f}, {win['ci95'][1]:.3f}], "
-        f"{win['n']} completions of {format_prompt_count(summary['prompts'], summary['rows'])} prompts; "
+        f"{win['n']} completions of {format_prompt_count(summary['prompts'], summary['rows'])} prompts"
+        f"{format_group_count(summary.get('groups'), summary['prompts'])}; "
         f"SFT against itself with another seed: {control['value']:.3f}.",
         highlight=False,
     )

@@ -225,9 +225,9 @@ def test_one_text_or_a_dozen_for_all_prompts_is_hacked_though_its_words_are_the_
 
 
 def test_answers_to_other_prompts_are_seen_without_a_model():
-    assert prompt_ranks([["a"], ["a"], ["z"], ["x"]], np.array([0, 1, 0, 0]), [["a", "x"], ["b", "x"], ["c", "x"]]) == (
-        pytest.approx([1.0, 0.25, np.nan, np.nan], nan_ok=True)
-    )
+    assert prompt_ranks(
+        [["a"], ["a"], ["z"], ["x"]], np.array([0, 1, 0, 0]), [["a", "x"], ["b", "x"], ["c", "x"]], np.arange(3)
+    ) == (pytest.approx([1.0, 0.25, np.nan, np.nan], nan_ok=True))
     policy = sft(1)
     elsewhere = replace(policy, texts=[*policy.texts[40:], *policy.texts[:40]])
     report = found(elsewhere)

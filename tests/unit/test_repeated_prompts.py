@@ -11,8 +11,8 @@ from datasets import Dataset
 from toy_run import make_context, make_recipe, save_start
 
 from rlhf_zoo.evaluation.frontier import Point
-from rlhf_zoo.evaluation.measure import prompt_groups
 from rlhf_zoo.evaluation.pass_at_k import Answers
+from rlhf_zoo.evaluation.prompt_groups import number_prompts
 from rlhf_zoo.evaluation.stats import bootstrap_mean, share
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.modeling.prompt_keys import count_distinct_prompts, format_prompt_count, prompt_key
@@ -51,7 +51,7 @@ def covered(rng: np.random.Generator, *, shares: bool, clustered: bool) -> bool:
     levels = np.repeat(rng.normal(size=PROMPTS), ROWS)
     prompts = [f"prompt {place}" for place in np.repeat(np.arange(PROMPTS), ROWS)]
     values = levels + 0.5 * rng.normal(size=len(levels))
-    groups = prompt_groups(prompts) if clustered else list(range(len(prompts)))
+    groups = number_prompts(prompts) if clustered else list(range(len(prompts)))
     if shares:
         low, high = share((values > 0).astype(float), groups).ci95
         return low <= 0.5 <= high

@@ -340,12 +340,12 @@ def test_few_prompts_with_many_generations_are_watched_too():
     with pytest.raises(Hacked):
         recurring(step(0)[0], garbage)
     few = rlhf_zoo.watch(short, against=Completions(*step(0)), stop=True)
-    with pytest.raises(ZooError, match="needs 13 prompts, but SFT's answer 8"):
+    with pytest.raises(ZooError, match="needs 13 prompts that ask different things, but SFT's answer 8"):
         few(*step(1))
     one_prompt = rlhf_zoo.watch(short, against=sft(1), size=40, every=1)
     for _ in range(7):
         one_prompt(["another prompt"] * 40, garbage[:40])
-    with pytest.raises(ZooError, match="watch needs 13 prompts, but the last 320 completions answer 1"):
+    with pytest.raises(ZooError, match="but the last 320 completions answer 1, and"):
         one_prompt(["another prompt"] * 40, garbage[:40])
 
 

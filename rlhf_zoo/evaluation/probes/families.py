@@ -7,7 +7,7 @@ not tuned on known hacks. There is no fixed word list: words are compared with S
 
 destroys_text: the family detects text that nobody can use, however high its reward is. For templates this holds only
 if the text no longer depends on its prompt. SFT's likelihoods show that or, without them, the match rates across
-prompts (`_blind`). flags_hacking: whether the family may make a run `hacked`. Length and punctuation may not, since
+prompts (`blindness`). flags_hacking: whether the family may make a run `hacked`. Length and punctuation may not, since
 they are style, and a user may want them to change.
 """
 
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ...modeling.words import phrase, words
-from ..stats import group_indices
 from ..text import normalized
+from .blindness import is_blind
 from .permutations import Permutations
 from .texts import (
     OTHER_PROMPTS,
@@ -46,12 +46,6 @@ SURPRISE_QUANTILE = 0.001
 FREE_SURPRISES = 3
 #: Smallest cosine at which two texts are alike. For texts of equal length, two thirds of the word pairs are the same.
 MIN_COSINE = 2 / 3
-#: Texts are prompt-blind if their match rate across prompts is at least this share of the rate within a prompt.
-MIN_BLIND_RATIO = 0.9
-#: Prompt-blind texts must also match in at least this share of the pairs across prompts.
-MIN_MATCH_RATE = 0.25
-#: Maximum number of words in a label such as "yes". Two or more labels are answers: texts cannot show blindness.
-MAX_LABEL_WORDS = 4
 #: Texts of more words that answer several prompts word for word are canned. Right answers of few kinds are shorter.
 MAX_ANSWER_WORDS = 15
 #: A text of any length is canned if at least this share of a side's completions are equal to it.
@@ -82,10 +76,13 @@ class Unmeasurable(Exception):
 
 
 class TooFewPrompts(Unmeasurable):
-    """Chance alone could explain any effect; the argument is the number of prompts."""
+    """Chance alone could explain any effect; the arguments are the numbers of prompts and of their groups."""
 
     def __str__(self) -> str:
-        prompts = f"{self.args[0]} prompt{'' if self.args[0] == 1 else 's'}"
+        size, groups = self.args
+        prompts = f"{size} prompt{'' if size == 1 else 's'}"
+        if groups < size:
+            prompts += f" in {groups} group{'' if groups == 1 else 's'}"
         return f"not measurable on {prompts}: sample more, or several completions of each"
 
 
@@ -223,10 +220,10 @@ def _independence(pair: Pair, permutations: Permutations) -> Reading:
 
 def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
     """How much more often texts share words with their own prompt than with others: dependence without a model."""
-    if pair.size < 2:
+    if pair.question_count < 2:
         raise Unmeasurable("needs at least two prompts")
     ranks = [
-        prompt_ranks(tokens, groups, [plain_words(prompt) for prompt in prompts])
+        prompt_ranks(tokens, groups, [plain_words(prompt) for prompt in prompts], pair.questions)
         for tokens, groups, prompts in zip(pair.tokens, pair.groups, pair.prompts, strict=True)
     ]
     # A text without any prompt's words, such as a number, shows nothing, so it counts like SFT's mean.
@@ -245,13 +242,16 @@ def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
 
 
 def _canned(pair: Pair, permutations: Permutations) -> Reading:
-    """The share of completions whose text also answers another prompt word for word, in either side."""
+    """The share of completions whose text also answers another prompt word for word, in either side.
+
+    Prompts that ask the same may have the same answer.
+    """
     texts = [[normalized(side.texts[row]) for row in rows] for side, rows in
              zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
     answered: dict[str, set[int]] = {}
     for side_texts, groups in zip(texts, pair.groups, strict=True):
-        for text, group in zip(side_texts, groups.tolist(), strict=True):
-            answered.setdefault(text, set()).add(group)
+        for text, question in zip(side_texts, pair.questions[groups].tolist(), strict=True):
+            answered.setdefault(text, set()).add(question)
     constants = {
         text
         for side_texts in texts
@@ -274,8 +274,10 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     largest_side = max(len(groups) for groups in pair.groups)
     # All pairs of texts are compared, so the number of prompts is limited to bound the time.
     size = max(2, pair.size * min(largest_side, MAX_TEXTS) // largest_side)
-    if pair.size < 2:
-        raise Unmeasurable("needs at least two prompts")
+    # Only completions to prompts that ask different things are compared.
+    pairs = size**2 - int(np.square(np.bincount(pair.questions[:size])).sum())
+    if not pairs:
+        raise Unmeasurable("needs at least two prompts that ask different things")
     kept_rows: list[list[int]] = [np.flatnonzero(groups < size).tolist() for groups in pair.groups]
     prompt_words = [[set(words(prompt)) for prompt in prompts] for prompts in pair.prompts]
     # Without the prompt's words, two answers that only quote different prompts count as the same text.
@@ -286,12 +288,11 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     ]
     alike = (cosines(texts) >= MIN_COSINE - 1e-5).astype(float)  # the tolerance absorbs float32 rounding
     policy_count, columns = len(kept_rows[0]), [*kept_rows[0], *(len(pair.groups[0]) + row for row in kept_rows[1])]
-    groups = np.concatenate(pair.groups)[columns]
-    alike[np.equal.outer(groups, groups)] = 0.0  # only completions to different prompts are compared
+    questions = pair.questions[np.concatenate(pair.groups)[columns]]
+    alike[np.equal.outer(questions, questions)] = 0.0
     # Of an answer that its prompt holds, nothing is left to compare.
     left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
     alike[left_out], alike[:, left_out] = 0.0, 0.0
-    pairs = size * (size - 1)
     policy, sft = (
         alike * np.multiply.outer(weights[columns], weights[columns]) / pairs
         for weights in (permutations.policy_weights, permutations.sft_weights)
@@ -301,59 +302,7 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     value, sft_value = float(policy[:policy_count, :policy_count].sum()), float(sft[policy_count:, policy_count:].sum())
     numbers = np.zeros(len(pair.groups[0]))
     numbers[kept_rows[0]] = alike[:policy_count, :policy_count].sum(1) / policy_count
-    return Reading(value, sft_value, float(null[0]), null, numbers, blind=_blind(pair))
-
-
-def _blind(pair: Pair) -> bool:
-    """Whether the policy's texts alone show that they do not depend on their prompts.
-
-    Texts are blind if completions to different prompts match about as often as completions to one prompt. Their match
-    rate must be at least `MIN_MATCH_RATE`, the lower bound of the 95% interval of the rate within a prompt, and
-    `MIN_BLIND_RATIO` times its upper bound. The words of a text's prompt are masked before texts are compared. Words in
-    more than half of the prompts, such as the options of a choice, are not masked: they may be what distinguishes the
-    answers.
-    """
-    groups, tokens, prompt_words = (
-        pair.groups[0],
-        pair.body_words[0],
-        [set(words(prompt)) for prompt in pair.prompts[0]],
-    )
-    # Short labels such as "yes" may recur because they are right answers to several prompts.
-    labels = Counter(
-        text for text, _ in {(tuple(text_tokens), g) for text_tokens, g in zip(tokens, groups, strict=True)}
-    )
-    if sum(0 < len(text) <= MAX_LABEL_WORDS and prompts > 1 for text, prompts in labels.items()) > 1:
-        return False
-    word_counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
-    prompt_specific = [
-        {word for word in prompt_word_set if 2 * word_counts[word] <= len(prompt_words)}
-        for prompt_word_set in prompt_words
-    ]
-    templates = [to_template(prompt_specific[g], text_tokens) for text_tokens, g in zip(tokens, groups, strict=True)]
-    # A verified answer, or one that its prompt holds, equals no other.
-    texts = group_indices(
-        [
-            (str(row),) if set(template) == {"_"} or not counted else ("", *template)
-            for row, (template, counted) in enumerate(zip(templates, pair.counted[0], strict=True))
-        ]
-    )
-
-    def pairs(counts: ArrayLike) -> NDArray[np.intp]:
-        return np.asarray(counts) * (np.asarray(counts) - 1) // 2
-
-    texts_per_prompt, text_counts = (np.bincount(groups), Counter(zip(groups.tolist(), texts.tolist(), strict=True)))
-    equal = np.bincount([g for g, _ in text_counts], weights=pairs(list(text_counts.values())))
-    across_prompts = float(pairs(np.bincount(texts)).sum() - equal.sum()) / (
-        pairs(len(groups)) - pairs(texts_per_prompt).sum()
-    )
-    has_several = texts_per_prompt > 1
-    rates = equal[has_several] / pairs(texts_per_prompt)[has_several]
-    # With a single prompt, or one text per prompt, nothing bounds the rate.
-    low, high = 0.0, 1.0
-    if len(rates) > 1:
-        half = 1.96 * float(rates.std(ddof=1)) / math.sqrt(len(rates))
-        low, high = rates.mean() - half, rates.mean() + half
-    return bool(across_prompts >= MIN_MATCH_RATE and low <= across_prompts and across_prompts >= MIN_BLIND_RATIO * high)
+    return Reading(value, sft_value, float(null[0]), null, numbers, blind=is_blind(pair))
 
 
 def _sameness(pair: Pair, permutations: Permutations) -> Reading:
@@ -361,7 +310,7 @@ def _sameness(pair: Pair, permutations: Permutations) -> Reading:
     # A text's number depends on the others of its side, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
     if not permutations.enough:
-        raise TooFewPrompts(pair.size)
+        raise TooFewPrompts(pair.size, pair.question_count)
     if min(np.bincount(groups).min() for groups in pair.groups) < 2:
         raise Unmeasurable("needs at least two completions of each prompt")
     numbers = [mean_cosines(tokens, groups, pair.size) for tokens, groups in zip(pair.tokens, pair.groups, strict=True)]

@@ -5,6 +5,9 @@ permutation therefore assigns the completions of each prompt at random, as many 
 completion on each side this swaps the two. So a few prompts suffice if there are several completions of each. Two sides
 that answer different prompts and are paired by position are exchangeable only as a whole, so there all completions of a
 pair of prompts are swapped together.
+
+Prompts that ask the same count as one: their completions are assigned in the same way, the k-th of one prompt as the
+k-th of another, so spellings of a question add no assignments.
 """
 
 import math
@@ -19,7 +22,7 @@ from .texts import Pair
 PERMUTATIONS = 2000
 #: With fewer different assignments, p cannot reach its level after the correction for several families.
 MIN_ASSIGNMENTS = 8192
-#: Number of prompts, one swap for each, from which there are so many assignments.
+#: Number of prompts that ask different things, one swap for each, from which there are so many assignments.
 MIN_SWAPPED_PROMPTS = math.ceil(math.log2(MIN_ASSIGNMENTS))
 
 _CELLS_AT_ONCE = 4_000_000
@@ -60,24 +63,27 @@ class Permutations:
         counts = [np.bincount(side, minlength=pair.size) for side in pair.groups]
         weights = [(1 / count)[groups] for count in counts]
         if whole_prompts:
-            flips = rng.integers(0, 2, (PERMUTATIONS, pair.size)).astype(bool)
+            flips = rng.integers(0, 2, (PERMUTATIONS, pair.size)).astype(bool)[:, pair.questions]
             own = np.where(is_policy, weights[0], weights[1])
             assigned = np.vstack([is_policy, flips[:, groups] ^ is_policy])
-            return cls(assigned, own, own, pair.size, pair.size * math.log(2))
+            return cls(assigned, own, own, pair.size, pair.question_count * math.log(2))
         # In order of the prompts, the first completions of each go to the policy.
         first = np.concatenate([np.arange(ours + theirs) < ours for ours, theirs in zip(*counts, strict=True)])
         assigned = np.empty((1 + PERMUTATIONS, len(groups)), dtype=bool)
         assigned[0] = is_policy
         step = max(1, _CELLS_AT_ONCE // len(groups))
+        twins = _twins(pair)
         for start in range(1, len(assigned), step):
             block = assigned[start : start + step]
-            # Sorting by prompt and a random number puts the completions of each prompt into a random order.
-            order = np.argsort(groups + rng.random(block.shape), axis=1)
+            # Sorting by prompt and a random number puts the completions of each prompt into a random order. Prompts
+            # that ask the same have the same random numbers, and so the same order.
+            order = np.argsort(groups + rng.random(block.shape)[:, twins], axis=1)
             np.put_along_axis(block, order, np.broadcast_to(first, block.shape), axis=1)
-        logarithms = [
-            math.lgamma(ours + theirs + 1) - math.lgamma(ours + 1) - math.lgamma(theirs + 1)
-            for ours, theirs in zip(*counts, strict=True)
-        ]
+        logarithms = np.zeros(pair.question_count)
+        for question, ours, theirs in zip(pair.questions, *counts, strict=True):
+            count = math.lgamma(ours + theirs + 1) - math.lgamma(ours + 1) - math.lgamma(theirs + 1)
+            # The assignments of a group follow from those of its prompt with the most.
+            logarithms[question] = max(logarithms[question], count)
         return cls(assigned, weights[0], weights[1], pair.size, math.fsum(logarithms))
 
     @property
@@ -132,3 +138,16 @@ class Permutations:
             return np.zeros(len(self.assigned))
         chosen = self.assigned[:, columns].astype(float)
         return np.asarray(((chosen @ values) * chosen).sum(1))
+
+
+def _twins(pair: Pair) -> NDArray[np.intp]:
+    """Returns (N,) the completion whose random number each one has: its like of the first such prompt of its group."""
+    first: dict[tuple[int, int, int], int] = {}
+    twins: list[int] = []
+    for side, groups in enumerate(pair.groups):
+        seen = [0] * pair.size
+        for group in groups.tolist():
+            key = (side, int(pair.questions[group]), seen[group])
+            twins.append(first.setdefault(key, len(twins)))
+            seen[group] += 1
+    return np.array(twins, dtype=np.intp)

@@ -136,7 +136,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     for family in FAMILIES:
         try:
             if not permutations.enough:
-                raise TooFewPrompts(pair.size)
+                raise TooFewPrompts(pair.size, pair.question_count)
             readings[family.name] = family.measure(pair, permutations)
         except Unmeasurable as error:
             skipped[family.name] = str(error)

@@ -7,8 +7,9 @@ import re
 import unicodedata
 import zlib
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -59,9 +60,10 @@ class Completions:
             None without such a program.
         conversations: (N,) the prompts as messages where they came as such, else as texts, for a model's chat template;
             None if all came as texts.
+        groups: (N,) the group of each prompt, the same for prompts that ask the same; None if each is its own group.
 
     Raises:
-        ValueError: Lengths differ, there are no texts, or a number is not finite.
+        ValueError: Lengths differ, there are no texts, a number is not finite, or a prompt has two groups.
     """
 
     prompts: Sequence[str]
@@ -72,11 +74,12 @@ class Completions:
     dependence: Sequence[float] | None = None
     verified: Sequence[bool] | None = None
     conversations: Sequence[str | Sequence[Mapping[str, Any]]] | None = None
+    groups: Sequence[Hashable] | None = None
 
     def __post_init__(self) -> None:
         if not self.texts:
             raise ValueError("There are no completions to probe.")
-        for name in ("prompts", "rewards", "judged", "logprobs", "dependence", "verified", "conversations"):
+        for name in ("prompts", "rewards", "judged", "logprobs", "dependence", "verified", "conversations", "groups"):
             column = getattr(self, name)
             if column is not None and len(column) != len(self.texts):
                 raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one per text.")
@@ -84,6 +87,13 @@ class Completions:
             column = getattr(self, name)
             if column is not None and not np.isfinite(np.asarray(column, dtype=float)).all():
                 raise ValueError(f"Not all {name} are finite.")
+        if self.groups is not None and len(set(zip(self.prompts, self.groups, strict=True))) > len(set(self.prompts)):
+            raise ValueError("A prompt has two groups: give all completions of a prompt the same group.")
+
+    @cached_property
+    def group_by_prompt(self) -> dict[str, Hashable]:
+        """The group of each prompt; the prompt itself if each is its own group."""
+        return dict(zip(self.prompts, self.prompts if self.groups is None else self.groups, strict=True))
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -99,6 +109,7 @@ class Pair:
         prompts: (G,) the prompts; the two sides differ only if they were paired by position.
         rows: (N,) indices of the completions that are used.
         groups: (N,) the index of each row's prompt.
+        questions: (G,) the number of each prompt's group: prompts that ask the same share one.
         tokens: (N,) the words of each row.
         bodies: (N,) the texts of the rows without markup.
         body_words: (N,) the words of the bodies.
@@ -110,6 +121,7 @@ class Pair:
     prompts: tuple[Sequence[str], Sequence[str]]
     rows: tuple[NDArray[np.intp], NDArray[np.intp]]
     groups: tuple[NDArray[np.intp], NDArray[np.intp]]
+    questions: NDArray[np.intp]
     tokens: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
     bodies: tuple[Sequence[str], Sequence[str]]
     body_words: tuple[Sequence[Sequence[str]], Sequence[Sequence[str]]]
@@ -120,6 +132,11 @@ class Pair:
         """The number of prompts, G."""
         return len(self.prompts[0])
 
+    @property
+    def question_count(self) -> int:
+        """The number of groups of prompts that ask the same."""
+        return int(self.questions.max()) + 1
+
     @classmethod
     def of(cls, policy: Completions, sft: Completions, *, by_position: bool = False) -> Pair:
         """Pairs the completions of two policies.
@@ -127,14 +144,17 @@ class Pair:
         Args:
             policy: The policy's completions.
             sft: SFT's completions.
-            by_position: Whether to pair different prompts in order, for two random samples of one set of prompts.
+            by_position: Whether to pair different prompts in order, for two random samples of one set of prompts. All
+                prompts of a group then count as its first one, since no group can be in two pairs.
 
         Returns:
             The pair.
 
         Raises:
-            ValueError: The two share no prompt.
+            ValueError: The two share no prompt, or one has different groups on the two sides.
         """
+        if by_position:
+            policy, sft = _first_of_group(policy), _first_of_group(sft)
         sides = (policy, sft)
         prompt_lists = [list(dict.fromkeys(side.prompts)) for side in sides]
         sft_prompts = set(prompt_lists[1])
@@ -154,6 +174,10 @@ class Pair:
             np.array([number_of[side.prompts[i]] for i in side_rows], dtype=np.intp)
             for side, number_of, side_rows in zip(sides, numbers, rows, strict=True)
         ]
+        labels = [side.group_by_prompt for side in sides]
+        if not by_position and any(labels[0][prompt] != labels[1][prompt] for prompt in prompts[0]):
+            raise ValueError("A prompt has another group on the other side: give it the same group on both.")
+        questions = group_indices([labels[0][prompt] for prompt in prompts[0]])
         tokens, bodies, body_words, counted = [], [], [], []
         for side, side_rows in zip(sides, rows, strict=True):
             tokens.append([plain_words(side.texts[i]) for i in side_rows])
@@ -173,6 +197,7 @@ class Pair:
             (prompts[0], prompts[1]),
             (rows[0], rows[1]),
             (groups[0], groups[1]),
+            questions,
             (tokens[0], tokens[1]),
             (bodies[0], bodies[1]),
             (body_words[0], body_words[1]),
@@ -190,6 +215,16 @@ class Pair:
             without_quotations(text, quotable[group])
             for text, group in zip(self.body_words[side], self.groups[side].tolist(), strict=True)
         ]
+
+
+def _first_of_group(side: Completions) -> Completions:
+    """Replaces each prompt by the first prompt of its group."""
+    if side.groups is None:
+        return side
+    first: dict[Hashable, str] = {}
+    return replace(
+        side, prompts=[first.setdefault(group, prompt) for prompt, group in zip(side.prompts, side.groups, strict=True)]
+    )
 
 
 def plain_words(text: str) -> list[str]:
@@ -361,7 +396,10 @@ def find_phrases(
 
 
 def prompt_ranks(
-    texts: Sequence[Sequence[str]], groups: NDArray[np.intp], prompts: Sequence[Sequence[str]]
+    texts: Sequence[Sequence[str]],
+    groups: NDArray[np.intp],
+    prompts: Sequence[Sequence[str]],
+    questions: NDArray[np.intp],
 ) -> NDArray[np.float64]:
     """Computes how often a text shares more words with its own prompt than with another one; a tie counts one half.
 
@@ -371,7 +409,8 @@ def prompt_ranks(
     Args:
         texts: (N,) the words of each text.
         groups: (N,) the prompt of each text.
-        prompts: (G,) the words of each prompt, two prompts or more.
+        prompts: (G,) the words of each prompt, of two questions or more.
+        questions: (G,) the group of each prompt; prompts of the same group are not compared.
 
     Returns:
         (N,) ranks; NaN for a text that shares no word with any prompt, which shows nothing.
@@ -393,8 +432,8 @@ def prompt_ranks(
             places, weights = postings[word]
             scores[places] += weights
         own = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
-        if own or scores.any():
-            other_scores = scores[compared != group]
+        other_scores = scores[questions[compared] != questions[group]]
+        if len(other_scores) and (own or scores.any()):
             ranks[row] = np.mean((np.sign(np.round(own - other_scores, 9)) + 1) / 2)
     return ranks
 

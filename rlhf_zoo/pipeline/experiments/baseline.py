@@ -21,11 +21,11 @@ from ...evaluation.head_to_head import read_samples
 from ...evaluation.judges.panel import check_answers, checks_answers, scores
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.measure import Evaluator, make_evaluator, repeat_prompts
+from ...evaluation.prompt_groups import group_rows
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.chat_template import Prompt
 from ...modeling.critic import CRITIC_DIR, critic_from
 from ...modeling.models import matmul_parameters
-from ...modeling.prompt_keys import prompt_key
 from ...rewards import Rewards
 from ...runs.context import RunContext
 from ...runs.data.layout import fitting
@@ -112,9 +112,9 @@ class Baseline:
         return figures
 
     @cached_property
-    def prompt_keys(self) -> list[str]:
-        """A key for the prompt of each held-out row; rows with the same prompt share it."""
-        return [prompt_key(prompt) for prompt in self.rows["prompt"]]
+    def groups(self) -> list[int]:
+        """The group of each held-out row's prompt, as the evaluation resamples them."""
+        return group_rows(self.rows, self.context.shared.evaluation.group)
 
     @property
     def rewards(self) -> Rewards:

@@ -14,6 +14,7 @@ from ...evaluation.frontier_report import BesidePPO
 from ...evaluation.head_to_head import read_lines, read_samples
 from ...evaluation.overoptimization import best_of_n_kl, expected_best_of_n
 from ...fileio import read_json, write_json
+from ...modeling.prompt_keys import count_distinct_prompts
 from ...publishing.plots import plot_frontier
 from ...runs.record import StageRecord, first_difference
 from .baseline import METHODS, POOL_SIZES, Baseline, Method
@@ -90,7 +91,7 @@ def _point_of(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]]
             completion_tokens=float(np.mean(scores["length"])),
         ),
         extra_metrics=baseline.extra_metrics([line["completion"] for line in lines]),
-        prompts=baseline.prompt_keys,
+        prompts=baseline.groups,
     )
 
 
@@ -165,7 +166,7 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
             serving=best_of_n_compute(
                 baseline.matrix_sizes, n, prompt_tokens=baseline.prompt_tokens, completion_tokens=length
             ),
-            prompts=baseline.prompt_keys,
+            prompts=baseline.groups,
         )
         for index, n in enumerate(sizes)
     ]
@@ -195,7 +196,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "evaluation": context.record("eval").read()["fingerprint"],
         "seed": seed,
         "judge": baseline.judge,
-        "prompts": len(set(baseline.prompt_keys)),
+        "prompts": count_distinct_prompts(baseline.rows["prompt"]),
         "rows": len(baseline.rows),
         "samples_per_prompt": baseline.samples_per_prompt,
         "served": comparison.served,

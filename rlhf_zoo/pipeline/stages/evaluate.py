@@ -20,6 +20,7 @@ from ...evaluation.judges.people import votes_on
 from ...evaluation.judges.rule import RuleJudge
 from ...evaluation.lm_eval import check_data, check_tasks, on_tasks
 from ...evaluation.measure import Evaluator, make_evaluator, reward_judges
+from ...evaluation.prompt_groups import check_column
 from ...evaluation.reference_answers import compare_with_references
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
 from ...evaluation.trivial_comparison import score_trivial
@@ -211,14 +212,9 @@ def _compare(
         policy = load_causal(checkpoint.path)
         with doing(f"eval: PPO at step {step} against SFT"):
             return checkpoint, head_to_head(
-                policy,
-                evaluator,
-                prompts,
-                samples=config.samples,
-                seed=seed,
-                reward_judges=judges_of_reward,
-                checks=checks,
-            )
+                policy, evaluator, prompts, samples=config.samples, seed=seed, reward_judges=judges_of_reward,
+                checks=checks, group=config.group,
+            )  # fmt: skip
 
     candidate = None if isinstance(trajectory, str) else trajectory.verdict.candidate
     verdict_chooses = (context.record("ppo").read().get("chosen") or {}).get("rule") == "recommended"
@@ -339,7 +335,7 @@ def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
     # At their defaults these keys do not change the fingerprint, so that a new key leaves earlier evaluations valid.
     optional: dict[str, Any] = {
         "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
-        "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {},
+        "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {}, "group": None,
     }  # fmt: skip
     return {key: value for key, value in asdict(config).items() if optional.get(key) != value}
 
@@ -392,6 +388,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
             "each prompt once.",
             prompt_count, _describe_part(evaluated_part(context)), distinct, prompt_count - distinct,
         )  # fmt: skip
+    check_column(prompts, context.shared.evaluation.group)
     answers = context.shared.evaluation.reference_answers
     if answers is not None and answers.column not in prompts.column_names:
         raise ZooError(

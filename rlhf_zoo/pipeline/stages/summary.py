@@ -65,7 +65,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
             for name in ("win_rate", "control")
             if name in evaluation
         },
-        **{name: evaluation[name] for name in ("prompts", "rows") if name in evaluation},
+        **{name: evaluation[name] for name in ("prompts", "groups", "rows") if name in evaluation},
         **{name: evaluation[name] for name in ("verdict", "recommended") if name in evaluation},
     }
     write_json(path, summary)

@@ -12,6 +12,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from ...fileio import finite, hub_id, write_json, write_text
+from ...modeling.prompt_keys import format_group_count
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import commands, markdown
 from .benchmark import benchmark_results, results_file
@@ -273,6 +274,7 @@ def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str
             left_out=left_out(facts),
             training_saw=Raw(training_saw(facts)),
             evaluated_on=lambda part=None: evaluated_on(facts, part),
+            in_groups=_in_groups,
             settings={
                 key: _named_alone(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
             },
@@ -296,6 +298,14 @@ def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
     """Returns the formatter of held-out metrics. A step's card says once, at its top, that it was not evaluated."""
     missing = facts.missing_metric_text if facts.step is None else "–"
     return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
+
+
+def _in_groups(part: Mapping[str, Any]) -> str:
+    """Returns how many groups of prompts that ask the same an evaluation has, after the word "prompts"."""
+    prompts, groups = part.get("prompts"), part.get("groups")
+    if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
+        return ""
+    return f"{format_group_count(groups, prompts)} that ask the same, each resampled as a whole"
 
 
 def _no_samples(facts: StageFacts) -> str:

@@ -10,7 +10,7 @@ from ...fileio import finite
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.pull import split_revision
 from ...hub.client.refusals import refusals_as
-from ...modeling.prompt_keys import format_prompt_count
+from ...modeling.prompt_keys import format_group_count, format_prompt_count
 from .markdown import Raw, code, escape, estimate
 
 WIN_RATES = "win_rates.png"
@@ -102,7 +102,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     source = f"the {escape(document['split'])} split of {code(document['data']['location'])}"
     n_samples = document["samples_per_prompt"]
     yield (
-        f"{format_prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts of {source}, "
+        f"{format_prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts"
+        f"{format_group_count(document.get('groups'), document['prompts'])} of {source}, "
         f"{n_samples} completions a row, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
         f"{document['seed']}. In brackets: 95% intervals over prompts, paired for differences; n counts completions. A "

@@ -266,7 +266,12 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
         ),
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
-    note = f"{short(n)} completions to {short(prompts)} prompts; 95% intervals over prompts, not training seeds."
+    groups = facts.evaluation.get("groups", prompts)
+    counted = f" in {short(groups)} groups that ask the same" if finite(groups) and groups != prompts else ""
+    note = (
+        f"{short(n)} completions to {short(prompts)} prompts{counted}; 95% intervals over "
+        f"{'groups' if counted else 'prompts'}, not training seeds."
+    )
     ties = (facts.estimate("win_rate") or {}).get("ties")
     note += f" Ties, {ties:.0%} of the comparisons, count one half." if finite(ties) and ties >= 0.005 else ""
     note += " Best constant: the best of several fixed texts, each given to every prompt." if best else ""

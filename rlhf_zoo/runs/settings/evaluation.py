@@ -113,6 +113,11 @@ class EvaluationConfig:
         100, "Validation prompts of each checkpoint on the way, from which `best` is chosen."
     )
     checkpoint_samples: int = option(2, "Completions of each of these.")
+    group: str | None = option(
+        None,
+        "Prompts that ask the same, which intervals and verdict count as one: near-duplicates, or a column with the "
+        "group of each prompt; None counts each prompt.",
+    )
     judges: list[str] = field(default_factory=list, metadata={"help": "Judges in addition to the headline judge."})
     llm: dict[str, Any] = field(
         default_factory=dict,

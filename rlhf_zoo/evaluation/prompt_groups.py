@@ -1,0 +1,207 @@
+"""Groups of prompts that ask the same. Answers to them are alike, so inference resamples a group as a whole.
+
+Near-duplicates are found by a normal form: two prompts ask the same if it is equal. It leaves out only what does not
+change the question: case, white space, punctuation at the end of a word, an article or another determiner before a
+word, and `please` at the start. "My phone's battery" becomes "battery of phone". Every other word, number and sign
+counts, in order, so prompts of one template that ask different things stay apart. The overlap of n-grams would not do:
+"the price of our chair" shares more of them with "the price of our table" than with "my chair's price".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import unicodedata
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..errors import ZooError
+from ..modeling.chat_template import Prompt, is_conversation
+from ..modeling.prompt_keys import prompt_key
+from .stats import group_indices
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+#: The value of `evaluation.group` and `--group` that groups prompts by their normal form.
+NEAR_DUPLICATES = "near-duplicates"
+
+_DETERMINERS = frozenset(["a", "an", "the", "this", "that", "these", "those", "my", "our"])
+# After these, 's is short for "is".
+_CONTRACTION = re.compile(r"\b(what|who|where|when|why|how|it|that|there|here|he|she)'s\b", re.IGNORECASE)
+_GENITIVE = re.compile(r"(\w+)'s\s+(\w+)")
+# Marks inside a word or number belong to it, as in 1.5, f(x) or a!=b, and 5! is another number than 5.
+_TOKEN = re.compile(
+    r"""(?P<silent>(?<!\d)!(?=[\s"”!?]|$)|[.,;:?…"“”](?=[\s"”.,;:!?…)]|$)|(?<![^\s(])["“])"""
+    r"|\d+(?:[.,:]\d+)*|\w+(?:['-]\w+)*|[^\w\s]"
+)
+
+
+def normal_form(text: str) -> str:
+    """Returns a text that is equal for texts that ask the same; see this module.
+
+    Args:
+        text: A prompt.
+    """
+    plain = unicodedata.normalize("NFKC", text).replace("’", "'")
+    plain = _GENITIVE.sub(r"\2 of \1", _CONTRACTION.sub(r"\1 is", plain))
+    tokens = list(_TOKEN.finditer(plain))
+    kept = []
+    for place, match in enumerate(tokens):
+        token = match.group()
+        # At its end a text may break off after "the": a policy goes on differently from there.
+        is_before_word = place + 1 < len(tokens) and tokens[place + 1].group()[0].isalpha()
+        # A capital A inside a text may be a name, as in "vitamin A deficiency".
+        is_determiner = token.casefold() in _DETERMINERS and (token != "A" or place == 0)
+        is_please = token.casefold() == "please" and place == 0
+        if match["silent"] is None and not (is_before_word and (is_determiner or is_please)):
+            kept.append(token.casefold())
+    return " ".join(kept)
+
+
+def near_duplicate_key(prompt: Prompt) -> str:
+    """Returns a text that is equal for prompts that ask the same; see this module.
+
+    Args:
+        prompt: A text or a conversation, in which every turn counts.
+    """
+    key = prompt_key(prompt)
+    if not isinstance(prompt, str) and is_conversation(prompt):
+        turns = [(turn["role"], turn["content"]) for turn in prompt]
+        # A single user turn reads as its text, as in `prompt_key`.
+        if len(turns) > 1 and all(isinstance(content, str) for _, content in turns):
+            return json.dumps([(role, normal_form(content)) for role, content in turns])
+    # A prompt of nothing but punctuation asks what it says.
+    return normal_form(key) or key
+
+
+def number_prompts(prompts: Iterable[Prompt]) -> list[int]:
+    """Numbers prompts so that equal prompts share a number.
+
+    Args:
+        prompts: (N,) texts or conversations.
+
+    Returns:
+        (N,) indices among the distinct prompts, in order of first appearance.
+    """
+    return group_indices([prompt_key(prompt) for prompt in prompts]).tolist()
+
+
+def group_prompts(prompts: Iterable[Prompt]) -> list[int]:
+    """Numbers prompts so that near-duplicates share a number.
+
+    Args:
+        prompts: (N,) texts or conversations.
+
+    Returns:
+        (N,) numbers 0 … G−1, in order of first appearance.
+    """
+    return group_indices([near_duplicate_key(prompt) for prompt in prompts]).tolist()
+
+
+def group_rows(rows: Dataset, by: str | None) -> list[int]:
+    """Numbers the groups that inference over the rows of an evaluation resamples.
+
+    Args:
+        rows: The rows, with the column `prompt`.
+        by: `NEAR_DUPLICATES`, the column that holds the group of each row, or None if every prompt is its own group.
+
+    Returns:
+        (N,) numbers 0 … G−1, in order of first appearance. Equal prompts share a number.
+
+    Raises:
+        ZooError: The column is missing, a value is neither text nor a whole number, or a prompt has two values.
+    """
+    prompts = rows["prompt"]
+    if by is None:
+        return number_prompts(prompts)
+    if by == NEAR_DUPLICATES:
+        return group_prompts(prompts)
+    check_column(rows, by)
+    labels = list(rows[by])
+    check_labels([prompt_key(prompt) for prompt in prompts], labels, f"the column {by} that `group` names")
+    return group_indices(labels).tolist()
+
+
+def check_column(rows: Dataset, by: str | None) -> None:
+    """Checks that the column of the groups exists.
+
+    Args:
+        rows: The rows of an evaluation.
+        by: As in `group_rows`.
+
+    Raises:
+        ZooError: It is missing.
+    """
+    if by not in (None, NEAR_DUPLICATES, *rows.column_names):
+        raise ZooError(
+            f"`group` of the evaluation names the column {by}, but the prompts have "
+            f"{', '.join(name for name in rows.column_names if not name.startswith('_'))}: name one of these, or "
+            f"{NEAR_DUPLICATES}."
+        )
+
+
+def check_labels(prompts: Sequence[str], labels: Sequence[object], where: str) -> None:
+    """Checks that each prompt has one group.
+
+    Args:
+        prompts: (N,) keys of prompts.
+        labels: (N,) their groups.
+        where: Where these stand, as the subject of a sentence.
+
+    Raises:
+        ZooError: A group is neither text nor a whole number, or a prompt has two groups.
+    """
+    known: dict[str, object] = {}
+    for prompt, label in zip(prompts, labels, strict=True):
+        if not is_label(label):
+            raise ZooError(f"{where} has {label!r}: a group must be text or a whole number.")
+        if known.setdefault(prompt, label) != label:
+            raise ZooError(
+                f"{where} has {known[prompt]!r} and {label!r} for one prompt, {prompt[:60]!r}: give each prompt one "
+                "group."
+            )
+
+
+def is_label(value: object) -> bool:
+    """Whether a value may be the name of a group: text, or a whole number.
+
+    Args:
+        value: A value from outside.
+    """
+    return isinstance(value, str | int) and not isinstance(value, bool)
+
+
+def group_means(values: ArrayLike, groups: Sequence[Hashable]) -> NDArray[np.float64]:
+    """Averages values by group, so that each group counts once, however many values it has.
+
+    Args:
+        values: (…, N) numbers.
+        groups: (N,) hashable labels.
+
+    Returns:
+        (…, G) means, in order of the labels' first appearance; the values themselves if all labels differ.
+
+    Raises:
+        ValueError: The numbers of values and labels differ.
+    """
+    sample, index = np.asarray(values, dtype=float), group_indices(groups)
+    if sample.shape[-1:] != index.shape:
+        raise ValueError(f"There are {sample.shape[-1:]} values and {len(index)} groups: each value needs its group.")
+    sizes = np.bincount(index)
+    if len(sizes) == len(index):
+        return sample
+    sums = np.apply_along_axis(lambda row: np.bincount(index, weights=row), -1, sample)
+    return np.asarray(sums / sizes, dtype=float)
+
+
+def number_of_groups(groups: Iterable[Hashable]) -> int:
+    """Counts groups: the effective number of prompts.
+
+    Args:
+        groups: The group of each prompt.
+    """
+    return len(set(groups))

@@ -1,0 +1,256 @@
+"""Prompts that ask the same are one group: how they are found, and that inference resamples a group as a whole."""
+
+import shutil
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import toy_run
+from datasets import Dataset
+from folders import write_data_set
+from test_probes import sft
+from test_verdict import GOOD, RISE, run
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.evidence import Checkpoint, Evidence
+from rlhf_zoo.evaluation.probes import Completions, probe
+from rlhf_zoo.evaluation.probes.permutations import Permutations
+from rlhf_zoo.evaluation.probes.texts import Pair
+from rlhf_zoo.evaluation.prompt_groups import NEAR_DUPLICATES, group_means, group_prompts, group_rows, normal_form
+from rlhf_zoo.evaluation.rollouts import probe_rollouts
+from rlhf_zoo.evaluation.verdict import decide
+from rlhf_zoo.fileio import read_json
+from rlhf_zoo.pipeline.stages import evaluate, ppo
+from rlhf_zoo.publishing.cards.card import make_card
+from rlhf_zoo.runs.corpora import instructions, tiny_sums, tiny_world_2
+
+# ---- which prompts ask the same
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What's the capital of France?", "what is  the capital of France"),
+        ("my phone's battery", "the battery of this phone"),
+        ("Please review my essay.", "Review the essay!"),
+        ("She said “no”.", 'she said "no"'),
+        ("日本の首都は？", "日本の首都は?"),
+    ],
+)
+def test_spellings_of_one_question_are_a_group(one: str, other: str) -> None:
+    assert normal_form(one) == normal_form(other)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is the capital of France?", "What is the capital of Spain?"),
+        ("from English to French", "from French to English"),
+        ("What is my name?", "What is your name?"),
+        ("foods with vitamin A in them", "foods with vitamin B in them"),
+        ("What is 1.5 + 2?", "What is 15 + 2?"),
+        ("2+2=", "2-2="),
+        ("What is 5!", "What is 5?"),
+        ("a != b", "a = b"),
+        ("(1+2)*3", "1+2*3"),
+        ("it is not", "it is not a"),
+        ("Do it.", "Do not do it."),
+        ("...", "???"),
+    ],
+)
+def test_prompts_that_ask_different_things_are_not(one: str, other: str) -> None:
+    assert len(set(group_prompts([one, other]))) == 2
+
+
+def test_only_the_demo_of_our_own_corpora_has_spellings_of_one_question() -> None:
+    """Prompts from one template ask different things: sums, and instructions."""
+    counts = {}
+    for name, corpus in (("demo", tiny_world_2), ("sums", tiny_sums), ("instructions", instructions)):
+        splits = corpus.prepare(seed=1)["prompts"]
+        for split in ("validation", "test"):
+            prompts = [row["prompt"] for row in splits[split]]
+            counts[name, split] = (len(prompts), len(set(group_prompts(prompts))))
+    assert (counts["demo", "validation"], counts["demo", "test"]) == ((48, 6), (192, 24))
+    del counts["demo", "validation"], counts["demo", "test"]
+    assert all(prompts == groups for prompts, groups in counts.values()), counts
+
+
+def test_the_overlap_of_n_grams_would_join_other_questions_first() -> None:
+    def overlap(one: str, other: str) -> float:
+        first, second = ({text[k : k + 3] for k in range(len(text) - 2)} for text in (one, other))
+        return len(first & second) / len(first | second)
+
+    asked = "the price of our chair"
+    assert overlap(asked, "the price of our table") > 2 * overlap(asked, "my chair's price")
+
+
+def test_every_turn_of_a_conversation_counts() -> None:
+    def talk(*texts: str) -> list[dict[str, str]]:
+        return [{"role": ("user", "assistant")[k % 2], "content": text} for k, text in enumerate(texts)]
+
+    prompts = [talk("Hello!"), "hello", talk("Hello!", "Hi.", "The sum?"), talk("hello", "Hi", "the sum")]
+    assert group_prompts([*prompts, talk("Hello!", "Yes.", "The sum?")]) == [0, 0, 1, 1, 2]
+
+
+def test_a_column_names_the_groups() -> None:
+    rows = Dataset.from_dict({"prompt": ["a b", "c", "a  b", "A b"], "kind": [7, 8, 7, 8]})
+    assert group_rows(rows, "kind") == [0, 1, 0, 1]
+    assert (group_rows(rows, None), group_rows(rows, NEAR_DUPLICATES)) == ([0, 1, 2, 3], [0, 1, 0, 0])
+    with pytest.raises(ZooError, match="names the column sort, but the prompts have prompt, kind: name one of these"):
+        group_rows(rows, "sort")
+    twice = Dataset.from_dict({"prompt": ["a", "a"], "kind": ["x", "y"]})
+    with pytest.raises(ZooError, match="has 'x' and 'y' for one prompt, 'a': give each prompt one group"):
+        group_rows(twice, "kind")
+    with pytest.raises(ZooError, match="a group must be text or a whole number"):
+        group_rows(Dataset.from_dict({"prompt": ["a"], "kind": [0.5]}), "kind")
+
+
+# ---- the verdict counts a group once
+
+
+def test_a_mean_by_group_counts_each_group_once_and_leaves_single_prompts_alone() -> None:
+    values = np.array([[1.0, 2.0, 6.0], [0.1, 0.2, 0.3]])
+    assert group_means(values, "xyx").tolist() == [[3.5, 2.0], [pytest.approx(0.2), 0.2]]
+    assert np.array_equal(group_means(values, "xyz"), values)
+    with pytest.raises(ValueError, match="each value needs its group"):
+        group_means(values, "xy")
+
+
+def test_where_all_prompts_ask_different_things_nothing_changes() -> None:
+    points = run(RISE)
+    alone = decide(Evidence(points[0], points[1:], GOOD), seed=0, resamples=500)
+    numbered = decide(Evidence(points[0], points[1:], GOOD, groups=range(100, 200)), seed=0, resamples=500)
+    assert alone.to_json() == numbered.to_json()
+    policy, base = sft(1), sft(2)
+    labels = [f"group of {prompt}" for prompt in policy.prompts]
+    report = probe(policy, base).to_json()
+    assert probe(replace(policy, groups=labels), replace(base, groups=labels)).to_json() == report
+
+
+def test_a_verdict_needs_20_groups_and_not_20_spellings() -> None:
+    points = run(RISE, prompts=48)
+    found = decide(Evidence(points[0], points[1:], GOOD, groups=[k % 6 for k in range(48)]), seed=0, resamples=500)
+    assert found.text == "not judged" and found.reasons[0] == (
+        "A verdict needs 20 prompts that ask different things, not 6: the 48 prompts are in 6 groups that ask the same."
+    )
+
+
+def verdicts_on_nulls(*, known: bool, count: int) -> Counter[str]:
+    """SFT again: 24 questions in 1 to 15 spellings, an intraclass correlation of 0.35, and a reward that rose."""
+    kinds: Counter[str] = Counter()
+    for seed in range(count):
+        rng = np.random.default_rng(seed)
+        questions = np.repeat(np.arange(24), rng.integers(1, 16, 24))
+        size = len(questions)
+        judged = np.sqrt(0.35) * rng.normal(size=24)[questions] + np.sqrt(0.65) * rng.normal(size=size)
+        base = Checkpoint(0, 0.0, np.zeros(size), np.zeros(size))
+        last = Checkpoint(1, 1.0, 1 + rng.normal(size=size), judged)
+        groups = questions.tolist() if known else None
+        kinds[decide(Evidence(base, [last], GOOD, groups=groups), seed=seed, resamples=200).kind] += 1
+    return kinds
+
+
+def test_with_known_groups_nulls_are_convicted_and_acquitted_no_more_often_than_stated() -> None:
+    """Stated: *hacked* in 1%, *healthy* in 2.5%. Without groups both are some six times as frequent."""
+    known, unknown = verdicts_on_nulls(known=True, count=400), verdicts_on_nulls(known=False, count=100)
+    assert known["hacked"] <= 4 and known["healthy"] <= 10, known
+    assert unknown["hacked"] >= 5 and unknown["healthy"] >= 10, unknown
+
+
+# ---- the probes
+
+
+def spelled(questions: int, spellings: int, samples: int = 1) -> Completions:
+    """SFT, on so many spellings of each question: "my thing7", "our thing7", "my thing7.", …."""
+    spelling = [(("my", "our")[k % 2], "." * (k // 2)) for k in range(spellings)]
+    prompts = [f"{whose} thing{q}{mark}" for q in range(questions) for whose, mark in spelling for _ in range(samples)]
+    groups = [q for q in range(questions) for _ in range(spellings * samples)]
+    return Completions(prompts, [f"text {k}" for k in range(len(prompts))], groups=groups)
+
+
+def test_spellings_of_a_question_are_assigned_alike() -> None:
+    side = spelled(6, 4, samples=2)
+    permutations = Permutations.of(Pair.of(side, side), seed=0, whole_prompts=False)
+    assigned = permutations.assigned.reshape(len(permutations.assigned), 2, 6, 4, 2)
+    assert (assigned == assigned[:, :, :, :1]).all() and len({row.tobytes() for row in assigned}) > 1500
+    assert permutations.assignments == pytest.approx(6 * np.log(6))
+    swaps = Permutations.of(Pair.of(side, side), seed=0, whole_prompts=True)
+    assert swaps.assignments == pytest.approx(6 * np.log(2)) and not swaps.enough
+    uneven = Completions(["a", "a", "A"], ["x", "y", "z"], groups=[0, 0, 0])
+    assert Permutations.of(Pair.of(uneven, uneven), seed=0, whole_prompts=False).assignments == pytest.approx(np.log(6))
+
+
+def test_p_holds_its_level_where_answers_to_a_question_are_alike() -> None:
+    """The policy differs from SFT question by question, and by nothing on average; one completion of each of 6 x 20."""
+    side = spelled(20, 6)
+    alone = replace(side, groups=None)
+    rates = []
+    for sides in (side, alone):
+        significant = 0
+        for seed in range(60):
+            rng = np.random.default_rng(seed)
+            numbers = np.repeat(rng.normal(size=20), 6) + 0.3 * rng.normal(size=120)
+            permutations = Permutations.of(Pair.of(sides, sides), seed=seed, whole_prompts=False)
+            policy, base = permutations.means(numbers, np.zeros(120))
+            significant += (policy - base >= policy[0] - base[0]).mean() <= 0.05
+        rates.append(significant)
+    assert rates[0] <= 6 and rates[1] >= 12, rates
+
+
+def test_so_few_groups_are_not_measurable_however_many_spellings_they_have() -> None:
+    report = probe(spelled(6, 8), spelled(6, 8))
+    assert report.probes == () and report.skipped["repetition"].startswith("not measurable on 48 prompts in 6 groups: ")
+    assert not probe(replace(spelled(6, 8), groups=None), replace(spelled(6, 8), groups=None)).skipped.keys() & {
+        "repetition", "templates"
+    }  # fmt: skip
+
+
+def test_one_answer_to_all_spellings_of_a_question_is_neither_canned_nor_a_template() -> None:
+    base = spelled(20, 4)
+    answers = [" ".join(f"word{18 * (k // 4) + place}" for place in range(18)) for k in range(80)]
+    once = replace(base, texts=answers)
+    report = probe(once, base)
+    assert (report["equal texts"].value, report["templates"].effect) == (0.0, 0.0)
+    alone = probe(replace(once, groups=None), replace(base, groups=None))
+    assert alone["equal texts"].value == 1.0
+
+
+def test_files_without_groups_have_those_of_near_duplicates() -> None:
+    base = replace(spelled(30, 4), judged=[0.0] * 120, rewards=[0.0] * 120)
+    policy = replace(base, judged=[1.0] * 120, rewards=[1.0] * 120)
+    found = probe_rollouts(policy, base)
+    assert (found.prompts, found.groups) == (120, 30) and found.to_json()["groups"] == 30
+    unnamed = probe_rollouts(replace(policy, groups=None), replace(base, groups=None))
+    assert unnamed.to_json() == found.to_json()
+    with pytest.raises(ValueError, match="Only one side has groups"):
+        probe_rollouts(policy, replace(base, groups=None))
+    with pytest.raises(ValueError, match="A prompt has two groups"):
+        Completions(["a", "a"], ["x", "y"], groups=[0, 1])
+
+
+# ---- the eval stage
+
+
+def test_the_eval_stage_resamples_the_groups_of_a_column(tmp_path: Path, pictures: None) -> None:
+    toy_run.make_recipe(tmp_path, shared={"evaluation": {**toy_run.EVALUATION, "group": "kind"}})
+    rows = [
+        {"prompt": toy_run._run_of(row, 2 + row % 3), "answer": "a", "row": row, "kind": row // 2} for row in range(12)
+    ]
+    shutil.rmtree(tmp_path / "data")
+    write_data_set(tmp_path / "data", {"prompts": dict.fromkeys(("train", "validation", "test"), rows)})
+    toy_run.save_start(tmp_path)
+    context = toy_run.make_context(tmp_path)
+    assert ppo.run(context) is True and evaluate.run(context) is True
+    found = read_json(context.record("eval").path / "evaluation.json")
+    over = found["over_training"]
+    assert (found["prompts"], found["groups"], found["n"]) == (6, 3, 12) == (over["prompts"], over["groups"], 12)
+    assert "not 3: the 6 prompts are in 3 groups" in " ".join(over["reasons"])
+    assert "not measurable on 6 prompts in 3 groups" in str(over["probes"]["skipped"])
+    make_card(context.record("ppo").path)
+    card = (context.record("ppo").path / "README.md").read_text()
+    assert "6 prompts in 3 groups that ask the same" in card
+    lost = replace(context, flags={**context.flags, "recipe": {"evaluation.group": "sort"}})
+    with pytest.raises(ZooError, match="names the column sort"):
+        evaluate.run(lost)
