@@ -155,13 +155,13 @@ def check_labels(prompts: Sequence[str], labels: Sequence[object], where: str) -
     Raises:
         ZooError: A group is neither text nor a whole number, or a prompt has two groups.
     """
-    known: dict[str, object] = {}
+    label_of: dict[str, object] = {}
     for prompt, label in zip(prompts, labels, strict=True):
         if not is_label(label):
             raise ZooError(f"{where} has {label!r}: a group must be text or a whole number.")
-        if known.setdefault(prompt, label) != label:
+        if label_of.setdefault(prompt, label) != label:
             raise ZooError(
-                f"{where} has {known[prompt]!r} and {label!r} for one prompt, {prompt[:60]!r}: give each prompt one "
+                f"{where} has {label_of[prompt]!r} and {label!r} for one prompt, {prompt[:60]!r}: give each prompt one "
                 "group."
             )
 

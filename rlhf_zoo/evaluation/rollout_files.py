@@ -268,12 +268,12 @@ def check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> N
         if len(without) == 1:
             other = next(side for side in sides if side not in without)
             raise ZooError(f"{without[0]} has no {name}, but {other} has: provide it in both files or in neither.")
-    known: dict[str, object] = {}
+    group_of: dict[str, object] = {}
     for completions in sides.values():
         for prompt, group in completions.group_by_prompt.items():
-            if known.setdefault(prompt, group) != group:
+            if group_of.setdefault(prompt, group) != group:
                 raise ZooError(
-                    f"{' and '.join(sides)} have the groups {known[prompt]!r} and {group!r} for one prompt, "
+                    f"{' and '.join(sides)} have the groups {group_of[prompt]!r} and {group!r} for one prompt, "
                     f"{prompt[:60]!r}: give it the same group in both."
                 )
 

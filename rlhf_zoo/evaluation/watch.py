@@ -152,10 +152,10 @@ class Watcher:
         # If SFT answered all of these prompts, few suffice; else the two sets are paired in order.
         recent = self.last_texts[-self.size :]
         by_position = not all(prompt in known_groups for prompt, _ in recent)
-        if by_position and (known := number_of_groups(known_groups.values())) < MIN_SWAPPED_PROMPTS:
+        if by_position and (count := number_of_groups(known_groups.values())) < MIN_SWAPPED_PROMPTS:
             raise ZooError(
                 f"watch compares SFT's completions with those of other prompts, which needs {MIN_SWAPPED_PROMPTS} "
-                f"prompts that ask different things, but SFT's answer {known}: pass completions of more prompts as "
+                f"prompts that ask different things, but SFT's answer {count}: pass completions of more prompts as "
                 "`against`."
             )
         last_groups = {group(prompt) for prompt, _ in recent}

@@ -145,9 +145,9 @@ def _twins(pair: Pair) -> NDArray[np.intp]:
     first: dict[tuple[int, int, int], int] = {}
     twins: list[int] = []
     for side, groups in enumerate(pair.groups):
-        seen = [0] * pair.size
+        counts = [0] * pair.size
         for group in groups.tolist():
-            key = (side, int(pair.questions[group]), seen[group])
+            key = (side, int(pair.questions[group]), counts[group])
             twins.append(first.setdefault(key, len(twins)))
-            seen[group] += 1
+            counts[group] += 1
     return np.array(twins, dtype=np.intp)
