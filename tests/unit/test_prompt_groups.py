@@ -1,5 +1,6 @@
 """Prompts that ask the same are one group: how they are found, and that inference resamples a group as a whole."""
 
+import json
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -8,11 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import toy_run
+from click.testing import CliRunner
 from datasets import Dataset
 from folders import write_data_set
 from test_probes import sft
 from test_verdict import GOOD, RISE, run
 
+from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.evidence import Checkpoint, Evidence
 from rlhf_zoo.evaluation.probes import Completions, probe
@@ -228,6 +231,30 @@ def test_files_without_groups_have_those_of_near_duplicates() -> None:
         probe_rollouts(policy, replace(base, groups=None))
     with pytest.raises(ValueError, match="A prompt has two groups"):
         Completions(["a", "a"], ["x", "y"], groups=[0, 1])
+
+
+def test_a_column_of_both_files_names_the_groups(tmp_path: Path) -> None:
+    def write(name: str, rows: Completions, groups: list[object]) -> str:
+        lines = [
+            json.dumps({"prompt": prompt, "completion": text, "group": group})
+            for prompt, text, group in zip(rows.prompts, rows.texts, groups, strict=True)
+        ]
+        (tmp_path / name).write_text("\n".join(lines))
+        return str(tmp_path / name)
+
+    base = sft(1)
+    groups = [f"pair {int(prompt.split()[-1]) // 2}" for prompt in base.prompts]
+    ours, theirs = write("ours.jsonl", sft(2), groups), write("theirs.jsonl", base, groups)
+    done = CliRunner().invoke(cli, ["probe", ours, "--against", theirs])
+    assert done.exit_code == 0 and ", on 60 prompts in 30 groups." in done.output
+    other = write("other.jsonl", base, ["another", *groups[1:]])
+    for changed, message in (
+        (other, "other.jsonl: the column group has 'another' and 'pair 0' for one prompt"),
+        (write("shifted.jsonl", base, [f"{group}." for group in groups]), "have the groups 'pair 0' and 'pair 0.' for"),
+        (write("wrong.jsonl", base, [0.5, *groups[1:]]), "line 1: group must be text or a whole number"),
+    ):
+        refused = CliRunner().invoke(cli, ["probe", ours, "--against", changed]).exception
+        assert isinstance(refused, ZooError) and message in str(refused)
 
 
 # ---- the eval stage
