@@ -277,7 +277,7 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     end = next((position for position in range(start, len(ids)) if ids[position] in special), None)
     if 1 in in_loss and end is not None and not in_loss[end]:
         raise ZooError(
-            f"assistant_only_loss trains only on the chat template's {{% generation %}} blocks, but the token ending "
+            f"assistant_only_loss trains only on the template's {{% generation %}} blocks, but the token that ends "
             f"an answer, {tokenizer.convert_ids_to_tokens(ids[end])}, is outside of them: move it inside."
         )
 
