@@ -32,7 +32,8 @@ NEAR_DUPLICATES = "near-duplicates"
 _DETERMINERS = frozenset(["a", "an", "the", "this", "that", "these", "those", "my", "our"])
 # After these, 's is short for "is".
 _CONTRACTION = re.compile(r"\b(what|who|where|when|why|how|it|that|there|here|he|she)'s\b", re.IGNORECASE)
-_GENITIVE = re.compile(r"(\w+)'s\s+(\w+)")
+# From the start of a word only: else a long run of letters would take time that grows with its square.
+_GENITIVE = re.compile(r"\b(\w+)'s\s+(\w+)")
 # Marks inside a word or number belong to it, as in 1.5, f(x) or a!=b, and 5! is another number than 5.
 _TOKEN = re.compile(
     r"""(?P<silent>(?<!\d)!(?=[\s"”!?]|$)|[.,;:?…"“”](?=[\s"”.,;:!?…)]|$)|(?<![^\s(])["“])"""

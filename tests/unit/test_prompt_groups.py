@@ -67,6 +67,10 @@ def test_prompts_that_ask_different_things_are_not(one: str, other: str) -> None
     assert len(set(group_prompts([one, other]))) == 2
 
 
+def test_a_long_run_of_letters_takes_no_longer_than_as_many_words() -> None:
+    assert normal_form("a" * 300_000) == "a" * 300_000
+
+
 def test_only_the_demo_of_our_own_corpora_has_spellings_of_one_question() -> None:
     """Prompts from one template ask different things: sums, and instructions."""
     counts = {}
@@ -86,7 +90,7 @@ def test_the_overlap_of_n_grams_would_join_other_questions_first() -> None:
         return len(first & second) / len(first | second)
 
     asked = "the price of our chair"
-    assert overlap(asked, "the price of our table") > 2 * overlap(asked, "my chair's price")
+    assert overlap(asked, "the price of our table") > 1.5 * overlap(asked, "my chair's price")
 
 
 def test_every_turn_of_a_conversation_counts() -> None:
