@@ -10,7 +10,7 @@ import posixpath
 import re
 from pathlib import Path
 
-import reference
+import site_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -32,7 +32,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the pages of other folders, and those generated from the code."""
     for path in OUTSIDE:
         files.append(File.generated(config, path, abs_src_path=str(ROOT / path)))
-    for path, content in reference.pages().items():
+    for path, content in site_pages.pages().items():
         files.append(File.generated(config, path, content=content))
     return files
 
