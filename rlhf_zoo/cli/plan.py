@@ -80,7 +80,7 @@ def plan(
         from ..pipeline.plan.plan import LORA, make_plan, models_elsewhere
     from ..runs.recipe import load_recipe
     from ..runs.registry import STAGES
-    from ..runs.settings.key_classes import obeyed
+    from ..runs.settings.key_classes import effective_keys
 
     loaded = load_recipe(recipe)
     for stage in loaded.stages:
@@ -95,7 +95,7 @@ def plan(
             device = parse_device(loaded.zoo["gpu"])
     if device == parse_device(loaded.zoo.get("gpu", "cpu")) and not lora:
         for stage, gpu_flags in (loaded.zoo.get("gpu_flags") or {}).items():
-            keys = obeyed(loaded, stage, gpu_flags)
+            keys = effective_keys(loaded, stage, gpu_flags)
             assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as zoo.yaml of the recipe sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
@@ -190,10 +190,10 @@ def print_plan_line(
     with doing("loading the planner"):
         from ..pipeline.plan.devices import local_device
         from ..pipeline.plan.plan import make_plan
-        from ..runs.settings.key_classes import obeyed
+        from ..runs.settings.key_classes import effective_keys
 
     stages = list(recipe.stages) if stage is None else [stage]
-    keys = {name: {**obeyed(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
+    keys = {name: {**effective_keys(recipe, name, recipe.stages[name]), **flags.get(name, {})} for name in stages}
     on_cpu = any(stage_keys.get("use_cpu") for stage_keys in keys.values())
     try:
         device = replace(local_device(use_cpu=on_cpu), count=distributed.process_count())

@@ -118,7 +118,7 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
     """
     flags = run_flags(ctx, recipe)
     with doing("loading the checks"):
-        from ..runs.checks.models import on_a_hub
+        from ..runs.checks.models import uses_hub
         from ..runs.parents import check_parents
     from ..runs.recipe import load_recipe
     from ..runs.settings.loading import check_installed
@@ -136,7 +136,7 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
             reward_functions(settings)
     if "ppo" in settings_by_stage:
         check_parents(loaded, settings_by_stage["ppo"])
-    needs_hub = on_a_hub(loaded, shared, settings_by_stage)
+    needs_hub = uses_hub(loaded, shared, settings_by_stage)
     with hub_for_reading(needs_hub, source_hub) as hub, doing(f"checking {loaded.name}"):
         result = _check_on_hub(hub, loaded, shared, settings_by_stage)
     click.echo("\n".join(result))

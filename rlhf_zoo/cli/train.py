@@ -79,7 +79,7 @@ def stage_command(stage: Stage) -> click.Command:
     @click.command(
         stage.name,
         cls=RecipeCommand,
-        help=f"{stage.does}\n\nAny key of `rlhf-zoo recipes keys {stage.name}` is a flag too.\n\n"
+        help=f"{stage.summary}\n\nAny key of `rlhf-zoo recipes keys {stage.name}` is a flag too.\n\n"
         f"\b\nExample:\n  {stage.example}",
     )
     @RECIPE

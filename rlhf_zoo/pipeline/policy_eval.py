@@ -50,7 +50,7 @@ from ..runs.settings.evaluation import EvaluationConfig, LabeledArguments, LLMCo
 from ..runs.settings.judge_names import SAME_LABELS
 from ..runs.settings.key_classes import check_repository
 from ..runs.settings.parse import recorded_settings
-from ..runs.trusted_names import LOADERS, check_object, is_vouched_judge
+from ..runs.trusted_names import LOADERS, check_object, may_use_judge
 from .inspect.trace import TracedPolicy, find, tokenizer_of
 from .stages.train import silence_libraries
 
@@ -234,7 +234,7 @@ def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource
 
 def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
     """Raises ZooError if the evaluation is not from this user's own run, and names code or a paid judge."""
-    if judge is None or evaluation.is_own() or is_vouched_judge(str(judge)):
+    if judge is None or evaluation.is_own() or may_use_judge(str(judge)):
         return
     raise ZooError(
         f"{evaluation.run_file} was not written by your rlhf-zoo, or was changed since, and names the judge {judge}: "

@@ -21,7 +21,7 @@ from ..publishing.cards.card import make_card
 from ..publishing.sender import claim_stage_repository
 from ..publishing.sent import published_tags, unpublished
 from ..runs.checks.conversations import check_conversations
-from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, start_of
+from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, starting_models
 from ..runs.checks.splits import check_forms
 from ..runs.context import Publisher, RunContext
 from ..runs.data.layout import conversational
@@ -115,7 +115,7 @@ def check(context: RunContext) -> None:
     check_forms(context.shared, settings_to_train, context.hub)
     if "ppo" in settings_to_train:
         check_parents(context.recipe, settings_to_train["ppo"])
-    models = start_of(context)
+    models = starting_models(context)
     check_members(context)
     if any(context.settings(stage).data.dataset_name is None for stage in context.recipe.stages):
         data_source(context, again=context.restart and context.base is None)
@@ -254,7 +254,7 @@ def _check_existing_run(context: RunContext, stage: str) -> None:
     if recorded and not context.restart:
         inputs = {name: recorded[name] for name in ("data", "parents") if name in recorded}
         resolved = {**settings.resolved, **inputs}
-        if not record.has_nothing_to_lose(resolved, context.recipe.name):
+        if not record.can_be_replaced(resolved, context.recipe.name):
             context.check_settings_unchanged(stage, resolved)
     will_restart = context.restart and record.path.parent == context.directory
     if record.read().get("status") == "finished" and not will_restart:

@@ -1,4 +1,4 @@
 """What a recipe holds (recipe, settings, data, corpora) and what a run directory holds (record, lock, context).
 
-It neither trains nor publishes.
+This package neither trains nor publishes.
 """

@@ -64,7 +64,7 @@ def check_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> N
 
     Args:
         code: The code as it is now.
-        recorded: The code that run.json records. A name that it does not hold passes.
+        recorded: The code that run.json records. A name that is missing there passes.
 
     Raises:
         ZooError: Some of it changed.
@@ -78,10 +78,10 @@ def is_same_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) ->
 
     Args:
         code: The code as it is now.
-        recorded: The code that run.json records. A name that it does not hold counts as unchanged.
+        recorded: The code that run.json records. A name that is missing there counts as unchanged.
 
     Returns:
-        False where the digest of any name differs.
+        False if the digest of any name differs.
     """
     return all((recorded or {}).get(name, current)["files"] == current["files"] for name, current in code.items())
 

@@ -129,13 +129,13 @@ class RunContext:
         private: Whether new repositories are private.
         drop_old_tags: Whether publishing deletes the earlier run's tags, because the run was restarted (--restart).
         overwrite: Whether to claim repositories that another run has claimed (--overwrite_repo).
-        pinned: {stage: REPOSITORY@COMMIT} to use if this directory has no finished run of the stage.
-        stop_after: Stop a stage after saving the checkpoint of this step, with the status "stopped".
+        pinned: Stage -> REPOSITORY@COMMIT, used if this directory has no finished run of the stage.
+        stop_after: Step after whose checkpoint a stage stops, with the status "stopped"; None never stops early.
         base: The run directory that has the stages not in `own`; None if the run trains all of its stages itself.
         own: The stages that a run with a `base` trains itself.
         variant: Name of the run within an ablation, a sweep or a set of rounds; None for a recipe's main run.
         preflight_passed: Whether all checks before training have passed, so that the Hub is not asked again.
-        trains_judge: Whether the run's reward model is the judge `same-labels`, which is trained on reserved pairs.
+        trains_judge: Whether the reward stage trains the judge `same-labels`, on the pairs reserved for it.
         round: A later round of the run (`runs.rounds`); None in the first round.
     """
 
@@ -158,7 +158,7 @@ class RunContext:
     preflight_passed: bool = False
     trains_judge: bool = False
     round: Round | None = None
-    # Warnings that were logged. Copies made by `replace` share the set, so that a command logs each warning only once.
+    # Warnings already logged. Copies made by `replace` share the set, so that a command logs each warning only once.
     _warned: set[str] = field(default_factory=set, repr=False, compare=False)
     # Settings by stage. Copies made by `replace` start empty, because their recipe or flags may differ.
     _settings: dict[str, StageSettings] = field(default_factory=dict, init=False, repr=False, compare=False)

@@ -13,9 +13,9 @@ from ..fileio import read_json
 from ..modeling import distributed
 from ..modeling.loading import load_tokenizer
 from .context import RunContext
-from .data.columns import above
+from .data.columns import rows_above
 from .data.hold_out import hold_out, parts_of, without_prompts
-from .data.layout import Form, distinct_first, fitting, in_form
+from .data.layout import Form, distinct_first, drop_long_prompts, in_form
 from .data.overlap import unmarked
 from .data.sources import DataSource, check_unchanged, digest, find_data
 from .prepared import corpus_source
@@ -37,7 +37,10 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
     Args:
         context: The run.
         stage: The stage.
-        source: The recipe's data, if they are open already.
+        source: The recipe's data, if already open.
+
+    Returns:
+        The data.
 
     Raises:
         ZooError: A local file has changed since the stage trained on it, or a round's pairs have changed.
@@ -105,7 +108,7 @@ def stage_rows(
         form: The form of the rows; None for the form that the stage reads.
     """
     data = context.settings(stage).data
-    return shaped(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
+    return load_split(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
 
 
 #: The form in which each stage reads rows.
@@ -121,10 +124,10 @@ def text_field(settings: StageSettings) -> str:
     return str(getattr(settings.trainer, "dataset_text_field", "text"))
 
 
-def shaped(
+def load_split(
     context: RunContext, source: DataSource, data: Any, split: str, *, form: Form, text: str = "text"
 ) -> datasets.Dataset:
-    """Loads a split by a set of data keys.
+    """Loads a split as a set of data keys describes it, in one form.
 
     Args:
         context: The run.
@@ -140,11 +143,11 @@ def shaped(
     rows = source.load(data.dataset_config, split, columns=[])
     config = f", configuration {data.dataset_config}" if data.dataset_config else ""
     name = f"The data set {source.location}{config}, split {split},"
-    rows = above(rows, data.keep_above, subject=name)
+    rows = rows_above(rows, data.keep_above, subject=name)
     return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, subject=name)
 
 
-def learned_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
+def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
     """Loads the training split without the prompts that PPO holds out.
 
     Args:
@@ -196,22 +199,22 @@ def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[dataset
     return [test, validation, train]
 
 
-def parts(
+def train_and_held_out(
     context: RunContext, stage: str, source: DataSource, *, marked: bool = False
 ) -> tuple[datasets.Dataset, datasets.Dataset | None, dict[str, int]]:
-    """Loads the rows of the stages SFT and PPO.
+    """Loads the rows that the SFT or PPO stage trains on, and those held out for evaluation.
 
     Args:
         context: The run.
-        stage: The stage.
+        stage: "sft" or "ppo".
         source: Its data.
         marked: Whether the training rows keep the column with which `overlap` compares prompts.
 
     Returns:
-        Rows to train on, rows to evaluate on during training (None if there are none), and what `learned_rows` dropped.
+        Rows to train on, rows to evaluate on during training or None, and what `training_rows` dropped.
     """
     data = context.settings(stage).data
-    train, left_out = learned_rows(context, stage, source)
+    train, left_out = training_rows(context, stage, source)
     held_out = None
     if data.held_out_share is not None and stage == "ppo":
         test, held_out, train = _split_ppo_rows(context, train)
@@ -267,7 +270,7 @@ def evaluation_rows(
     if path is None or data.max_prompt_length is None:
         return rows
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(path), rows["prompt"])
-    return fitting(rows, tokenizer, data.max_prompt_length, subject=f"the evaluation's prompts ({part})")[0]
+    return drop_long_prompts(rows, tokenizer, data.max_prompt_length, subject=f"the evaluation's prompts ({part})")[0]
 
 
 def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
@@ -323,7 +326,7 @@ def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None
     Returns:
         The pairs and their source; None if the recipe names none.
     """
-    data = own_pairs_at(context.recipe, context.shared)
+    data = own_pairs_keys(context.recipe, context.shared)
     return None if data is None else _for_judges(context, data, "pairs")
 
 
@@ -332,15 +335,15 @@ def _for_judges(context: RunContext, data: LabeledArguments, form: Form) -> tupl
         source = data_source(context)
     else:
         source = find_data(data.dataset_name, data.dataset_revision, context.hub)
-    return shaped(context, source, data, data.dataset_train_split, form=form), source
+    return load_split(context, source, data, data.dataset_train_split, form=form), source
 
 
-def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
-    """Returns the keys of `evaluation.own_pairs`, with the path of a file or folder next to recipe.yaml.
+def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
+    """Returns the keys of `evaluation.own_pairs`; a file or folder next to recipe.yaml is named by its path.
 
     Args:
         recipe: The recipe.
-        shared: Its keys.
+        shared: The keys of recipe.yaml.
 
     Returns:
         The keys; None if the recipe has none.
@@ -352,7 +355,7 @@ def own_pairs_at(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | No
 
 
 def to_train(context: RunContext) -> dict[str, StageSettings]:
-    """Returns the settings of the stages that this command will train.
+    """Returns the settings of the stages that this command will train, by stage.
 
     Args:
         context: The run.
@@ -366,11 +369,11 @@ def to_train(context: RunContext) -> dict[str, StageSettings]:
 
 
 def data_source(context: RunContext, *, again: bool = False) -> DataSource:
-    """Opens the recipe's data: those that its corpus prepares, or the data set that it names.
+    """Opens the recipe's data: what its corpus prepares, or the data set that it names.
 
     Args:
         context: The run.
-        again: Whether to prepare the data again. Otherwise they are prepared once per run directory.
+        again: Whether to prepare the data again; otherwise that is done once per run directory.
 
     Returns:
         The data.

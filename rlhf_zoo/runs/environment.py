@@ -57,7 +57,7 @@ _OFF = ("", "0", "1", "no", "none", "off", "false", "default")
 
 
 def apply_environment() -> None:
-    """Refuses the variables in `REFUSED`, unsets those in `IGNORED`, and warns about each that was on.
+    """Refuses the variables in `REFUSED`, unsets those in `IGNORED`, and warns about each of those that was on.
 
     Raises:
         ZooError: A variable asks for DeepSpeed, FSDP, Megatron-LM or accelerate's parallelism.

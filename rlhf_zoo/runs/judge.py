@@ -1,4 +1,4 @@
-"""Determines which judge the evaluation uses, before any training."""
+"""Determines, before any training, which judge the evaluation uses."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from .registry import is_member
 from .settings.evaluation import EvaluationConfig
 from .settings.judge_names import SAME_LABELS
 from .settings.key_classes import GROUPS, STAGE_KEYS, Kind, check_key, check_repository, machine_keys, without_machine
-from .settings.parse import BESIDE_KEYS, StageSettings
+from .settings.parse import NON_STAGE_KEYS, StageSettings
 from .trusted_names import check_object
 
 #: PPO's keys that determine how the reward stage samples completions, as its run.json records them.
@@ -39,7 +39,7 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 
     Args:
         config: The evaluation settings.
-        ppo: Settings of the stage PPO.
+        ppo: Settings of the PPO stage.
 
     Returns:
         The settings with a judge: the one that they name, otherwise PPO's verifiable reward, otherwise `classifier`.
@@ -58,8 +58,8 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 def shares_reward_labels(context: RunContext, name: str) -> bool:
     """Whether a judge learned from the same labels as the run's reward model.
 
-    A judge that learned from other texts of the same data set is not independent, because both learn the labelers'
-    mistakes. A corpus whose judge learns from the labels of another source sets `judge_has_other_labels`.
+    A judge that learned from other texts of the same data set is not independent, because both models learn the
+    mistakes of the same labelers. A corpus whose judge learns from another source sets `judge_has_other_labels`.
 
     Args:
         context: The run.
@@ -124,7 +124,7 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
     document = context.record(stage).read()
     if document.get("status") != "finished":
         return context
-    keys = {name: value for name, value in document["resolved"].items() if name not in BESIDE_KEYS}
+    keys = {name: value for name, value in document["resolved"].items() if name not in NON_STAGE_KEYS}
     _check_keys(context, stage, keys)
     flags, recipe = context.flags.get(stage, {}), context.recipe
     machine_flags: dict[str, Any] = {}
@@ -175,7 +175,7 @@ def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
         restart: Whether the reward model will be trained again, even if there is one.
 
     Raises:
-        ZooError: The judge is named but there are no such pairs, or the reward model was trained with other keys.
+        ZooError: The recipe names the judge but reserves no pairs, or the reward model was trained with other keys.
     """
     if SAME_LABELS not in evaluation_of(context).names:
         return

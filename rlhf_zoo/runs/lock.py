@@ -1,7 +1,7 @@
 """The lock of a run directory: only one process at a time writes there.
 
-It is an operating-system lock on the file `.lock`, so it ends with its process, however that ends. The file names the
-command that holds the lock, and is removed when that command ends.
+It is an operating-system lock on the file `.lock`, so it is released when its process ends, even by
+a kill. The file names the command that holds the lock, and is removed when that command ends.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ LOCK = ".lock"
 #: Longest command shown in a message, in characters.
 _LONGEST = 120
 _HELD: dict[Path, _Held] = {}
-_HOLDING = threading.Lock()
+_HELD_GUARD = threading.Lock()
 
 
 @dataclass
 class _Held:
-    """A directory's lock, held by this process. `made`: folders that were created only to hold the lock file."""
+    """A directory's lock, held by this process. `new_folders` were created only to hold the lock file."""
 
     lock: FileLock
-    made: list[Path]
+    new_folders: list[Path]
     count: int = 0
 
 
 @contextlib.contextmanager
 def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
-    """Locks a run directory while a command writes into it.
+    """Locks a run directory while a command writes to it.
 
     A process may enter it several times, from any thread. In distributed training the main process holds the lock.
 
@@ -48,8 +48,8 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
         command: The command, shown to another command that finds the directory locked.
 
     Raises:
-        ZooError: Another command writes there, the directory cannot be locked, or several processes were started for a
-            command that runs in one.
+        ZooError: Another command writes to the directory, the directory cannot be locked, or several processes were
+            started for a command that runs in one.
     """
     if distributed.launched_count() > distributed.process_count():
         raise ZooError(
@@ -61,7 +61,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
         return
     # Resolved, so that two names of one directory share one lock.
     real_path = Path(os.path.realpath(directory))
-    with _HOLDING:
+    with _HELD_GUARD:
         held = _HELD.get(real_path)
         if held is None:
             held = _HELD[real_path] = _take(real_path, named=directory, command=command)
@@ -69,7 +69,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     try:
         yield
     finally:
-        with _HOLDING:
+        with _HELD_GUARD:
             held.count -= 1
             if not held.count:
                 del _HELD[real_path]
@@ -77,7 +77,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
 
 
 def _take(directory: Path, *, named: Path, command: str) -> _Held:
-    made = [folder for folder in (directory, *directory.parents) if not folder.exists()]
+    new_folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     lock = FileLock(directory / LOCK, thread_local=False, blocking=False, fallback_to_soft=False)
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -89,18 +89,18 @@ def _take(directory: Path, *, named: Path, command: str) -> _Held:
     except (OSError, NotImplementedError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ZooError(
-            f"{named} cannot be locked against other commands ({why}): choose a directory that can be written to, on a "
-            "file system with locks."
+            f"{named} cannot be locked against other commands ({why}): choose a directory that you can write to, on "
+            "a file system with locks."
         ) from error
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": now()}
     # Replaces what a killed process left. On a full disk the lock still holds, so a failed write is harmless.
     with contextlib.suppress(OSError):
         (directory / LOCK).write_text(json.dumps(holder) + "\n", encoding="utf-8")
-    return _Held(lock, made)
+    return _Held(lock, new_folders)
 
 
 def _holder(path: Path) -> str:
-    """Returns who holds the lock, as the beginning of a sentence."""
+    """Describes the command that holds the lock, as the beginning of a sentence."""
     try:
         holder = json.loads(path.read_text(encoding="utf-8"))
         pid, host, command, since = (str(holder[key]) for key in ("pid", "host", "command", "since"))
@@ -113,11 +113,11 @@ def _holder(path: Path) -> str:
 def _release(held: _Held, directory: Path) -> None:
     """Removes the lock file and then the empty folders made for it.
 
-    The file goes while it is still locked: a process that has already opened it notices the removal.
+    The file is removed while it is still locked: a process that has already opened it notices the removal.
     """
     with contextlib.suppress(OSError):
         (directory / LOCK).unlink()
     held.lock.release()
     with contextlib.suppress(OSError):
-        for folder in held.made:
+        for folder in held.new_folders:
             folder.rmdir()

@@ -41,7 +41,7 @@ def folder_lineage(folder: Path) -> dict[str, Any]:
 
 
 def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = False) -> ParentCheckpoint:
-    """Finds a model that is not a stage of the recipe.
+    """Finds a model that no stage of the recipe trains.
 
     Args:
         name: A folder or a Hub id.
@@ -58,7 +58,7 @@ def model_from_elsewhere(name: str, hub: Hub, *, recipe: str, all_files: bool = 
     try:
         checkpoint = resolve(name, hub, ignore=() if all_files else NOT_LOADED)
     except ZooError as error:
-        problem = f"{name!r} is not a stage of {recipe}, a folder, or a model that can be loaded"
+        problem = f"{name!r} is neither a stage of {recipe}, nor a folder, nor a model that can be loaded"
         raise ZooError(f"{problem}. {error}") from error.__cause__
     if checkpoint.hub is None:
         local = {"repo": None, "commit": None, "path": name, "fingerprint": name}

@@ -1,4 +1,4 @@
-"""`rlhf-zoo reward RECIPE --dataset_name NAME`, where NAME holds only pairs, such as people's votes.
+"""`rlhf-zoo reward RECIPE --dataset_name NAME`, where NAME is a data set of pairs alone, such as people's votes.
 
 The reward model is trained on these pairs as they are. They replace the reward stage's data keys, and each replaced key
 is recorded, so that the published model can be reproduced.
@@ -21,7 +21,7 @@ from .recipe import Recipe
 from .record import fingerprint
 
 COLUMNS = ["prompt", "chosen", "rejected"]
-#: Names of a configuration with pairs: this package's name, and the Hub's default.
+#: Names that a configuration with pairs may have: this package's, and the Hub's default.
 CONFIGURATIONS = ("preferences", "default")
 SIMULATION = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
@@ -34,7 +34,7 @@ def sampling(context: RunContext) -> dict[str, Any]:
         context: The run.
 
     Returns:
-        Keyword arguments of the sampler: `max_new_tokens` (tokens), `temperature`, and, if set, truncation and stops.
+        Keyword arguments of the sampler: max_new_tokens, temperature and, if set, truncation and stops.
     """
     if "ppo" in context.recipe.stages:
         ppo = context.settings("ppo").trainer
@@ -53,7 +53,7 @@ class NamedPairs:
         commit: The commit that is read; None for a folder.
         configuration: The configuration that holds the pairs.
         test_split: Its test split; None if it has none.
-        hub: Label of the Hub that has it; None for the run's own.
+        hub: Label of the Hub that has it; None for the run's Hub.
     """
 
     name: str
@@ -82,7 +82,7 @@ class NamedPairs:
 
 
 def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, temperature: float) -> Recipe:
-    """Returns the recipe for training its reward model on `pairs`, with every key set so that it can be reproduced.
+    """Returns the recipe for training its reward model on `pairs`, with every key that reproducing the model needs.
 
     Nothing is simulated. Scores are centered over samples of the SFT model on the prompts of the pairs. Without a test
     split, a tenth of the prompts is held out.
@@ -103,7 +103,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
     sampling_keys = {"response_length": response_length, "temperature": temperature}
     ppo = {**recipe.stages.get("ppo", {}), **sampling_keys, "dataset_config": pairs.configuration}
-    ppo.pop("held_out_share", None)  # it applies to PPO's prompts, which this run does not read
+    ppo.pop("held_out_share", None)  # about PPO's prompts, which this run does not read
     shared: dict[str, Any] = {
         "dataset_name": pairs.name,
         "dataset_revision": pairs.commit,
@@ -188,10 +188,10 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
             recorded["dataset_test_split"],
             hub_label,
         )
-    return _look_for_pairs(context, name, revision)
+    return _find_pairs(context, name, revision)
 
 
-def _look_for_pairs(context: RunContext, name: str, revision: str | None) -> NamedPairs | None:
+def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPairs | None:
     source = find_data(name, revision, context.hub)
     prompts = context.settings("ppo").data.dataset_config if "ppo" in context.recipe.stages else "prompts"
     local, commit = Path(name).is_dir(), source.lineage["commit"]

@@ -39,7 +39,7 @@ def parent_names(settings: StageSettings) -> dict[str, str]:
     """Returns the models that PPO starts from.
 
     Args:
-        settings: Settings of the stage PPO.
+        settings: Settings of the PPO stage.
 
     Returns:
         Role -> a stage of the recipe, a path or a Hub id.
@@ -59,7 +59,7 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
 
     Args:
         recipe: The recipe.
-        ppo: Settings of the stage PPO.
+        ppo: Settings of the PPO stage.
 
     Raises:
         ZooError: The recipe lacks such a stage.
@@ -74,7 +74,7 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
 
 
 def reward_roles(path: Any) -> dict[str, str]:
-    """Assigns a role to each reward model that `reward_model_path` names.
+    """Assigns a role to each reward model that `reward_model_path` names, in order.
 
     Args:
         path: The value of the key: None, a name or a list of names.

@@ -26,7 +26,7 @@ from .settings.parse import RecipeConfig
 
 
 def corpus_source(context: RunContext, *, again: bool) -> DataSource:
-    """Opens the data of the recipe's corpus. Prepares them first if needed.
+    """Opens the data of the recipe's corpus, after preparing them if needed.
 
     Args:
         context: The run.
@@ -67,7 +67,7 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
         write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
         files = configuration_digests(record.path)
         record.write(status="finished", files=files, seconds=time.monotonic() - started, finished=now())
-    return _prepared(context)
+    return _open_prepared(context)
 
 
 def configuration_digests(folder: Path) -> dict[str, str]:
@@ -124,10 +124,10 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
 
 
 def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
-    """Returns the name or folder of a corpus's text, as its function reads it.
+    """Returns the name or folder from which a corpus's function reads its text.
 
-    A corpus reads a folder or the Hub of the environment, so a data set that only the source Hub has is downloaded
-    first. A name that no Hub has is passed on unchanged, because the corpus may understand it.
+    A corpus can read only a folder or the Hub of the environment, so a data set that only the source Hub has is
+    downloaded first. A name that no Hub has is passed on unchanged, because the corpus may understand it.
     """
     name = shared.dataset_name
     if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
@@ -143,7 +143,7 @@ def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
 
 
 def add_configuration(context: RunContext, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> DataSource:
-    """Adds a configuration that a stage made, such as simulated preferences. The data set is then sent again.
+    """Adds a configuration that a stage made, such as simulated preferences. The data set then counts as unsent.
 
     Args:
         context: The run.
@@ -162,7 +162,7 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
     write_configuration(record.path, configuration, splits)
     write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
     record.write(files={**files, configuration: configuration_digests(record.path)[configuration]})
-    return _prepared(context)
+    return _open_prepared(context)
 
 
 def write_configuration(folder: Path, configuration: str, splits: Mapping[str, Iterable[Mapping]]) -> None:
@@ -241,7 +241,7 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
     )
 
 
-def _prepared(context: RunContext) -> DataSource:
+def _open_prepared(context: RunContext) -> DataSource:
     """Opens the corpus's data in the run directory, which needs no Hub; its lineage names the copy on the Hub."""
     _check_digests(context)
     document = context.record("data").read()
@@ -253,7 +253,7 @@ def _prepared(context: RunContext) -> DataSource:
 
 
 def pending_data(context: RunContext) -> bool:
-    """Whether the run directory has finished corpus data that this Hub lacks or has in an older version.
+    """Whether the run directory has finished corpus data that the Hub does not have, or has in an older version.
 
     Args:
         context: The run.
@@ -299,7 +299,7 @@ def forget_lost_data(context: RunContext) -> None:
 
 
 def _send(context: RunContext, folder: Path) -> str:
-    """Sends a folder. The card also lists what other runs sent, because `rlhf-zoo ppo` alone has no preferences."""
+    """Sends a folder. The card also lists what other runs sent, such as preferences, which PPO alone does not have."""
     import tempfile
 
     from huggingface_hub.errors import RepositoryNotFoundError

@@ -1,7 +1,7 @@
 """Recipes: folders of YAML files. This module finds, reads and copies them; `runs.settings.parse` checks their keys.
 
 A recipe comes with this package, is a folder given by its path, or comes with another package. That package registers
-the folder as an entry point of `rlhf_zoo.runs.recipe`: NAME = "package.folder". Nothing in it is imported.
+the folder as an entry point of the group `rlhf_zoo.recipes`: NAME = "package.folder". No code in it is imported.
 
 A recipe.yaml with `extends: NAME` inherits the keys of that recipe (a folder next to it, or one of the package) and
 overrides them with its own, file by file. The extended recipe may not extend another.
@@ -40,7 +40,7 @@ class Recipe:
         stages: Keys of sft.yaml, reward.yaml and ppo.yaml, for the files that exist.
         zoo: Keys of zoo.yaml, {} without one.
         base: Folder of the recipe that it extends; None if it extends none.
-        package: Name and version of the package that registers it; {} for ours and for a folder.
+        package: Name and version of the package that registers it; {} for a recipe of this package or a folder.
         download: The file that marks its folder as downloaded; None if it was not. The names in a downloaded recipe
             are not trusted: `runs.settings.parse` checks them.
     """
@@ -109,7 +109,7 @@ def list_recipes() -> list[str]:
 
 
 def list_others() -> list[str]:
-    """Returns the names of the recipes that other packages register, except names that our recipes have."""
+    """Returns the names of the recipes that other packages register, except those with the name of one of ours."""
     ours = list_recipes()
     return [name for name in registered(RECIPES) if name not in ours]
 
@@ -163,8 +163,8 @@ def _registered(name: str) -> tuple[Path, dict[str, str]]:
         if (file := Path(folder, *subfolders) / f"{SHARED}.yaml").is_file():
             return file.parent, {"name": dist.name, "version": dist.version} if dist else {}
     raise ZooError(
-        f"The package {package_names[location]} registers the recipe {name!r} as {location}, and there is no "
-        f"{SHARED}.yaml in such a folder: install a version that has it, or uninstall the package."
+        f"The package {package_names[location]} registers the recipe {name!r} as {location}, but that folder has no "
+        f"{SHARED}.yaml: install a version that has it, or uninstall the package."
     )
 
 
@@ -257,8 +257,8 @@ def copy_recipe(name: str, target: Path) -> Path:
         raise ZooError(f"{target} already exists: choose another name, or remove it first.")
     downloaded = _is_downloaded(source)
     if downloaded and (link := find_outward_link(source, hidden=True)) is not None:
-        # The copy would contain the linked file itself, which the recipe's stages may read and publish.
-        raise ZooError(f"{source} was downloaded, and {link} in it is a link to outside of it: remove that first.")
+        # The copy would contain the file behind the link, which the recipe's stages may read and publish.
+        raise ZooError(f"{source} was downloaded, and its link {link} leads out of the folder: remove the link first.")
     # The copy gets its own mark, so that removing that one file is enough.
     marks = (MARK, PARTIAL, CARD_FILE, DOWNLOADED.parts[0])
     try:
@@ -301,7 +301,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _strict(path: Path) -> Any:
-    """Returns a YAML loader that refuses repeated keys and reads dates as text; `path` is for its messages."""
+    """Returns the YAML loader of recipes; its messages name `path`."""
     import yaml
 
     date = "tag:yaml.org,2002:timestamp"

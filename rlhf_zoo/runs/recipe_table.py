@@ -28,7 +28,7 @@ class Row:
         data: The data set or corpus that it names.
         license: Licenses of model and data.
         source: Where others published the recipe and its figures.
-        published: The figures of others.
+        published: Figures that others published.
         ours: Our figures.
         smoke: The tests that run `rlhf-zoo smoke` on it.
         package: NAME VERSION of another package that registers it.
@@ -106,12 +106,14 @@ def with_table(text: str) -> str:
         The README with the table.
 
     Raises:
-        ZooError: The markers are not exactly one pair in order.
+        ZooError: The README does not have exactly one pair of markers.
     """
     before, _, table_and_after = text.partition(BEGIN)
     _, end_marker, after = table_and_after.partition(END)
     if not end_marker or BEGIN in after or END in before + after:
-        raise ZooError(f"The markers {BEGIN} and {END} are not one pair in order: leave one of each around the table.")
+        raise ZooError(
+            f"The README needs exactly one {BEGIN} before exactly one {END}: leave one of each around the table."
+        )
     return f"{before}{BEGIN}\n{_table()}\n{END}{after}"
 
 

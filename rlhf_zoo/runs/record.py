@@ -34,8 +34,8 @@ _WRITING = threading.RLock()
 
 
 @contextlib.contextmanager
-def records_at_rest() -> Iterator[None]:
-    """Keeps this process's threads from writing a run.json, so that a folder listing contains no temporary file."""
+def block_record_writes() -> Iterator[None]:
+    """Keeps other threads from writing run.json inside the block, so that a folder listing has no temporary file."""
     with _WRITING:
         yield
 
@@ -206,15 +206,15 @@ class StageRecord:
                 "--output_dir, or use --restart to start again there."
             )
 
-    def has_nothing_to_lose(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether the directory has a run of the recipe with other settings but no checkpoint, so that nothing is lost.
+    def can_be_replaced(self, resolved: Mapping[str, Any], recipe: str) -> bool:
+        """Whether the directory holds a run of the recipe with other settings that has nothing to resume from.
 
         Args:
             resolved: The settings of the new run.
             recipe: Name of the recipe.
 
         Returns:
-            True if the run can be replaced.
+            True if the new run may replace it.
         """
         document, new_fingerprint = self.read(), fingerprint(resolved)
         has_other_settings = (
@@ -316,7 +316,7 @@ class StageRecord:
         path = self.checkpoint_path(chosen["step"])
         return path if (path / COMPLETE).is_file() else None
 
-    def set_damaged_aside(self) -> list[str]:
+    def rename_damaged_checkpoints(self) -> list[str]:
         """Renames the newest checkpoints to damaged-checkpoint-N until one is intact.
 
         The run then resumes from the last intact checkpoint. Damaged checkpoints are kept for repair.
@@ -329,15 +329,15 @@ class StageRecord:
             problem = find_damage(path, training=True)
             if problem is None:
                 break
-            aside = path.with_name(f"{DAMAGED}{path.name}")
-            if aside.exists():
-                shutil.rmtree(aside)
-            path.rename(aside)
+            target = path.with_name(f"{DAMAGED}{path.name}")
+            if target.exists():
+                shutil.rmtree(target)
+            path.rename(target)
             problems.append(problem)
         return problems
 
     def remove_checkpoint(self, path: Path | str) -> None:
-        """Deletes a checkpoint. COMPLETE is deleted first, so that after a kill the rest is no checkpoint.
+        """Deletes a checkpoint. COMPLETE is deleted first, so that after a kill the rest does not count as one.
 
         Args:
             path: Its folder.
@@ -429,11 +429,11 @@ def _setting_text(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _shorten_pair(a: str, b: str, width: int = 80) -> tuple[str, str]:
-    """Shortens two different texts, so that what is kept shows where they begin to differ."""
+    """Shortens two different texts to excerpts that show where they begin to differ."""
     if max(len(a), len(b)) <= width:
         return a, b
-    same = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    start = max(0, same - width // 2)
+    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    start = max(0, common - width // 2)
 
     def excerpt(text: str) -> str:
         text = ("..." if start else "") + text[start:]

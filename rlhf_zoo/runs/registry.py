@@ -1,4 +1,4 @@
-"""The stages that a recipe may have, with everything that the package needs to know about each."""
+"""The stages that a recipe may have, and everything that the package needs to know about them."""
 
 import importlib
 import re
@@ -17,15 +17,15 @@ class Stage:
         name: Name of the stage.
         title: The name of its model in texts.
         note: The name of its model in a Collection.
-        does: Summary of its command.
-        example: Example of its command.
+        summary: Help text of its command.
+        example: An example of its command.
         arguments: The dataclass of its own keys.
         trainer: The dataclass of its trainer's keys.
         run: Its function: (context, publisher) -> whether it trained.
         card: Its `StageCard`.
         starts_from: The parents that its weights may come from, nearest first.
         metrics: Metrics of the validation split that may choose its checkpoint.
-        model_keys: Keys of trl.ModelConfig that the stage obeys.
+        model_keys: Keys of trl.ModelConfig that the stage uses.
         figures: The figures in a family tree: label -> path in rlhf_card.json ("checkpoints" is the row of the card's
             step).
         task: The Hub's name for its task.
@@ -35,7 +35,7 @@ class Stage:
     name: str
     title: str
     note: str
-    does: str
+    summary: str
     example: str
     arguments: str
     trainer: str
@@ -66,8 +66,8 @@ LORA = (
     "use_peft", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_parameters",
     "lora_modules_to_save", "lora_task_type", "use_rslora", "use_dora",
 )  # fmt: skip
-LOADED = ("dtype", "attn_implementation")
-BITS = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant")
+LOADING = ("dtype", "attn_implementation")
+QUANTIZATION = ("load_in_4bit", "load_in_8bit", "bnb_4bit_quant_type", "bnb_4bit_quant_storage", "use_bnb_nested_quant")
 #: The stages, in the order in which a run trains them.
 STAGES: dict[str, Stage] = {
     stage.name: stage
@@ -76,7 +76,7 @@ STAGES: dict[str, Stage] = {
             name="sft",
             title="SFT policy",
             note="SFT",
-            does="Train the SFT policy of a recipe.",
+            summary="Train the SFT policy of a recipe.",
             example="rlhf-zoo sft tiny-world --num_train_epochs 2",
             arguments="rlhf_zoo.runs.settings.parse:SFTArguments",
             trainer="trl:SFTConfig",
@@ -84,14 +84,14 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.publishing.cards.sft:CARD",
             starts_from=("base",),
             metrics=("eval_loss", "eval_mean_token_accuracy", "eval_entropy"),
-            model_keys=("model_name_or_path", "model_revision", *LOADED, *BITS, *LORA),
+            model_keys=("model_name_or_path", "model_revision", *LOADING, *QUANTIZATION, *LORA),
             figures={"loss": ("checkpoints", "loss"), "validation loss": ("checkpoints", "eval_loss")},
         ),
         Stage(
             name="reward",
             title="reward model",
             note="reward model",
-            does="Train the reward model of a recipe.",
+            summary="Train the reward model of a recipe.",
             example="rlhf-zoo reward tiny-world --learning_rate 5e-4",
             arguments="rlhf_zoo.runs.settings.parse:RewardArguments",
             trainer="trl:RewardConfig",
@@ -99,7 +99,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.publishing.cards.reward:CARD",
             starts_from=("sft", "base"),
             metrics=("eval_loss", "eval_accuracy", "eval_margin"),
-            model_keys=(*LOADED, *(key for key in LORA if key != "lora_task_type")),
+            model_keys=(*LOADING, *(key for key in LORA if key != "lora_task_type")),
             figures={
                 "held-out accuracy": ("reward_model", "accuracy"),
                 "loss": ("checkpoints", "loss"),
@@ -112,7 +112,7 @@ STAGES: dict[str, Stage] = {
             name="ppo",
             title="PPO policy",
             note="PPO",
-            does="Train a PPO policy from the recipe's SFT model.",
+            summary="Train a PPO policy from the recipe's SFT model.",
             example="rlhf-zoo ppo tiny-world --kl_coef 0.2",
             arguments="rlhf_zoo.runs.settings.parse:PPOArguments",
             trainer="rlhf_zoo.ppo.config:PPOConfig",
@@ -120,7 +120,7 @@ STAGES: dict[str, Stage] = {
             card="rlhf_zoo.publishing.cards.ppo:CARD",
             starts_from=("sft", "base"),
             metrics=("eval_objective/kl", "eval_completions/length", "eval_completions/eos_rate"),
-            model_keys=("model_name_or_path", *LOADED, *BITS, *LORA),
+            model_keys=("model_name_or_path", *LOADING, *QUANTIZATION, *LORA),
             figures={
                 "reward": ("reward",),
                 "KL (nats)": ("kl",),
@@ -132,8 +132,8 @@ STAGES: dict[str, Stage] = {
         ),
     )
 }
-#: Roles of reward models among a run's parents -> their titles. A run with one reward model has the first role.
-REWARD_ROLES = {"reward": "reward model"} | {f"reward_{place}": f"reward model {place}" for place in range(2, 10)}
+#: Roles of reward models among a run's parents -> their titles. A run with one reward model uses the first role.
+REWARD_ROLES = {"reward": "reward model"} | {f"reward_{number}": f"reward model {number}" for number in range(2, 10)}
 #: Roles of trained models among a run's parents -> their titles.
 PARENT_TITLES = {"sft": STAGES["sft"].title, **REWARD_ROLES, "ppo": STAGES["ppo"].title}
 

@@ -1,9 +1,9 @@
-"""Rounds of a run. Each trains the reward model again, also on samples of the last PPO policy, and PPO starts over.
+"""Rounds of a run: each trains the reward model again, also on samples of the last PPO policy, and restarts PPO.
 
-Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (the pairs of the previous round and new
-ones, from which its reward model learns), the stages reward, ppo and eval, and round.json, which names the run that it
-belongs to. It uses the run's SFT stage. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed,
-and PPO starts from the SFT policy in each round.
+Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (what its reward model learns from: pairs
+of the previous round and new ones), the stages reward, ppo and eval, and round.json, which names the run. All rounds
+use the run's SFT stage. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed, and PPO starts from
+the SFT policy in each round.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ def round_run(context: RunContext, number: int, labeler: str, previous_policy: P
     Args:
         context: The first round.
         number: Number of the round, from 2 on.
-        labeler: The labeler of its new pairs: 'gold' or a judge's name.
+        labeler: The labeler of the new pairs: 'gold' or a judge's name.
         previous_policy: The PPO policy of the previous round.
 
     Returns:

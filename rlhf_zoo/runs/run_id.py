@@ -13,7 +13,7 @@ _CONTENT = re.compile(r"([0-9a-f]{32}) ([0-9]+)\n")
 
 
 def run_id(directory: Path) -> str:
-    """Returns the id in a directory's file `run_id`, creating it on first use.
+    """Returns the id in a directory's file `run_id`, creating the file on first use.
 
     The file records its own inode: a renamed directory keeps its id, and a copy gets a new one.
 
@@ -31,7 +31,7 @@ def run_id(directory: Path) -> str:
         if path.is_file():
             match = _CONTENT.fullmatch(path.read_text(encoding="ascii"))
             if match is None:
-                raise ValueError("it is not the id of a run")
+                raise ValueError("it does not hold a run id")
             if int(match[2]) == path.stat().st_ino:
                 return match[1]
         directory.mkdir(parents=True, exist_ok=True)

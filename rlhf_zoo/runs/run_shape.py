@@ -13,7 +13,8 @@ _TEXTS = (
     "stage", "recipe", "status", "fingerprint", "run", "hub", "command", "created", "finished", "weights", "merged",
     "released", "cell",
 )  # fmt: skip
-#: Field -> its type, or the shape of an object; {None: shape} allows any keys. Every field may be null or missing.
+#: Field -> its type, or the shape of its object. The key None stands for all other keys. Any field may be null or
+#: missing.
 SHAPE: Mapping[str | None, Any] = {
     **dict.fromkeys(_TEXTS, str),
     "seed": int,
@@ -55,13 +56,13 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
 
 
 def metrics_row(line: bytes) -> dict[str, Any] | None:
-    """Parses a line of metrics.jsonl. A line that was cut short is never a JSON object.
+    """Parses a line of metrics.jsonl.
 
     Args:
         line: The line.
 
     Returns:
-        The row; None where the line is not one.
+        The row; None if the line is not an object with an integer `step`.
     """
     try:
         row = parse_json(line)
@@ -71,7 +72,7 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
 
 
 def _wrong_field(value: Any, shape: Any, name: str = "") -> str | None:
-    """The dotted name of a field of the wrong type; None if all types are right."""
+    """Returns the dotted name of the first field of the wrong type; None if all types are right."""
     if value is None:
         return None
     if not isinstance(shape, Mapping):

@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ..modeling import distributed
 
 REFRESH_SECONDS = 1.0
-#: A log gets a line for each of this many parts of the work, and one after LOG_SECONDS without any.
+#: A log gets this many lines over the whole work, and one more after LOG_SECONDS without a line.
 LOG_PARTS = 20
 LOG_SECONDS = 60.0
 _LOG_FORMAT = "{desc}{n_fmt} of {total_fmt} ({percentage:.0f}%), {elapsed} so far, {remaining} left{postfix}"
@@ -22,15 +22,15 @@ _LOG_FORMAT = "{desc}{n_fmt} of {total_fmt} ({percentage:.0f}%), {elapsed} so fa
 class Progress(tqdm):
     """A progress bar. Only the main process shows it.
 
-    On a terminal its time goes on every second. Elsewhere it is a line for each 5% of the work, and one a minute while
-    a step takes longer.
+    On a terminal it is refreshed every second. In a log it is one line per 5% of the work, and one line per minute
+    while that takes longer.
 
     Args:
         total: The number of steps.
         desc: The label.
         unit: What a step is called.
-        initial: The number of steps that are done.
-        leave: Whether the bar stays at the end.
+        initial: The number of steps that are done already.
+        leave: Whether the bar stays visible at the end.
         hidden: Whether to show nothing.
     """
 
@@ -56,15 +56,15 @@ class Progress(tqdm):
             total=total, desc=f"{desc}: ", unit=unit, initial=initial, leave=leave, disable=disable, **options
         )
         if not self.disable:
-            threading.Thread(target=self._beat, name="progress", daemon=True).start()
+            threading.Thread(target=self._refresh_until_closed, name="progress", daemon=True).start()
 
-    def _beat(self) -> None:
+    def _refresh_until_closed(self) -> None:
         while not self._ended.wait(REFRESH_SECONDS):
             if not self._in_log or time.monotonic() - self._shown_at >= LOG_SECONDS:
                 self.refresh()
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
-        """Shows the bar, as tqdm does; in a log, as a line of its own.
+        """Shows the bar, as tqdm does; in a log, as a separate line.
 
         Args:
             msg: Text to show instead; "" clears the bar.
@@ -83,7 +83,7 @@ class Progress(tqdm):
         return False
 
     def describe(self, desc: str) -> None:
-        """Changes the label, which shows within a second; in a log from its next line on.
+        """Changes the label, shown within a second; in a log, from the next line on.
 
         Args:
             desc: The label.
@@ -91,7 +91,7 @@ class Progress(tqdm):
         self.set_description(desc, refresh=False)
 
     def show_metrics(self, metrics: dict[str, str]) -> None:
-        """Shows metrics behind the bar; in a log from its next line on.
+        """Shows metrics after the bar; in a log, from the next line on.
 
         Args:
             metrics: Label -> value.
@@ -99,12 +99,12 @@ class Progress(tqdm):
         self.set_postfix(metrics, refresh=not self._in_log)
 
     def close(self) -> None:
-        """Ends the bar; in a log with a last line if it stays."""
+        """Closes the bar; in a log, writes a last line if `leave` is true."""
         self._ended.set()
         if self._in_log and not self.disable:
             if self.leave:
                 self.display()
-            self.leave = False  # else tqdm ends the line once more
+            self.leave = False  # otherwise tqdm would end the line a second time
         super().close()
 
 
@@ -115,7 +115,7 @@ def doing(activity: str) -> Iterator[None]:
     Only the main process shows it, and only on a terminal.
 
     Args:
-        activity: The activity, such as "sft: merging the adapter".
+        activity: What the command is doing, such as "sft: merging the adapter".
     """
     ended = threading.Event()
     disable = None if distributed.is_main_process() else True  # None shows it only on a terminal

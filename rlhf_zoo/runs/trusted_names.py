@@ -1,10 +1,10 @@
-"""Which names from a download, or from another user's run, may be imported.
+"""Decides which names from a download, or from another user's run, may be imported.
 
-Recipes, cards and run.json name Python objects: corpora, preferences, reward functions, judges. A name that the user
-wrote may be anything that Python can import, and importing runs code. A name from outside may only be an entry point
-that an installed package registers, or one of this package's attributes listed here. None of the listed ones accepts
-the name of an object, a path or an address in its settings; `tests/unit/test_payloads.py` tries each, so whoever adds
-one must check that. The settings of other packages' entry points are not known so well, so they may hold only numbers.
+Recipes, cards and run.json name Python objects: corpora, preferences, reward functions, judges. Importing one runs
+code. A name that the user wrote may be anything that Python can import. A name from outside may only be an entry point
+that an installed package registers, or an attribute of this package that is listed here. No listed attribute may
+accept the name of an object, a path or an address in its settings; `tests/unit/test_payloads.py` tries each of them.
+What entry points of other packages do with their settings is unknown, so those settings may hold only numbers.
 """
 
 import shlex
@@ -15,14 +15,14 @@ from ..errors import ZooError
 from ..hub.client.run_signature import TRUST_RUN_FLAG
 from ..plugins import CORPORA, JUDGES, PREFERENCES, REWARDS, registered, split_settings
 
-#: Group of code that loads reward models. No package registers such code: the user must allow each by its name.
+#: Group of code that loads reward models. No package can register such code: the user must allow each loader by name.
 LOADERS = "rlhf_zoo.loaders"
 _WORLD = "rlhf_zoo.runs.corpora.tiny_world_2"
 _CORPORA = (
     "arguments", "instructions", "product_remarks", "remarks_count", "reviews", "tiny_sums", "tiny_world_2",
 )  # fmt: skip
 _VERIFIABLE = "rlhf_zoo.rewards.verifiable"
-#: Attributes of this package that a name from outside may stand for, by the group of entry points.
+#: Attributes of this package that a name from outside may refer to, by group of entry points.
 OWN: Mapping[str, frozenset[str]] = {
     CORPORA: frozenset(f"rlhf_zoo.runs.corpora.{name}:prepare" for name in _CORPORA),
     PREFERENCES: frozenset([f"{_WORLD}:preference"]),
@@ -44,8 +44,8 @@ OWN: Mapping[str, frozenset[str]] = {
     ),
     JUDGES: frozenset([f"{_WORLD}:judge", "rlhf_zoo.runs.corpora.remark_judge:learn"]),
 }
-#: Entry points of this package whose settings are known to be harmless, as those of `OWN` are. Those of `relevance` are
-#: not: its `model` may name any folder or repository, so a download may use it with its default alone.
+#: Entry points of this package whose settings are harmless, as those of `OWN` are. The settings of `relevance` are not:
+#: its `model` may name any folder or repository, so a download may use it only with its defaults.
 OWN_ENTRIES = frozenset(
     (
         "exact_match",
@@ -62,15 +62,15 @@ OWN_ENTRIES = frozenset(
 )
 
 
-def is_vouched(name: str, group: str) -> bool:
-    """Whether a name from outside may be imported. Nothing is imported to find out.
+def may_import(name: str, group: str) -> bool:
+    """Whether a name from outside may be imported. It imports nothing itself.
 
     Args:
-        name: "module:attribute" or an entry point's name, each also with settings in parentheses.
+        name: "module:attribute" or the name of an entry point, optionally with settings in parentheses.
         group: The group of entry points that the key takes names from.
 
     Returns:
-        True for a name of `OWN` or one that an installed package registers; False for others and for malformed names.
+        True for a name in `OWN` or one that an installed package registers; False for all others and malformed names.
     """
     try:
         bare, settings = split_settings(name)
@@ -80,22 +80,22 @@ def is_vouched(name: str, group: str) -> bool:
         return True
     if group == LOADERS or ":" in bare or bare not in registered(group):
         return False
-    return (group == REWARDS and bare in OWN_ENTRIES) or all(map(is_figure, (settings or {}).values()))
+    return (group == REWARDS and bare in OWN_ENTRIES) or all(map(holds_only_numbers, (settings or {}).values()))
 
 
-def is_figure(value: Any) -> bool:
-    """Whether a value holds only numbers, booleans and nulls, also in lists and mappings, so that it can name nothing.
+def holds_only_numbers(value: Any) -> bool:
+    """Whether a value holds only numbers, booleans and nulls, at any depth, so that it cannot name anything.
 
     Args:
         value: The value.
 
     Returns:
-        True where it does.
+        True if it does.
     """
     if isinstance(value, Mapping):
-        return all(isinstance(key, str) and is_figure(item) for key, item in value.items())
+        return all(isinstance(key, str) and holds_only_numbers(item) for key, item in value.items())
     if isinstance(value, list | tuple | set | frozenset):
-        return all(map(is_figure, value))
+        return all(map(holds_only_numbers, value))
     return value is None or isinstance(value, bool | int | float)
 
 
@@ -103,40 +103,40 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
     """Refuses a name from outside that is neither known to be harmless nor allowed by the user.
 
     Args:
-        name: As in `is_vouched`.
-        group: As in `is_vouched`.
+        name: As in `may_import`.
+        group: As in `may_import`.
         key: The key that holds it.
         where: The file that holds the key, for the message.
-        flag: The option by which the user may allow it.
-        allowed: Names that the user allowed by it.
+        flag: The option by which the user may allow the name.
+        allowed: Names that the user allowed by that option.
 
     Raises:
         ZooError: The name is refused.
     """
     text = name if isinstance(name, str) else repr(name)
-    if text in allowed or (isinstance(name, str) and is_vouched(name, group)):
+    if text in allowed or (isinstance(name, str) and may_import(name, group)):
         return
     raise ZooError(
-        f"{where} takes its {key} from {text}, which is neither rlhf-zoo's own nor registered by an installed package, "
-        "or has settings that may name code, and no code that a download names is imported unasked: add "
+        f"{where} sets {key} to {text}, which is neither rlhf-zoo's own nor registered by an installed package, or "
+        "has settings that may name code, and code that a download names is not imported without your consent: add "
         f"{flag if flag == TRUST_RUN_FLAG else f'{flag} {shlex.quote(text)}'} if you trust it."
     )
 
 
-def is_vouched_judge(name: str) -> bool:
-    """Whether a judge's name from outside may be used: it must import nothing unknown and cost no money.
+def may_use_judge(name: str) -> bool:
+    """Whether a judge that is named from outside may be used: it must neither import unknown code nor cost money.
 
     Args:
         name: The name, such as `rule:NAME`.
 
     Returns:
-        True where it may.
+        True if it may.
     """
     kind, colon, argument = name.partition(":")
     if not colon or kind not in ("reward", "rule", "llm", "pairs", "votes", "unlabeled"):
-        return name in ("classifier", "same-labels") or is_vouched(name, JUDGES)
+        return name in ("classifier", "same-labels") or may_import(name, JUDGES)
     if kind == "llm":  # calls an endpoint that the user pays for
         return False
     if kind in ("pairs", "unlabeled"):
-        return is_vouched(argument, JUDGES)
-    return kind != "rule" or is_vouched(argument, REWARDS)
+        return may_import(argument, JUDGES)
+    return kind != "rule" or may_import(argument, REWARDS)

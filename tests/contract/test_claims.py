@@ -209,7 +209,7 @@ def test_a_steps_tag_never_moves_unasked() -> None:
     send("a")
     assert tags()["step-000005"] == before["step-000005"] and weights("main") == mine("a", 10)
     Path("a/run_id").write_text("of somebody")
-    refused(lambda: send("a"), "run_id cannot be used (it is not the id of a run)")
+    refused(lambda: send("a"), "run_id cannot be used (it does not hold a run id)")
 
 
 def test_a_copy_is_a_run_of_its_own_and_what_the_hub_lost_is_sent_again() -> None:

@@ -51,7 +51,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("sft tiny-world --bad_flag 1", 2, "--bad_flag is not a key of the stage sft"),
         ("run tiny-world --ppo.kl_coef -1", 2, "--ppo.kl_coef is -1"),
         ("sft WRONG", 2, "sft.yaml has lerning_rate, which is not a key of the stage sft, did you mean"),
-        ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', and it takes a whole number"),
+        ("ppo WRONG", 2, "total_episodes in WRONG/ppo.yaml is 'many', but it takes a whole number"),
         ("recipes validate WRONG", 2, "sft.yaml has lerning_rate"),
         ("doctor WRONG", 2, "total_episodes in WRONG/ppo.yaml"),
         ("eval WRONG", 2, "sft.yaml has lerning_rate"),

@@ -157,7 +157,7 @@ def test_a_run_goes_on_in_two_processes_and_then_in_one(
     [
         (
             ("--per_device_train_batch_size", "3"),
-            "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2",
+            "per_device_train_batch_size of the stage sft is 3, for all 2 processes together",
         ),
         (("--dataset_train_split", "nope"), "has no split 'nope', only 'train'"),
     ],

@@ -17,7 +17,7 @@ from rlhf_zoo.modeling.chat import (
 from rlhf_zoo.modeling.chat_template import Chat, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.runs.data.hold_out import parts_of
-from rlhf_zoo.runs.data.layout import fitting, split_pair
+from rlhf_zoo.runs.data.layout import drop_long_prompts, split_pair
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.settings.parse import recipe_config
 
@@ -148,7 +148,7 @@ def test_three_parts_of_one_split_share_no_prompt(caplog: pytest.LogCaptureFixtu
     parts = parts_of(rows, 0.2, parts=2)
     assert [len(set(part["prompt"])) for part in parts] == [4, 4, 12]
     assert len(set().union(*(part["prompt"] for part in parts))) == 20
-    short, left_out = fitting(rows, tokenizer(None), 5, subject="the prompts")
+    short, left_out = drop_long_prompts(rows, tokenizer(None), 5, subject="the prompts")
     assert 0 < len(short) < 40 and left_out == 40 - len(short)
     assert f"{left_out} of 40 rows of the prompts are left out: max_prompt_length is 5." in caplog.text
     with pytest.raises(ZooError, match="leaves none of 20 prompts"):

@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
-from rlhf_zoo.runs.data.columns import above, filled
+from rlhf_zoo.runs.data.columns import filled, rows_above
 from rlhf_zoo.runs.data.layout import in_form
 from rlhf_zoo.runs.data.sources import find_data
 
@@ -68,7 +68,7 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         ("pairs", [{"chosen": [{"role": "user", "content": "a"}], "rejected": []}], "Row 0 of it has nothing"),
         ("prompts", [{"messages": [{"role": "user", "content": "a"}]}, {"messages": None}], "Row 1 of it has nothing"),
         ("prompts", [{"chosen": "a b", "rejected": "a c"}, {"chosen": None, "rejected": "a"}], "Row 1 of it has"),
-        ("prompts", [{"prompt": 5}], "The column 'prompt' of it has int64; expected are texts or conversations."),
+        ("prompts", [{"prompt": 5}], "The column 'prompt' of it has int64 instead of texts or conversations"),
         ("pairs", [{"chosen": None, "rejected": None}], "Row 0 of it has nothing in the column 'chosen'"),
         ("pairs", [{**PAIR, "margin": 1.5}, {**PAIR, "margin": None}],
          "Row 1 of it has nothing in the column 'margin'"),
@@ -126,15 +126,15 @@ def test_a_row_without_a_value_for_a_text_is_named(part: str) -> None:
         "a b",
         "a ",
     ]
-    with pytest.raises(ZooError, match=r"Row 2 of it has nothing in '(input|of\[input\])', .* take the row out"):
+    with pytest.raises(ZooError, match=r"Row 2 of it has nothing in '(input|of\[input\])', .* remove the row"):
         in_form(rows, "prompts", columns=columns, turns=False, text="text", subject="It")
 
 
 def test_rows_are_kept_above_a_number() -> None:
     rows = datasets.Dataset.from_list([{"at": {"n": n}} for n in (0.1, None, 0.3, 0.31)])
-    assert [row["at"]["n"] for row in above(rows, {"at[n]": 0.3}, subject="It")] == [0.31]
+    assert [row["at"]["n"] for row in rows_above(rows, {"at[n]": 0.3}, subject="It")] == [0.31]
     with pytest.raises(ZooError, match="no row whose at"):
-        above(rows, {"at[n]": 1}, subject="It")
+        rows_above(rows, {"at[n]": 1}, subject="It")
 
 
 def write(folder: Path, ending: str, parts: list[list[dict[str, Any]]]) -> Path:

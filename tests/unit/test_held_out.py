@@ -16,7 +16,7 @@ from rlhf_zoo.pipeline.stages.pairs import held_out_pairs, training_pairs
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import without_prompts
 from rlhf_zoo.runs.data.layout import sft_text
-from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, parts, without_held_out
+from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, train_and_held_out, without_held_out
 from rlhf_zoo.runs.recipe import load_recipe
 
 
@@ -35,7 +35,7 @@ def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_p
     assert len(evaluated) == 2 * 5, "a fifth of 24 prompts each"
 
     def learned() -> Iterator[tuple[str, list[str]]]:
-        train, held_out, left_out = parts(context, "sft", source)
+        train, held_out, left_out = train_and_held_out(context, "sft", source)
         assert held_out is not None and left_out[HELD_OUT] == 10
         yield "sft", [plain_text(row.get("prompt") or sft_text(row, "text")) for row in (*train, *held_out)]
         if "reward" in context.recipe.stages:
@@ -44,7 +44,7 @@ def test_no_stage_reads_a_prompt_of_the_evaluation(schema: str, form: str, tmp_p
             measured, _ = held_out_pairs(context, source) or (None, "")
             assert measured is not None
             yield "reward", [plain_text(row["prompt"]) for rows in (pairs, measured) for row in rows]
-        yield "ppo", [plain_text(prompt) for prompt in parts(context, "ppo", source)[0]["prompt"]]
+        yield "ppo", [plain_text(prompt) for prompt in train_and_held_out(context, "ppo", source)[0]["prompt"]]
 
     for stage, texts in learned():
         assert texts
@@ -80,7 +80,7 @@ def test_where_the_evaluation_has_its_own_split_all_that_is_held_out_is_watched(
     own = replace(context, flags={"recipe": {"evaluation.dataset_test_split": "train"}})
     source = data_source(context)
     both = [prompt for part in ("test", "validation") for prompt in evaluation_rows(context, source, part)["prompt"]]
-    train, watched, _ = parts(own, "ppo", source)
+    train, watched, _ = train_and_held_out(own, "ppo", source)
     assert watched is not None and list(watched["prompt"]) == both and len(train) == 24 - len(both)
     assert evaluation_rows(own, source, "validation").to_list() == watched.to_list()
     assert len(evaluation_rows(own, source)) == 24

@@ -143,7 +143,7 @@ def test_a_value_at_the_bounds_is_taken_or_named(stage: str) -> None:
         ("sft", {"adam_beta2": 1.0}, "adam_beta2 in runs/sft.yaml is 1.0: "),
         ("sft", {"save_steps": 1.5}, "The settings of the stage sft of toy do not work: --save_steps must be an"),
         ("ppo", {"neftune_noise_alpha": 0}, "neftune_noise_alpha is 0"),
-        ("ppo", {"kl_coef": 10**5000}, "kl_coef in runs/ppo.yaml is too large to show, and it takes whole numbers"),
+        ("ppo", {"kl_coef": 10**5000}, "kl_coef in runs/ppo.yaml is too large to show, but it takes whole numbers"),
     ],
 )  # fmt: skip
 def test_sentences(stage: str, keys: dict[str, Any], message: str) -> None:
@@ -179,7 +179,7 @@ def test_what_run_json_could_not_hold_is_refused(value: Any, wanted: str) -> Non
     with pytest.raises(ZooError) as caught:
         build("sft", {"lr_scheduler_kwargs": value})
     said = str(caught.value)
-    assert said.startswith("lr_scheduler_kwargs in runs/sft.yaml is ") and said.endswith(f"and it takes {wanted}.")
+    assert said.startswith("lr_scheduler_kwargs in runs/sft.yaml is ") and said.endswith(f"but it takes {wanted}.")
     assert len(said) < 400
 
 

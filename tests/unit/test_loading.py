@@ -47,7 +47,7 @@ BEST = {
 @pytest.mark.parametrize(
     ("stage", "keys", "message"),
     [
-        ("sft", {"dtype": "float16"}, "gradients vanish and overflow: give bfloat16 or float32"),
+        ("sft", {"dtype": "float16"}, "gradients underflow and overflow: set bfloat16 or float32"),
         ("sft", {"dtype": "int8"}, "dtype of the stage sft is 'int8': give one of float32, bfloat16, auto"),
         ("ppo", {"attn_implementation": "kernels-community/flash-attn"}, "a kernel that would be downloaded and run"),
         ("ppo", {"load_in_8bit": True}, "load_in_8bit of the stage ppo needs use_peft"),
@@ -55,14 +55,14 @@ BEST = {
         ("sft", {**LORA, "bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type of the stage sft needs load_in_4bit"),
         ("sft", {**FOUR, "bnb_4bit_quant_type": "nf5"}, "is 'nf5': give nf4 or fp4"),
         ("ppo", {**FOUR, "critic": "policy"}, "give 'shared' or 'reward'"),
-        ("sft", {**LORA, "model_name_or_path": None}, "nothing could load an adapter on random weights"),
+        ("sft", {**LORA, "model_name_or_path": None}, "an adapter on random weights could not be loaded"),
         ("reward", {"load_in_4bit": True}, "not supported by the stage reward"),
         (
             "sft",
             {**LORA, "fsdp2": True},
-            "fsdp2 of the stage sft does not go with use_peft, as adapters have no shards",
+            "fsdp2 of the stage sft does not work with use_peft, because adapters are not sharded",
         ),
-        ("sft", {"fsdp2": True, **BEST}, "load_best_model_at_end of the stage sft loads whole weights"),
+        ("sft", {"fsdp2": True, **BEST}, "load_best_model_at_end of the stage sft loads unsharded weights"),
         (
             "sft",
             {"fsdp2": True, "optim": "adafactor"},

@@ -39,8 +39,8 @@ from rlhf_zoo.runs.registry import STAGES
 from rlhf_zoo.runs.settings import key_classes as classified
 from rlhf_zoo.runs.settings.declared import SCRIPT_KEYS
 from rlhf_zoo.runs.settings.key_classes import Kind
-from rlhf_zoo.runs.settings.parse import BESIDE_KEYS, recipe_keys, stage_keys, stage_settings
-from rlhf_zoo.runs.trusted_names import LOADERS, OWN, OWN_ENTRIES, is_vouched, is_vouched_judge
+from rlhf_zoo.runs.settings.parse import NON_STAGE_KEYS, recipe_keys, stage_keys, stage_settings
+from rlhf_zoo.runs.trusted_names import LOADERS, OWN, OWN_ENTRIES, may_import, may_use_judge
 
 pytestmark = pytest.mark.attack
 A, B = "a" * 40, "b" * 40
@@ -133,7 +133,7 @@ def test_every_key_is_classified() -> None:
     assert shared | {"evaluation"} == set(classified.SHARED_KEYS)
     nested = {name.partition(".")[2] for name in recipe_keys() if "." in name}
     assert nested == set(classified.EVALUATION_KEYS)
-    assert set(BESIDE_KEYS) == set(classified.BESIDE)
+    assert set(NON_STAGE_KEYS) == set(classified.NON_STAGE_KINDS)
 
 
 def test_a_key_that_nobody_classified_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_a_key_that_nobody_classified_is_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_key_of_recipe_json_runs_code(stage: str, pulled: Path) -> None:
     """Names of objects, files and hosts are refused; other texts at most name a column, or a word."""
-    kinds = {**classified.STAGE_KEYS, **classified.BESIDE}
+    kinds = {**classified.STAGE_KEYS, **classified.NON_STAGE_KINDS}
     for key, kind in kinds.items():
         for value in (*PAYLOADS, [SHELL]) if kind not in FREE else (SHELL, [SHELL], *PAYLOADS[-3:]):
             if key != "recipe":  # `fetch` refuses what is not a mapping there; its keys are tried below
@@ -184,7 +184,7 @@ def test_no_key_of_recipe_yaml_runs_code(stage: str, pulled: Path) -> None:
     ],
 )  # fmt: skip
 def test_fields_of_an_architecture_that_would_fetch_code(fields: dict[str, Any]) -> None:
-    with pytest.raises(ZooError, match="by which code is fetched"):
+    with pytest.raises(ZooError, match="which may load code"):
         recipe_of(published("sft", {"architecture": {"model_type": "llama", **fields}}))
     fine = {"model_type": "llama", "hidden_size": 32, "hidden_act": "silu", "rope_parameters": {"rope_type": "default"}}
     recipe_of(published("sft", {"architecture": fine}))
@@ -209,10 +209,10 @@ def test_the_allow_list_takes_no_name_of_an_object(pulled: Path) -> None:
 
 
 def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert is_vouched("length(target=3, unit='words')", REWARDS) and is_vouched("length", REWARDS)
+    assert may_import("length(target=3, unit='words')", REWARDS) and may_import("length", REWARDS)
     assert {*OWN_ENTRIES, "relevance"} == set(registered(REWARDS))  # relevance names a model, by its default alone
-    assert is_vouched("relevance", REWARDS) and is_vouched("relevance(batch_size=8)", REWARDS)
-    assert not is_vouched("relevance(model='x/y')", REWARDS)
+    assert may_import("relevance", REWARDS) and may_import("relevance(batch_size=8)", REWARDS)
+    assert not may_import("relevance(model='x/y')", REWARDS)
     assert {one.value for one in entry_points(REWARDS) if one.name in OWN_ENTRIES} <= OWN[REWARDS]
     for name in (
         SHELL,
@@ -220,7 +220,7 @@ def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monk
         "rlhf_zoo.plugins:load_object",
         "length",
     ):
-        assert not is_vouched(name, LOADERS) and not is_vouched(name, CORPORA)
+        assert not may_import(name, LOADERS) and not may_import(name, CORPORA)
     for name in (
         "llm:gpt",
         "rule:os:system",
@@ -230,17 +230,17 @@ def test_only_registered_names_and_the_list_are_vouched_for(tmp_path: Path, monk
         "rule:length(",
         "",
     ):
-        assert not is_vouched_judge(name), name
+        assert not may_use_judge(name), name
     for name in ("classifier", "rule:length", "reward:x/y", "rlhf_zoo.runs.corpora.tiny_world_2:judge", "votes:x/y"):
-        assert is_vouched_judge(name), name
+        assert may_use_judge(name), name
     info = tmp_path / "other-1.dist-info"  # an installed package, which knows what its settings are
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: other\n")
     (info / "entry_points.txt").write_text(f"[{REWARDS}]\nby_name = other:by_name\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert is_vouched("by_name", REWARDS) and is_vouched("by_name(weight=[1.5, None], strict=True)", REWARDS)
-    assert not is_vouched(f"by_name(loader={SHELL!r})", REWARDS)
-    assert not is_vouched(f"by_name(names=[[{{'a': {SHELL!r}}}]])", REWARDS)
+    assert may_import("by_name", REWARDS) and may_import("by_name(weight=[1.5, None], strict=True)", REWARDS)
+    assert not may_import(f"by_name(loader={SHELL!r})", REWARDS)
+    assert not may_import(f"by_name(names=[[{{'a': {SHELL!r}}}]])", REWARDS)
 
 
 def test_the_working_directory_registers_nothing_and_is_not_searched(pulled: Path) -> None:

@@ -148,7 +148,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
         ),
         ({"push_steps": 2, "save_strategy": "epoch"}, r"saved by epoch: set push_steps to a multiple of save_steps"),
         ({"push_optimizer": True}, r"the state to resume from, but push_dtype leaves a part of it out: set only one"),
-        ({"push_dtype": "int8"}, r"--ppo\.push_dtype is 'int8', and it takes one of bfloat16\."),
+        ({"push_dtype": "int8"}, r"--ppo\.push_dtype is 'int8', but it takes one of bfloat16\."),
     ],
 )
 def test_what_could_not_be_sent_so_is_said_before_training(folder: Path, keys: dict[str, Any], message: str) -> None:

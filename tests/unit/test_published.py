@@ -124,7 +124,7 @@ def test_where_it_reports_to_is_not_obeyed():
         ({"no_such_key": 1}, "no_such_key, which is not a key of the stage sft"),
         ({"learning_rate": "much"}, "learning_rate in recipe.json of x/toy@best is 'much'"),
         ({"shared": {"dataset_name": "/data", "corpus": None}}, "dataset_name to '/data', a path"),
-        ({"shared": {"architecture": {"_attn_implementation": "x/y"}}}, "by which code is fetched"),
+        ({"shared": {"architecture": {"_attn_implementation": "x/y"}}}, "which may load code"),
         ({"shared": {"architecture": {"auto_map": {}}}}, "architecture.auto_map"),
         ({"shared": {"hub_token": "x"}}, "hub_token, which is set by the run"),
     ],
@@ -172,7 +172,7 @@ def test_names_that_nobody_vouches_for(name, stage, key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text("open('imported', 'w')\ndef length(): pass\n")
     keys = {"shared": {"corpus": name}} if key == "corpus" else {key: [name] if key == "reward_funcs" else name}
-    with pytest.raises(ZooError, match="no code that a download names is imported unasked: add --allow_import"):
+    with pytest.raises(ZooError, match="names is not imported without your consent: add --allow_import"):
         recipe_of(published(stage, **keys))
     assert [path.name for path in tmp_path.iterdir()] == ["my_rewards.py"]
     recipe_of(published(stage, **keys), [name])

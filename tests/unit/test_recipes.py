@@ -53,7 +53,7 @@ def test_a_recipe_extends_another_key_by_key(tmp_path):
 def test_the_table_of_recipes_is_current():
     path = find_recipe("tiny-world").parent / "README.md"
     assert path.read_text(encoding="utf-8") == with_table(path.read_text(encoding="utf-8"))
-    with pytest.raises(ZooError, match="are not one pair in order"):
+    with pytest.raises(ZooError, match="needs exactly one"):
         with_table("# Recipes\n")
 
 

@@ -27,7 +27,7 @@ from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.catalog.lineage import find_lineage
 from rlhf_zoo.rewards import RewardEnsemble, RewardModel, Rewards
-from rlhf_zoo.runs.checks.models import start_of
+from rlhf_zoo.runs.checks.models import starting_models
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.parents import check_members
 from rlhf_zoo.runs.record import fingerprint
@@ -284,4 +284,4 @@ def test_members_are_looked_for_before_anything_trains(tmp_path: Path) -> None:
         with pytest.raises(ZooError, match=said):
             ppo.reward_functions(make_context(tmp_path, **wrong).settings("ppo"))
     with pytest.raises(ZooError, match="stage reward has a single output, so the label 'GOOD'"):
-        start_of(make_context(tmp_path, **WORST, reward_label="GOOD"))
+        starting_models(make_context(tmp_path, **WORST, reward_label="GOOD"))

@@ -179,8 +179,8 @@ def test_coercion(hint, value, expected):
 @pytest.mark.parametrize(
     ("stage", "keys", "message"),
     [
-        ("ppo", {"num_ppo_epochs": 3.7}, "num_ppo_epochs in {}/ppo.yaml is 3.7, and it takes a whole number."),
-        ("ppo", {"kl_coef": "much"}, "kl_coef in {}/ppo.yaml is 'much', and it takes a number."),
+        ("ppo", {"num_ppo_epochs": 3.7}, "num_ppo_epochs in {}/ppo.yaml is 3.7, but it takes a whole number."),
+        ("ppo", {"kl_coef": "much"}, "kl_coef in {}/ppo.yaml is 'much', but it takes a number."),
         (
             "ppo",
             {"kl_coeff": 1},
@@ -218,7 +218,7 @@ def test_keys_of_the_run_are_refused_in_recipes_and_flags(tmp_path):
 
 
 def test_a_batch_that_the_record_would_not_know_is_refused(tmp_path):
-    why = "refused, because it would train with another batch than the recipe sets"
+    why = "refused, because it would train with another batch size than the run records"
     for stage in STAGES:
         with pytest.raises(ZooError, match=rf"{stage}\.yaml has auto_find_batch_size, which is {why}"):
             build(make(tmp_path, stage, {"auto_find_batch_size": True}), stage)
@@ -232,7 +232,7 @@ def test_a_batch_that_the_record_would_not_know_is_refused(tmp_path):
     [
         ({"kl_coe": "1"}, "--ppo.kl_coe is not a key of the stage ppo, did you mean 'kl_coef'?"),
         ({"num_ppo": "1"}, "--ppo.num_ppo is not a key of the stage ppo"),
-        ({"kl_coef": ["1", "2"]}, "--ppo.kl_coef is ['1', '2'], and it takes a number."),
+        ({"kl_coef": ["1", "2"]}, "--ppo.kl_coef is ['1', '2'], but it takes a number."),
     ],
 )
 def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, message):
@@ -251,9 +251,9 @@ def test_mistakes_in_flags_are_named_and_abbreviations_refused(tmp_path, flags, 
         ({"seed": -3}, {}, "seed in .* is -3: give at least 0."),
         ({"evaluation": [1]}, {}, "evaluation in .* is not a mapping"),
         ({"evaluation": {"prompt": 3}}, {}, r"not a key of recipe.yaml, did you mean 'evaluation\.prompts'\?"),
-        ({"evaluation": {"prompts": "x"}}, {}, r"evaluation\.prompts in .* is 'x', and it takes a whole number"),
+        ({"evaluation": {"prompts": "x"}}, {}, r"evaluation\.prompts in .* is 'x', but it takes a whole number"),
         ({"evaluation": {"samples": 0}}, {}, r"evaluation\.samples in .* is 0: give at least 1."),
-        ({}, {"evaluation.samples": "2.5"}, r"--evaluation\.samples is '2.5', and it takes a whole number"),
+        ({}, {"evaluation.samples": "2.5"}, r"--evaluation\.samples is '2.5', but it takes a whole number"),
         ({}, {"kl_coef": "0.2"}, r"--kl_coef is not a key of recipe.yaml: write --ppo\.kl_coef\.$"),
         ({}, {"learning_rate": "1"}, r"write --sft\.learning_rate or --reward\.learning_rate or --ppo\.learning_rate"),
         ({}, {"samples": "2"}, r"--samples is not a key of recipe.yaml: write --evaluation\.samples\.$"),
@@ -293,7 +293,7 @@ def test_recorded_settings_are_typed_and_nothing_else_is_looked_at():
     resolved = {"kl_coef": "0.2", "reward_funcs": ["a(b=1,c=2)", "d"], "deepspeed": object(), "strange": 1}
     found = recorded_settings(resolved, "ppo", ["kl_coef", "reward_funcs", "gamma"], where="recipe.json")
     assert found == {"kl_coef": 0.2, "reward_funcs": ["a(b=1,c=2)", "d"], "gamma": 1.0}
-    with pytest.raises(ZooError, match=r"kl_coef in recipe\.json is 'x', and it takes a number\."):
+    with pytest.raises(ZooError, match=r"kl_coef in recipe\.json is 'x', but it takes a number\."):
         recorded_settings({"kl_coef": "x"}, "ppo", ["kl_coef"], where="recipe.json")
 
 
@@ -377,7 +377,7 @@ def test_flags_that_do_not_parse(words, message):
     [
         ((4, 2, 4), (2, 2, 2)),
         ((3, 2, 4), (3, 1, 2)),  # a process's share of an odd batch: one of the two micro-batches
-        ((3, 1, 4), "per_device_train_batch_size of the stage sft is 3, of all processes together, and there are 2"),
+        ((3, 1, 4), "per_device_train_batch_size of the stage sft is 3, for all 2 processes together"),
         ((4, 1, 3), "per_device_eval_batch_size of the stage sft is 3"),
         ((4, 1, 4, "batch_rebalance"), "which each of 2 processes would apply to its own rows: set it to 'random' or"),
     ],

@@ -398,7 +398,7 @@ def test_what_a_repository_is_not(hub: dict[str, Path], name: str, options: dict
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"cliprange": "wide"}, "cliprange in .*recipe.json is 'wide', and it takes a number."),
+        ({"cliprange": "wide"}, "cliprange in .*recipe.json is 'wide', but it takes a number."),
         ({"reward_weights": [1.0]}, "has 1 reward_weights for 2 rewards"),
         (
             {"reward_model_path": None, "reward_weights": [1.0]},

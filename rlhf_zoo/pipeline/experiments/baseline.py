@@ -28,8 +28,8 @@ from ...modeling.critic import CRITIC_DIR, critic_from
 from ...modeling.models import matmul_parameters
 from ...rewards import Rewards
 from ...runs.context import RunContext
-from ...runs.data.layout import fitting
-from ...runs.dataset import DataSource, parts, stage_source
+from ...runs.data.layout import drop_long_prompts
+from ...runs.dataset import DataSource, stage_source, train_and_held_out
 from ...runs.judge import evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.record import first_difference
@@ -200,8 +200,9 @@ class Baseline:
 
     def prompts(self) -> Dataset:
         """The prompts that PPO rolled out."""
-        rows, limit = parts(self.context, "ppo", self.source)[0], self.context.settings("ppo").data.max_prompt_length
-        return fitting(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
+        rows = train_and_held_out(self.context, "ppo", self.source)[0]
+        limit = self.context.settings("ppo").data.max_prompt_length
+        return drop_long_prompts(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
 
     def resolved(self, **part: Any) -> dict[str, Any]:
         """Returns the settings that a part of a baseline records.

@@ -29,7 +29,7 @@ from ...modeling.models import load_causal
 from ...modeling.text_ids import switch_off_eos
 from ...runs.context import RunContext
 from ...runs.data.layout import sft_text
-from ...runs.dataset import parts, stage_source
+from ...runs.dataset import stage_source, train_and_held_out
 from ...runs.record import StageRecord, checkpoint_step, fingerprint, first_difference
 from ...runs.settings.parse import StageSettings
 from ..run_recipe import run_stage
@@ -189,7 +189,8 @@ def _more_sft(
         flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / SAMPLES_FOLDER)}
     run = run_sft_variant(context, record.path, flags)
     policy = load_causal(run.checkpoint("sft").path)
-    tokens = trained_tokens(run, parts(run, "sft", stage_source(run, "sft"))[0], baseline.evaluator.tokenizer)
+    rows = train_and_held_out(run, "sft", stage_source(run, "sft"))[0]
+    tokens = trained_tokens(run, rows, baseline.evaluator.tokenizer)
     if method == "sft":  # half of it is the run's own SFT, which counts for no method
         return policy, sft_compute(baseline.matrix_sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]

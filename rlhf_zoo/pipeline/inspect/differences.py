@@ -42,7 +42,7 @@ def compare_weights(published: Path, here: Path) -> list[dict[str, Any]]:
     Returns:
         A row per file: {file, tensors, differing, max_abs, max_rel, worst, problem}. `differing` counts the tensors
         that differ in any bit. `max_abs` is the largest |a − b|, in the tensor `worst`; `max_rel` the largest
-        max |a − b| / max |a| of any tensor; both are None where they are not finite. `problem` is any other
+        max |a − b| / max |a| of any tensor; both are None if they are not finite. `problem` is any other
         difference.
     """
     names = sorted({*_files(published, ".safetensors"), *_files(here, ".safetensors")})
@@ -145,7 +145,7 @@ def compare_metrics(
 
     Returns:
         {rows, rows_here, columns, differing, problem}: `columns` counts those compared, `differing` has {column, rows,
-        of, max_abs, first_step} for each column with a differing row (`max_abs` is None where a side has no number),
+        of, max_abs, first_step} for each column with a differing row (`max_abs` is None if a side has no number),
         and `problem` names the first row whose step differs.
     """
     sides = [[row for row in rows if row["step"] <= step] for rows in (published, here)]

@@ -34,7 +34,7 @@ from ...ppo.token_checks import TokenConsumer, check_ids, check_tokenizer_of, ch
 from ...ppo.trainer import PPOTrainer
 from ...publishing.adapters import check_plan
 from ...rewards import RewardModel, Scored
-from ...runs.checks.models import Named, check_prompt_lengths, start_of
+from ...runs.checks.models import NamedModel, check_prompt_lengths, starting_models
 from ...runs.checks.splits import check_forms
 from ...runs.context import RunContext
 from ...runs.dataset import stage_source, to_train
@@ -180,16 +180,18 @@ def _check_answers(settings: StageSettings, functions: list[Any], data: dict[str
     return None, detail
 
 
-def _check_models(context: RunContext) -> tuple[dict[str, Named], str]:
-    models = start_of(context)
+def _check_models(context: RunContext) -> tuple[dict[str, NamedModel], str]:
+    models = starting_models(context)
     listed = (
-        f"{role} {model.name}" + (f", {model.context} tokens" if model.context else "")
+        f"{role} {model.name}" + (f", {model.context_length} tokens" if model.context_length else "")
         for role, model in models.items()
     )
     return models, "; ".join(listed) or "all are trained by this run"
 
 
-def _check_room(context: RunContext, models: dict[str, Named], data: dict[str, Any], _batch: None) -> tuple[None, str]:
+def _check_room(
+    context: RunContext, models: dict[str, NamedModel], data: dict[str, Any], _batch: None
+) -> tuple[None, str]:
     return None, check_prompt_lengths(context, models, data["train_dataset"]["prompt"])
 
 

@@ -33,7 +33,7 @@ from ...runs.settings.key_classes import (
     check_repository,
     machine_keys,
 )
-from ...runs.settings.parse import BESIDE_KEYS, RecipeConfig, stage_keys
+from ...runs.settings.parse import NON_STAGE_KEYS, RecipeConfig, stage_keys
 from ...runs.trusted_names import check_object
 
 #: Keys of the machine or account that ran it, which do not affect results and are left out.
@@ -169,7 +169,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         ZooError: A key has a value that a download may not set, a Python object is not trusted, or a parent was never
             published.
     """
-    stage_keys = {key: value for key, value in published.resolved.items() if key not in (*BESIDE_KEYS, *NOT_OBEYED)}
+    stage_keys = {key: value for key, value in published.resolved.items() if key not in (*NON_STAGE_KEYS, *NOT_OBEYED)}
     _check_keys(published, stage_keys)
     _check_names(published, allowed)
     stages: dict[str, dict[str, Any]] = {published.stage: {**stage_keys, "report_to": []}}

@@ -41,7 +41,7 @@ from ...runs.record import StageRecord, checkpoint_step, is_checkpoint
 from ...runs.registry import REWARD_ROLES, STAGES, is_member
 from ...runs.settings.key_classes import is_revision
 from ...runs.settings.parse import recorded_settings
-from ...runs.trusted_names import is_vouched
+from ...runs.trusted_names import may_import
 from ..stages.train import silence_libraries
 
 #: Keys of PPOConfig that a trace depends on.
@@ -67,7 +67,7 @@ class TracedPolicy:
         rewards: The reward models; () if the run had none.
         value: The model that the critic started from, at step 0.
         old: π_old, which ρ is measured against; None for the reference.
-        step: The step of the checkpoint; 0 for the policy that PPO started from, None where it is unknown.
+        step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         resolved: The run's settings.
         where: The file with the settings.
         trusted: Whether this user's rlhf-zoo wrote them, so that every Python object that they name may be imported.
@@ -393,7 +393,7 @@ def _load_functions(
     if subject.trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
     by_name = dict(zip(names, weights[len(model) :], strict=True))
-    chosen = [name for name in names if name in allowed or is_vouched(name, REWARDS)]
+    chosen = [name for name in names if name in allowed or may_import(name, REWARDS)]
     if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
         hint = f", or {TRUST_RUN_FLAG} for all that this run names," if subject.where.name == "run.json" else ""
         raise ZooError(

@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...runs.recipe import Recipe
 from ...runs.registry import STAGES, is_member, reward_names
-from ...runs.settings.key_classes import obeyed
+from ...runs.settings.key_classes import effective_keys
 from ...runs.settings.parse import RecipeConfig, recipe_config, recorded_settings
 from .devices import Device
 from .estimate import StagePlan, reward_plan, sft_plan
@@ -178,7 +178,7 @@ def make_plan(
     """
     flags = flags or {}
     shared = recipe_config(recipe, flags.get("recipe", {}))
-    obeyed_keys = {stage: obeyed(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
+    obeyed_keys = {stage: effective_keys(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
     keys = {
         stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.source(stage)))
         for stage, stage_keys in obeyed_keys.items()

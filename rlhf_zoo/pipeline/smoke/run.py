@@ -12,7 +12,7 @@ from ...hub.client.connect import Hub
 from ...hub.client.publish import publish_folder
 from ...runs.recipe import Recipe, is_repository_name
 from ...runs.settings.declared import default_of
-from ...runs.settings.key_classes import check_architecture, check_download, obeyed
+from ...runs.settings.key_classes import check_architecture, check_download, effective_keys
 from ...runs.settings.loading import BITS_OPTIMIZERS
 from .models import make_family, save_model
 
@@ -74,7 +74,7 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
         stage, _, name = key.partition(".")
         if stage in flags and stage != "recipe":
             check_download(recipe, stage, {name: value}, {})
-            flags[stage] |= obeyed(recipe, stage, {name: value})
+            flags[stage] |= effective_keys(recipe, stage, {name: value})
         else:
             nested = stage == "evaluation" and bool(name)
             check_download(recipe, "evaluation" if nested else "recipe", {name if nested else key: value}, {})

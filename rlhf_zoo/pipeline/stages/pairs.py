@@ -5,7 +5,7 @@ from datasets import Dataset
 from ...runs.context import RunContext
 from ...runs.data.hold_out import hold_out
 from ...runs.data.overlap import unmarked
-from ...runs.dataset import DataSource, learned_rows, stage_rows, stage_source
+from ...runs.dataset import DataSource, stage_rows, stage_source, training_rows
 from ...runs.pairs import named_pairs, on_pairs
 
 
@@ -30,10 +30,10 @@ def training_pairs(context: RunContext, source: DataSource, *, marked: bool = Fa
         marked: Whether to keep the column by which `overlap` compares prompts.
 
     Returns:
-        The pairs, and how many rows `learned_rows` left out, by the key that causes it.
+        The pairs, and how many rows `training_rows` left out, by the key that causes it.
     """
     data = context.settings("reward").data
-    train, left_out = learned_rows(context, "reward", source)
+    train, left_out = training_rows(context, "reward", source)
     if data.held_out_share is not None:
         train = hold_out(train, data.held_out_share)[0]
     if data.judge_share is not None:
@@ -54,7 +54,7 @@ def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, st
     data = context.settings("reward").data
     if data.held_out_share is not None:
         split = data.dataset_train_split
-        _, held_out = hold_out(learned_rows(context, "reward", source)[0], data.held_out_share)
+        _, held_out = hold_out(training_rows(context, "reward", source)[0], data.held_out_share)
         return held_out, f"{split}, {data.held_out_share:.0%} of prompts held out"
     if data.dataset_test_split is None:
         return None

@@ -27,8 +27,8 @@ from ...rewards.verifiable import AnswerRule
 from ...runs.checkpoint_choice import REWARD_METRICS, metric_name
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
-from ...runs.data.layout import conversational, fitting
-from ...runs.dataset import DataSource, parts, ptx_rows, stage_source
+from ...runs.data.layout import conversational, drop_long_prompts
+from ...runs.dataset import DataSource, ptx_rows, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import parent, parent_names, reward_roles
 from ...runs.registry import REWARD_ROLES
@@ -105,7 +105,7 @@ def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
     Returns:
         The data sets, by the trainer's keywords.
     """
-    train, held_out, _ = parts(context, "ppo", source)
+    train, held_out, _ = train_and_held_out(context, "ppo", source)
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": ptx_rows(context, source)}
 
 
@@ -225,7 +225,7 @@ def within_length(
     limit, fitting_data, left_out = settings.data.max_prompt_length, dict(data), 0
     for name, subject in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
         if fitting_data[name] is not None:
-            fitting_data[name], left_out = fitting(fitting_data[name], tokenizer, limit, subject=subject)
+            fitting_data[name], left_out = drop_long_prompts(fitting_data[name], tokenizer, limit, subject=subject)
     return fitting_data, left_out
 
 

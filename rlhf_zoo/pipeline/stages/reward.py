@@ -25,7 +25,7 @@ from ...rewards import RewardModel
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.hold_out import hold_out
-from ...runs.data.layout import conversational, fitting
+from ...runs.data.layout import conversational, drop_long_prompts
 from ...runs.dataset import DataSource, stage_rows
 from ...runs.models import ParentCheckpoint
 from ...runs.settings.loading import loading_of
@@ -150,7 +150,7 @@ def _load_inputs(
     pairs, left_out_counts = training_pairs(context, source, marked=True)
     if conversational(pairs):
         context.shared.chat.write(tokenizer)
-    pairs, n_long_prompts = fitting(pairs, tokenizer, data.max_prompt_length, subject=location)
+    pairs, n_long_prompts = drop_long_prompts(pairs, tokenizer, data.max_prompt_length, subject=location)
     left_out.update(left_out_counts | ({"max_prompt_length": n_long_prompts} if n_long_prompts else {}))
     if not context.preflight_passed and conversational(pairs):
         check_conversations(context, "reward", source, tokenizer)
@@ -161,7 +161,8 @@ def _load_inputs(
     validation = None
     if data.dataset_validation_split is not None:
         rows = stage_rows(context, "reward", source, data.dataset_validation_split)
-        validation = _tokenize_pairs(fitting(rows, tokenizer, data.max_prompt_length, subject=location)[0], tokenizer)
+        rows = drop_long_prompts(rows, tokenizer, data.max_prompt_length, subject=location)[0]
+        validation = _tokenize_pairs(rows, tokenizer)
     samples = sft_samples(context, settings, source, sft)
     return _Inputs(train, validation, pairs, samples, held_out_pairs(context, source))
 

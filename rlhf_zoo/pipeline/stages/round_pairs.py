@@ -21,7 +21,7 @@ from ...modeling.reserved_columns import columns_for_functions
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
 from ...runs.data.sources import digest
-from ...runs.dataset import PAIRS_FILE, labeled_rows, learned_rows, stage_rows, stage_source
+from ...runs.dataset import PAIRS_FILE, labeled_rows, stage_rows, stage_source, training_rows
 from ...runs.judge import evaluation_of
 from ...runs.prepared import card_head, write_configuration
 from ...runs.record import first_difference
@@ -89,7 +89,7 @@ def _previous_pairs(previous: RunContext) -> dict[str, list[dict[str, Any]]]:
     """The pairs that the previous round was trained on and measured on, as rows by split."""
     owner, source = open_pairs(previous)
     data = owner.settings("reward").data
-    splits = {"train": [_row_of_round(row) for row in learned_rows(owner, "reward", source)[0]]}
+    splits = {"train": [_row_of_round(row) for row in training_rows(owner, "reward", source)[0]]}
     for name, split in (("test", data.dataset_test_split), ("validation", data.dataset_validation_split)):
         if split is not None and (name != "test" or data.held_out_share is None):
             splits[name] = [_row_of_round(row) for row in stage_rows(owner, "reward", source, split)]

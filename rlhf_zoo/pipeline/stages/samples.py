@@ -21,7 +21,7 @@ from ...runs.context import RunContext
 from ...runs.data.generate import complete
 from ...runs.data.layout import in_form
 from ...runs.data.sources import NoSuchPart
-from ...runs.dataset import DataSource, parts, stage_rows, stage_source
+from ...runs.dataset import DataSource, stage_rows, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint
 from ...runs.pairs import sampling
 from ...runs.prepared import add_configuration
@@ -57,7 +57,7 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prom
     if data.dataset_name is not None or context.round is not None:
         source = stage_source(context, "ppo")
     if data.held_out_share is not None:
-        train, held_out, _ = parts(context, "ppo", source)
+        train, held_out, _ = train_and_held_out(context, "ppo", source)
         return list((train if split == "train" or held_out is None else held_out)["prompt"])
     return list(stage_rows(context, "ppo", source, split)["prompt"])
 

@@ -26,9 +26,9 @@ from ...ppo.step_guard import with_finite_steps
 from ...runs.checks.conversations import check_conversations
 from ...runs.context import Publisher, RunContext
 from ...runs.data.cut_rows import count_cut_rows
-from ...runs.data.layout import conversational, fitting, sft_text
+from ...runs.data.layout import conversational, drop_long_prompts, sft_text
 from ...runs.data.sources import DataSource
-from ...runs.dataset import data_source, parts, stage_source
+from ...runs.dataset import data_source, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint, folder_lineage
 from ...runs.settings.loading import loading_of
 from ...runs.settings.parse import StageSettings
@@ -66,7 +66,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     cut_rows: dict[str, int] = {}
 
     def build() -> Trainer:
-        train, held_out, left_out_counts = parts(context, "sft", source)
+        train, held_out, left_out_counts = train_and_held_out(context, "sft", source)
         set_seed(settings.trainer.seed)
         model, tokenizer = _model_and_tokenizer(context, settings, base, train)
         tokenizer_settings = _set_up_tokenizer(context, settings, source, model, tokenizer, train)
@@ -143,7 +143,7 @@ def _usable_rows(
     rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, subject: str
 ) -> tuple[Dataset, int]:
     """Leaves out rows over max_prompt_length and removes second BOS. Returns the rows, and how many were left out."""
-    rows, cut = fitting(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
+    rows, cut = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
     return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
 
 

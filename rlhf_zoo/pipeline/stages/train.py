@@ -290,7 +290,7 @@ def _plan(
     stage = settings.stage
     record = context.record(stage)
     recipe = context.recipe.name
-    starts_over = record.run_file.exists() and (context.restart or record.has_nothing_to_lose(resolved, recipe))
+    starts_over = record.run_file.exists() and (context.restart or record.can_be_replaced(resolved, recipe))
     if not starts_over:
         context.check_settings_unchanged(stage, resolved)
     previous_run = {} if starts_over else record.read()
@@ -336,7 +336,7 @@ def _check_files(
 
 def _resumable_checkpoint(record: StageRecord) -> Path | None:
     """Returns the last intact checkpoint. Renames damaged checkpoints after it, with a warning."""
-    problems = record.set_damaged_aside()
+    problems = record.rename_damaged_checkpoints()
     resume = record.last_checkpoint()
     for problem in problems:
         log.warning(

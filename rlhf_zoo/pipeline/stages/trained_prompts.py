@@ -10,7 +10,7 @@ from ...errors import ZooError
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.context import RunContext
 from ...runs.data.overlap import overlap
-from ...runs.dataset import HELD_OUT, evaluated_part, parts, ptx_rows, stage_rows, stage_source
+from ...runs.dataset import HELD_OUT, evaluated_part, ptx_rows, stage_rows, stage_source, train_and_held_out
 from ...runs.judge import as_trained
 from .pairs import open_pairs, training_pairs
 
@@ -89,7 +89,7 @@ def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] 
         rows, leaves_out = training_pairs(owner, source, marked=True)
     else:
         owner, source = context, stage_source(context, stage)
-        rows, _, leaves_out = parts(context, stage, source, marked=True)
+        rows, _, leaves_out = train_and_held_out(context, stage, source, marked=True)
     if left_out is not None and left_out.get(HELD_OUT) != leaves_out.get(HELD_OUT):
         rows = stage_rows(owner, stage, source, owner.settings(stage).data.dataset_train_split)
     texts = ptx_rows(context, source) if stage == "ppo" else None

@@ -1,4 +1,4 @@
-"""Checks, before anything trains, that the chat template renders every conversation of a run, and keeps its words."""
+"""Checks, before anything trains, that the chat template renders every conversation of a run and keeps its words."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -38,8 +38,8 @@ def check_conversations(
     for split in _splits(context, stage):
         rows = stage_rows(context, stage, source, split)
         if conversational(rows):
-            of = f"the split {split} of {source.location} (stage {stage})"
-            check_rows(rows, context.shared.chat.write(tokenizer), subject=of)
+            label = f"the split {split} of {source.location} (stage {stage})"
+            check_rows(rows, context.shared.chat.write(tokenizer), subject=label)
 
 
 def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: str) -> None:
@@ -51,7 +51,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
         subject: What to call the rows.
 
     Raises:
-        ZooError: The template refuses one, or drops, changes, moves or adds words.
+        ZooError: The template refuses a conversation, or drops, changes, moves or adds words.
     """
     checked: set[tuple[tuple[str, ...], bool]] = set()
     for place, row in enumerate(rows):
@@ -82,7 +82,7 @@ def _splits(context: RunContext, stage: str) -> list[str]:
 
 
 def _conversations(row: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
-    """Yields what is rendered of a row, and whether it ends in an answer: prompts, and prompts with their answers."""
+    """Yields the conversations that are rendered from a row, and whether each ends in an answer."""
     prompt = row.get("prompt")
     if is_conversation(prompt):
         yield prompt, False
@@ -90,7 +90,7 @@ def _conversations(row: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
         if not is_conversation(row.get(name)):
             continue
         turns = row[name] if name == "messages" or prompt is None else append_completion(prompt, row[name])
-        if name in ("chosen", "rejected"):  # only their prompt is rendered; the answer is appended to it
+        if name in ("chosen", "rejected"):  # only the prompt is rendered; the answer is appended
             yield turns[:-1], False
         else:
             yield turns, True

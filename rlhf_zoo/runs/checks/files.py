@@ -1,4 +1,4 @@
-"""Fetches what is read of a model before its weights: configuration, tokenizer and code."""
+"""Fetches the files of a model that are read before its weights: configuration, tokenizer and code."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,13 +23,13 @@ def fetch_files(
     subject: str | None = None,
     fix: str,
 ) -> Path:
-    """Returns a folder of a model's files without its weights; for an adapter without a configuration, its base's.
+    """Returns a folder of a model's files without its weights; for an adapter without config.json, of its base model's.
 
     Args:
         name: A folder, or a repository of `hub` or of its source.
-        revision: A branch, tag or commit of the repository; None is its main branch.
+        revision: A branch, tag or commit of the repository; None for its main branch.
         hub: The Hub. If it does not answer, cached files are used.
-        patterns: Which of the repository's files.
+        patterns: Patterns of the files to fetch from a repository.
         subject: The beginning of the error, in place of "The model NAME".
         fix: The end of the error, which says what to do.
 
@@ -37,7 +37,7 @@ def fetch_files(
         The folder.
 
     Raises:
-        ZooError: No Hub has it, or none answers.
+        ZooError: No Hub has the model, or no Hub answers.
     """
     if Path(name).is_dir():
         return Path(name)

@@ -1,4 +1,4 @@
-"""Checks, before the first stage trains, of the models that a recipe names: their code, and their lengths."""
+"""Checks the models that a recipe names before the first stage trains: their code, labels, tokenizers and lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ from ...modeling.text_ids import switch_off_eos
 from ...rewards.model import warn_truncated
 from ..context import RunContext
 from ..data.cut_rows import CutRows, count_cut_rows
-from ..data.layout import conversational, fitting
-from ..dataset import own_pairs_at, text_field, to_train
+from ..data.layout import conversational, drop_long_prompts
+from ..dataset import own_pairs_keys, text_field, to_train
 from ..parents import reward_roles
 from ..recipe import Recipe
 from ..registry import REWARD_ROLES, STAGES, is_member
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedModel:
     """A model that a key of a recipe names.
 
     Attributes:
         key: The key, for messages.
         name: The name.
-        folder: A folder of its files without the weights; None if they cannot be loaded.
+        folder: A folder with its files except the weights; None if they cannot be loaded.
         unseen: Why they cannot be loaded.
     """
 
@@ -56,19 +56,19 @@ class Named:
         return json_object(path) if path is not None and path.is_file() else {}
 
     @property
-    def context(self) -> int | None:
-        """How many tokens it reads; None if its configuration does not have that."""
-        return context_in(self.config)
+    def context_length(self) -> int | None:
+        """Its context length in tokens; None if its configuration does not give one."""
+        return context_length_of(self.config)
 
 
-def context_in(config: Mapping[str, Any]) -> int | None:
-    """Returns how many tokens a model reads, by its configuration.
+def context_length_of(config: Mapping[str, Any]) -> int | None:
+    """Returns the context length that a model's configuration gives.
 
     Args:
         config: The configuration.
 
     Returns:
-        The number of tokens; None if the configuration does not have it.
+        The number of tokens; None if it gives none.
     """
     text = config.get("text_config") or config
     lengths = [text.get(name) for name in ("max_position_embeddings", "n_positions")]
@@ -77,8 +77,8 @@ def context_in(config: Mapping[str, Any]) -> int | None:
 
 def named_models(
     stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, leniently: bool = False
-) -> dict[str, Named]:
-    """Finds the models from elsewhere that stages name.
+) -> dict[str, NamedModel]:
+    """Finds the models that stages name but do not train.
 
     Args:
         stages: Stage -> settings.
@@ -86,8 +86,8 @@ def named_models(
         leniently: Whether a model that cannot be loaded is returned without its files.
 
     Returns:
-        {role: model}. The roles are policy (where SFT starts, or PPO if it names another model), reward (reward_2 …)
-        and value.
+        {role: model}. The roles are policy (the model that SFT, or PPO if it names one, starts from), reward, reward_2
+        and so on, and value.
 
     Raises:
         ZooError: A model cannot be loaded, or a reward model is a GGUF file.
@@ -97,11 +97,11 @@ def named_models(
         if role in REWARD_ROLES:
             check_no_gguf(name, key=key)
         try:
-            models[role] = Named(key, name, fetch_files(name, revision, hub, fix=fix_of(key)))
+            models[role] = NamedModel(key, name, fetch_files(name, revision, hub, fix=fix_of(key)))
         except ZooError as error:
             if not leniently:
                 raise
-            models[role] = Named(key, name, None, reason(error.__cause__ or error))
+            models[role] = NamedModel(key, name, None, reason(error.__cause__ or error))
     return models
 
 
@@ -126,7 +126,7 @@ def _models_from_elsewhere(stages: Mapping[str, StageSettings]) -> dict[str, tup
     return models
 
 
-def on_a_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> bool:
+def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSettings]) -> bool:
     """Whether a recipe names a model or a data set that is neither a local folder nor a local file.
 
     Args:
@@ -135,10 +135,10 @@ def on_a_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
         stages: Stage -> settings.
 
     Returns:
-        True where it does.
+        True if it does.
     """
     models = [name for _, name, _ in _models_from_elsewhere(stages).values()]
-    own = own_pairs_at(recipe, shared)
+    own = own_pairs_keys(recipe, shared)
     labeled, pairs = shared.evaluation.labeled_data.dataset_name, None if own is None else own.dataset_name
     data = [shared.dataset_name, labeled, pairs, *(settings.data.dataset_name for settings in stages.values())]
     return not all(Path(name).exists() for name in [*models, *data] if name is not None)
@@ -156,8 +156,8 @@ def fix_of(key: str) -> str:
     return f"check {key}, --hub and --source_hub."
 
 
-def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]) -> None:
-    """Checks that the models can be used: their own code is trusted, and has the classes that the stages need.
+def check_named(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
+    """Checks that the models can be used: the code that they bring is trusted and has the classes that the stages need.
 
     Args:
         models: Role -> model.
@@ -182,15 +182,15 @@ def check_named(models: Mapping[str, Named], stages: Mapping[str, StageSettings]
         )
 
 
-def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
+def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
     """Checks that reward_label names an output of each reward model from elsewhere.
 
     Args:
         models: Role -> model.
-        ppo: Settings of the stage PPO.
+        ppo: Settings of the PPO stage.
 
     Raises:
-        ZooError: It names none of them, or one must be named.
+        ZooError: The label is not an output of the model, or a model with several outputs needs one.
     """
     label = ppo.trainer.reward_label
     for role, name in reward_roles(ppo.data.reward_model_path).items():
@@ -203,15 +203,15 @@ def check_label(models: Mapping[str, Named], ppo: StageSettings) -> None:
             label_index(labels, label, name=model.name, label2id=model.config.get("label2id"))
 
 
-def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
+def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
     """Checks the tokenizers of PPO's models from elsewhere.
 
     Args:
         models: Role -> model.
-        ppo: Settings of the stage PPO.
+        ppo: Settings of the PPO stage.
 
     Raises:
-        ZooError: One pads with EOS, or has more tokens than its model has embeddings.
+        ZooError: A tokenizer pads with EOS, or has more tokens than its model has embeddings.
     """
     pads = dict.fromkeys(REWARD_ROLES, (ppo.trainer.reward_pad_token, "reward_pad_token"))
     if ppo.model.model_name_or_path not in (None, *STAGES):  # the SFT stage sets the PAD of its own policy
@@ -226,13 +226,13 @@ def check_tokenizers(models: Mapping[str, Named], ppo: StageSettings) -> None:
         rows = (model.config.get("text_config") or model.config).get("vocab_size")
         if isinstance(rows, int) and rows <= (highest := highest_id(tokenizer)):
             raise ZooError(
-                f"The tokenizer of {owner} has ids up to {highest}, and its config.json a vocab_size of {rows}: use "
-                "the tokenizer that it was trained with."
+                f"The tokenizer of {owner} has ids up to {highest}, but its config.json has a vocab_size of {rows}: "
+                "use the tokenizer that the model was trained with."
             )
 
 
-def start_of(context: RunContext) -> dict[str, Named]:
-    """Returns the models that the stages still to be trained start with.
+def starting_models(context: RunContext) -> dict[str, NamedModel]:
+    """Returns the models that the stages still to be trained start from.
 
     Args:
         context: The run.
@@ -241,45 +241,45 @@ def start_of(context: RunContext) -> dict[str, Named]:
         Role -> model.
 
     Raises:
-        ZooError: One cannot be used.
+        ZooError: A model cannot be used.
     """
     stages = to_train(context)
     models = named_models(stages, context.hub)
     check_named(models, stages)
-    own = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # a custom loader may read any file
+    has_loader = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # may read any file
     for role, model in models.items():
-        if Path(model.name).is_dir() and not (own and role in REWARD_ROLES):
+        if Path(model.name).is_dir() and not (has_loader and role in REWARD_ROLES):
             model_files(model.name)  # raises for pickles and for truncated weights
     if "policy" not in models and context.record("sft").read().get("status") == "finished" and "sft" not in stages:
         path = context.checkpoint("sft").path
-        models["policy"] = Named("the stage sft", str(path), path)
+        models["policy"] = NamedModel("the stage sft", str(path), path)
     return models
 
 
-def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Named | None) -> None:
-    """Checks that the policy reads more tokens than an answer has.
+def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: NamedModel | None) -> None:
+    """Checks that an answer is shorter than the policy's context length.
 
     Args:
         shared: The keys of recipe.yaml.
-        ppo: Settings of the stage PPO.
-        policy: The policy; None is a model from random weights.
+        ppo: Settings of the PPO stage.
+        policy: The policy; None for a model with random weights.
 
     Raises:
-        ZooError: An answer alone fills what the policy reads.
+        ZooError: An answer alone fills the policy's context length.
     """
-    context = policy.context if policy is not None else context_in(shared.architecture or {})
-    room = ppo.trainer.response_length
-    if context is not None and room >= context:
+    context_length = policy.context_length if policy is not None else context_length_of(shared.architecture or {})
+    answer = ppo.trainer.response_length
+    if context_length is not None and answer >= context_length:
         raise ZooError(
-            f"response_length of the stage ppo is {room}, and {_reader(policy)} reads {context} tokens, prompt and "
-            "answer: lower it."
+            f"response_length of the stage ppo is {answer}, but {_reader(policy)} reads {context_length} tokens, "
+            "prompt and answer together: lower it."
         )
 
 
-def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], prompts: Sequence[Prompt]) -> str:
-    """Checks that PPO's prompts fit into what its policy reads.
+def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], prompts: Sequence[Prompt]) -> str:
+    """Checks that PPO's prompts with their answers fit into the policy's context length.
 
-    If SFT still has to make the tokenizer, the prompts are not measured.
+    If SFT still has to train the tokenizer, the prompts are not measured.
 
     Args:
         context: The run.
@@ -287,7 +287,7 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
         prompts: The prompts.
 
     Returns:
-        How long the prompts are, in words.
+        A description of the prompts' lengths.
 
     Raises:
         ZooError: A prompt with its answer does not fit, or too few prompts are left for an update.
@@ -295,42 +295,43 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, Named], promp
     settings, policy = context.settings("ppo"), models.get("policy")
     check_response_length(context.shared, settings, policy)
     if policy is None or policy.folder is None:
-        return "the tokenizer is made by SFT: prompts are measured then"
-    most, room, reads = settings.data.max_prompt_length, settings.trainer.response_length, policy.context
+        return "SFT trains the tokenizer, so prompts are measured after it"
+    most, answer = settings.data.max_prompt_length, settings.trainer.response_length
+    context_length = policy.context_length
     tokenizer = context.shared.chat.for_prompts(_tokenizer_of(context, policy), prompts)
     lengths = sorted(len(tokenize_prompt(prompt, tokenizer)) for prompt in prompts)
     fitting = [length for length in lengths if most is None or length <= most]
     if not fitting:
         raise ZooError(
-            f"max_prompt_length of the stage ppo is {most}, and the shortest of {len(lengths)} prompts has "
+            f"max_prompt_length of the stage ppo is {most}, but the shortest of {len(lengths)} prompts has "
             f"{lengths[0]} tokens: raise it."
         )
     longest, needed = fitting[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
-    if reads is not None and longest + room > reads:
+    if context_length is not None and longest + answer > context_length:
         raise ZooError(
-            f"response_length of the stage ppo is {room}, the longest prompt has {longest} tokens, and "
-            f"{_reader(policy)} reads {reads}: lower response_length, or set max_prompt_length to at most "
-            f"{reads - room}."
+            f"response_length of the stage ppo is {answer}, the longest prompt has {longest} tokens, but "
+            f"{_reader(policy)} reads {context_length}: lower response_length, or set max_prompt_length to at most "
+            f"{context_length - answer}."
         )
     if len(fitting) < needed <= len(lengths):
         raise ZooError(
-            f"max_prompt_length of the stage ppo is {most}, which leaves {len(fitting)} of {len(lengths)} prompts, and "
+            f"max_prompt_length of the stage ppo is {most}, which leaves {len(fitting)} of {len(lengths)} prompts, but "
             f"an update needs {needed}: raise it, or make the batch smaller."
         )
     for reward in (models[role] for role in REWARD_ROLES if role in models):
-        if reward.context is not None and longest + room > reward.context:
-            warn_truncated(reward.name, reward.context)
-    return f"the longest of {len(fitting)} has {longest} tokens, with {room} to answer {longest + room}" + (
-        f" of {reads}" if reads is not None else ""
+        if reward.context_length is not None and longest + answer > reward.context_length:
+            warn_truncated(reward.name, reward.context_length)
+    return f"the longest of {len(fitting)} has {longest} tokens, and {longest + answer} with its answer" + (
+        f", of {context_length}" if context_length is not None else ""
     )
 
 
-def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
-    """Returns the tokenizer that SFT's policy has, or will have, as far as rendering texts needs it.
+def policy_tokenizer(context: RunContext, policy: NamedModel | None) -> Any | None:
+    """Returns a tokenizer that renders texts as that of SFT's policy does, or will do.
 
     Args:
         context: The run.
-        policy: The policy; None is a model from random weights, whose tokenizer has no vocabulary yet.
+        policy: The policy; None for a model with random weights, whose tokenizer has no vocabulary yet.
 
     Returns:
         The tokenizer; None if it is unknown.
@@ -340,8 +341,8 @@ def policy_tokenizer(context: RunContext, policy: Named | None) -> Any | None:
     return None if policy.folder is None else _tokenizer_of(context, policy)
 
 
-def _tokenizer_of(context: RunContext, policy: Named | None) -> Any:
-    """Returns a policy's tokenizer with the template that SFT gives it; None is a model from random weights."""
+def _tokenizer_of(context: RunContext, policy: NamedModel | None) -> Any:
+    """Returns a policy's tokenizer with the chat template that SFT gives it; `policy` is None for random weights."""
     tokenizer: PreTrainedTokenizerBase
     if policy is None:
         tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)
@@ -357,7 +358,7 @@ def give_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub:
 
     Args:
         tokenizer: The tokenizer, which is changed.
-        sft: Settings of the stage SFT.
+        sft: Settings of the SFT stage.
         hub: Where Hub ids are looked up.
 
     Raises:
@@ -367,17 +368,17 @@ def give_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub:
         tokenizer.chat_template = _template_of(sft.trainer.chat_template_path, hub)
 
 
-def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, hub: Hub) -> CutRows | None:
+def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: NamedModel | None, hub: Hub) -> CutRows | None:
     """Counts the rows that SFT's max_length will cut.
 
     Args:
         shared: The keys of recipe.yaml.
-        sft: Settings of the stage SFT.
+        sft: Settings of the SFT stage.
         policy: The policy.
         hub: Where Hub ids are looked up.
 
     Returns:
-        The counts; None where no row is cut, or where the rows or the model's tokenizer are not on this machine.
+        The counts; None if no row is cut, or if the rows or the model's tokenizer are not on this machine.
     """
     rows = None if policy is None or policy.folder is None else rows_here(shared, sft, hub)
     if policy is None or rows is None:
@@ -387,7 +388,7 @@ def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: Named | None, h
     give_template(tokenizer, sft, hub)
     if conversational(rows):
         shared.chat.write(tokenizer)
-    rows = fitting(rows, tokenizer, sft.data.max_prompt_length, subject=f"the stage {sft.stage}")[0]
+    rows = drop_long_prompts(rows, tokenizer, sft.data.max_prompt_length, subject=f"the stage {sft.stage}")[0]
     return count_cut_rows(rows, tokenizer, sft.trainer, field=text_field(sft))
 
 
@@ -404,5 +405,5 @@ def _template_of(path: str, hub: Hub) -> Any:
     return load_tokenizer(folder, name=path).chat_template
 
 
-def _reader(policy: Named | None) -> str:
+def _reader(policy: NamedModel | None) -> str:
     return "the architecture of recipe.yaml" if policy is None else f"the model {policy.name}"

@@ -1,4 +1,4 @@
-"""Checks, before anything trains, that every split that a run reads exists, in a form that its stage can read."""
+"""Checks, before anything trains, that every split of a run exists, in a form that its stage can read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,11 +10,11 @@ from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...modeling.chat_template import Chat
-from ..data.columns import above, value_of
+from ..data.columns import rows_above, value_of
 from ..data.layout import Form, conversational, in_form
 from ..data.sources import NoSuchPart, find_data
 from ..data.tables import dataset_of
-from ..dataset import FORMS, evaluated_split, own_pairs_at, text_field
+from ..dataset import FORMS, evaluated_split, own_pairs_keys, text_field
 from ..recipe import Recipe
 from ..settings.parse import RecipeConfig, StageSettings
 
@@ -22,7 +22,7 @@ from ..settings.parse import RecipeConfig, StageSettings
 def check_forms(
     shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, every_row: bool = False
 ) -> dict[str, str]:
-    """Checks that stages can read their data, as far as possible without a download.
+    """Checks that stages can read their data, as far as that needs no download.
 
     Args:
         shared: The keys of recipe.yaml.
@@ -40,26 +40,26 @@ def check_forms(
     for stage, settings in stages.items():
         if stage == "reward" and settings.data.simulated_pairs is not None:
             continue
-        of, data, text = f"the stage {stage}", settings.data, text_field(settings)
-        rows = loader.rows(data, data.dataset_train_split, FORMS[stage], subject=of, text=text)
+        label, data, text = f"the stage {stage}", settings.data, text_field(settings)
+        rows = loader.rows(data, data.dataset_train_split, FORMS[stage], subject=label, text=text)
         for split in ("dataset_test_split", "dataset_validation_split"):
             if getattr(data, split, None) is not None:
-                loader.rows(data, getattr(data, split), FORMS[stage], subject=of, text=text)
+                loader.rows(data, getattr(data, split), FORMS[stage], subject=label, text=text)
         if stage == "ppo":
             loader.rows(data, evaluated_split(shared, data)[0], "prompts", subject="the evaluation")
         if rows is not None and shared.chat != Chat() and not conversational(rows):
             raise ZooError(
-                f"The data set {settings.data.dataset_name or shared.dataset_name} of {of} has plain texts, but "
+                f"The data set {settings.data.dataset_name or shared.dataset_name} of {label} has plain texts, but "
                 "recipe.yaml configures how conversations are rendered: set conversational to true, or remove "
                 "system_prompt, chat_template_kwargs and strip_thoughts."
             )
-    return loader.unseen
+    return loader.unchecked
 
 
 def rows_here(
     shared: RecipeConfig, settings: StageSettings, hub: Hub = DEFAULT_HUB, split: str | None = None
 ) -> datasets.Dataset | None:
-    """Loads rows of a stage's data, in its form, if they are on this machine.
+    """Loads a split of a stage's data, in the stage's form, if it is on this machine.
 
     Args:
         shared: The keys of recipe.yaml.
@@ -78,8 +78,8 @@ def rows_here(
     if name is None or not Path(name).exists():
         return None
     loader = _RowLoader(shared, hub, every_row=True)
-    of, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
-    return loader.rows(data, split or data.dataset_train_split, form, subject=of, text=text)
+    label, form, text = f"the stage {settings.stage}", FORMS[settings.stage], text_field(settings)
+    return loader.rows(data, split or data.dataset_train_split, form, subject=label, text=text)
 
 
 def check_labeled(shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str]:
@@ -97,7 +97,7 @@ def check_labeled(shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str
     """
     loader, data = _RowLoader(shared, hub), shared.evaluation.labeled_data
     loader.rows(data, data.dataset_train_split, "labeled", subject="the judge classifier")
-    return loader.unseen
+    return loader.unchecked
 
 
 def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str]:
@@ -114,21 +114,21 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = DEFAULT_HUB
     Raises:
         ZooError: They are not pairs.
     """
-    loader, data = _RowLoader(shared, hub), own_pairs_at(recipe, shared)
+    loader, data = _RowLoader(shared, hub), own_pairs_keys(recipe, shared)
     if data is not None:
         loader.rows(data, data.dataset_train_split, "pairs", subject="evaluation.own_pairs")
-    return loader.unseen
+    return loader.unchecked
 
 
 class _RowLoader:
-    """Loads rows for checks, each split once. `unseen`: {data set: why it could not be checked}."""
+    """Loads rows for checks, each split once. `unchecked` maps a data set to why it could not be checked."""
 
     def __init__(self, shared: RecipeConfig, hub: Hub, *, every_row: bool = False) -> None:
-        self.shared, self.hub, self.every_row, self.unseen = shared, hub, every_row, dict[str, str]()
+        self.shared, self.hub, self.every_row, self.unchecked = shared, hub, every_row, dict[str, str]()
         self._loaded: dict[Any, datasets.Dataset | None] = {}
 
     def rows(self, data: Any, split: str, form: Form, *, subject: str, text: str = "text") -> datasets.Dataset | None:
-        """Returns the split's rows in their form, or its first row; None if they cannot be loaded.
+        """Returns a split's rows, or only the first, in a form; None if they cannot be loaded.
 
         Raises:
             ZooError: They are not in that form.
@@ -136,7 +136,7 @@ class _RowLoader:
         shared = self.shared
         name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
         revision = data.dataset_revision if data.dataset_name else shared.dataset_revision
-        if name is None or name in self.unseen:
+        if name is None or name in self.unchecked:
             return None
         key = (name, revision, data.dataset_config, split)
         if key not in self._loaded:
@@ -151,7 +151,7 @@ class _RowLoader:
         for column in data.keep_above:
             value_of(rows[0], column, subject=label)
         if len(rows) > 1:
-            rows = above(rows, data.keep_above, subject=label)
+            rows = rows_above(rows, data.keep_above, subject=label)
         return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, subject=label)
 
     def _load(
@@ -167,6 +167,6 @@ class _RowLoader:
         except ZooError as error:
             if Path(name).exists():
                 raise
-            self.unseen[name] = source.unanswered or reason(error.__cause__ or error)
+            self.unchecked[name] = source.unanswered or reason(error.__cause__ or error)
             return None
         return None if first is None else dataset_of({column: [value] for column, value in first.items()})

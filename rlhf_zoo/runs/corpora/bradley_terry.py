@@ -1,4 +1,4 @@
-"""A simulated buyer whose utility is known."""
+"""A simulated buyer with a known utility."""
 
 import math
 import random
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 class BradleyTerry:
     """Chooses between two texts with P(a) = 1 / (1 + exp((u(b) − u(a)) / temperature)), Bradley & Terry 1952.
 
-    A reward model that is trained on its choices can also be compared with its utility.
+    A reward model that is trained on these choices can also be compared with the utility.
 
     Attributes:
         utility: u of a text: prompt and completion together.

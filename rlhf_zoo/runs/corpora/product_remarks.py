@@ -18,9 +18,9 @@ from ...errors import ZooError
 from .source import Rows, read_jsonl, read_splits, unit_hash
 
 SPLITS = ("train", "judge", "validation", "test")
-#: The share of the raw corpus in each of `SPLITS`, by the sha1 of the remark: a remark is always in the same split.
+#: The share of the raw corpus in each of `SPLITS`, by the sha1 of the remark: so a remark is always in the same split.
 SHARES = (0.50, 0.38, 0.04, 0.08)
-#: An opening is neutral if people's continuations of it are positive at a rate within these bounds.
+#: An opening is neutral if the share of people's positive continuations of it is within these bounds.
 NEUTRAL = (0.2, 0.8)
 MIN_CONTINUATIONS = 5
 #: The share of the neutral openings that become test prompts; the others are validation prompts.
@@ -86,7 +86,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
 
 
 def read_normalized(source: str | None) -> dict[str, list[Remark]]:
-    """Reads remarks lower-cased and single-spaced, without those of one word, which leave nothing to complete.
+    """Reads remarks lower-cased and single-spaced, and drops remarks of one word, which leave nothing to complete.
 
     Args:
         source: As in `prepare`.
@@ -267,7 +267,7 @@ def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
 
 
 def lexicon(source: str) -> dict[str, int]:
-    """Reads the opinion lexicon by Bing Liu, for a judge without training data. Words with both signs are left out.
+    """Reads the opinion lexicon by Bing Liu, for a judge without training data. Words with both signs are dropped.
 
     Args:
         source: A folder with ``train.jsonl[.gz]`` (word, label 1 or 0), or NLTK's corpus (``nltk_data``,
@@ -277,7 +277,7 @@ def lexicon(source: str) -> dict[str, int]:
         Word → +1 or -1.
 
     Raises:
-        ZooError: It cannot be read.
+        ZooError: The lexicon cannot be read.
     """
     path = Path(source).expanduser()
     fix = "run `python -c 'import nltk; nltk.download(\"opinion_lexicon\")'` and use ~/nltk_data"

@@ -6,7 +6,7 @@ buyers' remarks, from 0 to 1, and its score is their mean:
 - *orientation*: how much more often its words occur with `PRAISE` than with `BLAME`, as log-odds over the remarks that
   hold a word of either, averaged over its words (Turney and Littman 2003, arXiv:cs/0309034, §3.1);
 - *weakest link*: log p of its least likely step, opening and end included, by trigrams with absolute discounting
-  (Ney, Essen and Kneser 1994). A buyer's remark is ranked by the half of the remarks that it is not in.
+  (Ney, Essen and Kneser 1994). A buyer's own remark is scored by a model of the half without it.
 
 It detects complaints, broken words, and unnatural word sequences. It cannot tell whether a remark is true, specific, or
 related to its opening beyond two words; a short stock phrase (", easy to use.") scores higher than most of what people
@@ -55,7 +55,7 @@ class RemarkJudge:
         texts: The remarks to learn from.
 
     Raises:
-        ValueError: There are fewer than two.
+        ValueError: There are fewer than two remarks.
     """
 
     name = "remarks"
@@ -65,10 +65,8 @@ class RemarkJudge:
             raise ValueError(f"{len(texts)} remarks are too few to train on: at least two are needed.")
         remarks = [tokens_of(text) for text in texts]
         orientation = Orientation(remarks)
-        halves = [
-            TrigramModel(remarks[1::2]),
-            TrigramModel(remarks[0::2]),
-        ]  # each ranks the remarks that it was not trained on
+        # Each model scores the remarks that it was not trained on.
+        halves = [TrigramModel(remarks[1::2]), TrigramModel(remarks[0::2])]
         weakest_links = [halves[index % 2].weakest_link(remark) for index, remark in enumerate(remarks)]
         self._measures: tuple[Callable[[Tokens], float], ...] = (orientation, TrigramModel(remarks).weakest_link)
         self._human_scores = np.sort([orientation(remark) for remark in remarks]), np.sort(weakest_links)
@@ -115,7 +113,7 @@ class Orientation:
             if has_praise != has_blame:  # a remark with both says nothing about its other words
                 cooccurring[has_blame].update(words)
         praised, blamed = (max(1, size) for size in remark_counts)
-        # Two extra remarks for each word, divided like all remarks, so that rare words stay near 0.
+        # Two pseudo-counts per word, split like the counts of all remarks, keep rare words near 0.
         prior = 2 * praised / (praised + blamed), 2 * blamed / (praised + blamed)
         self._odds = {
             word: math.log((cooccurring[0][word] + prior[0]) / (cooccurring[1][word] + prior[1]) * blamed / praised)
@@ -199,6 +197,6 @@ def tokens_of(text: str) -> list[str]:
 
 
 def _ranks(values: ArrayLike, human_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the share of human scores below each value; equal ones count half."""
+    """Returns the share of human scores below each value; equal scores count half."""
     below, above = (np.searchsorted(human_scores, values, side) for side in ("left", "right"))
     return (below + above) / 2 / len(human_scores)

@@ -15,7 +15,7 @@ from .product_remarks import Remark, read_normalized
 from .source import Rows, unit_hash
 
 COUNTS = (1, 2, 3, 4, 5)
-#: Split -> share of the openings, by their hash, that are used only by its prompts.
+#: Split -> share of the openings, by their hash, that only its prompts use.
 HELD_OUT = {"test": 0.3, "validation": 0.2}
 MAX_OPENING_WORDS = 2
 
@@ -58,10 +58,10 @@ def _normalized(pieces: Sequence[str]) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ItemCount:
-    """1 where prompt and completion list as many items as the prompt asks for, else 0.
+    """1 if prompt and completion list as many items as the prompt asks for, otherwise 0.
 
     Each item must contain a letter or digit and occur once: three commas, or one item three times, do not count as
-    three. The reward is None where the prompt does not begin with a number of pros or cons.
+    three. The reward is None if the prompt does not begin with a number of pros or cons.
 
     Attributes:
         name: The reward's name.
@@ -80,7 +80,7 @@ class ItemCount:
 
     @property
     def lenient(self) -> "ItemCount":
-        """Accepts any way of counting that gives the number: see `count_range`."""
+        """Accepts any number that `count_range` includes."""
         return _Lenient(name=self.name)
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str], **columns: Any) -> list[float | None]:
@@ -164,7 +164,7 @@ def is_list(remark: Remark) -> bool:
         remark: The remark.
 
     Returns:
-        True where it has.
+        True if it has.
     """
     text = _strip_marks(remark)
     item_list = items(text)

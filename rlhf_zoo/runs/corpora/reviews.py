@@ -1,4 +1,4 @@
-"""Film reviews to continue and to judge, and snippets of other reviews as pairs of positive and negative ones.
+"""Film reviews to continue and to judge, and pairs of positive and negative snippets of other reviews.
 
 The reviews are the Sentiment Polarity Dataset v2.0 (Pang & Lee, ACL 2004), the snippets the Sentence Polarity Dataset
 v1.0 (Pang & Lee, ACL 2005), both CC BY 4.0. None of it ships with this package: `prepare` reads NLTK's download,
@@ -71,7 +71,7 @@ prepare.judge_has_other_labels = True  # type: ignore[attr-defined]
 
 
 def _pairs(rows: Rows, most: int) -> Rows:
-    """Pairs positive texts with negative ones of the same rank in length, so that length says nothing of the label."""
+    """Pairs positive texts with negative ones of the same rank in length, so that length does not predict the label."""
     ordered = sorted(rows, key=lambda row: unit_hash(row["text"]))
     sides = [[row["text"] for row in ordered if row["label"] == label][:most] for label in (1, 0)]
     least = min(map(len, sides))
@@ -81,7 +81,7 @@ def _pairs(rows: Rows, most: int) -> Rows:
 
 
 def _read(source: str, corpus: str) -> dict[str, Rows]:
-    """Reads the rows (text, label) of each split of a corpus, their white space as single spaces."""
+    """Reads the rows (text, label) of each split of a corpus, with single spaces."""
     folder = Path(source).expanduser()
     texts = _nltk_texts(folder, NLTK[corpus])
     if texts is not None:

@@ -116,7 +116,7 @@ def digit_sums(a: int, b: int) -> Iterator[str]:
 
 
 def shows_work(prompts: Sequence[str], completions: Sequence[str], **_: object) -> list[float]:
-    """Rewards completions that show their work before the answer, correct or not. Give it weight 0, to log it only.
+    """Rewards completions that show their work before the answer, correct or not. Give it weight 0 to log it only.
 
     Args:
         prompts: The prompts.
@@ -168,6 +168,6 @@ def _line(a: int, b: int, rng: random.Random, worked: float, guessed: float, off
 
 
 def _guesses(correct: int, rng: random.Random) -> list[int]:
-    """Returns numbers ten apart; the correct one is not the last. All end in the correct last digit, which is easy."""
+    """Returns numbers ten apart, the correct one never last. All end in the correct last digit, which is easy."""
     first = correct - 10 * rng.randrange(GUESSES - 1)
     return [first + 10 * index for index in range(GUESSES)]

@@ -1,4 +1,4 @@
-"""Values of the keys `columns` and `keep_above`: texts filled with a row's values, and rows dropped by a number."""
+"""Values of the keys `columns` and `keep_above`: texts filled with a row's values, and bounds on a row's numbers."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from ...errors import ZooError
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: {column}, {column[key]} of a mapping, {column:8 words} or {column:2-8 words}: its first words, their number drawn for
-#: each row. {{ and }} are braces, as in str.format.
+#: {column}, {column[key]} of a mapping, {column:8 words} or {column:2-8 words}: its first words, as many as a hash of
+#: the value decides. {{ and }} are braces, as in str.format.
 _PART = re.compile(r"\{\{|\}\}|\{(?P<name>\w+(?:\[\w+\])?)(?::(?P<low>[1-9]\d*)(?:-(?P<high>[1-9]\d*))? words)?\}|[{}]")
 
 
-def is_text(named: str) -> bool:
+def is_text(value: str) -> bool:
     """Whether a value of `columns` is a text with places for values, rather than the name of a column.
 
     Args:
-        named: The value.
+        value: The value.
 
     Returns:
-        True where it holds a brace.
+        True if it has a brace.
     """
-    return "{" in named
+    return "{" in value
 
 
 def placeholders(text: str) -> list[str]:
@@ -43,7 +43,7 @@ def value_of(row: Mapping[str, Any], name: str, *, subject: str) -> Any:
 
     Args:
         row: The row.
-        name: Such as "column" or "column[key]".
+        name: "column" or "column[key]".
         subject: What to call the data set, at the start of a sentence.
 
     Returns:
@@ -81,7 +81,7 @@ def filled(text: str, row: Mapping[str, Any], *, subject: str, place: int) -> st
         ZooError: A place is malformed, or the row has no value for it.
     """
 
-    def written(part: re.Match[str]) -> str:
+    def replacement(part: re.Match[str]) -> str:
         if part[0] in ("{{", "}}"):
             return part[0][0]
         if part["name"] is None:
@@ -93,11 +93,11 @@ def filled(text: str, row: Mapping[str, Any], *, subject: str, place: int) -> st
         if value is None:
             raise ZooError(
                 f"Row {place} of {subject[:1].lower() + subject[1:]} has nothing in {part['name']!r}, which `columns` "
-                f"puts into {text!r}: write a value there, an empty text if need be, or take the row out."
+                f"puts into {text!r}: write a value there, if only an empty text, or remove the row."
             )
         return str(value) if part["low"] is None else _first_words(str(value), int(part["low"]), part["high"])
 
-    return _PART.sub(written, text)
+    return _PART.sub(replacement, text)
 
 
 def values_in(text: str, row: Mapping[str, Any], *, subject: str) -> list[str]:
@@ -127,23 +127,23 @@ def _first_words(value: str, low: int, high: str | None) -> str:
     return value[: ends[min(drawn, len(ends)) - 1]] if ends else value
 
 
-def above(rows: Dataset, bounds: Mapping[str, float], *, subject: str) -> Dataset:
+def rows_above(rows: Dataset, bounds: Mapping[str, float], *, subject: str) -> Dataset:
     """Keeps the rows whose number in a column exceeds a bound. Rows without a number are dropped.
 
     Args:
         rows: The rows.
-        bounds: `column` or `column[key]` -> its bound.
+        bounds: `column` or `column[key]` -> the bound.
         subject: What to call the data set.
 
     Returns:
         The rows that are left.
 
     Raises:
-        ZooError: None is left.
+        ZooError: No row is left.
     """
     for name, bound in bounds.items():
         values = (value_of(row, name, subject=subject) for row in rows)
-        keep = [at for at, value in enumerate(values) if isinstance(value, int | float) and value > bound]
+        keep = [place for place, value in enumerate(values) if isinstance(value, int | float) and value > bound]
         if not keep:
             raise ZooError(f"{subject} has no row whose {name} is above {bound:g}: lower it in keep_above.")
         rows = rows.select(keep)

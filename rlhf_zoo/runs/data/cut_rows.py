@@ -1,4 +1,4 @@
-"""Counts the rows that SFT's max_length cuts, and those of them that lose their complete answer."""
+"""Counts the rows that SFT's max_length cuts, and those among them that lose the whole answer."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class CutRows:
     Attributes:
         max_length: The most tokens of a row.
         rows: All rows that SFT trains on.
-        cut: Rows that are longer.
-        without_answer: Of these, rows with no token of the answer left.
+        cut: Rows with more tokens than that.
+        without_answer: Cut rows that keep no token of the answer.
     """
 
     max_length: int
@@ -35,7 +35,7 @@ class CutRows:
     @property
     def line(self) -> str:
         """The counts as a sentence without its full stop."""
-        lost = f"; of {self.without_answer:,} it leaves no token of the answer" if self.without_answer else ""
+        lost = f"; {self.without_answer:,} of them keep no token of the answer" if self.without_answer else ""
         return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
 
 
@@ -44,9 +44,9 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
 
     Args:
         rows: The rows that SFT trains on, in its form.
-        tokenizer: The policy's, with its chat template.
+        tokenizer: The policy's tokenizer, with its chat template.
         trainer: The trainer's keys.
-        field: The column of whole texts.
+        field: The column of plain texts.
 
     Returns:
         The counts; None if nothing can be cut: max_length is None, or packing keeps what is cut off.

@@ -56,14 +56,14 @@ def complete(
 ) -> SampledCompletions:
     """Samples one completion for each prompt, using only tokens that the tokenizer has.
 
-    The random stream of each depends only on (seed, its key). Batches are on the CPU; where the model's device has too
-    little memory for a batch, it is sampled in parts. In distributed training each process samples some batches, and
-    all get all of them.
+    The random stream of a prompt depends only on the seed and the prompt's key. A batch that does not fit into the
+    device's memory is sampled in parts; the result is on the CPU. In distributed training each process samples some
+    batches, and every process gets all of them.
 
     Args:
         model: The policy.
         tokenizer: Its tokenizer.
-        prompts: Texts or conversations.
+        prompts: The prompts: texts or conversations.
         keys: The key of each prompt's random stream.
         seed: The seed.
         max_new_tokens: The most tokens of a completion.
@@ -72,7 +72,7 @@ def complete(
         top_p: Probability mass that is sampled from.
         batch_size: Prompts sampled at a time.
         truncation: How completions are cut, if at all.
-        stops: Token ids that end a completion; None takes the model's.
+        stops: Ids of tokens that end a completion; None takes the model's.
 
     Returns:
         The completions.
@@ -86,7 +86,7 @@ def complete(
     done: dict[int, tuple[Samples, list[str]]] = {}
     parts = MicroBatches(batch_size)
 
-    def drawn(rows: Sequence[int]) -> Samples:
+    def sample_rows(rows: Sequence[int]) -> Samples:
         return sample(
             model,
             [tokens[row] for row in rows],
@@ -104,7 +104,7 @@ def complete(
         for number, start in enumerate(range(0, len(prompts), batch_size)):
             chosen = range(start, min(start + batch_size, len(prompts)))
             if distributed.is_my_batch(number):
-                batch = Samples.concatenate(list(parts.run(drawn, chosen)), fill)
+                batch = Samples.concatenate(list(parts.run(sample_rows, chosen)), fill)
                 if truncation is not None:
                     batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
                 batch_prompts, batch_tokens = [prompts[row] for row in chosen], [tokens[row] for row in chosen]

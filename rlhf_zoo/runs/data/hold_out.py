@@ -56,7 +56,7 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
     if parts * count >= len(distinct):
         raise ZooError(
             f"held_out_share is {share}, which leaves none of {len(distinct)} prompts to train on: add rows with more "
-            "prompts, or set it to null, and nothing is measured on held-out prompts."
+            "prompts, or set it to null to hold out none."
         )
     place = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct)}
     chosen: list[list[int]] = [[] for _ in range(parts + 1)]
@@ -68,16 +68,16 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
 def without_prompts(
     rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, subject: str
 ) -> tuple[Dataset, int | None]:
-    """Drops the rows with one of some prompts: see `overlap`.
+    """Drops the rows that have one of the given prompts: see `overlap`.
 
     Args:
-        rows: What a stage would train on.
+        rows: Rows that a stage would train on.
         prompts: Rows with the column `prompt`.
         subject: What to call the stage.
 
     Returns:
-        The other rows, and how many were dropped. None means that none was found but some may be there: plain texts do
-        not show where a prompt ends.
+        The other rows, and how many were dropped. None means that no row was found, but that there may be some: plain
+        texts do not show where a prompt ends.
 
     Raises:
         ZooError: No row is left.

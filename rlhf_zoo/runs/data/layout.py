@@ -19,7 +19,7 @@ from ...plugins import did_you_mean
 from .columns import filled, is_text, values_in
 from .overlap import unmarked
 from .row_values import check_values
-from .turns import SHAREGPT, in_our_turns, named_conversations, of_one_kind, split_dialogues
+from .turns import SHAREGPT, as_messages, conversation_columns, in_one_form, split_dialogues
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: What a row is: a text to learn, a pair of answers, a prompt, or a text with a label.
+#: The forms of a row: a text to learn, a pair of answers, a prompt, or a text with a label.
 Form = Literal["texts", "pairs", "prompts", "labeled"]
 #: The columns of each form, for errors.
 NEEDED = {
@@ -57,28 +57,28 @@ class DataArguments:
         ZooError: Keys contradict each other, or a value is not valid.
     """
 
-    dataset_name: str | None = option(None, "Data set of this stage alone; None takes the recipe's.")
+    dataset_name: str | None = option(None, "Data set of only this stage; None takes the recipe's.")
     dataset_revision: str | None = option(None, "Revision of dataset_name.")
     columns: dict[str, str] = field(
         default_factory=dict,
         metadata={
-            "help": "Column that the stage reads: column of the data set, or a text with {column}, {column[key]} or "
-            "{column:2-8 words} in it, as a mapping."
+            "help": "Mapping from a column that the stage reads to a column of the data set, or to a text with "
+            "{column}, {column[key]} or {column:2-8 words}."
         },
     )
     keep_above: dict[str, float] = field(
-        default_factory=dict, metadata={"help": "Leave out rows whose number in a column is not above this."}
+        default_factory=dict, metadata={"help": "Column -> number; rows whose value is not above it are dropped."}
     )
     held_out_share: float | None = option(
-        None, "Hold this share of the training split's prompts out; needs no test split."
+        None, "Share of the training split's prompts to hold out, instead of a test split."
     )
-    max_prompt_length: int | None = option(None, "Leave out rows whose prompt has more tokens; None leaves out none.")
+    max_prompt_length: int | None = option(None, "Drop rows whose prompt has more tokens; None drops none.")
 
     def __post_init__(self) -> None:
         test = getattr(self, "dataset_test_split", None)
         if self.held_out_share is not None and test is not None:
             raise ZooError(
-                f"held_out_share takes its rows from the training split, and dataset_test_split names {test!r}: set "
+                f"held_out_share takes its rows from the training split, but dataset_test_split names {test!r}: set "
                 "dataset_test_split to null."
             )
         if self.dataset_revision is not None and self.dataset_name is None:
@@ -115,7 +115,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         rows: The rows.
         form: The form that the stage reads.
         columns: {the stage's column: the data set's, or a text for `columns.filled`}.
-        turns: Whether plain prompts become a user's turn, plain completions the assistant's, and dialogues in one text
+        turns: Whether plain prompts become user turns, plain completions assistant turns, and dialogues in one text
             conversations.
         text: The column of plain texts.
         subject: What to call the data set.
@@ -129,13 +129,17 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     templates = {target: text for target, text in columns.items() if is_text(text)}
     rows = unmarked(rows)
     if templates and len(rows):
-        asking = templates.get("prompt", templates.get(text))
+        prompt_template = templates.get("prompt", templates.get(text))
 
-        def written(place: int, row: dict[str, Any]) -> dict[str, Any]:
+        def fill(place: int, row: dict[str, Any]) -> dict[str, Any]:
             texts = {target: filled(text, row, subject=subject, place=place) for target, text in templates.items()}
-            return texts if asking is None else {**texts, QUESTION: values_in(asking, row, subject=subject)}
+            return (
+                texts
+                if prompt_template is None
+                else {**texts, QUESTION: values_in(prompt_template, row, subject=subject)}
+            )
 
-        rows = _with_columns(rows, [written(place, row) for place, row in enumerate(rows)])
+        rows = _with_columns(rows, [fill(place, row) for place, row in enumerate(rows)])
     for target, source in columns.items():
         if target in templates:
             continue
@@ -148,24 +152,24 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
     if len(rows) == 0:
         raise ZooError(f"{subject} is empty: choose another split.")
     if turns and form != "labeled":
-        alone = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
-        read = ["prompt"] if alone else ["prompt", "messages", "chosen", "rejected"]
+        only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
+        read = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
         rows = split_dialogues(rows, read, subject=subject[:1].lower() + subject[1:])
     rows = _in_turns(rows, form, text=text, declared=columns, subject=subject)
     names = set(rows.column_names)
     check_values(rows, form, text=text, subject=subject[:1].lower() + subject[1:])
-    if form in ("pairs", "texts") and (changed := of_one_kind(rows[0])):
-        other = next((place for place, row in enumerate(rows) if of_one_kind(row).keys() != changed.keys()), None)
+    if form in ("pairs", "texts") and (changed := in_one_form(rows[0])):
+        other = next((place for place, row in enumerate(rows) if in_one_form(row).keys() != changed.keys()), None)
         if other is not None:
             raise ZooError(
                 f"Row {other} of {subject[:1].lower() + subject[1:]} has its prompt and answers in another form than "
                 "row 0: write all rows as texts, or all as conversations."
             )
-        rows = _mapped(rows, of_one_kind)
+        rows = _mapped(rows, in_one_form)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
-        apart = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
-        if not apart and (form == "pairs" or "prompt" not in names):
+        has_prompt = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
+        if not has_prompt and (form == "pairs" or "prompt" not in names):
             rows = _mapped(rows, split_pair)
     elif form == "prompts" and "prompt" not in names:
         rows = _mapped(rows, first_turns, drop=["messages"])
@@ -183,10 +187,10 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     """
     names = set(rows.column_names)
     fits = any(needed <= names for needed in _columns_of(form, text))
-    renamed = named_conversations(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
+    renamed = conversation_columns(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
     for target, source in renamed.items():
         rows = rows.rename_column(source, target)
-    need_form(rows.column_names, form, text=text, subject=subject, declared=declared)
+    check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
     fitting = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
     if len(fitting) > 1 and not declared:
         taken, left = (
@@ -200,11 +204,11 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     else:
         read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
     sharegpt = bool(renamed) or SHAREGPT in declared.values()
-    return in_our_turns(rows, read, system=sharegpt, subject=subject[:1].lower() + subject[1:])
+    return as_messages(rows, read, system=sharegpt, subject=subject[:1].lower() + subject[1:])
 
 
 def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
-    """Returns the alternative sets of columns that a form accepts; the first that a data set has is read."""
+    """Returns the sets of columns that a form accepts; the first set that a data set has is read."""
     alternatives: dict[str, tuple[set[str], ...]] = {
         "texts": ({"messages"}, {"prompt", "completion"}, {text}),
         "pairs": ({"chosen", "rejected"},),
@@ -214,10 +218,10 @@ def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
     return alternatives[form]
 
 
-def need_form(names: Sequence[str], form: Form, *, text: str, subject: str, declared: Iterable[str] = ()) -> None:
+def check_form(names: Sequence[str], form: Form, *, text: str, subject: str, declared: Iterable[str] = ()) -> None:
     """Checks that a data set has the columns that a stage reads.
 
-    A key of `columns` that no stage reads is for reward functions, unless it is similar to one that is read.
+    A key of `columns` that no stage reads is for reward functions, unless it resembles a key that is read.
 
     Args:
         names: The columns.
@@ -267,7 +271,7 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
     """Splits two texts or conversations into their common beginning, the prompt, and the two answers.
 
     Args:
-        row: `chosen` and `rejected`.
+        row: A row with `chosen` and `rejected`.
 
     Returns:
         {prompt, chosen, rejected}.
@@ -303,7 +307,7 @@ def first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the turns of a conversation before its last answer, as the prompt.
 
     Args:
-        row: Has `messages`.
+        row: A row with `messages`.
     """
     turns = row["messages"]
     return {"prompt": turns[:-1] if len(turns) > 1 and turns[-1]["role"] == "assistant" else turns}
@@ -313,7 +317,7 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
     """Converts the plain texts of a row to conversations of one turn; conversations are kept.
 
     Args:
-        row: The row, of which prompt, completion, chosen and rejected are returned.
+        row: The row; only prompt, completion, chosen and rejected are returned.
     """
     roles = {"prompt": "user", "completion": "assistant", "chosen": "assistant", "rejected": "assistant"}
     return {
@@ -324,18 +328,18 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(rows: Dataset, text: str) -> Dataset:
-    """Keeps only the columns that SFT reads, because trl could read others instead."""
+    """Keeps only the columns that SFT reads, because trl might read others instead."""
     names = set(rows.column_names)
     marker_columns = [QUESTION] if QUESTION in names else []
     if "messages" in names:
         return rows.select_columns(["messages", *marker_columns])
     if {"prompt", "completion"} <= names:
         rows = rows.select_columns(["prompt", "completion", *marker_columns])
-        return _mapped(rows, _closed) if any(map(has_answer_prefix, rows["prompt"])) else rows
+        return _mapped(rows, _move_prefix) if any(map(has_answer_prefix, rows["prompt"])) else rows
     return rows.select_columns([text, *marker_columns])  # trl would read columns of token ids and masks
 
 
-def _closed(row: Mapping[str, Any]) -> dict[str, Any]:
+def _move_prefix(row: Mapping[str, Any]) -> dict[str, Any]:
     prompt, completion = move_answer_prefix(row["prompt"], row["completion"])
     return {"prompt": prompt, "completion": completion}
 
@@ -355,7 +359,7 @@ def sft_text(row: Mapping[str, Any], text: str) -> Any:
 def distinct_first(rows: Dataset) -> Dataset:
     """Reorders rows so that each prompt's first row comes before any prompt's second row, and so on.
 
-    So the first N rows have as many different prompts as possible.
+    The first N rows then have as many different prompts as possible.
 
     Args:
         rows: The rows.
@@ -374,14 +378,14 @@ def distinct_first(rows: Dataset) -> Dataset:
     return rows.select(sorted(range(len(times)), key=times.__getitem__))
 
 
-def fitting(
+def drop_long_prompts(
     rows: Dataset, tokenizer: PreTrainedTokenizerBase, most: int | None, *, subject: str
 ) -> tuple[Dataset, int]:
-    """Keeps the rows whose prompt is short enough, and logs how many were dropped.
+    """Drops the rows whose prompt is too long, and logs how many.
 
     Args:
         rows: The rows.
-        tokenizer: Counts the tokens.
+        tokenizer: The tokenizer that counts tokens.
         most: The most tokens of a prompt; None keeps all rows.
         subject: What to call the rows.
 
@@ -396,7 +400,7 @@ def fitting(
     keep = [place for place, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
     left_out = len(rows) - len(keep)
     if not keep:
-        raise ZooError(f"max_prompt_length is {most}, and all prompts of {subject} are longer: raise it.")
+        raise ZooError(f"max_prompt_length is {most}, but all prompts of {subject} are longer: raise it.")
     if left_out:
         log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", left_out, len(rows), subject, most)
     return rows.select(keep), left_out

@@ -1,8 +1,8 @@
-"""Finds the prompts of one set of rows that another set also has, in whatever form each writes a prompt.
+"""Finds the prompts that two sets of rows have in common, in whatever form each set writes them.
 
 Two rows have the same question if the user's words are the same. White space, case, Unicode form, a system turn and the
-answers between turns do not count, and neither does a text that `columns` puts around a value. A longer prompt is also
-found within other words, such as a template in the data themselves.
+answers between turns do not count, nor does a text that `columns` puts around a value. A longer prompt is also found
+inside other text, such as a template in the data themselves.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from .turns import SPEAKER
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: Least words and characters of a normalized prompt that is also searched for within longer ones. A shorter one may be
-#: a phrase that many prompts share.
+#: Fewest words and characters of a normalized prompt that is also searched for inside longer texts. A shorter one may
+#: be a phrase that many prompts share.
 WORDS, CHARACTERS = 6, 20
 _SCRIPTS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and Japanese, written without spaces
 _WORD = re.compile(rf"[{_SCRIPTS}]|[^\W{_SCRIPTS}]+|[^\w\s]")
@@ -32,7 +32,7 @@ _ASKING = ("prompt", "messages", "text")
 
 
 def normalized(text: str) -> str:
-    """Returns the words and marks of a text with one space between each, regardless of case and Unicode form.
+    """Returns the words and marks of a text, separated by single spaces, without differences of case and Unicode form.
 
     Args:
         text: The text.
@@ -51,7 +51,7 @@ class Question:
     Attributes:
         texts: The complete question as written and, if `columns` made the text, as the values in it.
         turns: The user's turns.
-        parts: Parts of the question: turns, values, and the shorter beginnings of several of them.
+        parts: Parts of the question: turns, values, and short sequences of the first few of them.
         has_prompt: Whether the row separates its prompt from its answer; a plain text does not.
     """
 
@@ -110,7 +110,7 @@ def _user_turns(text: Any) -> list[str] | None:
 
 
 def _beginnings(turns: Sequence[str]) -> Iterator[str]:
-    """Yields the first two turns, the first three and so on, up to where they are long enough for `is_long`."""
+    """Yields the first turn, the first two and so on, as long as `is_long` is false."""
     for beginning in accumulate(turns, lambda before, turn: f"{before} {turn}"):
         if is_long(beginning):
             return
@@ -124,7 +124,7 @@ def is_long(text: str) -> bool:
         text: The text.
 
     Returns:
-        True where it is.
+        True if it is.
     """
     return len(text) >= CHARACTERS and text.count(" ") >= WORDS - 1
 
@@ -144,7 +144,7 @@ def _shared_start(texts: Sequence[list[str]]) -> int:
 
 
 class Questions:
-    """Prompts to compare rows with, in time that grows only with the words of the rows.
+    """Prompts to compare rows with, in time linear in the words of the rows.
 
     A longer text that contains a prompt has all windows of its consecutive words. So only the rarest window of each
     prompt is looked up, and only texts that have it are compared.
@@ -170,7 +170,10 @@ class Questions:
         for index, text in enumerate(self._long):
             self._by_rarest.setdefault(self._rarest(_windows(text)), []).append(index)
         words = [text.split(" ") for text in self._long]
-        self._first, self._last = _shared_start(words), _shared_start([text_words[::-1] for text_words in words])
+        self._shared_first, self._shared_last = (
+            _shared_start(words),
+            _shared_start([text_words[::-1] for text_words in words]),
+        )
 
     def _rarest(self, windows: Sequence[int]) -> int:
         return min(windows, key=lambda window: len(self._with_window[window]))
@@ -178,7 +181,7 @@ class Questions:
     def places_in(self, row: Mapping[str, Any]) -> set[int]:
         """Returns the indices of the prompts that a row has.
 
-        A prompt counts if it is the row's question, is contained in it, or contains it as a part.
+        A prompt counts if it equals the row's question, is contained in that question, or contains it.
 
         Args:
             row: A row of any stage.
@@ -190,12 +193,12 @@ class Questions:
         names = {text for text in (*question.texts, *question.parts) if text in self._places}
         if self._long:
             for text in filter(is_long, question.texts):
-                names.update(self._within(text))
+                names.update(self._contained_in(text))
             for text in filter(is_long, {*question.texts, *question.turns}):
-                names.update(self._around(text))
+                names.update(self._containing(text))
         return {place for name in names for place in self._places[name]}
 
-    def _within(self, text: str) -> Iterator[str]:
+    def _contained_in(self, text: str) -> Iterator[str]:
         """Yields the prompts that a longer text contains."""
         padded = f" {text} "
         for window in {window for window in _windows(text) if window in self._by_rarest}:
@@ -203,7 +206,7 @@ class Questions:
                 if f" {self._long[index]} " in padded:
                     yield self._long[index]
 
-    def _around(self, text: str) -> Iterator[str]:
+    def _containing(self, text: str) -> Iterator[str]:
         """Yields the prompts that contain a shorter text, apart from the words that all prompts begin or end with."""
         windows = _windows(text)
         if not all(window in self._with_window for window in windows):
@@ -212,7 +215,7 @@ class Questions:
         for index in self._with_window[self._rarest(windows)]:
             before, match, _ = f" {self._long[index]} ".partition(f" {text} ")
             first, words = before.count(" "), self._long[index].count(" ") + 1
-            if match and first < words - self._last and first + length > self._first:
+            if match and first < words - self._shared_last and first + length > self._shared_first:
                 yield self._long[index]
 
 
@@ -223,7 +226,7 @@ class Overlap:
     Attributes:
         prompts: Indices of the prompts that the other rows also have.
         rows: Indices of the rows that have one of the prompts.
-        is_complete: Whether that is all. In plain texts a short prompt cannot be recognized.
+        is_complete: Whether no prompt can have been missed. In plain texts a short prompt cannot be recognized.
     """
 
     prompts: set[int]
@@ -252,7 +255,7 @@ def overlap(prompts: Dataset | Sequence[Mapping[str, Any]], rows: Dataset | Sequ
 
 
 def unmarked(rows: Dataset) -> Dataset:
-    """Removes the column that only comparisons read.
+    """Removes the column that only this module's comparisons read.
 
     Args:
         rows: The rows.

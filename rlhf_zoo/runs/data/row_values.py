@@ -1,4 +1,4 @@
-"""Checks that the columns that a stage reads hold readable values in every row."""
+"""Checks that every row has readable values in the columns that a stage reads."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
     Args:
         rows: The data set, its conversations as lists of {role, content}.
         form: "texts", "pairs", "prompts" or "labeled".
-        text: The column of whole texts.
-        subject: What to call the data set within a sentence.
+        text: The column of plain texts.
+        subject: What to call the data set, within a sentence.
 
     Raises:
-        ZooError: Such a column is empty in a row, or holds neither a text nor a conversation; `messages` is not a
-            conversation; or `margin`, of pairs, is not a number.
+        ZooError: A value is empty, or is neither a text nor a conversation; `messages` has no conversation; or the
+            `margin` of a pair is not a number.
     """
     from datasets import Json
 
@@ -36,9 +36,9 @@ def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
     for name in _read_columns(names, form, text):
         kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text else [TEXT, CONVERSATION]
         _check_kind(rows, name, kinds, subject=subject)
-        # Arrow counts over the whole column; rows are read one by one only where one may be empty.
+        # Arrow checks the whole column at once; values are read one by one only if one of them may be empty.
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
-            empty = next((place for place, value in enumerate(rows[name]) if not _says_something(value)), None)
+            empty = next((place for place, value in enumerate(rows[name]) if not _has_content(value)), None)
             if empty is not None:
                 raise ZooError(
                     f"Row {empty} of {subject} has nothing in the column {name!r}: correct it, or remove the row."
@@ -61,13 +61,13 @@ def _read_columns(names: set[str], form: str, text: str) -> list[str]:
 
 
 def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str) -> None:
-    """Raises ZooError where a column's values are not all of one of these kinds, the same in all rows."""
+    """Raises ZooError unless all values of a column are of the same one of these kinds."""
     from datasets import Value
 
     feature = rows.features[name]
     wanted = " or ".join(f"{kind}s" for kind in kinds)
     if isinstance(feature, Value) and feature.dtype not in _TEXTS:
-        raise ZooError(f"The column {name!r} of {subject} has {feature.dtype}; expected are {wanted}.")
+        raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {wanted}: convert it.")
     if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _are_turns(rows, name)):
         return
     first = None
@@ -94,7 +94,7 @@ def _kind_of(value: Any) -> str:
     if is_conversation(value):
         return CONVERSATION
     if isinstance(value, list):
-        return LIST_OF_TEXTS if all(isinstance(each, str) for each in value) else "list that is not a conversation"
+        return LIST_OF_TEXTS if all(isinstance(item, str) for item in value) else "list that is not a conversation"
     return "mapping" if isinstance(value, Mapping) else "number"
 
 
@@ -121,7 +121,7 @@ def _check_margins(margins: Sequence[Any], *, subject: str) -> None:
             has = "nothing" if margin is None else f"{margin!r:.60}"
             raise ZooError(
                 f"Row {place} of {subject} has {has} in the column 'margin', a number that the reward model's loss "
-                "subtracts: give one, or rename the column in the data, as in `columns: {given_margin: margin}`."
+                "subtracts: add one, or rename the column in the data, as in `columns: {given_margin: margin}`."
             )
 
 
@@ -139,15 +139,15 @@ def _may_lack_text(column: Any) -> bool:
     return named and bool(compute.struct_field(turns, "content").null_count)
 
 
-def _says_something(value: Any) -> bool:
-    """Whether a value is a text, or a conversation whose turns all have content; turns that call tools need none."""
+def _has_content(value: Any) -> bool:
+    """Whether a value is a text, or a conversation whose turns all have content or call a tool."""
     if not isinstance(value, list):
         return value is not None
     return bool(value) and all(
-        turn is not None and (not isinstance(turn, dict) or turn.get("content") is not None or _calls(turn))
+        turn is not None and (not isinstance(turn, dict) or turn.get("content") is not None or _calls_tool(turn))
         for turn in value
     )
 
 
-def _calls(turn: Mapping[str, Any]) -> bool:
+def _calls_tool(turn: Mapping[str, Any]) -> bool:
     return bool(turn.get("tool_calls") or turn.get("function_call"))

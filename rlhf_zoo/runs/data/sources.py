@@ -19,12 +19,12 @@ from ...hub.client.data_gate import CheckedData, LoaderOptions, drop_media, open
 from ...hub.client.refs import ask, hub_lineage
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
 from ...modeling.prompts import require_columns
-from ..record import fingerprint, records_at_rest
+from ..record import block_record_writes, fingerprint
 from .tables import read_whole
 
 log = logging.getLogger(__name__)
 
-#: The loader's messages about a missing configuration or split; the group holds those that exist.
+#: The loader's messages about a missing configuration or split; the group matches the list of existing ones.
 _MISSING_PART = {
     "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
@@ -43,19 +43,19 @@ BENCHMARK_FILE = "eval.yaml"
 
 
 class NoSuchPart(ZooError):
-    """The data set exists, but not the requested configuration or split."""
+    """The data set exists, but has no such configuration or split."""
 
 
 @dataclass(frozen=True)
 class DataSource:
-    """Where the stages load from: a Hub id at a commit, a folder, or a file of JSON lines, which serves as every split.
+    """A data set to load: a Hub id at a commit, a folder, or a file of JSON lines, which serves as every split.
 
     Attributes:
         location: The Hub id, folder or file.
         revision: The commit or revision of a Hub id.
-        lineage: How run.json and cards name it.
+        lineage: What identifies it in run.json and cards.
         hub: The Hub that has it.
-        unanswered: Why no Hub answered, if only the cache can be used.
+        unanswered: Why no Hub answered, so that only the cache can be used; None if a Hub answered.
     """
 
     location: str
@@ -82,9 +82,9 @@ class DataSource:
             ZooError: A column is missing, the split is empty, or it cannot be loaded.
             NoSuchPart: The configuration or split does not exist.
         """
-        # `datasets` lists the folder of a run's data. Meanwhile, the sender must not write run.json there, because the
-        # list would contain its temporary file.
-        with self._loading(configuration, split, keys) as (label, data, options), records_at_rest():
+        # `datasets` lists the folder of a run's data. The sender must not write run.json there meanwhile, because the
+        # list would contain that write's temporary file.
+        with self._loading(configuration, split, keys) as (label, data, options), block_record_writes():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
             try:
@@ -97,7 +97,7 @@ class DataSource:
     def _load_at_once(
         self, builder: datasets.DatasetBuilder, split: str, options: LoaderOptions, error: Exception
     ) -> datasets.Dataset:
-        """Loads a split in which a column's type changes after the first rows. Raises an `error` of another cause."""
+        """Loads a split whose column types change after the first rows; raises `error` if that is not its cause."""
         if is_disk_full(error):
             raise error
         try:
@@ -173,7 +173,7 @@ class DataSource:
 
 
 def _cause_of(error: Exception) -> BaseException:
-    """Returns the cause behind an error of `datasets` that only says that generation failed."""
+    """Returns the cause of an error of `datasets` that only says that generation failed; any other error itself."""
     vague = type(error) is datasets.exceptions.DatasetGenerationError and error.__cause__ is not None
     return error.__cause__ if vague and error.__cause__ is not None else error
 
@@ -208,7 +208,7 @@ def file_problem(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
-    """Makes `datasets` use a Hub's address inside the block, as it keeps only one address for the whole process.
+    """Makes `datasets`, which has one address for the whole process, use a Hub's address inside the block.
 
     Args:
         hub: The Hub.
@@ -236,9 +236,8 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
 def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
     """Finds a data set: a folder or file, or a repository of a Hub or of its source.
 
-    The source is the Hub that is asked for a repository that the first Hub lacks.
-
-    If no Hub answers, the data set may still be in the cache, so the recipe's revision is used.
+    The source is a second Hub, asked for repositories that the first one does not have. If no Hub answers, the data set
+    may still be in the cache, so the recipe's revision is used.
 
     Args:
         name: The folder, file or Hub id.
@@ -251,7 +250,7 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
         The data set; its lineage has repo, commit and, if it is a benchmark, how it is registered.
 
     Raises:
-        ZooError: Neither the Hub nor its source has it. For a Hub without a source, `DataSource.load` reports that.
+        ZooError: Neither the Hub nor its source has it. Without a source, `DataSource.load` raises this later.
     """
     request_digest = fingerprint({"repo": name, "commit": revision})
     origin, unanswered = hub, None
@@ -273,7 +272,7 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
 
 
 def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
-    """Returns (the Hub that has the data set, its lineage, why the Hub did not answer if it did not)."""
+    """Returns (the Hub that has the data set, its lineage, why that Hub did not answer or None)."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     tried: list[Hub] = []
@@ -301,7 +300,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
 
 
 def _benchmark_in(path: Path) -> dict[str, Any] | None:
-    """Returns `benchmark` of a file that anybody may have written; None where it is too long or not text."""
+    """Returns `benchmark` of a file that anybody may have written; None if it is too long or not text."""
     if path.stat().st_size > MAX_CHARACTERS:
         return None
     try:
@@ -317,7 +316,7 @@ def benchmark(text: str) -> dict[str, Any] | None:
         text: Its text.
 
     Returns:
-        {name, tasks: [{id, config, split}]}; None where it registers nothing.
+        {name, tasks: [{id, config, split}]}; None if it registers nothing.
     """
     try:
         content = load_yaml(text)
@@ -333,7 +332,7 @@ def benchmark(text: str) -> dict[str, Any] | None:
 
 
 def _cache_of(location: str) -> str | None:
-    """Returns a cache folder for this content of a local folder. The usual cache tells folders apart only by name."""
+    """Returns a cache folder for the present content of a local folder; the default cache distinguishes only names."""
     folder = Path(location)
     if not folder.is_dir():
         return None
@@ -372,7 +371,7 @@ def model_digest(folder: Path) -> str:
 
 
 def digest(folder: Path, ending: str = "") -> str:
-    """Returns the sha256 over the names and bytes of the files in a folder; of a single file, over its bytes.
+    """Returns the sha256 over the names and bytes of the files in a folder; or of a single file.
 
     Args:
         folder: The folder, or a single file.

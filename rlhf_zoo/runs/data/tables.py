@@ -1,4 +1,4 @@
-"""Tables whose columns change their type: `datasets` takes the types of a file's first block for the whole file."""
+"""Reads tables whose columns change their type; `datasets` assumes the types of a file's first block."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIXED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, Overfl
 
 
 def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
-    """Makes a data set of columns; a column that mixes types holds its values as JSON.
+    """Makes a data set from columns; a column of mixed types holds its values as JSON.
 
     Args:
         columns: The values of each column, all of the same length.
@@ -39,18 +39,18 @@ def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
 def read_whole(
     builder: datasets.DatasetBuilder, split: str, *, cache: str | None, token: str | bool | None
 ) -> datasets.Dataset | None:
-    """Reads a split with the types of all its rows, where `load_dataset` fails.
+    """Reads a split with the types of all its rows, for which `load_dataset` fails.
 
-    It reads all files into memory, so it is only for data sets that cannot be loaded otherwise.
+    It reads all files into memory, so use it only for data sets that cannot be loaded otherwise.
 
     Args:
         builder: The builder that `load_dataset` would use.
         split: The split.
         cache: The folder of downloaded files; None takes the client's.
-        token: The token of its Hub.
+        token: The token for the data set's Hub.
 
     Returns:
-        The rows of all files; None for files that are neither JSON, CSV nor Parquet.
+        The rows of all files; None if they are neither JSON, CSV nor Parquet.
 
     Raises:
         ValueError: A file cannot be read.
@@ -85,9 +85,9 @@ def _read_json(paths: Iterable[str], _: Any) -> datasets.Dataset:
 def _read_csv(paths: Iterable[str], config: Any) -> datasets.Dataset:
     import pandas as pd
 
-    how = {name: value for name, value in config.pd_read_csv_kwargs.items() if name != "chunksize"}
-    # In one piece: read in blocks, each block would get its own types.
-    frames = [pd.read_csv(path, **how, low_memory=False) for path in paths]
+    options = {name: value for name, value in config.pd_read_csv_kwargs.items() if name != "chunksize"}
+    # low_memory=False reads a file in one piece; otherwise each block would get its own types.
+    frames = [pd.read_csv(path, **options, low_memory=False) for path in paths]
     return _joined([pa.Table.from_pandas(frame, preserve_index=False) for frame in frames])
 
 

@@ -1,7 +1,7 @@
 """Converts the conversations of data sets into one form: lists of {role, content}.
 
-ShareGPT's turns are {from, value}, in a column `conversations`, sometimes with a column `system`. A side of a pair may
-be a single message. Dialogues in one text, such as those of Anthropic/hh-rlhf, are split into their turns.
+ShareGPT's turns are {from, value}, in a column `conversations`, sometimes with a column `system`. An answer of a pair
+may be a single message. Dialogues in one text, such as those of Anthropic/hh-rlhf, are split into their turns.
 """
 
 from __future__ import annotations
@@ -27,30 +27,27 @@ ROLES = {
     "tool": "tool", "function": "tool", "observation": "tool", "function_response": "tool", "ipython": "ipython",
 }  # fmt: skip
 _SIDES = ("completion", "chosen", "rejected")
-#: What begins the turns of a dialogue in one text.
+#: The beginning of each turn of a dialogue in one text.
 SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
-def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[str, str]:
-    """Returns which of a stage's columns to take from others, where a data set has a column `conversations`.
+def conversation_columns(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[str, str]:
+    """Returns which columns to rename so that a stage reads the column `conversations`.
 
     Args:
         rows: The data set.
         of_texts: Whether the stage learns from whole texts, as SFT does.
-        fits: Whether the other columns are already what the stage reads.
+        fits: Whether the other columns already are what the stage reads.
 
     Returns:
-        The stage's column -> the data set's; {} where `conversations` is not read.
+        The stage's column -> the data set's; {} if the stage does not read `conversations`.
     """
     names = set(rows.column_names)
     if SHAREGPT not in names or names & {"messages", "prompt"}:
         return {}
     if {"chosen", "rejected"} <= names:
-        if speaker(first_value(rows, "chosen")) not in (
-            None,
-            "assistant",
-        ):  # these hold whole conversations, prompts included
-            return {}
+        if speaker(first_value(rows, "chosen")) not in (None, "assistant"):
+            return {}  # both hold whole conversations, including the prompt
         answer = {"completion": "chosen"} if of_texts and "completion" not in names else {}
         return {"prompt": SHAREGPT, **answer}
     if of_texts and "completion" in names:
@@ -58,7 +55,7 @@ def named_conversations(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[st
     return {} if fits else {"messages": SHAREGPT}
 
 
-def in_our_turns(rows: Dataset, read: Iterable[str], *, system: bool, subject: str) -> Dataset:
+def as_messages(rows: Dataset, read: Iterable[str], *, system: bool, subject: str) -> Dataset:
     """Converts every conversation in some columns to a list of {role, content}.
 
     Args:
@@ -105,7 +102,7 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
         text: The text.
 
     Returns:
-        The turns as {role, content}; None if the text does not begin with one of the two or has no human turn.
+        The turns as {role, content}; None if the text does not begin with a speaker or has no human turn.
     """
     before, *pieces = SPEAKER.split(text)
     if before.strip() or "Human" not in pieces[::2]:
@@ -130,7 +127,7 @@ def split_dialogues(rows: Dataset, read: Iterable[str], *, subject: str) -> Data
         The rows.
 
     Raises:
-        ZooError: A row has no such dialogue, and the first row has.
+        ZooError: A row has no such dialogue, but the first row has one.
     """
     converted: dict[str, list[Any]] = {}
     for name in read:
@@ -142,8 +139,8 @@ def split_dialogues(rows: Dataset, read: Iterable[str], *, subject: str) -> Data
             turns = turns_of_text(text) if isinstance(text, str) else None
             if turns is None:
                 raise ZooError(
-                    f"Row {place} of {subject} has no dialogue of Human and Assistant in the column {name!r}, and the "
-                    "first row has: correct it, or remove the row."
+                    f"Row {place} of {subject} has no dialogue of Human and Assistant in the column {name!r}, but the "
+                    "first row has one: correct it, or remove the row."
                 )
             converted[name].append(turns[:-1] if name == "prompt" and not turns[-1]["content"] else turns)
     return _with_columns(rows, converted)
@@ -162,7 +159,7 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
 
     Args:
         value: Turns or a single one, {from, value} or {role, content}.
-        system: The system text from a column of its own; used where the conversation has no such turn.
+        system: The system prompt from a separate column; used if the conversation has no such turn.
         subject: The row, for the error.
 
     Returns:
@@ -181,13 +178,13 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
 
 
 def speaker(value: Any) -> str | None:
-    """Returns who speaks first in a conversation.
+    """Returns the role of a conversation's first turn.
 
     Args:
         value: A conversation in any form.
 
     Returns:
-        The role; None where the value is not a conversation.
+        The role; None if the value is not a conversation.
     """
     turn = value if isinstance(value, Mapping) else value[0] if isinstance(value, list) and value else None
     if turn is None or not _is_turn(turn):
@@ -196,12 +193,12 @@ def speaker(value: Any) -> str | None:
     return ROLES.get(role, role)
 
 
-def of_one_kind(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the changed parts of a row that make its prompt and answers all texts, or all conversations.
+def in_one_form(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the changes to a row that make its prompt and answers all texts, or all conversations.
 
-    With a prompt in turns, plain answers become the assistant's turns, and an answer that repeats the prompt's turns is
-    cut to what follows them. With a plain prompt and answers in turns, the prompt becomes the user's turn. A completion
-    that is a complete conversation contains its prompt, so a plain prompt next to it is dropped.
+    If the prompt is a conversation, plain answers become assistant turns, and answers that repeat the prompt's turns
+    lose those. If the prompt is plain and the answers are conversations, the prompt becomes a user turn. A completion
+    that is a whole conversation contains its prompt, so a plain prompt next to it is dropped.
 
     Args:
         row: The row.
@@ -242,7 +239,7 @@ def first_value(rows: Dataset, name: str) -> Any:
         name: The column.
 
     Returns:
-        The value; None where there is none.
+        The value; None if there is none.
     """
     return next((value for value in rows[name] if value is not None), None)
 
@@ -265,5 +262,5 @@ def _message(turn: Mapping[str, Any], subject: str) -> dict[str, Any]:
     if turn.get("role") is not None:
         return {**turn, "role": ROLES.get(role, role)}
     if role not in ROLES:
-        raise ZooError(f"{subject} has a turn from {role!r}, and turns are from {', '.join(ROLES)}: correct it.")
+        raise ZooError(f"{subject} has a turn from {role!r}, but turns are from {', '.join(ROLES)}: correct it.")
     return {"role": ROLES[role], "content": turn["value"]}

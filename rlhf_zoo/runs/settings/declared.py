@@ -13,19 +13,19 @@ from ..registry import STAGES
 PACKAGE = __name__.partition(".")[0]
 #: Keys that the run sets, so neither a recipe nor a flag may set them for a stage.
 RUN_KEYS = ("output_dir", "push_to_hub", "hub_model_id", "hub_strategy", "hub_token", "hub_always_push", "disable_tqdm")
-#: Keys that only the scripts of transformers and trl read, or that this package replaces by its own way to the Hub.
+#: Keys that only the scripts of transformers and trl read, or that this package's own publishing replaces.
 SCRIPT_KEYS = ("do_train", "do_eval", "do_predict", "resume_from_checkpoint", "local_rank", "model_init_kwargs",
                "trust_remote_code", "hub_private_repo", "hub_revision")  # fmt: skip
 #: Known keys that are refused, with the text that replaces "not supported" in the message.
 REFUSED = {
-    "auto_find_batch_size": "refused, because it would train with another batch than the recipe sets, and the run "
-    "would record the recipe's: set per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
+    "auto_find_batch_size": "refused, because it would train with another batch size than the run records: set "
+    "per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
     "gguf_file": "not taken by recipes: name the file in model_name_or_path, as in FOLDER/FILE.gguf",
 }
 #: Help texts that replace those of the library that declares the key.
 HELP = {
-    ("sft", "pad_token"): "PAD, a token of the vocabulary that no text uses; None keeps the tokenizer's, or takes such "
-    "a token where that is EOS.",
+    ("sft", "pad_token"): "PAD token: one that no text uses; None keeps the tokenizer's, or picks such a token if that "
+    "is EOS.",
 }
 #: Annotations whose values are checked before the dataclasses are imported.
 _TYPES: dict[str, Any] = {
@@ -44,7 +44,7 @@ class Declared:
         type: The annotation, as source text.
         default: The default: a literal's value, else its source text.
         help: The help text.
-        own: Whether this package declares it, and not trl or transformers.
+        own: Whether this package declares it, rather than trl or transformers.
     """
 
     type: str
@@ -54,13 +54,13 @@ class Declared:
 
     @property
     def hint(self) -> Any:
-        """The type, where it is one of `_TYPES`; None for any other type."""
+        """The type, if it is one of `_TYPES`; None otherwise."""
         return _TYPES.get(self.type)
 
 
 @functools.cache
 def declared_keys(stage: str) -> Mapping[str, Declared]:
-    """Returns every key that a stage takes, without importing the dataclasses: as `runs.settings.parse.stage_keys`.
+    """Returns every key that a stage accepts, as `parse.stage_keys` does, but without importing the dataclasses.
 
     Args:
         stage: Name of the stage.
@@ -78,7 +78,7 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
 
 
 def default_of(stage: str, key: str) -> Any:
-    """Returns the default of a key, for readers of a run or card that sets none.
+    """Returns the default of a key, for reading a run or card that does not set it.
 
     Args:
         stage: Name of the stage.
@@ -89,7 +89,7 @@ def default_of(stage: str, key: str) -> Any:
 
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
-    """Returns keys of the stage's dataclasses that it would not obey, or that would make its record untrue.
+    """Returns the keys of a stage's dataclasses that it would ignore, or that would make its record wrong.
 
     Args:
         stage: Name of the stage.
@@ -101,7 +101,7 @@ def refused_keys(stage: str) -> frozenset[str]:
 
 
 def _fields(reference: str) -> dict[str, Declared]:
-    """Returns the fields of the dataclass "module:name", those of its bases first."""
+    """Returns the fields of the dataclass "module:name", inherited fields first."""
     module, _, name = reference.partition(":")
     path, tree = _source(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
@@ -110,8 +110,8 @@ def _fields(reference: str) -> dict[str, Declared]:
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
             fields |= _fields(f"{_module_of(base.id, path, tree)}:{base.id}")
-    # Where branches of the class give a name several values, the last one counts.
-    named = {
+    # If branches of the class body assign a name several values, the last one counts.
+    assigned = {
         entry.targets[0].id: entry.value
         for entry in ast.walk(node)
         if isinstance(entry, ast.Assign) and isinstance(entry.targets[0], ast.Name)
@@ -119,20 +119,20 @@ def _fields(reference: str) -> dict[str, Declared]:
     for entry in node.body:
         if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
-        if (key := _declared(entry, named)) is not None:
+        if (key := _declared(entry, assigned)) is not None:
             fields[entry.target.id] = replace(key, own=own)
     return fields
 
 
 @functools.cache
 def _source(module: str, name: str) -> tuple[Path, ast.Module]:
-    """Returns the file in which a module, or one that it imports the class from, defines the class."""
+    """Returns the file that defines a class of a module, or of one that it imports from, and the file's syntax tree."""
     top, *submodules = module.split(".")
     spec = importlib.util.find_spec(top)
     assert spec is not None
     assert spec.origin is not None
-    inside = Path(spec.origin).parent.joinpath(*submodules)
-    files = [inside.with_suffix(".py")] if submodules else [*inside.glob("*.py"), *inside.glob("trainer/*.py")]
+    root = Path(spec.origin).parent.joinpath(*submodules)
+    files = [root.with_suffix(".py")] if submodules else [*root.glob("*.py"), *root.glob("trainer/*.py")]
     for path in files:
         text = path.read_text(encoding="utf-8")
         if f"\nclass {name}(" in text or f"\nclass {name}:" in text:
@@ -158,24 +158,24 @@ def _dotted(path: Path) -> str:
     return ".".join(parts)
 
 
-def _declared(entry: ast.AnnAssign, named: Mapping[str, ast.expr]) -> Declared | None:
-    """Returns a field's declaration; None for what the constructor does not take."""
-    written = ast.unparse(entry.annotation).strip("'\"")
-    if written.startswith("ClassVar"):
+def _declared(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Declared | None:
+    """Returns a field's declaration; None if the constructor does not take the field."""
+    annotation = ast.unparse(entry.annotation).strip("'\"")
+    if annotation.startswith("ClassVar"):
         return None
     value = entry.value
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id in ("field", "option")):
-        return Declared(written, _literal(value), "")
+        return Declared(annotation, _literal(value), "")
     if value.func.id == "option":
-        return Declared(written, *map(_literal, value.args))
+        return Declared(annotation, *map(_literal, value.args))
     options = {keyword.arg: keyword.value for keyword in value.keywords}
     if "init" in options and _literal(options["init"]) is False:
         return None
     default = options.get("default")
     if isinstance(default, ast.Name):
-        default = named.get(default.id, default)
-    about = dict(_pairs(options.get("metadata")))
-    return Declared(written, _literal(default), str(_literal(about.get("help")) or ""))
+        default = assigned.get(default.id, default)
+    metadata = dict(_pairs(options.get("metadata")))
+    return Declared(annotation, _literal(default), str(_literal(metadata.get("help")) or ""))
 
 
 def _pairs(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
@@ -186,7 +186,7 @@ def _pairs(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
 
 
 def _literal(node: ast.expr | None) -> Any:
-    """Returns the value of a literal, the source text of any other expression."""
+    """Returns the value of a literal, or the source text of any other expression."""
     if node is None:
         return None
     try:

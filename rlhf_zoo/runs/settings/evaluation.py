@@ -15,16 +15,16 @@ HARNESS = "lm_eval"
 
 @dataclass(frozen=True)
 class LLMConfig:
-    """How a judge llm:MODEL is called; the keys under `evaluation.llm`. None takes the judge's own setting.
+    """How a judge llm:MODEL is called; the keys under `evaluation.llm`. None keeps the judge's default.
 
     Attributes:
-        criterion: What the judge is to prefer.
-        price: Price of a million prompt tokens and of a million completion tokens.
-        budget: No request is sent that might make the cost exceed this.
-        concurrency: Requests at a time.
-        attempts: Requests until a failing one is given up.
-        timeout: Seconds without an answer after which a request has failed.
-        max_tokens: Most tokens of an answer.
+        criterion: What the judge should prefer.
+        price: Price of a million prompt tokens, and of a million completion tokens.
+        budget: Highest total cost; no request is sent that might exceed it.
+        concurrency: Most requests in flight at a time.
+        attempts: How often a failing request is sent in all.
+        timeout: Seconds after which a request without an answer fails.
+        max_tokens: Most tokens in an answer.
         parameters: Further fields of the request; None leaves a field out.
     """
 
@@ -55,7 +55,7 @@ class LabeledArguments:
         dataset_config: Its configuration.
         dataset_train_split: Its split.
         columns: The judge's column -> the data set's.
-        keep_above: Column -> the bound that its number must exceed.
+        keep_above: Column -> bound; rows whose number is not above it are dropped.
     """
 
     dataset_name: str | None = None
@@ -70,7 +70,7 @@ class LabeledArguments:
 class OwnPairsArguments(LabeledArguments):
     """Labeled pairs of the policies' own outputs; the keys under `evaluation.own_pairs`.
 
-    `dataset_name` may also be a file or folder beside recipe.yaml.
+    `dataset_name` may also be a file or folder next to recipe.yaml.
     """
 
     dataset_config: str | None = None
@@ -78,7 +78,7 @@ class OwnPairsArguments(LabeledArguments):
 
 @dataclass(frozen=True)
 class ReferenceArguments:
-    """Answers that SFT and PPO are also compared with; the keys under `evaluation.reference`.
+    """Answers with which SFT and PPO are also compared; the keys under `evaluation.reference`.
 
     Attributes:
         column: The column of PPO's data that holds the answers.
@@ -97,22 +97,20 @@ class ReferenceArguments:
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
 
-    `judge` decides the headline, and `judges` are shown beside it. `evaluation.judges.named` describes their names, and
-    `runs.judge` chooses the judge where none is named. The prompts are those of PPO's data set.
+    `judge` decides the headline win rate, and the results of `judges` are shown next to it. `evaluation.judges.named`
+    describes their names, and `runs.judge` chooses a judge if none is named. The prompts are those of PPO's data set.
     """
 
-    prompts: int = option(200, "Held-out prompts of the last checkpoint; all where there are fewer.")
-    samples: int = option(3, "Completions of each.")
+    prompts: int = option(200, "Held-out prompts for the final evaluation; all of them if there are fewer.")
+    samples: int = option(3, "Completions of each prompt.")
     judge: str | None = option(
-        None, "Scores for the headline: see docs/evaluation.md for its names; None takes the recipe's own."
+        None, "The judge of the headline win rate: see docs/evaluation.md for names; None takes the recipe's own."
     )
-    judge_name: str | None = option(None, "What cards call it.")
-    judge_description: str = option("", "What it is, in words for the card.")
-    lexicon: str | None = option(None, "Folder of opinion words for a lexicon judge; the recipe's corpus reads it.")
-    checkpoint_prompts: int = option(
-        100, "Validation prompts of each checkpoint on the way, from which `best` is chosen."
-    )
-    checkpoint_samples: int = option(2, "Completions of each of these.")
+    judge_name: str | None = option(None, "Name of the judge on cards.")
+    judge_description: str = option("", "Description of the judge on cards.")
+    lexicon: str | None = option(None, "Folder of opinion words for the judge `lexicon`; the recipe's corpus reads it.")
+    checkpoint_prompts: int = option(100, "Validation prompts on which each checkpoint is evaluated, to choose `best`.")
+    checkpoint_samples: int = option(2, "Completions of each validation prompt.")
     group: str | None = option(
         None,
         "Prompts that ask the same, which intervals and verdict count as one: near-duplicates, or a column with the "
@@ -121,15 +119,13 @@ class EvaluationConfig:
     judges: list[str] = field(default_factory=list, metadata={"help": "Judges in addition to the headline judge."})
     llm: dict[str, Any] = field(
         default_factory=dict,
-        metadata={
-            "help": "Of judges that are language models: criterion, price, budget and others (docs/evaluation.md)."
-        },
+        metadata={"help": "Settings of LLM judges: criterion, price, budget and others (docs/evaluation.md)."},
     )
     dataset_test_split: str | None = option(
-        None, "Split of the prompts; None is test, or what held_out_share holds out."
+        None, "Split of the prompts; None takes test, or the prompts that held_out_share holds out."
     )
     labeled: dict[str, Any] = field(
-        default_factory=dict, metadata={"help": "Texts with labels, from which a classifier as judge is trained."}
+        default_factory=dict, metadata={"help": "Texts with labels, on which the judge `classifier` is trained."}
     )
     own_pairs: dict[str, Any] = field(
         default_factory=dict,
@@ -137,30 +133,30 @@ class EvaluationConfig:
     )
     reference: dict[str, Any] = field(
         default_factory=dict,
-        metadata={"help": "Answers that SFT and PPO are compared with as well: column, and temperature of samples."},
+        metadata={"help": "Answers with which SFT and PPO are also compared: column, and temperature of the samples."},
     )
     lm_eval: list[str] = field(
         default_factory=list, metadata={"help": "Tasks of lm-evaluation-harness, on SFT and PPO."}
     )
-    lm_eval_limit: int | None = option(None, "Examples of a task at most.")
-    lm_eval_fewshot: int | None = option(None, "Shots; None is as the task has it.")
+    lm_eval_limit: int | None = option(None, "Most examples of each task.")
+    lm_eval_fewshot: int | None = option(None, "Few-shot examples; None takes the task's own number.")
 
     @property
     def labeled_data(self) -> LabeledArguments:
         """The keys under `labeled`.
 
         Raises:
-            ZooError: A key is unknown or mistyped.
+            ZooError: A key is unknown or has the wrong type.
         """
         values = checked_keys(self.labeled, type_hints(LabeledArguments), "evaluation.labeled", subject="labeled texts")
         return LabeledArguments(**values)
 
     @property
     def own_pairs_data(self) -> OwnPairsArguments | None:
-        """The keys under `own_pairs`; None where the recipe names none.
+        """The keys under `own_pairs`; None if the recipe names none.
 
         Raises:
-            ZooError: A key is unknown or mistyped.
+            ZooError: A key is unknown or has the wrong type.
         """
         if not self.own_pairs:
             return None
@@ -171,10 +167,10 @@ class EvaluationConfig:
 
     @property
     def reference_answers(self) -> ReferenceArguments | None:
-        """The keys under `reference`; None where the recipe names none.
+        """The keys under `reference`; None if the recipe names none.
 
         Raises:
-            ZooError: A key is unknown or mistyped, or no column is named.
+            ZooError: A key is unknown, has the wrong type, or no column is named.
         """
         if not self.reference:
             return None
@@ -185,7 +181,7 @@ class EvaluationConfig:
 
     @property
     def names(self) -> list[str]:
-        """Every judge, the headline's first."""
+        """The names of all judges, the headline judge first."""
         return [self.judge or "classifier", *self.judges]
 
     @property
@@ -193,7 +189,7 @@ class EvaluationConfig:
         """The keys under `llm`.
 
         Raises:
-            ZooError: A key is unknown or mistyped.
+            ZooError: A key is unknown or has the wrong type.
         """
         return llm_config(self.llm, "evaluation.llm")
 
@@ -203,13 +199,13 @@ def llm_config(keys: Mapping[str, Any], where: str) -> LLMConfig:
 
     Args:
         keys: The keys.
-        where: Their place, for the message.
+        where: What holds the keys, for the message.
 
     Returns:
         The typed keys.
 
     Raises:
-        ZooError: A key is unknown or mistyped.
+        ZooError: A key is unknown or has the wrong type.
     """
     return LLMConfig(**checked_keys(keys, type_hints(LLMConfig), where, subject="an LLM judge"))
 

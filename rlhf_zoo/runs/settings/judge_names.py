@@ -16,7 +16,7 @@ def kind_of(name: str) -> tuple[str, str]:
     """Splits the name of a judge into its kind and argument.
 
     Args:
-        name: Such as `reward:MODEL`, `classifier` or `module:function`.
+        name: The name, such as `reward:MODEL`, `classifier` or `module:function`.
 
     Returns:
         (kind, argument); the kind of `module:function` and of entry points is "function".
@@ -39,10 +39,10 @@ def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
 
     Args:
         name: The name.
-        also: Other words that are allowed in its place.
+        also: Words that are allowed in place of a judge's name.
 
     Raises:
-        ZooError: It is neither a judge nor a module. The message suggests the closest name.
+        ZooError: The name is neither that of a judge nor of a module. The message suggests the closest name.
     """
     judge_kind, argument = kind_of(name)
     if judge_kind == "rule":

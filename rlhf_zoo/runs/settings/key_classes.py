@@ -1,4 +1,4 @@
-"""What a downloaded recipe may set: every key is classified here, and an unclassified key is refused.
+"""Decides what a downloaded recipe may set: every key is classified here, and an unclassified key is refused.
 
 A published recipe.json holds keys of a stage and of recipe.yaml. transformers, trl and accelerate read some of them as
 paths, addresses, names of code or kernels, and new versions add keys. So a key that nobody has classified is refused,
@@ -20,8 +20,8 @@ from ...hub.client.downloads import MARK
 from ...hub.client.links import find_outward_link, is_inside
 from ...plugins import CORPORA, PREFERENCES, REWARDS
 from ..recipe import Recipe
-from ..registry import BITS, LORA, is_member
-from ..trusted_names import LOADERS, is_figure, is_vouched, is_vouched_judge
+from ..registry import LORA, QUANTIZATION, is_member
+from ..trusted_names import LOADERS, holds_only_numbers, may_import, may_use_judge
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +32,12 @@ class Kind(Enum):
     Attributes:
         PLAIN: A number, a boolean, one of a few words, or a text that is only compared or shown.
         FIGURES: A mapping of numbers and booleans.
-        WORDS: A mapping that may hold single words too.
+        WORDS: A mapping of numbers, booleans and single words.
         REVISION: A revision of a repository.
         REPOSITORY: The id of a repository, never a path.
         OBJECT: A name that `trusted_names` accepts, or that the user allowed.
-        NESTED: Other settings, which are classified in turn.
-        MACHINE: A setting of the author's machine or account; it is left out, as no result depends on it.
+        NESTED: A mapping of settings that are classified themselves.
+        MACHINE: A setting of the author's machine or account; it is ignored, because no result depends on it.
         REFUSED: It reads files, downloads code or talks to a host.
     """
 
@@ -59,7 +59,7 @@ def _table(kinds: Mapping[Kind, str]) -> dict[str, Kind]:
 #: Keys of sft.yaml, reward.yaml and ppo.yaml.
 STAGE_KEYS: Mapping[str, Kind] = _table(
     {
-        Kind.PLAIN: " ".join((*BITS, *LORA))
+        Kind.PLAIN: " ".join((*QUANTIZATION, *LORA))
         + """
         dataset_config dataset_train_split dataset_test_split dataset_validation_split ptx_dataset_config
         ptx_dataset_split held_out_share max_prompt_length simulated_pairs simulated_test_pairs pairs_seed judge_share
@@ -130,7 +130,7 @@ SHARED_KEYS: Mapping[str, Kind] = _table(
         Kind.NESTED: "architecture evaluation",
     }
 )
-#: Keys of `evaluation` in recipe.yaml. MACHINE keys are left out whatever they hold: a download's judges are not used.
+#: Keys of `evaluation` in recipe.yaml. MACHINE keys may hold anything, because a download's judges are not used.
 EVALUATION_KEYS: Mapping[str, Kind] = _table(
     {
         Kind.PLAIN: "dataset_test_split",
@@ -140,19 +140,19 @@ EVALUATION_KEYS: Mapping[str, Kind] = _table(
         """,
     }
 )
-#: What a stage's run records beside its own keys: `parse.BESIDE_KEYS`. `ppo` holds some keys of the stage ppo.
-BESIDE: Mapping[str, Kind] = _table(
+#: What a stage's run records in addition to its keys: `parse.NON_STAGE_KEYS`. `ppo` holds some of PPO's keys.
+NON_STAGE_KINDS: Mapping[str, Kind] = _table(
     {Kind.NESTED: "recipe ppo evaluation", Kind.MACHINE: "data parents"}  # the last two are never read
 )
 
-#: The group of entry points in which each key of the kind OBJECT looks its name up.
+#: Key of the kind OBJECT -> the group of entry points in which its name is looked up.
 GROUPS: Mapping[str, str] = {
     "corpus": CORPORA, "preference": PREFERENCES, "reward_funcs": REWARDS, "reward_model_loader": LOADERS
 }  # fmt: skip
-#: Keys under `evaluation` that name a data set; a path is first looked up beside recipe.yaml.
-_DATA_OF_EVALUATION = ("labeled", "own_pairs")
+#: Keys under `evaluation` that name a data set; a path is first looked up next to recipe.yaml.
+_EVALUATION_DATA_KEYS = ("labeled", "own_pairs")
 #: Kinds of judges whose argument is a model or a data set.
-_JUDGES_OF_SOURCES = ("reward", "votes")
+_JUDGES_NAMING_SOURCES = ("reward", "votes")
 # The name of a task that lm-evaluation-harness registers. Any other text may be a path, and a task file can name code.
 _TASK = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
@@ -162,27 +162,27 @@ _CODE = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|
 
 
 def machine_keys() -> tuple[str, ...]:
-    """Returns the keys of a stage that a downloaded recipe may hold and that are left out."""
+    """Returns the keys of a stage that a downloaded recipe may hold, but that are ignored."""
     return tuple(name for name, kind in STAGE_KEYS.items() if kind is Kind.MACHINE)
 
 
 def without_machine(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a stage that are not settings of its author's machine or account.
+    """Drops settings of the author's machine or account from the keys of a stage.
 
     Args:
         keys: The keys.
 
     Returns:
-        The other keys.
+        The remaining keys.
     """
     return {name: value for name, value in keys.items() if STAGE_KEYS.get(name) is not Kind.MACHINE}
 
 
-def obeyed(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a recipe's stage that count.
+def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the keys of a recipe's stage that take effect.
 
-    In a download, keys of its author's machine or account do not: they would send runs to the author's account or
-    Space. The user's flags and the defaults decide instead.
+    In a download, keys for its author's machine or account do not, because they would send runs to the author's account
+    or Space. The user's flags and the defaults apply instead.
 
     Args:
         recipe: The recipe.
@@ -190,37 +190,37 @@ def obeyed(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any
         keys: The keys that it sets for the stage.
 
     Returns:
-        The keys without those that are left out. The log names those.
+        The keys that take effect. The log names the others.
     """
     if recipe.download is None:
         return dict(keys)
     kept = without_machine(keys)
-    if left := tuple(sorted(name for name in keys.keys() - kept.keys() if keys[name] is not None)):
-        _tell_left_out(recipe.source(stage), stage, left)
+    if ignored := tuple(sorted(name for name in keys.keys() - kept.keys() if keys[name] is not None)):
+        _warn_ignored(recipe.source(stage), stage, ignored)
     return kept
 
 
 @cache
-def _tell_left_out(file: Path, stage: str, left: tuple[str, ...]) -> None:
+def _warn_ignored(file: Path, stage: str, ignored: tuple[str, ...]) -> None:
     log.warning(
         "%s was downloaded, so its %s ignored: your machine and account are yours to set, by flags such as --%s.%s.",
         file,
-        f"{', '.join(left)} {'is' if len(left) == 1 else 'are'}",
+        f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'}",
         stage,
-        left[0],
+        ignored[0],
     )
 
 
 def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:
-    """Checks a key of a download's settings, and its value, by the key's kind.
+    """Checks a key of a download's settings and its value, by the key's kind.
 
-    REPOSITORY and OBJECT are checked by the caller, who knows the repository and what the user allowed; NESTED has
-    checks of its own.
+    The caller checks REPOSITORY and OBJECT, because it knows the repository and what the user allowed. NESTED has
+    separate checks.
 
     Args:
-        name: The key, one that a stage or recipe.yaml takes.
+        name: A key of a stage or of recipe.yaml.
         value: Its value.
-        kinds: The classification of the keys at its place.
+        kinds: The classification of the keys in the same place.
         where: What holds the settings, for messages.
 
     Raises:
@@ -237,28 +237,30 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
             f"{where} sets {name}, which may read files or load code and is not allowed in a downloaded recipe: copy "
             "the settings that you trust into your own recipe."
         )
-    allows = {Kind.FIGURES: is_figure, Kind.WORDS: _is_wordy}.get(kind)
+    allows = {Kind.FIGURES: holds_only_numbers, Kind.WORDS: _holds_numbers_and_words}.get(kind)
     if allows is not None and value is not None and not (isinstance(value, Mapping) and allows(value)):
         raise ZooError(
-            f"{where} sets {name} to more than {'numbers and words' if kind is Kind.WORDS else 'numbers'}, which a "
-            "downloaded recipe may not: copy the settings that you trust into your own recipe."
+            f"{where} sets {name} to something other than {'numbers and words' if kind is Kind.WORDS else 'numbers'}, "
+            "which a downloaded recipe may not do: copy the settings that you trust into your own recipe."
         )
     if kind is Kind.REVISION and value is not None and not is_revision(value):
-        raise ZooError(f"{where} sets {name} to {value!r}, which is not a branch, tag or commit: nothing is fetched.")
+        raise ZooError(
+            f"{where} sets {name} to {value!r}, which is not a branch, tag or commit: set one in your own copy."
+        )
 
 
 def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Mapping[str, Any]) -> None:
-    """Checks that a downloaded recipe sets nothing that it may not, as its user has not read it. Other recipes pass.
+    """Checks that a downloaded recipe sets only what a download may set. Other recipes pass.
 
     Args:
         recipe: The recipe.
-        file: "recipe", "evaluation" for the keys under that, or a stage.
+        file: "recipe", "evaluation" for the keys under `evaluation`, or a stage.
         keys: The keys there.
-        flags: Flags of the command; a key that they set comes from the user, so it is not checked.
+        flags: Flags of the command. Keys that they set come from the user, so those are not checked.
 
     Raises:
-        ZooError: It names code, a judge that imports code or costs money, a key that a download may not set, or a
-            model, data set or file of this machine outside of the recipe's folder.
+        ZooError: The recipe names code, a judge that imports code or costs money, a key that a download may not set,
+            or a model, data set or file on this machine outside of the recipe's folder.
     """
     if recipe.download is None:
         return
@@ -273,9 +275,9 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         kind = kinds[key]
         names = [str(item) for item in (value if isinstance(value, list) else [value])]
         if kind is Kind.OBJECT:
-            wrong = [name for name in names if not is_vouched(name, GROUPS[key])]
+            wrong = [name for name in names if not may_import(name, GROUPS[key])]
         elif file == "evaluation":
-            judges = [name for name in names if not is_vouched_judge(name)] if key in ("judge", "judges") else []
+            judges = [name for name in names if not may_use_judge(name)] if key in ("judge", "judges") else []
             tasks = names if key == "lm_eval" else []
             wrong = judges or [name for name in tasks if not _TASK.fullmatch(name) or Path(name).exists()]
         else:
@@ -286,7 +288,7 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
             if not _may_name(recipe, key, name):
                 under = f"{key} under evaluation" if file == "evaluation" else key
                 raise ZooError(
-                    f"{where} sets {under}: {name!r:.200}, and it may only name repositories on the Hub and files in "
+                    f"{where} sets {under}: {name!r:.200}, but it may only name repositories on the Hub and files in "
                     f"its own folder: {fix}."
                 )
         if key == "architecture":
@@ -298,12 +300,12 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
 def _sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
     """Returns the models, data sets and files that a key of a recipe names, except those that its stages train."""
     if file == "evaluation":
-        if key in _DATA_OF_EVALUATION:
+        if key in _EVALUATION_DATA_KEYS:
             name = value.get("dataset_name") if isinstance(value, Mapping) else value
             return [] if name is None else [name]
         if key in ("judge", "judges"):
             parts = [str(name).partition(":") for name in (value if isinstance(value, list) else [value])]
-            return [name for judge, _, name in parts if judge in _JUDGES_OF_SOURCES]
+            return [name for judge, _, name in parts if judge in _JUDGES_NAMING_SOURCES]
         return [value] if key == "lexicon" else []
     kinds = SHARED_KEYS if file == "recipe" else STAGE_KEYS
     if kinds.get(key) is not Kind.REPOSITORY:
@@ -321,15 +323,15 @@ def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
     model = name.rpartition("#")[0] or name  # of a judge, MODEL#LABEL
     repo = model.partition("@")[0]
     places = [Path(name), Path(model), Path(repo)]
-    if key in _DATA_OF_EVALUATION:
+    if key in _EVALUATION_DATA_KEYS:
         places.insert(0, recipe.folder / name)
     folders = [folder for folder in (recipe.folder, recipe.base) if folder is not None]
-    there = [place for place in places if os.path.lexists(place)]
-    if not there:
+    existing = [place for place in places if os.path.lexists(place)]
+    if not existing:
         return hub_id(repo) is not None
     return all(
         any(is_inside(place, folder) for folder in folders) and find_outward_link(place, hidden=True) is None
-        for place in there
+        for place in existing
     )
 
 
@@ -342,7 +344,7 @@ def check_repository(name: Any, *, key: str, where: str) -> None:
         where: What holds the settings, for the message.
 
     Raises:
-        ZooError: It is not the id of a repository, or a local file has that name and would be read instead.
+        ZooError: The name is not the id of a repository, or a local file has that name and would be read instead.
     """
     repo = name.partition("@")[0] if isinstance(name, str) else name
     if hub_id(repo) is None:
@@ -357,13 +359,13 @@ def check_repository(name: Any, *, key: str, where: str) -> None:
 
 
 def is_revision(value: Any) -> bool:
-    """Whether a value may name a branch, a tag or a commit, and nothing that could leave the folder of a cache.
+    """Whether a value may be a branch, tag or commit, and cannot lead out of the folder of a cache.
 
     Args:
         value: The value.
 
     Returns:
-        True where it may.
+        True if it may.
     """
     return isinstance(value, str) and _REVISION.fullmatch(value) is not None and ".." not in value
 
@@ -372,7 +374,7 @@ def check_architecture(fields: Any, *, where: str) -> None:
     """Checks that a download's fields of a model configuration do not make transformers download code.
 
     Args:
-        fields: `architecture` of recipe.yaml.
+        fields: The value of `architecture` in recipe.yaml.
         where: What holds them, for messages.
 
     Raises:
@@ -385,17 +387,17 @@ def check_architecture(fields: Any, *, where: str) -> None:
     for name, value in fields.items():
         inside = _wrong_inside(value)
         number = isinstance(value, int | float) and not isinstance(value, bool)  # such as conv_kernel: 4
-        if number or (not _CODE.search(name) and (is_figure(value) or (name in declared and inside is None))):
+        if number or (not _CODE.search(name) and (holds_only_numbers(value) or (name in declared and inside is None))):
             continue
         at = f"{name}.{inside}" if inside else name
-        raise ZooError(f"{where} sets architecture.{at}, by which code is fetched: it is not run.")
+        raise ZooError(f"{where} sets architecture.{at}, which may load code: remove it in your own copy.")
 
 
 def _wrong_inside(value: Any) -> str | None:
-    """Returns the first harmful key of a mapping, "" where the value itself is harmful, None where nothing is."""
+    """Returns the first harmful key of a mapping, "" if the value itself is harmful, or None if nothing is."""
     if isinstance(value, Mapping):
-        return next((str(key) for key, item in value.items() if not _is_wordy({key: item})), None)
-    return None if _is_wordy(value) else ""
+        return next((str(key) for key, item in value.items() if not _holds_numbers_and_words({key: item})), None)
+    return None if _holds_numbers_and_words(value) else ""
 
 
 def _declared(family: Any) -> frozenset[str]:
@@ -408,11 +410,11 @@ def _declared(family: Any) -> frozenset[str]:
     return frozenset({"model_type", *configuration.__dataclass_fields__, *(configuration.attribute_map or ())})
 
 
-def _is_wordy(value: Any) -> bool:
-    """As `is_figure`, but also allows single words where they do not make transformers download code."""
+def _holds_numbers_and_words(value: Any) -> bool:
+    """As `holds_only_numbers`, but also allows single words that do not make transformers download code."""
     if isinstance(value, Mapping):
         named = all(isinstance(key, str) and _WORD.fullmatch(key) and not _CODE.search(key) for key in value)
-        return named and all(map(_is_wordy, value.values()))
+        return named and all(map(_holds_numbers_and_words, value.values()))
     if isinstance(value, list | tuple):
-        return all(map(_is_wordy, value))
-    return _WORD.fullmatch(value) is not None if isinstance(value, str) else is_figure(value)
+        return all(map(_holds_numbers_and_words, value))
+    return _WORD.fullmatch(value) is not None if isinstance(value, str) else holds_only_numbers(value)

@@ -1,4 +1,4 @@
-"""How the model keys of a stage load its model, and the packages that they need."""
+"""How a stage's model keys load its model, and the packages that these keys need."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # Values of report_to that are also the name of the module they need.
 REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
-# Parts of the names of transformers' optimizers that need bitsandbytes.
+# Parts of the names of optimizers that need bitsandbytes.
 BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 
@@ -24,7 +24,7 @@ def loading_of(settings: StageSettings) -> Loading:
         settings: Settings of the stage.
 
     Returns:
-        Type, attention and quantization.
+        Weight type, attention implementation and quantization.
     """
     from transformers import BitsAndBytesConfig
 
@@ -51,9 +51,9 @@ def check_installed(settings: StageSettings) -> None:
         settings: Settings of the stage.
 
     Raises:
-        ZooError: One is not.
+        ZooError: A package is missing.
     """
-    model, of = settings.model, f"of the stage {settings.stage}"
+    model, of_stage = settings.model, f"of the stage {settings.stage}"
     optimizer = str(getattr(settings.trainer.optim, "value", settings.trainer.optim))
     needs: dict[str, tuple[str, str]] = {}
     if model.load_in_4bit or model.load_in_8bit:
@@ -70,5 +70,5 @@ def check_installed(settings: StageSettings) -> None:
     for key, (module, package) in needs.items():
         if importlib.util.find_spec(module) is None:
             raise ZooError(
-                f"{key} {of} needs {package}, which is not installed: pip install {package}, or leave it out."
+                f"{key} {of_stage} needs {package}, which is not installed: pip install {package}, or remove the key."
             )

@@ -20,7 +20,7 @@ from ..recipe import Recipe
 from ..registry import STAGES
 from .declared import RUN_KEYS, declared_keys, refused_keys
 from .evaluation import EvaluationConfig
-from .key_classes import check_download, obeyed
+from .key_classes import check_download, effective_keys
 from .model_keys import check_model
 from .values import checked_keys, type_hints
 
@@ -32,26 +32,26 @@ _GGUF_KEYS = ("model_name_or_path", "value_model_name_or_path")
 class RecipeConfig:
     """The keys of recipe.yaml, which the stages share."""
 
-    description: str = field(metadata={"help": "What the recipe shows, in one sentence: the card's first."})
-    license: str = option("apache-2.0", "Of the checkpoints, as the Hub names licenses.")
-    language: str = option("en", "Of the texts, as the Hub names languages.")
+    description: str = field(metadata={"help": "What the recipe shows, in one sentence: the first on its cards."})
+    license: str = option("apache-2.0", "License of the checkpoints, as the Hub names it.")
+    language: str = option("en", "Language of the texts, as the Hub names it.")
     simulated: bool = option(False, "Whether a program simulates the human judges; cards say so.")
-    attribution: str | None = option(None, "Whom the license of the data asks to name.")
-    preferences: str | None = option(None, "Who preferred one text to the other, in words for the card.")
-    seed: int = option(1, "Of every stage, and of data that the recipe makes.")
-    dataset_name: str | None = option(None, "A data set on the Hub, or a file or folder; stages may name their own.")
-    dataset_revision: str | None = option(None, "Its commit, branch or tag on the Hub.")
-    corpus: str | None = option(None, "module:attribute of what makes the data; dataset_name is then its source.")
+    attribution: str | None = option(None, "Whom to credit under the license of the data.")
+    preferences: str | None = option(None, "Who labeled the preferences, in words for the card.")
+    seed: int = option(1, "Seed of every stage, and of data that the recipe makes.")
+    dataset_name: str | None = option(None, "Data set on the Hub, or a file or folder; a stage may name its own.")
+    dataset_revision: str | None = option(None, "Commit, branch or tag of dataset_name.")
+    corpus: str | None = option(None, "module:attribute of a function that makes the data, from dataset_name if set.")
     corpus_args: dict[str, Any] = field(default_factory=dict, metadata={"help": "Arguments of `corpus`."})
     tokenizer: dict[str, Any] | None = field(
         default=None,
-        metadata={"help": "Of a model from random weights: vocab_size of a tokenizer trained on the lines."},
+        metadata={"help": "For a model with random weights: vocab_size of the tokenizer trained on the lines."},
     )
     architecture: dict[str, Any] | None = field(
-        default=None, metadata={"help": "Of a model from random weights: keys of its transformers configuration."}
+        default=None, metadata={"help": "For a model with random weights: keys of its transformers configuration."}
     )
     conversational: bool = option(False, "Whether texts are conversations, rendered by the chat template.")
-    system_prompt: str | None = option(None, "Put before conversations that have none of their own.")
+    system_prompt: str | None = option(None, "System prompt of conversations that have none.")
     chat_template_kwargs: dict[str, Any] = field(
         default_factory=dict, metadata={"help": "Further arguments of the chat template."}
     )
@@ -81,17 +81,17 @@ class RewardArguments(DataArguments):
     dataset_config: str | None = option("preferences", "Configuration of the data set.")
     dataset_train_split: str = option("train", "Split to train on.")
     dataset_test_split: str | None = option("test", "Split that accuracy is measured on.")
-    dataset_validation_split: str | None = option(None, "Split to evaluate on while training goes on.")
+    dataset_validation_split: str | None = option(None, "Split to evaluate on during training.")
     simulated_pairs: int | None = option(
-        None, "Make so many training pairs: samples of the SFT model, labeled by `preference`."
+        None, "Number of training pairs to make: samples of the SFT model, labeled by `preference`."
     )
-    simulated_test_pairs: int = option(500, "Pairs made so for the test split.")
+    simulated_test_pairs: int = option(500, "Number of such pairs for the test split.")
     pairs_seed: int | None = option(None, "Seed of these pairs; None takes the trainer's.")
     preference: str | None = option(None, "module:attribute of (text_a, text_b, rng) -> 0 or 1, the preferred one.")
     judge_share: float | None = option(
-        None, "Keep this share of the training prompts from the reward model, for the judge same-labels."
+        None, "Share of the training prompts reserved for the judge same-labels, not the reward model."
     )
-    score_samples: int = option(512, "SFT samples over which the scores' mean and deviation are measured.")
+    score_samples: int = option(512, "SFT samples from which the mean and deviation of the scores are measured.")
     fsdp2: bool = option(False, "Shard the model over the processes (docs/scale.md).")
 
     @property
@@ -102,26 +102,24 @@ class RewardArguments(DataArguments):
 
 @dataclass(frozen=True)
 class PPOArguments(DataArguments):
-    """The data keys of PPO: the prompts that it rolls out, and what rewards it."""
+    """The data keys of PPO: the prompts that it rolls out, and its rewards."""
 
     dataset_config: str | None = option("prompts", "Configuration of the data set.")
-    dataset_train_split: str = option("train", "Split to roll out.")
+    dataset_train_split: str = option("train", "Split whose prompts are rolled out.")
     dataset_test_split: str | None = option("validation", "Split to evaluate on.")
     reward_model_path: str | list[str] | None = field(
         default="reward",
         metadata={"help": "A path, a Hub id, or 'reward' for this recipe's own; several as a list (docs/rewards.md)."},
     )
     reward_model_loader: str | None = option(
-        None, "module:attribute of your class or function that loads a reward model no classifier can."
+        None, "module:attribute of a class or function that loads a reward model other than a classifier."
     )
     reward_funcs: list[str] | None = field(
         default=None, metadata={"help": "Reward functions as module:attribute or entry-point names."}
     )
-    value_model_name_or_path: str | None = option(
-        None, "Where the critic starts; None starts it from the reward model."
-    )
+    value_model_name_or_path: str | None = option(None, "Model that the critic starts from; None is the reward model.")
     pad_token: str | None = option(
-        None, "PAD of a policy whose tokenizer has none apart from EOS, and which SFT has not settled."
+        None, "PAD token for a policy whose tokenizer has none but EOS and that no SFT stage gave one."
     )
     ptx_dataset_config: str | None = option("lines", "Configuration with texts for the loss of ptx_coef.")
     ptx_dataset_split: str = option("train", "Split that these texts come from.")
@@ -138,7 +136,7 @@ class StageSettings:
         trainer: The trainer's keys, a TrainingArguments.
         model: trl's ModelConfig.
         release: What is published.
-        keep: save_total_limit. The trainer does not get it, because it would delete checkpoints that are not sent yet.
+        keep: save_total_limit. The trainer does not get this, because it would delete unsent checkpoints.
         resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint identifies the run's
             settings.
     """
@@ -161,7 +159,7 @@ def _dataclasses(stage: str) -> tuple[Any, ...]:
 
 
 #: Entries of a run's resolved settings that are not keys of its stage.
-BESIDE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
+NON_STAGE_KEYS = ("recipe", "ppo", "evaluation", "data", "parents")
 
 
 def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
@@ -203,7 +201,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
         The typed keys.
 
     Raises:
-        ZooError: A key is unknown, mistyped or missing, or a download may not set it.
+        ZooError: A key is unknown, missing or of the wrong type, or a download may not set it.
     """
     shared = dict(recipe.shared)
     source = str(recipe.source("recipe"))
@@ -243,7 +241,7 @@ def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
         The typed values.
 
     Raises:
-        ZooError: A key is unknown or mistyped.
+        ZooError: A key is unknown or has the wrong type.
     """
     hints, nested_hints = _recipe_hints()
     all_hints = {**hints, **nested_hints}
@@ -260,7 +258,7 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _elsewhere(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns the end of the error for an unknown flag without `STAGE.`, which says how to write it."""
+    """Returns the end of the error for an unknown flag without `STAGE.`: how to write the flag."""
     flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
@@ -287,7 +285,7 @@ def stage_settings(
         The settings.
 
     Raises:
-        ZooError: A key is unknown or mistyped, or keys do not work together.
+        ZooError: A key is unknown, has the wrong type, or keys do not work together.
     """
     if stage not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
@@ -298,7 +296,7 @@ def stage_settings(
     stage_text, refused = f"the stage {stage}", refused_keys(stage)
     check_download(recipe, stage, recipe.stages[stage], flags)
     resolved = checked_keys(recipe.stages[stage], hints, str(recipe.source(stage)), subject=stage_text, refused=refused)
-    resolved = obeyed(recipe, stage, resolved)
+    resolved = effective_keys(recipe, stage, resolved)
     resolved |= checked_keys(
         flags, hints, "the command's flags", subject=stage_text, refused=refused, flag=f"--{stage}."
     )
@@ -310,7 +308,7 @@ def stage_settings(
     learned = dataclasses.asdict(shared)
     del learned["description"], learned["evaluation"]
     arguments = {name: value for name, value in resolved.items() if name != "save_total_limit"}
-    for name in arguments:  # torch's Adam refuses an integer β; steps of 1 and more must stay integers
+    for name in arguments:  # torch's Adam refuses an integer β; *_steps of 1 or more must stay integers
         if hints[name] is float and not name.endswith("_steps"):
             arguments[name] = float(arguments[name])
     arguments |= {"output_dir": str(output_dir), "disable_tqdm": True}
@@ -345,7 +343,7 @@ def _check_combinations(stage: str, data: Any, trainer: Any, model: Any, release
 
         if trainer.load_best_model_at_end:
             raise ZooError(
-                f"load_best_model_at_end of the stage {stage} loads whole weights, and fsdp2 shards them: leave it out."
+                f"load_best_model_at_end of the stage {stage} loads unsharded weights, unlike fsdp2: remove it."
             )
         check_shards(trainer.world_size, OptimizerNames(trainer.optim).value)
     check_rule(stage, release, trainer, held_out=data.evaluated_split)
@@ -356,7 +354,7 @@ def _check_combinations(stage: str, data: Any, trainer: Any, model: Any, release
     ):
         split_keys = "dataset_validation_split" if stage == "reward" else "dataset_test_split or held_out_share"
         raise ZooError(
-            f"eval_strategy of the stage {stage} is {trainer.eval_strategy.value}, and nothing is held out to evaluate "
+            f"eval_strategy of the stage {stage} is {trainer.eval_strategy.value}, but nothing is held out to evaluate "
             f"on: set {split_keys}, or eval_strategy to no."
         )
     if release.push_merged and not model.use_peft:

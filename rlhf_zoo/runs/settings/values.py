@@ -24,11 +24,11 @@ PLAIN = "text, numbers, true and false, lists and mappings"
 
 
 class NotPlain(ValueError):
-    """A text that begins like a list or mapping and is not valid as one, so it is not read in any other way."""
+    """A text that begins like a list or mapping but is not valid; it is not read in any other way."""
 
 
 def coerce(value: Any, hint: Any) -> Any:
-    """Converts a value to a type. A text that spells a number counts as one.
+    """Converts a value to a type. The text of a number counts as a number.
 
     Args:
         value: The value.
@@ -38,7 +38,7 @@ def coerce(value: Any, hint: Any) -> Any:
         The converted value.
 
     Raises:
-        ValueError: It does not fit; the message is what the type takes, such as "a whole number".
+        ValueError: The value does not fit; the message is what the type takes, such as "a whole number".
     """
     if hint is Any:
         return value
@@ -77,7 +77,7 @@ def coerce(value: Any, hint: Any) -> Any:
             return str(value)
         raise ValueError("text")
     if hint in (list, tuple) or origin in (list, tuple):
-        items = _written(value, "[") if isinstance(value, str) else value
+        items = _parsed(value, "[") if isinstance(value, str) else value
         if isinstance(items, str):
             items = _split(items)
         if not isinstance(items, (list, tuple)):
@@ -85,7 +85,7 @@ def coerce(value: Any, hint: Any) -> Any:
         inner = (typing.get_args(hint) or (Any,))[0]
         return [coerce(item, inner) for item in items]
     if hint is dict or origin is dict:
-        value = _written(value, "{") if isinstance(value, str) else value
+        value = _parsed(value, "{") if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise ValueError("a mapping")
         return value
@@ -127,8 +127,7 @@ def _number(value: Any, kind: type) -> Any:
 def _split(text: str) -> list[str]:
     """Splits a text at its commas outside of parentheses, brackets, braces and quotes.
 
-    So NAME(key=value, ...) is one item. A quote after a letter or digit is an apostrophe, and so is one that is not
-    closed.
+    So NAME(key=value, ...) is one item. A quote after a letter or digit, or without a closing quote, is an apostrophe.
     """
     items, start, depth, place = [], 0, 0, 0
     while place < len(text):
@@ -147,9 +146,9 @@ def _split(text: str) -> list[str]:
     return [*items, text[start:]]
 
 
-def _written(text: str, begins: str) -> Any:
-    """Parses a text that starts with `begins` as JSON or YAML; returns any other text as it is. Raises NotPlain."""
-    if not text.startswith(begins):
+def _parsed(text: str, opening: str) -> Any:
+    """Parses a text that starts with `opening` as JSON or YAML; returns any other text as it is. Raises NotPlain."""
+    if not text.startswith(opening):
         return text
     try:
         content = json.loads(text)
@@ -195,11 +194,11 @@ def listed_numbers(flag: str, listed: str, *, example: str) -> list[float]:
 
     Args:
         flag: Name of the flag, for the message.
-        listed: Its text.
+        listed: Its value.
         example: A valid value, for the message.
 
     Returns:
-        The numbers in their order.
+        The numbers, in the order given.
 
     Raises:
         ZooError: An item is not a number, or is negative.
@@ -224,7 +223,7 @@ def check_plain(value: Any, depth: int = 0) -> None:
         depth: Its level of nesting.
 
     Raises:
-        ValueError: It does not; the message is what is allowed.
+        ValueError: The value does not; the message is what is allowed.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
@@ -258,7 +257,7 @@ def shown(value: Any) -> str:
     """
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python writes no number of more than 4,300 digits
+    except (ValueError, RecursionError):  # Python does not print integers of more than 4,300 digits
         return "too large to show"
     return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"
 
@@ -290,11 +289,11 @@ def checked_keys(
 
     Args:
         values: The keys and values.
-        hints: Key -> its type; None leaves the value out unchecked.
+        hints: Key -> its type; a key with None is dropped unchecked.
         where: What holds the keys, for messages.
-        subject: Whose keys they are, for messages.
+        subject: What the keys belong to, for messages.
         refused: Known keys that are not supported.
-        flag: What a flag's name begins with, such as "--ppo."; None for keys of a file.
+        flag: The beginning of the flags, such as "--ppo."; None for keys of a file.
 
     Returns:
         Key -> converted value.
@@ -330,13 +329,13 @@ def checked_keys(
             raise ZooError(
                 f"{problem} not a key of {subject}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}"
             )
-        written = f"{flag}{name}" if flag else f"{name} in {where}"
+        label = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
             continue
         try:
             check_plain(value)
             typed[name] = coerce(value, hints[name])
         except ValueError as error:
-            raise ZooError(f"{written} is {shown(value)}, and it takes {error}.") from error
-        check_limits(name.rpartition(".")[2], typed[name], label=written)
+            raise ZooError(f"{label} is {shown(value)}, but it takes {error}.") from error
+        check_limits(name.rpartition(".")[2], typed[name], label=label)
     return typed

@@ -38,7 +38,7 @@ _ONLY_WITH: dict[str, set[str]] = {
     },
     REPEAT: {"keywords:existence", "detectable_format:title"},  # not NO_COMMA: the request may have commas
 }
-#: Groups of kinds that exclude one another: IFEval's conflicts, and some more that are hard to meet together.
+#: Groups of kinds that exclude one another: IFEval's conflicts, and some others that are hard to meet together.
 _EXCLUSIVE: tuple[set[str], ...] = (
     {"length_constraints:number_paragraphs", "length_constraints:nth_paragraph_first_word"},
     {"length_constraints:number_paragraphs", "length_constraints:number_sentences"},
@@ -77,8 +77,8 @@ def prepare(
         source: None; the corpus reads no data.
         seed: Draws the instructions of the training prompts. Those of the other splits are the same for every seed.
         prompts: Maximum number of training prompts; there are a few thousand tasks, each used once.
-        not_trained: Kinds that no training prompt has, such as those that the starting model never fulfills. Validation
-            and test always have all kinds.
+        not_trained: Kinds that no training prompt has, such as those that the starting model never follows. Validation
+            and test have all kinds.
 
     Returns:
         ``{"prompts": {split: rows}}``, with the columns prompt (messages), instruction_id_list, kwargs and group.
@@ -125,7 +125,7 @@ def split_of(task: Task) -> str:
 
 
 def compatible(kind: str, kinds: Sequence[str]) -> bool:
-    """Whether an answer can fulfill an instruction of a kind together with others.
+    """Whether an answer can follow an instruction of a kind together with others.
 
     Args:
         kind: The kind.
@@ -147,7 +147,7 @@ def request(task: Task, rng: random.Random, kinds: Sequence[str] = tuple(INSTRUC
     Args:
         task: The task.
         rng: Draws kinds, arguments, wordings and their order.
-        kinds: What it draws from. A question always gets the kind that has its answer.
+        kinds: The kinds to draw from. A question always gets the kind that asks for yes, no or maybe.
 
     Returns:
         The row.

@@ -22,7 +22,7 @@ class Task:
 
     @property
     def group(self) -> str:
-        """The tasks of a group are all in one split."""
+        """Name of its group; all tasks of a group are in the same split."""
         return f"{self.form}: {self.topic}"
 
 

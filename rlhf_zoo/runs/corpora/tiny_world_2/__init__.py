@@ -1,4 +1,4 @@
-"""The tiny world: a simulated world of product remarks, with a gold utility that is known exactly.
+"""The tiny world: a simulated world of product remarks, with an exactly known gold utility.
 
 No buyer wrote or rated anything here. A seeded generator writes what owners say about their products, and a rule,
 `utility`, scores each remark. So a run can compare a learned reward model, the proxy, with the true utility that it

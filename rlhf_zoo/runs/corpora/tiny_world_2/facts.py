@@ -1,8 +1,8 @@
 """The facts of the tiny world: what is true of each aspect of each product.
 
 For each aspect of a product, one praise and one complaint are true, including their numbers: the radio's battery lasts
-three full days, the scooter's four. So no sentence is true of many products, and a policy that writes the same sentence
-for all of them is detected. The facts depend only on the names, and never change.
+three full days, the scooter's four. So no sentence is true of many products, which exposes a policy that writes one
+sentence for all of them. The facts depend only on the names, and never change.
 """
 
 import random

@@ -12,8 +12,8 @@ A remark is one sentence::
               | , filler
 
 Reading goes from left to right, takes the longest phrase that the grammar allows at each place, and skips a word that
-starts none. After such a stray word, a new link or the full stop is also allowed, so that a mistake costs only its own
-words and not all that follow. It terminates on any text, in time linear in its length.
+starts no phrase. After such a stray word, a new link or the full stop is also allowed, so that a mistake costs only its
+own words, not those after it. It terminates on any text, in time linear in its length.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Phrase:
         key: Names the phrase without the choices of its slots.
         text: Its words.
         polarity: -1, 0 or +1.
-        about: The aspect that it describes, once the reader has determined it; before that, the aspect it belongs to.
+        about: The aspect that it describes, as the reader resolves it; before that, the aspect that it belongs to.
         product: The product that it names.
         intensified: Whether it holds an intensifier.
-        fits: Whether it may stand at its place, about this product and aspect.
+        fits: Whether it makes sense at its place, about this product and aspect.
     """
 
     kind: str
@@ -62,8 +62,8 @@ class Reading:
     Attributes:
         phrases: Its phrases in order.
         stray: Words and marks that the grammar does not allow at their place.
-        repeated: Words of immediate repetitions, which are read once.
-        words: All words, without punctuation.
+        repeated: Number of words dropped as immediate repetitions.
+        words: Number of all words, without punctuation.
         ended: Whether the sentence came to a grammatical end with a full stop.
     """
 
@@ -92,7 +92,7 @@ def _slots(template: str) -> list[list[str]]:
 
 
 def spellings(template: str) -> list[str]:
-    """Returns all texts that are written for a phrase with slots: ``lasts [two|three] days`` gives two.
+    """Returns all texts that are written for a phrase with slots: ``lasts [two|three] days`` has two.
 
     Args:
         template: The phrase.

@@ -261,7 +261,7 @@ FILLERS = (
     "or so it seems",
 )
 
-# A reader accepts any of these numbers in a slot that offers only numbers: "four" is as good English as "three".
+# The reader accepts any of these numbers in a slot of numbers: "four" is as good English as "three".
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "fifteen", "twenty",
            "thirty", "forty", "fifty", "sixty", "eighty")  # fmt: skip
 

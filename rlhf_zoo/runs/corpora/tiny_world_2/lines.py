@@ -28,7 +28,7 @@ MISTAKE_RATE = 0.05
 
 
 class Writer:
-    """Writes one remark by an owner of a product. It uses one random stream, and does not repeat an opinion.
+    """Writes one remark by an owner of a product. It uses one random stream, and avoids repeating an opinion.
 
     Args:
         rng: The random stream.
@@ -58,7 +58,7 @@ class Writer:
         self.text += text if text[0] in ",;." else " " + text
 
     def unused_spelling(self, phrases: tuple[str, ...]) -> str:
-        """Returns one spelling of a phrase that was not used before, if there is one.
+        """Returns a spelling of one of some phrases, an unused one if possible.
 
         Args:
             phrases: The phrases to choose from.
@@ -117,7 +117,7 @@ class Writer:
         """Adds a consequence.
 
         Args:
-            polarity: +1 for one of praise, -1 for one of a complaint.
+            polarity: +1 for a consequence of praise, -1 for a consequence of a complaint.
             subject: Name of the aspect that it follows from; None takes the current one.
         """
         aspect = ASPECT_BY_NAME[subject] if subject else self.aspect
@@ -263,7 +263,7 @@ def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dic
     Args:
         source: None; the world reads no data.
         seed: Seed of the lines and of the split of the openings.
-        lines: Distinct remarks for training; validation and test get a twentieth more each.
+        lines: Distinct remarks for training; validation and test each get a twentieth as many.
 
     Returns:
         ``{configuration: {split: rows}}``.

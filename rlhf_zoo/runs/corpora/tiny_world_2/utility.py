@@ -1,4 +1,4 @@
-"""The gold utility: how much a remark tells somebody who is choosing what to buy.
+"""The gold utility: how useful a remark is to somebody who is choosing what to buy.
 
 No person rated anything here. It is the synthetic gold reward of Gao, Schulman & Hilton, "Scaling Laws for Reward Model
 Overoptimization", arXiv:2210.10760, with a written rule in place of a large reward model.
@@ -17,8 +17,8 @@ consistent     -0.75 for each change of mind about an aspect, unless both sides 
 concise        0 from 8 to 24 words; -0.1 for each word missing or too many; -0.3 for each filler
 repetition     -0.5 for each repeated phrase; -0.25 for each word repeated immediately
 stuffing       -0.5 for each verdict over 1, vague opinion over 2, aspect over 3, and intensifier over 1
-grammar        -0.3 for each word that the grammar does not allow at its place, -0.4 without a proper end, together at
-               most -1.5; -0.2 for capitals, once
+grammar        -0.3 for each word that the grammar does not allow at its place, -0.4 without a proper end, at most
+               -1.5 together; -0.2 for capitals, once
 =============  =====================================================================================================
 """
 
@@ -84,7 +84,7 @@ def _score_backing(phrases: Sequence[Phrase]) -> float:
 
 
 def _count_reversals(opinions: Sequence[Phrase]) -> int:
-    """Counts reversals of opinion about an aspect. Two true details, one praise and one complaint, are no reversal."""
+    """Counts reversals of opinion about an aspect. A true praise and a true complaint are not a reversal."""
     by_aspect: dict[str | None, list[Phrase]] = {}
     for phrase in opinions:
         if phrase.polarity:
@@ -153,9 +153,8 @@ def explain(text: str) -> dict[str, float]:
         ),
         "grammar": _score_grammar(reading, text),
     }
-    parts = {
-        name: value + 0.0 for name, value in parts.items()
-    }  # turns -0.0 into 0.0, which is what people expect to read
+    # Adding 0.0 turns -0.0 into 0.0, which is what people expect to read.
+    parts = {name: value + 0.0 for name, value in parts.items()}
     return {**parts, "utility": math.fsum(parts.values()), "words": float(reading.words)}
 
 
@@ -185,7 +184,7 @@ def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         The utilities.
 
     Raises:
-        ValueError: There are not equally many of both.
+        ValueError: The numbers of prompts and completions differ.
     """
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts but {len(completions)} completions")
@@ -193,7 +192,7 @@ def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
 
 
 def gold(prompts: Sequence[str], completions: Sequence[str], **_: object) -> list[float]:
-    """The gold utility as a reward function: with weight 0 it is watched while PPO maximizes the proxy.
+    """The gold utility as a reward function: with weight 0 it is logged while PPO maximizes the proxy.
 
     Args:
         prompts: The prompts.
