@@ -1,4 +1,4 @@
-"""`rlhf-zoo eval POLICY --against SFT`: any policy against another with the same tokenizer, on held-out prompts."""
+"""`rlhf-zoo eval POLICY --against SFT`: compares two policies with the same tokenizer on held-out prompts."""
 
 import logging
 import time
@@ -69,12 +69,12 @@ class Terms:
     Attributes:
         prompts: Number of held-out prompts.
         samples: Number of completions per prompt.
-        split: Split of the prompts; None for what training held out, else test.
+        split: Split of the prompts; None for those that training held out, otherwise test.
         seed: Seed of the samples.
         temperature, max_new_tokens: Sampling settings; None for those of the policy's training.
         dataset_name, dataset_revision: The data set with the prompts; None for that of the policy's run or card.
-        dataset_config: Its configuration; "" for data without one, None for that of the policy's run or card.
-        columns: Names of its columns.
+        dataset_config: Configuration of the data set; "" for none, None for that of the policy's run or card.
+        columns: The column that is read -> the data set's column.
         judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
         llm: Settings of judges llm:MODEL.
         group: How prompts that ask the same are found, as in `group_rows`.
@@ -107,16 +107,16 @@ class PolicyPair:
 
     Attributes:
         policy: The policy.
-        against: The policy it is compared with.
+        against: The policy that it is compared with.
         rewards: The policy's reward models; () without one.
-        data: The data set of its prompts; None if its run or card does not say.
-        settings: `temperature` and `response_length` (tokens) of its training.
+        data: The data set of its prompts; None if its run or card names none.
+        settings: `temperature` and `response_length` (tokens) in its training.
         judge: The judge of its run on this machine; None for other policies.
         judge_in_card: The judge that its card names, for messages.
-        labeled: The location of the texts that the judge `classifier` learns from.
+        labeled: The keys of the texts that the judge `classifier` learns from.
         functions: Names of the reward functions of its training.
-        prompts_at: See `Lineage.prompts_at`.
-        held_out: The share of prompts that its training held out, and the split it was taken from.
+        prompts_at: (configuration, column, evaluation split) of its prompts in the data set.
+        held_out: The share of prompts that its training held out, and their split; (None, None) for no share.
         reading: How to read its reward models, as keywords of `load_reward`.
         cuts: How its training truncated completions, as fields of `Truncation`.
         loader: The code that loads its reward model, for a run on this machine.
@@ -147,13 +147,13 @@ def find_pair(
 
     Args:
         policy: A run directory of PPO, a checkpoint of one, a model's folder, or NAMESPACE/NAME[@TAG].
-        against: Replaces the SFT policy that its run or card names.
-        reward: Replaces the reward model that its run or card names; "none" for no reward model.
+        against: Replaces the SFT policy that the run or card names.
+        reward: Replaces the reward model that the run or card names; "none" for no reward model.
         terms: How they are compared.
         hub: The Hub.
 
     Raises:
-        ZooError: A model cannot be loaded, or neither run nor card names the other policy.
+        ZooError: A model cannot be loaded, or neither the run nor the card names the other policy.
     """
     no_reward = reward == "none"
     reward_name = None if no_reward else reward
@@ -233,7 +233,7 @@ def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource
 
 
 def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
-    """Raises ZooError if the evaluation is not from this user's own run, and names code or a paid judge."""
+    """Raises ZooError if another user's evaluation names code or a paid judge."""
     if judge is None or evaluation.is_own() or may_use_judge(str(judge)):
         return
     raise ZooError(
@@ -314,7 +314,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     check_names(names, terms.llm, hub=pair.hub)
     if pair.data is None:
         raise ZooError(
-            f"Neither run nor card of {pair.policy.name} names its prompts: give a data set with --dataset_name."
+            f"Neither run nor card of {pair.policy.name} names its prompts: pass a data set with --dataset_name."
         )
     rows, split = _prompts(pair, pair.data, terms)
     rows = distinct_first(rows)
@@ -370,7 +370,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
 
 
 def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
-    """The held-out prompts and a name for them: the requested split, what training held out, or test."""
+    """The held-out prompts and a name for them: of the requested split, of what training held out, or of test."""
     configuration, column, _ = pair.prompts_at
     share, train = pair.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
@@ -422,7 +422,7 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
     if not same_tokenizer(tokenizer, other_tokenizer):
         raise ZooError(
             f"{pair.policy.name} and {pair.against.name} have different tokenizers, so there is no KL between "
-            "them: give policies trained from one base model."
+            "them: compare policies trained from the same base model."
         )
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token_id = tokenizer.eos_token_id

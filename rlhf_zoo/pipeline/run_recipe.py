@@ -1,4 +1,4 @@
-"""Runs every stage of a recipe, publishes them with their cards, and shows the result."""
+"""Runs every stage of a recipe, publishes the models with their cards, and shows the result."""
 
 import logging
 import tempfile
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHOWN_PROMPTS = 6
-#: Keeps the random numbers of `show_published` apart from others under one seed.
+#: Gives `show_published` random numbers of its own under the run's seed.
 SHOW_STREAM = 6
 
 
@@ -67,7 +67,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
     stage_names = list(context.recipe.stages)
     with sole_writer(context.directory, command=context.command):
         if publisher is not None and not context.preflight_passed and stage in stage_names:
-            # A later stage may need a key of this one, such as push_merged, which cannot be set once this is trained.
+            # A later stage may need a key of this stage, such as push_merged, that cannot be set after its training.
             for later_stage in stage_names[stage_names.index(stage) :]:
                 check_plan(context, later_stage)
         for earlier_stage in stage_names:
@@ -85,7 +85,7 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
 
 
 def _warn_if_evaluation_would_fail(context: RunContext) -> None:
-    """For `rlhf-zoo ppo` alone. Only a warning, because the evaluation can be fixed after the training."""
+    """Used by `rlhf-zoo ppo` alone. It only warns, because the evaluation can be fixed after training."""
     if "ppo" not in to_train(context):
         return
     try:
@@ -146,7 +146,7 @@ def claim(context: RunContext, publisher: Publisher | None) -> None:
 
     Args:
         context: The run.
-        publisher: None if it does not publish.
+        publisher: The run's publisher; None if it does not publish.
 
     Raises:
         ZooError: A repository cannot be created or belongs to another run.
@@ -205,7 +205,7 @@ def run_stages(
 
     Args:
         context: The run.
-        stages: Names of stages; "eval" is one.
+        stages: Names of stages, including "eval".
         console: A rich console.
         publisher: Sends checkpoints and cards.
         note: Text appended to the name of each stage.
@@ -244,7 +244,7 @@ def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
 
 
 def _check_existing_run(context: RunContext, stage: str) -> None:
-    """Checks the keys of a stage, also against an existing run, and restores the checkpoint of a finished stage.
+    """Checks a stage's keys, compares them with an existing run, and restores the checkpoint of a finished stage.
 
     Raises ZooError if a key is wrong or differs from the run's, or if the checkpoint cannot be restored.
     """

@@ -192,7 +192,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
         "The test split has 12 prompts, but evaluation.prompts is 99",
     ),
     "few prompts": (
-        None, {"per_device_train_batch_size": 13}, "batch", "has 12 rows, but an update needs 13: give more prompts",
+        None, {"per_device_train_batch_size": 13}, "batch", "has 12 rows, but an update needs 13: use more prompts",
     ),
     "no such model": (None, {"model_name_or_path": "a b"}, "models", "The model a b cannot be found on"),
     "wrong count": (None, {"reward_funcs": "test_doctor:broken"}, "rewards", "returned 7 rewards for 8 completions"),

@@ -295,9 +295,9 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--preferences", "trl-lib/ultrafeedback_binarized"], "has no chat template: use a model"),
         (
             ["--prompts", "trl-lib/tldr"],
-            "There is neither preference data nor a reward: give --preferences, or --reward.",
+            "There is neither preference data nor a reward: pass --preferences or --reward.",
         ),
-        (["--reward", "numeric_match"], "There are no prompts for PPO: give --prompts"),
+        (["--reward", "numeric_match"], "There are no prompts for PPO: pass --prompts"),
         (
             ["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"],
             "a folder or a repository, did you mean 'numeric_match'?",

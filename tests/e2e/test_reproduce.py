@@ -233,7 +233,7 @@ def test_a_finished_one_is_compared_again_and_not_run_again(answers):
     assert before["seconds"] > 0 and again["seconds"] is None
     assert {**again, "seconds": 0, "name": ""} == {**before, "seconds": 0, "name": ""}
     assert answers["another-there"] == {
-        "error": "ppo-best holds the reproduction of another checkpoint: give another --output_dir."
+        "error": "ppo-best holds the reproduction of another checkpoint: choose another --output_dir."
     }
 
 

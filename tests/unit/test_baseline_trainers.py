@@ -14,7 +14,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.head_to_head import read_lines
 from rlhf_zoo.pipeline.experiments.baseline import default_betas
 from rlhf_zoo.pipeline.experiments.baseline_trainers import (
-    Start,
+    StartingPoint,
     TokenCounter,
     dpo_arguments,
     ppo_reward,
@@ -75,7 +75,7 @@ def test_a_rollout_that_rloo_cannot_sample(tmp_path: Path) -> None:
 
 def test_prompts_that_begin_an_answer(tmp_path: Path) -> None:
     begun = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
-    start = Start(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
+    start = StartingPoint(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
     terms: Any = {"arguments": {}, "sizes": {}, "missing_eos": {}, "score_clip": None}
     with pytest.raises(ZooError, match=r"PPO continues that turn, but trl's RLOO would close it .* compare with dpo"):
         train_rloo(start, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)

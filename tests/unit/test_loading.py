@@ -48,7 +48,7 @@ BEST = {
     ("stage", "keys", "message"),
     [
         ("sft", {"dtype": "float16"}, "gradients underflow and overflow: set bfloat16 or float32"),
-        ("sft", {"dtype": "int8"}, "dtype of the stage sft is 'int8': give one of float32, bfloat16, auto"),
+        ("sft", {"dtype": "int8"}, "dtype of the stage sft is 'int8': set one of float32, bfloat16, auto"),
         ("ppo", {"attn_implementation": "kernels-community/flash-attn"}, "a kernel that would be downloaded and run"),
         ("ppo", {"load_in_8bit": True}, "load_in_8bit of the stage ppo needs use_peft"),
         ("sft", {**FOUR, "load_in_8bit": True}, "at the same time"),

@@ -294,7 +294,7 @@ def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take(
         ),
         ("ppo", "h100:8", {"critic": "shared"}, "fsdp2 of the stage ppo does not work with critic shared"),
         ("reward", "h100:8", {"optim": "adafactor"}, "cannot shard the optimizer adafactor: set optim to one of"),
-        ("reward", "h100", {}, "this plan is for one: give --gpu NAME:COUNT"),
+        ("reward", "h100", {}, "this plan is for one: set --gpu NAME:COUNT"),
     ],
 )
 def test_shards_that_there_are_none_of(stage, gpu, keys, said):

@@ -196,8 +196,8 @@ def test_an_import_that_nothing_asks_for():
     [
         ('{"stage": "eval", "parents": {}}', "{}", "names no stage and no parents"),
         ('{"stage": "sft", "parents": {}, "step": 1}', "[]", "holds no settings of a stage"),
-        ('{"stage": "sft", "parents": {}, "step": "1"}', '{"recipe": {}}', "does not say its step"),
-        ('{"stage": "sft", "parents": {}, "step": 0}', '{"recipe": {}}', "does not say its step"),
+        ('{"stage": "sft", "parents": {}, "step": "1"}', '{"recipe": {}}', "does not name its step"),
+        ('{"stage": "sft", "parents": {}, "step": 0}', '{"recipe": {}}', "does not name its step"),
         ('{"stage": "sft", "parents": {}, "step": 1, "recipe": "../x"}', '{"recipe": {}}', "names no recipe"),
         ("{", "{}", "is not valid JSON"),
         ("[" * 100_000, "{}", "nested more than 64 deep"),

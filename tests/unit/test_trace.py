@@ -269,7 +269,7 @@ def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
     [
         (".", {"step": 9}, "run/ppo has no checkpoint of step 9: it has 1, 2, 3, and 0 is the start of PPO."),
         (".", {"old": "9"}, "has no checkpoint of step 9"),
-        (".", {"revision": "best"}, "is a run directory, which has no revisions: give --step instead."),
+        (".", {"revision": "best"}, "is a run directory, which has no revisions: pass --step instead."),
         ("sft", {}, "holds a run of the stage sft: give that of the PPO stage."),
         ("ppo/checkpoint-2", {"step": 1}, "is the checkpoint of one step, so it does not take --step"),
         ("..", {}, "has no PPO run and no checkpoint of one: give runs/RECIPE, or train it first."),
@@ -355,7 +355,7 @@ def test_a_repository_gives_the_figures_of_its_run(run: Path, hub: dict[str, Pat
 
 def test_no_code_that_a_download_names_is_imported_unasked(hub: dict[str, Path]) -> None:
     found = find("local/toy-ppo")
-    with pytest.raises(ZooError, match="also rewarded by toy_run:answered, and code that a download names"):
+    with pytest.raises(ZooError, match="also rewarded by toy_run:answered, but code that a download names"):
         trace_checkpoint(found, "cd")
     evil = replace(
         found, resolved={**found.resolved, "reward_funcs": ["no_such_module:f"], "reward_weights": [1.0, 0.0]}
@@ -402,7 +402,7 @@ def test_what_a_repository_is_not(hub: dict[str, Path], name: str, options: dict
         ({"reward_weights": [1.0]}, "has 1 reward_weights for 2 rewards"),
         (
             {"reward_model_path": None, "reward_weights": [1.0]},
-            "was trained without a reward model: leave out --reward",
+            "was trained without a reward model: remove --reward",
         ),
     ],
 )

@@ -62,7 +62,7 @@ class Baseline:
         source: Its data set.
         checkpoints: The chosen checkpoint of each stage.
         rows: The P held-out rows.
-        lines: The lines of eval/samples.jsonl of sft and of ppo: P · samples each, by prompt.
+        lines: "sft" and "ppo" -> the lines of eval/samples.jsonl: P · samples each, ordered by prompt.
     """
 
     context: RunContext
@@ -94,7 +94,7 @@ class Baseline:
         """Scores completions by rules other than the headline judge.
 
         Args:
-            texts: P · samples completions, by prompt.
+            texts: P · samples completions, ordered by prompt.
 
         Returns:
             Name -> (P,) scores: of each other rule and, if the headline judge checks answers, of all answers to a
@@ -124,7 +124,7 @@ class Baseline:
 
     @property
     def judge(self) -> str:
-        """Name of the headline's judge."""
+        """Name of the headline judge."""
         return self.evaluator.judge.name
 
     @cached_property
@@ -162,7 +162,7 @@ class Baseline:
 
     @property
     def episodes(self) -> int:
-        """Completions that PPO sampled in training."""
+        """Number of completions that PPO sampled in training."""
         counts = [row["episodes"] for row in self.context.record("ppo").metrics() if row.get("episodes") is not None]
         if not counts:
             raise ZooError(
@@ -173,7 +173,7 @@ class Baseline:
 
     @property
     def updates(self) -> int:
-        """Rollouts that PPO learned from in training."""
+        """Number of rollouts that PPO learned from."""
         return int(self.context.record("ppo").metrics()[-1]["step"])
 
     @cached_property
@@ -228,7 +228,7 @@ def default_betas(context: RunContext) -> list[float]:
     """Returns 0.5, 1 and 2 times PPO's kl_coef, because β has the same meaning in every KL-regularized objective.
 
     Args:
-        context: The run. If it has no penalty, PPO's default kl_coef is used.
+        context: The run. If its kl_coef is 0, PPO's default is used.
     """
     kl_coef = context.settings("ppo").trainer.kl_coef or stage_keys("ppo")["kl_coef"][1]
     return [kl_coef / 2, kl_coef, kl_coef * 2]
@@ -242,7 +242,7 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
         method: The method to compare it with.
 
     Raises:
-        ZooError: The recipe lacks a stage, a stage is not finished, or it ran with settings that differ from the flags.
+        ZooError: The recipe lacks a stage, a stage is not finished, or it ran with settings that contradict the flags.
     """
     silence_libraries()
     recipe, stages = context.recipe, list(context.recipe.stages)
@@ -278,6 +278,6 @@ def _check_settings(context: RunContext) -> None:
         recorded = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}
         if (key := first_difference(recorded, current)) is not None:
             raise ZooError(
-                f"The stage {stage} in {context.directory} ran with another {key} than this command: give the flags of "
-                "the run."
+                f"The stage {stage} in {context.directory} ran with another {key} than this command: pass the flags "
+                "of the run."
             )

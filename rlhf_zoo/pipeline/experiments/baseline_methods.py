@@ -1,8 +1,8 @@
 """Makes and measures each baseline: samples of the SFT policy, or a policy that is trained from it.
 
 Further SFT either trains for twice as long, or is rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which
-learns from the policy's own completions that the reward scores highly. Both are variants of the recipe's SFT stage and
-resume as it does.
+learns from completions of its own policy with a high reward. Both are variants of the recipe's SFT stage and resume as
+it does.
 """
 
 import json
@@ -36,7 +36,7 @@ from ..run_recipe import run_stage
 from ..stages.merged import merged_model
 from .baseline import FOLDER, METHODS_WITH_BETA, Baseline, Method, Trained, default_betas
 from .baseline_trainers import (
-    Start,
+    StartingPoint,
     dpo_arguments,
     rloo_arguments,
     rollout_sizes,
@@ -48,7 +48,10 @@ from .runner import open_part, with_keys
 
 POOL_STREAM, SAMPLES_STREAM = 9, 10
 SAMPLES_FOLDER = "lines"  # the training data of rejection fine-tuning
-_PROMPTS_PER_WRITE, _COMPLETIONS_PER_WRITE = 8, 1024  # pools scored, and completions drawn, between writes
+_PROMPTS_PER_WRITE, _COMPLETIONS_PER_WRITE = (
+    8,
+    1024,
+)  # prompts whose pools are scored, and completions drawn, between writes
 
 
 def run_method(
@@ -147,7 +150,7 @@ def _run_trained(
 
 
 def _discard_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
-    """Prepares a trained policy to be measured again for another evaluation, without training it again."""
+    """Marks a trained policy to be measured again, without training, if the evaluation has changed."""
     recorded = record.read().get("resolved") or {}
     measured_by = ("evaluation", "evaluation_seed")
     training_settings = [
@@ -191,7 +194,7 @@ def _more_sft(
     policy = load_causal(run.checkpoint("sft").path)
     rows = train_and_held_out(run, "sft", stage_source(run, "sft"))[0]
     tokens = trained_tokens(run, rows, baseline.evaluator.tokenizer)
-    if method == "sft":  # half of it is the run's own SFT, which counts for no method
+    if method == "sft":  # half of the tokens are the run's own SFT, which no method pays for
         return policy, sft_compute(baseline.matrix_sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
     sampled_tokens = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
@@ -212,8 +215,8 @@ def _train(
     ppo = baseline.context.settings("ppo")
     sft, label = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
     tokenizer = load_tokenizer(sft)
-    switch_off_eos(tokenizer)  # trl reads prompts by the tokenizer alone
-    start = Start(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
+    switch_off_eos(tokenizer)  # trl tokenizes prompts with the tokenizer alone
+    start = StartingPoint(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
         return train_dpo(start, baseline.pairs(), arguments=arguments, sizes=baseline.matrix_sizes)
@@ -253,7 +256,7 @@ def longer_sft_arguments(sft: StageSettings, *, learning_rate: float | None) -> 
     """Returns flags of SFT that double its number of steps.
 
     Args:
-        sft: Settings of the stage sft.
+        sft: Settings of the SFT stage.
         learning_rate: The learning rate; None for that of the stage.
     """
     args = sft.trainer
@@ -267,9 +270,9 @@ def rejection_arguments(
     """Returns flags of SFT that give it PPO's number of optimizer steps and minibatch size.
 
     Args:
-        ppo: Settings of the stage ppo.
-        sft: Settings of the stage sft.
-        updates: PPO's updates.
+        ppo: Settings of the PPO stage.
+        sft: Settings of the SFT stage.
+        updates: Number of PPO's updates.
         learning_rate: The learning rate; None for that of PPO.
     """
     args = ppo.trainer
@@ -308,7 +311,7 @@ def draw_samples(
     Args:
         evaluator: The evaluator, with the SFT policy as its reference.
         prompts: The prompts, taken in turn.
-        count: Completions to draw.
+        count: Number of completions to draw.
         seed: Seed of the samples.
 
     Returns:

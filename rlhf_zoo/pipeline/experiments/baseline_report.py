@@ -25,7 +25,7 @@ _LABELS_WITHOUT_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": 
 
 
 def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
-    """The points of PPO: over its seeds, and at each other β.
+    """The points of PPO: its mean over seeds, and a point at each other β.
 
     It uses the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run only in β and seed.
     The compute of runs at other β is not counted: they only show what PPO reaches at other KLs.
@@ -54,7 +54,7 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
 
 
 def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
-    """Whether a finished run of a stage differs from another only in these keys."""
+    """Whether a stage is finished and differs from that of another run only in these keys."""
     record, base_settings = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
     if record.get("status") != "finished":
         return False
@@ -69,7 +69,7 @@ def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
 
 
 def _point_of(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]], training: Compute) -> Point:
-    """Computes the point of a policy from its lines of samples.jsonl: P · samples, by prompt."""
+    """Computes the point of a policy from its P · samples lines of samples.jsonl, ordered by prompt."""
     samples = baseline.samples_per_prompt
     scores = {name: _column(lines, name) for name in ("reward", "judge", "kl", "length")}
     judge, win_rates = scores["judge"], {}
@@ -100,7 +100,7 @@ def _column(lines: Sequence[Mapping[str, Any]], name: str) -> Floats:
 
 
 def _points_of(baseline: Baseline, method: Method) -> list[Point]:
-    """The finished points of a method, over its seeds, that started from the run's current models and data."""
+    """A method's points, averaged over seeds, of finished parts with the run's current models and data."""
     if method == "best-of-n":
         return _best_of_n_points(baseline)
     by_settings: dict[tuple[float | None, float | None], list[Point]] = defaultdict(list)
@@ -225,7 +225,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
 
 
 def _command(baseline: Baseline, method: Method, current: Method) -> str:
-    """The last command that made points of a method."""
+    """The command that last made points of a method."""
     if method == current:
         return baseline.context.command
     path = baseline.folder / method / "baseline.json"

@@ -1,7 +1,7 @@
 """DPO and RLOO by trl's trainers, from the SFT policy of a run, on its own pairs, prompts and reward.
 
 RLOO samples as many completions as PPO, from the same prompts at the same temperature, in rollouts of the same size.
-It has PPO's reward, minus PPO's penalty for a missing end, and makes as many passes and optimizer steps. DPO learns
+It uses PPO's reward and penalty for a missing EOS, and as many passes and optimizer steps. DPO learns
 from the reward model's pairs, with its batch size and epochs. Both use PPO's policy learning rate unless
 --learning_rate is given.
 """
@@ -37,7 +37,7 @@ from ...runs.settings.parse import StageSettings
 from ..stages.callbacks import ProgressCallback
 from ..stages.sft import without_second_bos
 
-#: Completions per prompt in RLOO. The baseline of each is the mean of the others (Ahmadian et al. 2024: 2 or 4).
+#: Completions per prompt in RLOO. The baseline of each is the mean of the others (Ahmadian et al. 2024 use 2 or 4).
 GENERATIONS = 4
 _OPTIMIZER = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
@@ -46,17 +46,17 @@ _OPTIMIZER = (
 
 
 @dataclass(frozen=True)
-class Start:
-    """The starting point of a run of either trainer.
+class StartingPoint:
+    """What a run of either trainer starts from.
 
     Attributes:
         sft: The policy to start from.
         tokenizer: Its tokenizer.
-        beta: β.
+        beta: Coefficient of the KL penalty.
         seed: Seed of the trainer.
         record: Receives the metrics.
         desc: Label of the progress bar.
-        peft_config: Trains an adapter; None trains all weights.
+        peft_config: Configuration of the adapter to train; None trains all weights.
     """
 
     sft: Path
@@ -72,8 +72,8 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
     """Returns the fields of DPOConfig, without β and seed.
 
     Args:
-        ppo: Settings of the stage ppo.
-        reward: Settings of the stage reward, whose batches, epochs and schedule DPO takes.
+        ppo: Settings of the PPO stage.
+        reward: Settings of the reward stage, whose batches, epochs and schedule DPO uses.
         learning_rate: The learning rate; None for that of PPO.
     """
     args = reward.trainer
@@ -91,7 +91,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
     """Returns the fields of RLOOConfig, without β and seed: those of PPO under RLOO's names.
 
     Args:
-        ppo: Settings of the stage ppo.
+        ppo: Settings of the PPO stage.
         episodes: Completions that PPO sampled. RLOO samples as many, rounded up to full rollouts.
         learning_rate: The learning rate; None for that of PPO.
 
@@ -130,7 +130,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
 
 
 def rollout_sizes(args: Any) -> tuple[int, int]:
-    """Returns the completions of PPO's rollout, and the optimizer steps of one pass over it.
+    """Returns the number of completions in PPO's rollout, and of optimizer steps in one pass over it.
 
     Args:
         args: A PPOConfig.
@@ -150,7 +150,7 @@ def warmup_optimizer_steps(args: Any) -> float:
 
 
 def train_dpo(
-    start: Start, pairs: Dataset, *, arguments: Mapping[str, Any], sizes: Mapping[str, int]
+    start: StartingPoint, pairs: Dataset, *, arguments: Mapping[str, Any], sizes: Mapping[str, int]
 ) -> tuple[PreTrainedModel, Compute]:
     """Trains a policy by DPO.
 
@@ -180,7 +180,7 @@ def _close_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def train_rloo(
-    start: Start,
+    start: StartingPoint,
     prompts: Dataset,
     rewards: Rewards,
     *,
@@ -204,7 +204,7 @@ def train_rloo(
         The policy, and the compute of its training.
 
     Raises:
-        ZooError: Prompts end in an assistant's turn.
+        ZooError: A prompt ends in an assistant turn.
     """
     from trl import RLOOConfig, RLOOTrainer
 
@@ -230,14 +230,14 @@ def train_rloo(
 
 
 def _train(
-    start: Start,
+    start: StartingPoint,
     trainer_class: Any,
     config_class: Any,
     rows: Dataset,
     arguments: Mapping[str, Any],
     **trainer_options: Any,
 ) -> tuple[Any, PreTrainedModel]:
-    """Trains by one of trl's trainers. Returns the trainer and the policy."""
+    """Trains with one of trl's trainers. Returns the trainer and the policy."""
     with tempfile.TemporaryDirectory() as scratch:
         sft = _path_for_trl(start.sft, Path(scratch) / "start")
         trainer = trainer_class(

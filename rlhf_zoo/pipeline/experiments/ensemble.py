@@ -50,20 +50,20 @@ def check(context: RunContext) -> None:
     """
     if "reward" not in context.recipe.stages:
         raise ZooError(
-            f"The recipe {context.recipe.name} has no stage reward, so no model is trained: give it a reward.yaml."
+            f"The recipe {context.recipe.name} has no stage reward, so no model is trained: add a reward.yaml."
         )
     for stage in context.recipe.stages:
         context.settings(stage)
     data = context.settings("reward").data
     if data.held_out_share is None and data.dataset_test_split is None and named_pairs(context) is None:
         raise ZooError(
-            f"The recipe {context.recipe.name} holds out no pairs on which to compare its reward models: give "
+            f"The recipe {context.recipe.name} holds out no pairs on which to compare its reward models: pass "
             "--reward.dataset_test_split or --reward.held_out_share."
         )
 
 
 def member(context: RunContext, seed: int) -> RunContext:
-    """Returns the run of the reward model under another seed. The run's own must have been trained.
+    """Returns the run that trains the reward model with another seed. The run's own model must be trained already.
 
     Args:
         context: The run.
@@ -152,10 +152,8 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
     path = record.path / "samples.jsonl"
     try:
         document = read_json(record.path / "evaluation.json")
-        held_out, per_prompt = (
-            evaluation_rows(run, stage_source(run, "ppo"), path=sft.path),
-            document["samples_per_prompt"],
-        )
+        held_out = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path)
+        per_prompt = document["samples_per_prompt"]
         prompts = held_out["prompt"][: document["rows"]]
         rows = read_samples(path, prompts, per_prompt)
         prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
@@ -165,7 +163,7 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
 
 
 def _texts_of_side(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], side: str) -> Texts:
-    """prompts: one per row, a text or a conversation, which each reward model renders with its own template."""
+    """The texts of SFT or PPO. `prompts` has a text or conversation per row; each reward model renders it itself."""
     return Texts(
         [row["prompt"] for row in rows],
         [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
@@ -176,7 +174,7 @@ def _texts_of_side(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt],
 
 
 def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> tuple[EnsembleScores, str]:
-    """Each model's scores for the held-out pairs and the texts, and the split of the pairs."""
+    """Each model's scores of the held-out pairs and of the texts, and the name of the pairs' split."""
     owner, source = open_pairs(runs[0])
     held_out = held_out_pairs(owner, source)
     assert held_out is not None  # `check` refuses such a recipe

@@ -1,4 +1,4 @@
-"""Further rounds of a run: reward model and PPO train again, also on labeled samples of the last PPO policy."""
+"""Runs further rounds: reward model and PPO train again, also on labeled samples of the last PPO policy."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -35,7 +35,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
 
     Args:
         context: The run.
-        labels: The option --labels: 'gold', 'judge' or a judge's name. None means gold if the recipe has it.
+        labels: The option --labels: 'gold', 'judge' or a judge's name; None for gold if the recipe has it.
 
     Returns:
         'gold', or a judge's name.
@@ -68,7 +68,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
         config.asked_llm,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
-        hub=None if kind_of(name)[0] == "votes" else context.hub,  # created later, by a page that compares this run
+        hub=None if kind_of(name)[0] == "votes" else context.hub,  # a comparison page of this run creates them later
         headline=False,
     )
     check_endpoints([name], config.asked_llm)
@@ -83,10 +83,10 @@ def run_rounds(
     Args:
         context: The first round, which is finished.
         console: A rich console.
-        publishing: Opens a run's publisher.
+        publishing: Opens the publisher of a run.
         rounds: The total number of rounds.
         labels: The labeler: see `check_labels`.
-        pairs: Number of pairs to label in a round; None for as many as the recipe simulates.
+        pairs: Number of pairs to label in each round; None for as many as the recipe simulates.
 
     Returns:
         The runs of all rounds.
@@ -147,8 +147,8 @@ def _row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
 def _gain(run: RunContext, previous: RunContext) -> Estimate:
     """The headline judge's score of PPO minus its score in the previous round.
 
-    Both rounds sample the same test prompts with the same random streams, so samples are paired; the interval resamples
-    prompts.
+    Both rounds sample the same test prompts with the same random streams, so samples are paired; the interval is a
+    bootstrap over prompts.
     """
     scores, previous_scores = (
         {

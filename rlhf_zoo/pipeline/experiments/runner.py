@@ -1,4 +1,4 @@
-"""Runs the variants of a run for sweep and ablate, and has what ensemble, rounds and baseline share with them.
+"""Runs the variants of a run for sweep and ablate; ensemble, rounds and baseline share parts of it.
 
 A variant is a run in RUN/FOLDER/NAME that trains some stages with its own keys. It shares the earlier stages of RUN,
 which are trained once. Finished variants are not trained again, `--restart` applies only to the variants, and the same
@@ -31,7 +31,7 @@ from ..stages.interrupt import Stopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: A file in the directory of a variant, of an ablation or a sweep. It names the variant and the run that it belongs to.
+#: File in the directory of an ablation's or a sweep's variant, with its name and the run that it belongs to.
 VARIANT_FILE = "ablation.json"
 SAMPLES = 4  # held-out prompts whose completions the tables show
 _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
@@ -44,12 +44,12 @@ Flags = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Variant:
-    """A run with other values of PPO's keys. Without arguments, the run itself.
+    """A run with other values of PPO's keys; without arguments, the original run.
 
     Attributes:
-        settings: The keys with their values.
+        settings: (key, value) of each changed key.
         seed: Seed of PPO; None for the recipe's own.
-        folder: Folder of the experiment in the run directory.
+        folder: The experiment's folder in the run directory, such as "sweep".
     """
 
     settings: tuple[tuple[str, Any], ...] = ()
@@ -92,7 +92,7 @@ class Variant:
             flags: The command's flags, by stage.
         """
         keys = dict(self.settings)
-        if keys.get("kl_coef") == 0:  # PPO would hold no reference, but variants are compared by their KL
+        if keys.get("kl_coef") == 0:  # PPO would load no reference, but variants are compared by their KL
             keys = {"reference": flags.get("ppo", {}).get("reference", True), **keys}
         return with_keys(flags, "ppo", keys if self.seed is None else {**keys, "seed": self.seed})
 
@@ -153,7 +153,7 @@ def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, 
     names = [variant.name for variant in result]
     if duplicate := next((name for index, name in enumerate(names) if name in names[:index]), None):
         raise ZooError(
-            f"Two runs would both be called {duplicate}: give values that differ in letters, digits or points."
+            f"Two runs would both be called {duplicate}: choose values that differ in letters, digits or points."
         )
     return result
 
@@ -232,7 +232,7 @@ def open_part(
         context: The run.
         folder: The part's directory.
         resolved: Its settings.
-        stage: Name of the experiment, which run.json has in place of a stage.
+        stage: Name of the experiment, recorded in run.json as the stage.
         restart: Whether to start over.
 
     Yields:
@@ -246,7 +246,7 @@ def open_part(
     if restart:
         record.clear()
     recipe = context.recipe.name
-    record.check_fingerprint(resolved, recipe=recipe, fix="give the options that it was made with, or --restart")
+    record.check_fingerprint(resolved, recipe=recipe, fix="pass the options that it was made with, or --restart")
     if record.read().get("status") == "finished":
         yield None
         return
@@ -272,11 +272,11 @@ class Outcome:
         variant: The variant.
         repo: Its repository; None if it is not published.
         figures: PPO's figures on held-out prompts, {value, ci95, n} each.
-        win_rate: Win rate of PPO over SFT, likewise.
-        rows: The rows of its training metrics.
+        win_rate: Win rate of PPO over SFT, as {value, ci95, n}.
+        rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
         verdict: The verdict over its checkpoints; None if there is none.
-        fired: Families of the probes that fired at its end.
+        fired: Families of the probes that fired at the end of training.
     """
 
     variant: Variant
@@ -341,7 +341,7 @@ def overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dic
 
     Args:
         outcomes: Outcomes of variants.
-        identify: Returns the keys of a row that identify a variant's settings.
+        identify: Returns the entries of a row that identify a variant's settings.
     """
     runs = [
         {

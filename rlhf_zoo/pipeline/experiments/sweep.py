@@ -28,7 +28,7 @@ SWEEP, ABLATION = "sweep", "ablation"
 def train(
     context: RunContext, publisher: Publisher | None, cells: Sequence[Variant], flags: Flags, console: "Console"
 ) -> tuple[list[Outcome], ZooError | None]:
-    """Trains the stages that the cells share, then each cell, and sends each cell as a tag.
+    """Trains the stages that the cells share and then each cell, and publishes each cell as a tag.
 
     Args:
         context: The recipe's own run.
@@ -58,7 +58,7 @@ def train(
             if publisher is not None:
                 try:
                     send_cell(context, cell_context, cell.name)
-                except ZooError as error:  # the next cells train all the same; the command fails at its end
+                except ZooError as error:  # the next cells still train; the command fails at the end
                     console.print(f"Warning: {error}", highlight=False, markup=False)
                     send_errors.append(error)
 

@@ -21,11 +21,11 @@ from ...runs.record import COMPLETE, first_difference
 
 #: Folders of a checkpoint to compare; merged/ follows from the adapter and its base.
 FOLDERS = (".", "critic")
-#: Files that describe the run rather than the model, or have a comparison of their own.
+#: Files that describe the run rather than the model, or are compared separately.
 NOT_COMPARED = (
     CARD_FILE, CLAIM_FILE, RECIPE_FILE, COMPLETE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json",
 )  # fmt: skip
-#: Larger numbers are not subtracted: an integer in downloaded JSON has no bound.
+#: Numbers are subtracted up to this size: an integer in downloaded JSON has no bound.
 LARGEST = 1e300
 #: Keys that name the release that wrote a file, which `compare_versions` reports.
 VERSION_KEYS = ("transformers_version", "peft_version")
@@ -82,7 +82,7 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
         return
     row["differing"] += 1
     published, other = a.double(), b.double()
-    # Equal infinities have no distance; a NaN on one side alone is infinitely far.
+    # Equal infinities have distance 0; a NaN on one side has distance infinity.
     distance = torch.where(published == other, 0.0, (published - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     largest, scale = float(distance.max()), float(published.abs().max())
     if row["worst"] is None or largest > row["max_abs"]:
@@ -210,22 +210,22 @@ def compare_versions(published: Mapping[str, Any], here: Mapping[str, Any]) -> l
         here: The versions of this run.
 
     Returns:
-        {name, published, here} for each that differs; None for one that was not recorded.
+        {name, published, here} for each version that differs; None where a side did not record it.
     """
     names = dict.fromkeys([*here, *published])
     rows = [{"name": name, "published": published.get(name), "here": here.get(name)} for name in names]
     return [row for row in rows if row["published"] != row["here"]]
 
 
-def contents(folder: Path, names: Iterable[str]) -> dict[str, str]:
+def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Computes the sha256 of files.
 
     Args:
-        folder: The folder that holds them.
-        names: Their paths in it.
+        folder: The folder of the files.
+        names: Their paths in the folder.
 
     Returns:
-        Hexadecimal digests by path.
+        Path -> hexadecimal digest.
     """
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 

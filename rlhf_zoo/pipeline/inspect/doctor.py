@@ -1,7 +1,7 @@
 """`rlhf-zoo doctor`: runs PPO's guards that need no training, on the models and data that a run would start from.
 
 It does not write to the run directory and publishes nothing: data that is not prepared yet goes into a temporary
-folder. Checks that need a stage that is not trained yet are skipped.
+folder. Checks that need an untrained stage are skipped.
 """
 
 import math
@@ -85,20 +85,20 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-doctor-") as scratch:
         scratch_context = replace(context, directory=Path(scratch), publish=False)
         has_data = context.record("data").read().get("status") == "finished" and not context.restart
-        data_from = replace(context, publish=False) if has_data else scratch_context
+        data_context = replace(context, publish=False) if has_data else scratch_context
         check = examination.check
         # Before anything is trained.
         check("keys", lambda: _check_keys(scratch_context, publishes))
-        check("columns", lambda settings: _check_columns(data_from), "keys")
+        check("columns", lambda settings: _check_columns(data_context), "keys")
         check("epochs", _check_epochs, "keys")
         check("reward functions", _check_functions, "keys")
-        check("prompts", lambda settings: _check_prompts(settings, data_from), "keys")
+        check("prompts", lambda settings: _check_prompts(settings, data_context), "keys")
         check("answers", _check_answers, "keys", "reward functions", "prompts")
         check("batch", lambda *results: (None, check_batch(*results)), "keys", "prompts")
         check("models", lambda *results: _check_models(context), "keys")
-        check("room", lambda *results: _check_room(data_from, *results), "models", "prompts", "batch")
-        check("evaluation's prompts", lambda *results: _check_evaluation_prompts(data_from), "keys", "prompts")
-        check("judges", lambda *results: _check_judges(context, data_from), "keys", "reward functions")
+        check("room", lambda *results: _check_room(data_context, *results), "models", "prompts", "batch")
+        check("evaluation's prompts", lambda *results: _check_evaluation_prompts(data_context), "keys", "prompts")
+        check("judges", lambda *results: _check_judges(context, data_context), "keys", "reward functions")
         # The models that PPO starts from.
         check("sft checkpoint", lambda settings, _: _find_parent(context, settings, "sft"), "keys", "models")
         check("reward checkpoint", lambda settings, _: _find_reward_parents(context, settings), "keys", "models")
@@ -203,9 +203,9 @@ def _check_evaluation_prompts(context: RunContext) -> tuple[None, str]:
     return None, f"{describe_prompt_count(prompts)} held-out prompts, {config.samples} completions per row"
 
 
-def _check_judges(context: RunContext, data_from: RunContext) -> tuple[None, str]:
+def _check_judges(context: RunContext, data_context: RunContext) -> tuple[None, str]:
     check_same_labels(context)
-    check_judges(data_from)
+    check_judges(data_context)
     return None, ", ".join(evaluation_of(context).names)
 
 
@@ -233,7 +233,7 @@ def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tup
     if name in context.recipe.stages and lineage["path"] is None:
         return (
             checkpoint,
-            f"{source}, published earlier, as {context.directory} holds none; a run there trains its own",
+            f"{source}, published earlier, because {context.directory} has none; a run there trains its own",
         )
     return checkpoint, str(source)
 
@@ -292,7 +292,7 @@ def _check_prompt_ids(prompts: list[list[int]], policy: PreTrainedModel) -> tupl
 def _check_policy_tokenizer(
     policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompts: list[list[int]]
 ) -> tuple[None, str]:
-    """Compares the tokenizer files, and checks how well the policy predicts the prompts' tokens."""
+    """Compares the tokenizer's files, and checks how well the policy predicts the prompts' tokens."""
     check_tokenizer_of(policy, tokenizer, subject="the policy")
     texts = [torch.tensor(ids) for ids in prompts[:TOKENIZER_PROMPTS] if len(ids) > 1]
     if not texts:
@@ -305,7 +305,7 @@ def _check_policy_tokenizer(
     if not loss <= uniform_loss + MAX_EXCESS_NATS:
         raise ZooError(
             f"The tokenizer is not the one that the policy was trained with, as {detail}: tokenizers may be swapped; "
-            "give the policy its own."
+            "use the policy's own."
         )
     if loss > uniform_loss:
         warn(f"The policy may be untrained, or trained with another tokenizer: {detail}.")
@@ -352,7 +352,7 @@ def _check_reward_tokenizer(
         if not reward.shares_ids and {names["sft"], names[role]} <= context.recipe.stages.keys():
             raise ZooError(
                 f"The tokenizer in {checkpoint.path} is not the SFT policy's, which the recipe's reward model is "
-                "trained with: tokenizers may be swapped, or sft was trained again; give each model its own, or train "
+                "trained with: tokenizers may be swapped, or sft was trained again; use each model's own, or train "
                 "reward again."
             )
         comparison = (
@@ -439,7 +439,7 @@ def _sample_rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], st
 
 def _check_kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:
     if trainer.reference is None:
-        return None, "not measured, as no reference is held"
+        return None, "not measured, because there is no reference"
     rollout = trial[1]
     kl = trainer.mean(rollout.kl)
     check_start(rollout.logprobs, rollout.ref_logprobs, rollout.mask, precision=trainer.precision)

@@ -36,8 +36,8 @@ from ...runs.settings.key_classes import (
 from ...runs.settings.parse import NON_STAGE_KEYS, RecipeConfig, stage_keys
 from ...runs.trusted_names import check_object
 
-#: Keys of the machine or account that ran it, which do not affect results and are left out.
-NOT_OBEYED = machine_keys()
+#: Keys for the machine or account that ran the stage. They do not affect results and are ignored.
+IGNORED_KEYS = machine_keys()
 #: Keys under `ppo` of an earlier stage: how a reward model's samples were sampled, and which prompts PPO holds out.
 _PPO_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
 _MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
@@ -51,8 +51,8 @@ class Published:
     """A published checkpoint that was fetched.
 
     Attributes:
-        name: As the user wrote it.
-        folder: Where its files are.
+        name: Its name, as the user wrote it.
+        folder: The folder with its files.
         commit: The commit of the repository; None for a folder.
         card: rlhf_card.json.
         resolved: recipe.json.
@@ -101,7 +101,7 @@ class Published:
         """The repository and commit of a parent.
 
         Args:
-            role: Such as sft, reward, value or data.
+            role: The role, such as sft, reward, value or data.
 
         Returns:
             (repository, commit); None if the card does not name both.
@@ -127,7 +127,7 @@ def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
     for required in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
         if not (folder / required).is_file():
             raise ZooError(
-                f"{name} has no {required}, so it cannot be reproduced: give a checkpoint that rlhf-zoo published."
+                f"{name} has no {required}, so it cannot be reproduced: choose a checkpoint that rlhf-zoo published."
             )
     card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
     if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or str(card.get("stage")) not in STAGES:
@@ -135,17 +135,17 @@ def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
     if not isinstance(resolved, dict) or not isinstance(resolved.get("recipe"), dict):
         raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")
     if card.get("merged"):
-        raise ZooError(f"{name} is an adapter merged into its base after training: give the tag of the adapter.")
+        raise ZooError(f"{name} is an adapter merged into its base after training: name the tag of the adapter.")
     if type(card.get("step")) is not int or card["step"] < 1:
-        raise ZooError(f"{CARD_FILE} of {name} does not say its step: publish it again with this rlhf-zoo.")
+        raise ZooError(f"{CARD_FILE} of {name} does not name its step: publish it again with this rlhf-zoo.")
     if not is_repository_name(str(card.get("recipe"))):
         raise ZooError(f"{CARD_FILE} of {name} names no recipe: publish it again with this rlhf-zoo.")
     return Published(name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics())
 
 
 @dataclass(frozen=True)
-class _ReadFrom(Recipe):
-    """A recipe that was read from one file, which messages name for every stage."""
+class _OneFileRecipe(Recipe):
+    """A recipe whose stages all come from one file, `folder`, for messages."""
 
     def source(self, stage: str) -> Path:
         return self.folder
@@ -159,8 +159,8 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
 
     Args:
         published: The checkpoint.
-        allowed: Names of Python objects that may be imported although neither this package nor the registration of
-            another one vouches for them.
+        allowed: Names of Python objects that the user allows to be imported, although they are not known to be
+            harmless.
 
     Returns:
         The recipe, and REPOSITORY@COMMIT for each earlier stage.
@@ -169,7 +169,9 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         ZooError: A key has a value that a download may not set, a Python object is not trusted, or a parent was never
             published.
     """
-    stage_keys = {key: value for key, value in published.resolved.items() if key not in (*NON_STAGE_KEYS, *NOT_OBEYED)}
+    stage_keys = {
+        key: value for key, value in published.resolved.items() if key not in (*NON_STAGE_KEYS, *IGNORED_KEYS)
+    }
     _check_keys(published, stage_keys)
     _check_names(published, allowed)
     stages: dict[str, dict[str, Any]] = {published.stage: {**stage_keys, "report_to": []}}
@@ -207,23 +209,23 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     shared["description"] = f"A reproduction of {published.name}."
     if isinstance(evaluation := published.resolved.get("evaluation"), Mapping) and "dataset_test_split" in evaluation:
         shared["evaluation"] = {"dataset_test_split": evaluation["dataset_test_split"]}
-    return _ReadFrom(published.card["recipe"], Path(published.where), shared, stages), commits_by_stage
+    return _OneFileRecipe(published.card["recipe"], Path(published.where), shared, stages), commits_by_stage
 
 
-def comparable(resolved: Mapping[str, Any], like: Published) -> dict[str, Any]:
+def comparable(resolved: Mapping[str, Any], published: Published) -> dict[str, Any]:
     """Prepares settings for a comparison with the published ones.
 
     Args:
         resolved: The settings of a run.
-        like: The published checkpoint.
+        published: The published checkpoint.
 
     Returns:
         The settings without ignored keys, with the model names of the published run.
     """
-    settings = {key: value for key, value in resolved.items() if key not in NOT_OBEYED}
+    settings = {key: value for key, value in resolved.items() if key not in IGNORED_KEYS}
     for key in _MODELS:
-        if key in settings and settings[key] != like.resolved.get(key) and "@" in str(settings[key]):
-            settings[key] = like.resolved.get(key)
+        if key in settings and settings[key] != published.resolved.get(key) and "@" in str(settings[key]):
+            settings[key] = published.resolved.get(key)
     return settings
 
 
@@ -262,7 +264,7 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
     named = list(named_objects(published))
     if unknown := [name for name in allowed if name not in [name for _, name, _ in named]]:
         values = ", ".join(name for _, name, _ in named) or "nothing"
-        raise ZooError(f"{ALLOW} names {unknown[0]}, but {published.where} names {values}: leave it out.")
+        raise ZooError(f"{ALLOW} names {unknown[0]}, but {published.where} names {values}: remove it.")
     for key, name, group in named:
         check_object(name, group, key=key, where=published.where, flag=ALLOW, allowed=allowed)
     for key in _MODELS:
@@ -277,7 +279,9 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
     data = published.shared.get("dataset_name")
     if data is not None and published.shared.get("corpus") is None:
         _check_data(published, "dataset_name", data)
-    elif hub_id(data) is not None:  # else it is a folder of the publisher: `reproduce` uses the published data instead
+    elif (
+        hub_id(data) is not None
+    ):  # otherwise it is the publisher's folder: `reproduce` uses the published data instead
         _check_namespace(published, "dataset_name", data)
 
 
@@ -287,7 +291,7 @@ def _check_data(published: Published, key: str, name: Any) -> None:
 
 
 def _check_namespace(published: Published, key: str, name: Any) -> None:
-    """A name without a namespace could be that of a loader of `datasets`, such as json."""
+    """Refuses a name without a namespace, which could be that of a loader of `datasets`, such as json."""
     if "/" not in str(name):
         raise ZooError(f"{published.where} sets {key} to {name!r}, without a namespace: it is not loaded.")
 

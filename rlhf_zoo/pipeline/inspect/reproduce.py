@@ -35,7 +35,14 @@ from ...runs.record import COMPLETE, StageRecord, fingerprint
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES
 from ...runs.trusted_names import LOADERS
 from ..run_recipe import run_stage
-from .differences import compare_files, compare_metrics, compare_settings, compare_versions, compare_weights, contents
+from .differences import (
+    compare_files,
+    compare_metrics,
+    compare_settings,
+    compare_versions,
+    compare_weights,
+    file_digests,
+)
 from .published import Published, comparable, fetch, named_objects, recipe_of
 
 if TYPE_CHECKING:
@@ -67,7 +74,7 @@ def reproduce(
         metrics; not versions), weights, files, metrics, settings, data, versions, notes, and the checkpoint's name.
 
     Raises:
-        ZooError: Something is missing or not trusted. It is raised before training.
+        ZooError: Something is missing or not trusted. This is raised before training.
     """
     published = fetch(name, hub)
     recipe, pinned = recipe_of(published, allowed)
@@ -83,7 +90,7 @@ def reproduce(
         preflight_passed=True,  # nothing is evaluated
     )
     if context.directory.exists() and not context.directory.is_dir():
-        raise ZooError(f"{context.directory} is a file, not a directory: give another --output_dir.")
+        raise ZooError(f"{context.directory} is a file, not a directory: choose another --output_dir.")
     with sole_writer(context.directory, command=command):
         return _reproduce(published, context)
 
@@ -160,15 +167,15 @@ def _check_directory(directory: Path, published: Published) -> None:
         earlier = read_json(note)
         identity_keys = ("commit", "fingerprint", "stage", "step")
         if not isinstance(earlier, dict) or any(earlier.get(key) != _identity(published)[key] for key in identity_keys):
-            raise ZooError(f"{directory} holds the reproduction of another checkpoint: give another --output_dir.")
+            raise ZooError(f"{directory} holds the reproduction of another checkpoint: choose another --output_dir.")
         return
     if directory.is_dir() and any(path.name != LOCK for path in directory.iterdir()):
-        raise ZooError(f"{directory} holds files that no reproduction wrote: give another --output_dir.")
+        raise ZooError(f"{directory} holds files that no reproduction wrote: choose another --output_dir.")
 
 
 @contextlib.contextmanager
 def _use_threads(recorded_count: Any) -> Iterator[None]:
-    """Sets torch's thread count to that of the published run. Threads split sums, which changes the last bits."""
+    """Sets torch's thread count to that of the published run, because threads split sums, which affects rounding."""
     previous = torch.get_num_threads()
     count = int(recorded_count) if str(recorded_count).isdecimal() else previous
     torch.set_num_threads(count if 1 <= count <= _MAX_THREADS else previous)
@@ -269,7 +276,7 @@ def _compare_data(run_folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
         if published_folder is not None
         else []
     )
-    expected, actual = (contents(folder, names) if names else {} for folder in (published_folder, run_folder))
+    expected, actual = (file_digests(folder, names) if names else {} for folder in (published_folder, run_folder))
     source = {key: data[key] for key in ("repo", "commit", "how")}
     return {**source, "compared": len(names), "differing": [name for name in names if expected[name] != actual[name]]}
 
@@ -308,7 +315,7 @@ def _compare(published: Published, context: RunContext, checkpoint: Path) -> dic
 
 @contextlib.contextmanager
 def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) -> Iterator[Path]:
-    """A folder with the checkpoint as it would be published, such as rounded to `push_dtype`."""
+    """A folder with the checkpoint as it would be published, for example rounded to `push_dtype`."""
     with tempfile.TemporaryDirectory() as scratch:
         folder, altered = Path(scratch) / "sent", Path(scratch) / "altered"
         overrides = file_overrides(context, record, checkpoint, altered)

@@ -66,12 +66,12 @@ class TracedPolicy:
         reference: π_ref.
         rewards: The reward models; () if the run had none.
         value: The model that the critic started from, at step 0.
-        old: π_old, which ρ is measured against; None for the reference.
+        old: π_old, the denominator of ρ; None for the reference.
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         resolved: The run's settings.
         where: The file with the settings.
-        trusted: Whether this user's rlhf-zoo wrote them, so that every Python object that they name may be imported.
-            For others `runs.trusted_names` decides.
+        trusted: Whether this user's rlhf-zoo wrote the settings, so that every Python object that they name may be
+            imported. Otherwise `runs.trusted_names` decides.
     """
 
     policy: Checkpoint
@@ -107,9 +107,9 @@ def find(
 
     Args:
         name: A run directory, its PPO stage, a checkpoint in it, or NAMESPACE/NAME[@TAG].
-        step: None for the last one, 0 for the policy that PPO started from.
-        revision: The revision of the repository.
-        old: π_old: a step of the same run, a folder or a repository; None for the checkpoint before.
+        step: The step; None for the last one, 0 for the policy that PPO started from.
+        revision: The revision of the repository; None for its default.
+        old: π_old: a step of the same run, a folder or a repository; None for the checkpoint before `step`.
         sft: Replaces the run's reference.
         reward: Replaces the run's reward models.
         hub: Where repositories are.
@@ -122,16 +122,16 @@ def find(
         has_state, absolute = (path / PPO_STATE).is_file(), path.resolve()  # the name of "." is its folder's
         if has_state and is_checkpoint(absolute) and (absolute.parent / "run.json").is_file():
             if step is not None:
-                raise ZooError(f"{name} is the checkpoint of one step, so it does not take --step: leave it out.")
+                raise ZooError(f"{name} is the checkpoint of one step, so it does not take --step: remove it.")
             path, step, has_state = absolute.parent, checkpoint_step(absolute), False
         stage = path if (path / "run.json").is_file() else path / "ppo"
         # A folder with PPO's state is a pulled repository, even if it holds a run.json too.
         if not has_state and (stage / "run.json").is_file():
             if revision is not None:
-                raise ZooError(f"{name} is a run directory, which has no revisions: give --step instead.")
+                raise ZooError(f"{name} is a run directory, which has no revisions: pass --step instead.")
             return _from_run(stage, step=step, old=old, sft=sft, reward=reward, hub=hub)
         if not has_state:
-            raise ZooError(f"{name} has no PPO run and no checkpoint of one: give runs/RECIPE, or train it first.")
+            raise ZooError(f"{name} has no PPO run and no checkpoint of one: pass runs/RECIPE, or train it first.")
     return _from_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
 
 
@@ -141,7 +141,7 @@ def _from_run(
     record = StageRecord(stage)
     document = record.read()
     if document.get("stage") != "ppo":
-        raise ZooError(f"{stage} holds a run of the stage {document.get('stage')}: give that of the PPO stage.")
+        raise ZooError(f"{stage} holds a run of the stage {document.get('stage')}: pass that of the PPO stage.")
     steps = {checkpoint_step(path): str(path) for path in record.checkpoints()}
     step = max(steps, default=0) if step is None else step
     name = _name_at(steps, step, str(stage)) if step else None
@@ -181,9 +181,9 @@ def _from_repository(
     revisions = [option for option in (tag, revision, tag_name(step) if step else None) if option is not None]
     if len(revisions) > (0 if local else 1):
         raise ZooError(
-            f"{name} is a checkpoint of one step: leave --revision and --step out."
+            f"{name} is a checkpoint of one step: remove --revision and --step."
             if local
-            else f"{name} has more than one revision: give only one of @TAG, --revision and --step."
+            else f"{name} has more than one revision: pass only one of @TAG, --revision and --step."
         )
     full_name = f"{repo}@{revisions[0]}" if revisions else repo
     subject = _resolve_checkpoint(full_name, hub, own=True)
@@ -191,7 +191,7 @@ def _from_repository(
     for required in (PPO_STATE, RECIPE_FILE):
         if not (path / required).is_file():
             raise ZooError(
-                f"{name} is not a PPO policy of rlhf-zoo (it has no {required}): give a run directory of PPO, or the "
+                f"{name} is not a PPO policy of rlhf-zoo (it has no {required}): pass a run directory of PPO, or the "
                 "repository that one was published to, such as NAMESPACE/RECIPE-ppo."
             )
     lineage = find_lineage(full_name, sft=sft, reward=reward, hub=hub)
@@ -239,7 +239,7 @@ def _resolve_checkpoint(name: str, hub: Hub, *, own: bool = False) -> Checkpoint
             raise
         raise ZooError(
             f"{name} is not a run directory, and {hub.name} has no repository of this name that this token may "
-            "read: give runs/RECIPE or NAMESPACE/NAME."
+            "read: pass runs/RECIPE or NAMESPACE/NAME."
         ) from error
     if checkpoint.hub is None:
         check_integrity(checkpoint.path)
@@ -254,7 +254,7 @@ def _name_at(steps: Mapping[int, str], step: int, where: str) -> str:
 
 
 def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
-    """The name of π_old: `old` if it is given, else the checkpoint before `step`; None for the reference."""
+    """The name of π_old: `old` if it is given, otherwise the checkpoint before `step`; None for the reference."""
     if old is None:
         return steps[max(earlier_steps)] if (earlier_steps := [number for number in steps if number < step]) else None
     if old.isdecimal():
@@ -267,13 +267,15 @@ def _find_parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) 
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
     value_stage = (document.get("resolved") or {}).get("value_model_name_or_path")
-    role = value_stage if role == "value" and value_stage in STAGES else role  # a stage's model
+    role = (
+        value_stage if role == "value" and value_stage in STAGES else role
+    )  # the critic started from the model of a stage
     if path:
         folder_name = Path(path).parent.as_posix()
         stage_folder = stage.parent / (folder_name if is_member(folder_name) else role)
-        # If it was trained again since, it is a different model under the same name.
+        # A stage that was trained again since has a different model under the same name.
         is_unchanged = StageRecord(stage_folder).read().get("fingerprint") == lineage.get("fingerprint")
-        old_paths = [Path(path)] if StageRecord(stage).is_own() else []  # not by a stranger
+        old_paths = [Path(path)] if StageRecord(stage).is_own() else []  # another user's run must not name local paths
         for folder in ([stage_folder / Path(path).name] if is_unchanged else []) + old_paths:
             if folder.is_dir():
                 return _resolve_checkpoint(str(folder), hub)
@@ -304,8 +306,8 @@ def trace_checkpoint(
         subject: The policy and the models of its run.
         prompt: The prompt.
         seed: The seed of the sampler.
-        temperature: None for the run's own.
-        max_new_tokens: None for the run's own.
+        temperature: The sampling temperature; None for the run's own.
+        max_new_tokens: Most tokens of the completion; None for the run's own.
         columns: The prompt's other columns, for reward functions.
         reward_funcs: Reward functions named by a download that may be imported.
 
@@ -330,7 +332,7 @@ def trace_checkpoint(
         if not same_tokenizer(tokenizer, tokenizer_of(checkpoint)):
             raise ZooError(
                 f"{checkpoint.name} has a different tokenizer from {subject.policy.name}, so their log-probabilities "
-                "cannot be compared: give a checkpoint of the same run."
+                "cannot be compared: choose a checkpoint of the same run."
             )
     loaded = {role: load_causal(checkpoint.path) for role, checkpoint in models.items()}
     scorers = [_load_scorer(subject, reward, data["reward_model_loader"], args) for reward in subject.rewards]
@@ -360,7 +362,7 @@ def _load_scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, 
     """Loads the reward model. Raises ZooError if a download names the code that loads it."""
     if loader is not None and not subject.trusted:
         raise ZooError(
-            f"The reward model of {subject.policy.name} is loaded by {loader}, and code that a download names is not "
+            f"The reward model of {subject.policy.name} is loaded by {loader}, but code that a download names is not "
             f"imported: trace a run directory of your own, add {TRUST_RUN_FLAG} if you trust the run, or trace a "
             "policy with another reward model."
         )
@@ -372,13 +374,13 @@ def _load_functions(
 ) -> tuple[list[Any], list[float]]:
     """The reward functions and the weights of all rewards.
 
-    Functions that a download names are imported only if `trusted_names` vouches for them or the user names them.
-    Otherwise functions with weight 0 are left out.
+    Functions that a download names are imported only if `trusted_names` or the user allows it. Functions with
+    weight 0 that are not imported are left out.
     """
     names = data["reward_funcs"] or []
     model = [] if data["reward_model_path"] is None else [data["reward_model_path"]]
     if subject.rewards and not model:
-        raise ZooError(f"{subject.policy.name} was trained without a reward model: leave out --reward.")
+        raise ZooError(f"{subject.policy.name} was trained without a reward model: remove --reward.")
     if not subject.rewards and model:
         raise ZooError(f"{subject.policy.name} does not record its reward model: name it with --reward.")
     count = len(model) + len(names)
@@ -388,7 +390,7 @@ def _load_functions(
     if untrusted := [name for name in allowed if name not in names]:
         raise ZooError(
             f"--reward_funcs names {untrusted[0]}, but the reward functions of {subject.policy.name} are "
-            f"{', '.join(names) or 'none'}: give one of these, or leave it out."
+            f"{', '.join(names) or 'none'}: name one of these, or remove it."
         )
     if subject.trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
@@ -397,7 +399,7 @@ def _load_functions(
     if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
         hint = f", or {TRUST_RUN_FLAG} for all that this run names," if subject.where.name == "run.json" else ""
         raise ZooError(
-            f"{subject.policy.name} was also rewarded by {', '.join(missing)}, and code that a download names is not "
+            f"{subject.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
             f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
         )
     return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
@@ -416,7 +418,7 @@ def _load_critic(
         return build_critic(None if subject.value is None else subject.value.path, rewards, policy, args)
     if (critic := load_critic(subject.policy.path, policy)) is None:
         raise ZooError(
-            f"{subject.policy.name} has no critic in {CRITIC_DIR}/, whose values a trace shows: trace the run "
+            f"{subject.policy.name} has no critic in {CRITIC_DIR}/, and a trace shows its values: trace the run "
             "directory (`rlhf-zoo trace runs/RECIPE`), which has the critic, or train with `push_critic: true` in "
             "ppo.yaml, which publishes it."
         )

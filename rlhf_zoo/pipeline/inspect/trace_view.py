@@ -25,7 +25,7 @@ def to_document(traced: Trace, subject: TracedPolicy) -> dict[str, Any]:
 
 
 def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
-    """Prints the table of tokens and the totals; texts are never read as markup.
+    """Prints the table of tokens and the totals, with texts as they are, not as markup.
 
     Args:
         traced: The trace.

@@ -20,11 +20,11 @@ from ...runs.data.sources import file_problem
 from ...runs.data.tables import dataset_of
 from ...runs.data.turns import SHAREGPT, speaker
 
-#: The largest number of rows to count in a split whose size is not declared.
+#: Most rows to count in a split whose size is not declared.
 MAX_COUNTED = 5000
 #: Number of rows to inspect in each split.
 SAMPLE_ROWS = 200
-#: The names that data sets use for the columns that stages read, the likeliest first.
+#: Column of a stage -> the names that data sets use for it, the likeliest first.
 COLUMN_NAMES = {
     "prompt": ("prompt", "question", "instruction", "query", "problem", "input", "text"),
     "completion": ("completion", "answer", "output", "response", "solution"),
@@ -46,9 +46,9 @@ class Subset:
 
     Attributes:
         configuration: Its name; None if the data set has only one.
-        splits: The number of rows of each split.
-        rows: The first `SAMPLE_ROWS` rows of each split.
-        read: Reads the first `MAX_COUNTED` rows of a split.
+        splits: Split -> number of rows.
+        rows: Split -> its first `SAMPLE_ROWS` rows.
+        read: A function that reads the first `MAX_COUNTED` rows of a split.
     """
 
     configuration: str | None
@@ -99,7 +99,7 @@ class StageData:
 
     @property
     def is_plain_text(self) -> bool:
-        """Whether the rows are texts, not conversations."""
+        """Whether the rows are texts rather than conversations."""
         return not any(
             is_conversation(self.rows[0].get(name)) for name in ("prompt", "messages", "completion", "chosen")
         )
@@ -117,7 +117,7 @@ def inspect_data(name: str) -> InspectedData:
         name: A folder, a file of JSON lines, or NAMESPACE/NAME[@REVISION].
 
     Raises:
-        ZooError: It cannot be loaded.
+        ZooError: The data set cannot be loaded.
     """
     is_local = Path(name).exists()
     repo, _, revision = (name, "", "") if is_local else name.partition("@")
@@ -161,7 +161,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
     Args:
         data: The data set.
         form: The form that the stage reads.
-        requested: Column of the stage -> column of the data set, as --columns gives them.
+        requested: Column of the stage -> column of the data set, as --columns names them.
 
     Returns:
         The choice; None if no configuration has columns of this form.
@@ -205,7 +205,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
 
 
 def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
-    """Counts the distinct prompts of a split. If the first rows repeat no prompt, it assumes that none is repeated."""
+    """Counts the distinct prompts of a split. If the first rows repeat no prompt, it assumes that no rows do."""
 
     def distinct(rows: Sequence[Mapping[str, Any]]) -> int:
         if not rows:
@@ -231,7 +231,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
         requested_name = requested.get(stage_column)
-        if requested_name is not None and is_text(requested_name):  # _stage_data checked its placeholders
+        if requested_name is not None and is_text(requested_name):  # `_stage_data` in `recipe` checked its placeholders
             data_column: str | None = requested_name if set(placeholders(requested_name)) <= set(names) else None
         else:
             data_column = next((name for name in (requested_name, *usual_names) if name in names), None)
@@ -247,7 +247,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
 
     has_pairs = "chosen" in data_columns and "rejected" in data_columns
     has_prompt = data_columns.get("prompt") not in (None, "text")
-    # The conversations of ShareGPT contain the prompts, so a column such as `input` is something else.
+    # ShareGPT's conversations contain the prompts, so a column such as `input` is something else.
     if SHAREGPT in names and "prompt" not in (*names, *requested):
         has_prompt = False
     if form == "pairs":

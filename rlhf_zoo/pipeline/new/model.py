@@ -32,13 +32,13 @@ class ModelFacts:
         architecture: The class in transformers.
         parameters: The number of parameters.
         dtype: The dtype of the saved weights.
-        context: The number of tokens that fit the context; None without a bound.
-        kv_values: Keys and values of a token in the KV cache, over all layers.
+        context: The context length in tokens; None without a bound.
+        kv_values: Number of values that the KV cache holds per token, over all layers.
         target_names: Names of the linear layers that an adapter applies to.
         tokenizer: Its tokenizer.
         has_thinking_switch: Whether the chat template has the variable `enable_thinking`.
         license: The license that its card names; None without one.
-        spare_pad_token: A token that no text contains, if the tokenizer pads with EOS; None if none is needed.
+        spare_pad_token: A token that no text contains, to pad with instead of EOS; None if none is needed.
     """
 
     name: str
@@ -72,18 +72,18 @@ def inspect_model(name: str) -> ModelFacts:
         name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
 
     Raises:
-        ZooError: It is not a causal language model that can be trained here.
+        ZooError: The model is not a causal language model that can be trained here.
     """
     repo, commit, license_name = _pin(unpack_if_gguf(name))
     title = f"The model {name}"
     model = _without_weights(AutoModelForCausalLM, repo, commit, title)
     config = model.config
     if config.is_encoder_decoder:
-        raise ZooError(f"{title} has an encoder, and PPO needs a decoder-only model: give another.")
+        raise ZooError(f"{title} has an encoder, but PPO needs a decoder-only model: choose another.")
     tokenizer = load_tokenizer(repo, name=title, revision=commit)
     text = config.get_text_config()
     if getattr(text, "num_attention_heads", None) is None:
-        raise ZooError(f"{title} has no attention, and PPO's sampler needs a KV cache: give another.")
+        raise ZooError(f"{title} has no attention, but PPO's sampler needs a KV cache: choose another.")
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return ModelFacts(
@@ -109,7 +109,7 @@ def reward_labels(name: str) -> list[str]:
         name: A folder, or NAMESPACE/NAME[@REVISION].
 
     Raises:
-        ZooError: It cannot be read, or its score would be read one token early.
+        ZooError: The model cannot be read, or its score would be read one token early.
     """
     check_no_gguf(name, key="--reward")
     repo, commit, _ = _pin(name)
@@ -119,8 +119,8 @@ def reward_labels(name: str) -> list[str]:
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(
             f"{title} pads with its end-of-sequence token, so its score would be read one token early: "
-            "save it to a folder with a tokenizer that has another pad_token, or set reward_pad_token in a recipe of "
-            "your own."
+            "save it to a folder with a tokenizer that has another pad_token, or set reward_pad_token in your own "
+            "recipe."
         )
     labels = model.config.id2label
     return [labels[key] for key in sorted(labels)]

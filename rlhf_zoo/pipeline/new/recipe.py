@@ -61,8 +61,8 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
     """Inspects the model and the data, and chooses the recipe's settings.
 
     Args:
-        request: What the recipe is to use.
-        title: Its name.
+        request: The options for the recipe.
+        title: The recipe's name.
 
     Raises:
         ZooError: No recipe fits the request.
@@ -124,7 +124,7 @@ def write(recipe: NewRecipe, folder: Path) -> None:
 
     Args:
         recipe: The recipe.
-        folder: Where to write it; missing or empty.
+        folder: Where to write it; must be missing or empty.
 
     Raises:
         ZooError: The recipe is not valid, or the folder cannot be written.
@@ -160,7 +160,7 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
     """Chooses how each stage reads its data. Raises ZooError for a stage without data.
 
     Args:
-        request: What the recipe is to use.
+        request: The options for the recipe.
         starts_ppo: Whether PPO may start from the model itself if there are no texts for SFT.
     """
     names = filter(None, (request.preferences, request.prompts, request.texts))
@@ -180,7 +180,7 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
         if pairs is None:
             raise ZooError(
                 f"{_columns_of(preferences)}, but preferences need the columns chosen and rejected: name them by "
-                "--columns '{chosen: …, rejected: …, prompt: …}', or give another --preferences."
+                "--columns '{chosen: …, rejected: …, prompt: …}', or pass other --preferences."
             )
     texts = [request.texts] if request.texts else [request.preferences, request.prompts]
     candidates = [inspected[name] for name in texts if name]
@@ -189,14 +189,14 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
     if sft is None and not (starts_ppo and request.preferences is None and request.texts is None):
         raise ZooError(
             f"{' and '.join(map(_columns_of, candidates))}, but SFT reads messages, prompt and completion, or text: "
-            "give such data by --texts, or name the columns by --columns."
+            "pass such data as --texts, or name the columns by --columns."
         )
     name = request.prompts or request.preferences
     assert name is not None  # `RecipeRequest.check` refuses this
     prompts = stage_data(inspected[name], "prompts", request.columns)
     if prompts is None:
         raise ZooError(
-            f"{_columns_of(inspected[name])}, but PPO reads prompt, messages, or chosen and rejected: give other "
+            f"{_columns_of(inspected[name])}, but PPO reads prompt, messages, or chosen and rejected: pass other "
             "--prompts."
         )
     stages = {"sft": sft, "reward": pairs, "ppo": prompts}
@@ -220,7 +220,11 @@ def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisio
     conversational = model.has_chat_template and separate
     kwargs = {"enable_thinking": False} if model.has_thinking_switch else {}
     if conversational:
-        reason = "the data are conversations" if stages else "the tokenizer has a chat template, and prompts a column"
+        reason = (
+            "the data are conversations"
+            if stages
+            else "the tokenizer has a chat template, and prompts have their own column"
+        )
         decisions.add("prompts", "conversations", f"{reason}; a plain prompt becomes a user turn")
         if kwargs:
             reason = "the template has this variable, and the answers have no thoughts"
@@ -242,7 +246,7 @@ def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> N
     reason = "PAD: the tokenizer's own"
     if not has_own_pad(tokenizer):
         pad_token = model.spare_pad_token if first == "PPO" and model.spare_pad_token else "another"
-        reason = f"PAD: {first} uses {pad_token}, as it must differ from EOS"
+        reason = f"PAD: {first} uses {pad_token}, because PAD must differ from EOS"
     decisions.add("special tokens", f"EOS {tokenizer.eos_token}, PAD {tokenizer.pad_token}", reason)
 
 
@@ -283,7 +287,7 @@ def _fit_to_memory(
     if lora and model.revision is None:
         reason = (
             f"{model.name} is a folder, and an adapter is only published with a base on a Hub: upload the model and "
-            "give its name there, or give a --memory that fits all weights"
+            "use its name there, or set a --memory that fits all weights"
         )
         decisions.add("publishing", "not possible yet", reason)
     return _files(variables), plan
@@ -296,7 +300,7 @@ def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, deci
     while (update_time := plan.durations.get("ppo")) is not None and update_time.total > CPU_UPDATE:
         if not variables["shared_critic"]:
             variables["shared_critic"] = True
-            decisions.add("critic", "shared", f"a head on the policy is faster than a model of its own: {limit}")
+            decisions.add("critic", "shared", f"a head on the policy is faster than a separate model: {limit}")
         elif sizes["response"] > CPU_RESPONSE:
             sizes["response"] = max(CPU_RESPONSE, sizes["response"] // 2)
             decisions.add("response_length", sizes["response"], limit)
@@ -335,10 +339,10 @@ def _files(variables: Mapping[str, Any]) -> dict[str, str]:
 
 def _device(gib: float | None) -> tuple[Device, str]:
     """The device that the recipe is for, and the reason for that choice."""
-    # Without a GPU here, --memory describes another machine's: assume that it supports bfloat16.
+    # Without a GPU here, --memory describes another machine's GPU: assume that it supports bfloat16.
     bfloat16 = not _has_gpu() or has_bfloat16()
     if gib is not None:
-        return Device("GPU", gib, bfloat16=bfloat16), "given by --memory"
+        return Device("GPU", gib, bfloat16=bfloat16), "set by --memory"
     if _has_gpu():
         return local_device(), "of this machine's GPU"
     return local_device(), "of this machine, which has no GPU; set --memory for a recipe that runs on one"
@@ -348,12 +352,12 @@ def _has_gpu() -> bool:
     return best_device().type == "cuda"
 
 
-#: The argument with which a reward counts words.
+#: The argument that makes a reward count words.
 WORDS = "unit='words'"
 
 
 def _as_judge(name: str) -> str:
-    """Converts a reward's name to a judge's: judges read texts, so a count of tokens becomes a count of words."""
+    """Turns a reward's name into a judge's name: judges read texts, so a count of tokens becomes a count of words."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
     reward, _, arguments = name.removesuffix(")").partition("(")

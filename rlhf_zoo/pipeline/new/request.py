@@ -1,4 +1,4 @@
-"""The options of `rlhf-zoo new`, and the checks of them that need no files."""
+"""The options of `rlhf-zoo new`, and checks of them that read no files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ class RecipeRequest:
         rewards: Reward functions, and at most one reward model.
         judge: The judge of the evaluation; None to choose one.
         gib: Memory of the GPU; None for the local one.
-        columns: The column names that stages read -> those of the data.
+        columns: Column that a stage reads -> column of the data.
     """
 
     model: str
@@ -77,17 +77,17 @@ class RecipeRequest:
             if not Path(name).is_dir() and "/" not in name:
                 functions = registered(REWARDS)
                 raise ZooError(
-                    f"--reward {name} is not a reward function, a folder or a repository"
+                    f"--reward {name} is neither a reward function, nor a folder, nor a repository"
                     + (did_you_mean(name, functions) or f": the functions are {', '.join(functions)}.")
                 )
         if len(self.models) > 1:
             raise ZooError(
-                f"--reward names two reward models, {self.models[0]} and {self.models[1]}: give one, and functions."
+                f"--reward names two reward models, {self.models[0]} and {self.models[1]}: pass one, and functions."
             )
         if self.preferences is None and not self.rewards:
-            raise ZooError("There is neither preference data nor a reward: give --preferences, or --reward.")
+            raise ZooError("There is neither preference data nor a reward: pass --preferences or --reward.")
         if self.preferences is None and self.prompts is None:
-            raise ZooError("There are no prompts for PPO: give --prompts, or --preferences, which contain prompts.")
+            raise ZooError("There are no prompts for PPO: pass --prompts, or --preferences, which contain prompts.")
 
 
 def _absolute(name: str | None, *, data: bool = False) -> str | None:
@@ -103,7 +103,7 @@ def check_folder(folder: Path) -> None:
         folder: The folder of the recipe.
 
     Raises:
-        ZooError: It is not empty, or its name cannot be that of a repository.
+        ZooError: The folder is not empty, or its name cannot be that of a repository.
     """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ZooError(f"{folder} already exists and is not empty: choose another name, or remove it first.")

@@ -18,7 +18,7 @@ from .model import ModelFacts
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
 #: Minimum number of distinct prompts, including those held out.
 MIN_PROMPTS = 8
-#: Completions per update and per micro-batch.
+#: Completions per update, and per micro-batch.
 ROLLOUT, MICRO_BATCH = 64, 4
 
 
@@ -29,7 +29,7 @@ class Decisions:
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
     def add(self, setting: str, value: Any, reason: str) -> None:
-        """Adds a choice, which replaces an earlier one of the same setting.
+        """Adds a choice, which replaces an earlier choice of the same setting.
 
         Args:
             setting: What was chosen.
@@ -49,13 +49,13 @@ def choose_sizes(
         model: The model.
         readings: How each stage reads its data.
         conversational: Whether prompts are conversations.
-        decisions: Gets the choices.
+        decisions: The choices are added to it.
 
     Returns:
         The sizes, by the names that the templates use.
 
     Raises:
-        ZooError: No prompt fits the model's context, or there are too few.
+        ZooError: No prompt fits the model's context, or there are too few prompts.
     """
     context, tokenizer = model.context or MAX_TOKENS, model.tokenizer
     ppo = readings["ppo"]
@@ -78,8 +78,8 @@ def choose_sizes(
     distinct = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
     if distinct < MIN_PROMPTS:
         raise ZooError(
-            f"{ppo.data.name} has {distinct} different prompts that are short enough, and some are held out of "
-            f"training: give --prompts with at least {MIN_PROMPTS}."
+            f"{ppo.data.name} has {distinct} different prompts that are short enough, but some are held out of "
+            f"training: pass --prompts with at least {MIN_PROMPTS}."
         )
     eval_prompts = max(2, min(MAX_PROMPTS, distinct // 8))
     test_split = ppo.keys["dataset_test_split"]
@@ -102,7 +102,7 @@ def choose_sizes(
     warning = (
         ""
         if eval_prompts >= VERDICT_PROMPTS
-        else f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: give --prompts with more"
+        else f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: pass --prompts with more"
     )
     evaluation_reason = f"{eval_prompts} prompts for the evaluation"
     if test_split:
@@ -150,7 +150,7 @@ def _round_up(length: int) -> int:
 def _lengths(
     readings: Mapping[str, StageData], tokenizer: PreTrainedTokenizerBase, conversational: bool
 ) -> tuple[list[int], list[int]]:
-    """Sorted lengths, in tokens, of the texts that SFT and the reward model read, and of answers with a prompt."""
+    """Sorted lengths in tokens: of the texts that SFT and the reward model read, and of answers that have a prompt."""
     texts, answers = [], []
     for prompt, text in _texts(readings, conversational):
         texts.append(len(tokenize_for_reward(text, tokenizer, ended=True)))
@@ -160,7 +160,7 @@ def _lengths(
 
 
 def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
-    """The same texts or conversations with their prompts; None for a text without its own prompt."""
+    """Yields (prompt, text) for these texts or conversations; the prompt is None if it is not separate."""
     for row in readings["sft"].rows if "sft" in readings else ():
         conversation = {**row, **as_turns(row)} if conversational else row
         prompt = conversation["messages"][:-1] if "messages" in conversation else conversation.get("prompt")

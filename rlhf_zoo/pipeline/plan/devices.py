@@ -14,7 +14,7 @@ CARDS: dict[str, tuple[float, float, float]] = {
     "a10g": (24, 70, 600), "rtx5090": (32, 209, 1792), "rtx4090": (24, 165, 1008), "rtx3090": (24, 71, 936),
     "t4": (16, 0, 320), "mi300x": (192, 1307, 5300),
 }  # fmt: skip
-#: The share of a device that a plan may fill; the rest is for the driver, libraries and fragmentation.
+#: The share of a device's memory that a plan may fill; the rest is for the driver, libraries and fragmentation.
 USABLE_SHARE = 0.92
 
 
@@ -24,10 +24,10 @@ class Device:
 
     Attributes:
         name: A name in `CARDS`, `cpu`, or torch's name of the GPU.
-        gib: Memory of each.
-        count: Devices; each runs one process.
-        teraflops: Dense bfloat16 TFLOP/s; 0 where unknown.
-        bandwidth: GB/s of memory; 0 where unknown.
+        gib: Memory of each device.
+        count: Number of devices; each runs one process.
+        teraflops: Dense bfloat16 TFLOP/s; 0 if unknown.
+        bandwidth: Memory bandwidth in GB/s; 0 if unknown.
         bfloat16: Whether it computes in bfloat16.
         cpu: Whether it is a CPU.
     """
@@ -56,7 +56,7 @@ def parse_device(text: str) -> Device:
         text: NAME[:COUNT], where NAME is in `CARDS`, `cpu`, or a memory size such as 24gb.
 
     Raises:
-        ZooError: It is none of these.
+        ZooError: The text is none of these.
     """
     name, colon, number = text.strip().lower().partition(":")
     if colon and not (number.isdecimal() and 1 <= int(number) <= 1024):
@@ -71,7 +71,7 @@ def parse_device(text: str) -> Device:
         return Device("GPU", float(size_match[1]), count)
     raise ZooError(
         f"--gpu is {text!r}, an unknown device"
-        + (did_you_mean(name, CARDS) or f": give one of {', '.join(CARDS)}, cpu, or a memory such as 24gb.")
+        + (did_you_mean(name, CARDS) or f": use one of {', '.join(CARDS)}, cpu, or a memory such as 24gb.")
     )
 
 
@@ -79,7 +79,7 @@ def cpu_device(count: int = 1) -> Device:
     """This machine's CPU.
 
     Args:
-        count: Processes; each gets an equal share of the memory.
+        count: Number of processes; each gets an equal share of the memory.
     """
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return Device("cpu", round(memory / count, 1), count, bfloat16=False, cpu=True)

@@ -1,7 +1,7 @@
-"""The memory and the work of SFT and reward model stages, and what PPO shares with them (`ppo`).
+"""The memory and the work of the SFT and reward stages, and what `ppo` shares with them.
 
-It mirrors `ppo`, `modeling.logprobs`, `modeling.sampling` and trl's trainers: the models that a stage holds, and how it
-splits a batch.
+This module mirrors `ppo`, `modeling.logprobs`, `modeling.sampling` and trl's trainers: the models that a stage holds,
+and how it splits a batch.
 """
 
 import math
@@ -40,9 +40,9 @@ class Work:
         steps: Sequential sampling steps times layers; each layer launches its own kernels.
         read: Bytes of weights and KV cache that sampling reads.
         passes: FLOPs of the forward passes of reference, critic and reward models.
-        head: FLOPs of the head in them.
-        update: FLOPs of the forward and backward passes.
-        update_head: FLOPs of the head in them.
+        head: FLOPs of the head in these passes.
+        update: FLOPs of the update's forward and backward passes.
+        update_head: FLOPs of the head in these passes.
         trained: Trained parameters times optimizer steps.
     """
 
@@ -65,9 +65,9 @@ class StagePlan:
         stage: Its name.
         models: Bytes that stay from phase to phase, by model.
         phases: Bytes at the peak of each phase.
-        batch: The batch that it was computed for, such as rows and tokens.
+        batch: The batch that the plan is for, such as rows and tokens.
         work: What an update computes.
-        half: Whether it computes in bfloat16.
+        half: Whether the stage computes in bfloat16.
     """
 
     stage: str
@@ -93,8 +93,8 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
 
     Args:
         keys: The stage's keys, as attributes.
-        base: The model that it starts from.
-        device: What it runs on.
+        base: The model that the stage starts from.
+        device: What the stage runs on.
 
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
@@ -115,8 +115,8 @@ def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan
 
     Args:
         keys: The stage's keys, as attributes.
-        base: The model that it starts from.
-        device: What it runs on.
+        base: The model that the stage starts from.
+        device: What the stage runs on.
 
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
@@ -168,7 +168,7 @@ def _supervised(
 
 
 def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
-    """The number of updates, if the keys determine it.
+    """The number of updates, if the keys alone determine it.
 
     Args:
         keys: The stage's keys.
@@ -189,23 +189,23 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
         stage: The stage's name.
         keys: Its keys.
         device: What it runs on.
-        **unsharded: Settings that fsdp2 does not support -> whether they are on.
+        **unsharded: Setting that fsdp2 does not support -> whether it is on.
 
     Raises:
-        ZooError: One of them is, the optimizer cannot be sharded, or there is one device.
+        ZooError: Such a setting is on, the optimizer cannot be sharded, or there is only one device.
     """
     if not keys.fsdp2:
         return 1
     subject = f"fsdp2 of the stage {stage}"
     for name in (name for name, is_set in unsharded.items() if is_set):
-        raise ZooError(f"{subject} does not work with {name}: leave one of them out.")
+        raise ZooError(f"{subject} does not work with {name}: remove one of them.")
     if str(keys.optim) not in SHARDABLE_OPTIMIZERS:
         raise ZooError(
             f"{subject} cannot shard the optimizer {keys.optim}: set optim to one of {', '.join(SHARDABLE_OPTIMIZERS)}."
         )
     if device.count == 1:
         raise ZooError(
-            f"{subject} shards weights over several devices, but this plan is for one: give --gpu NAME:COUNT."
+            f"{subject} shards weights over several devices, but this plan is for one: set --gpu NAME:COUNT."
         )
     return device.count
 
@@ -213,8 +213,8 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
 def gathered_bytes(shards: int, *models: Tracer | None) -> float:
     """Bytes that an update gathers from shards.
 
-    For every model: the embeddings, which stay until the backward pass, two layers, and one layer's gradients. For one
-    model at a time: the gradients of the embeddings, and the copy of them that the processes exchange.
+    Each model adds its embeddings, which stay until the backward pass, two layers, and one layer's gradients. One model
+    at a time adds the gradients of its embeddings, and their copy that the processes exchange.
 
     Args:
         shards: Devices that the weights are sharded over.
@@ -231,7 +231,7 @@ def gathered_bytes(shards: int, *models: Tracer | None) -> float:
 def saving_phase(
     device: Device, shards: int, models: Iterable[ModelMemory], frozen: float = 0
 ) -> dict[str, PhaseMemory]:
-    """The peak of the first process while it saves the optimizer state of all shards; on a GPU that is host memory.
+    """The peak of the first process while it saves the optimizer state of all shards, which takes host memory.
 
     Args:
         device: What the stage runs on.
@@ -274,16 +274,16 @@ def training_cost(counts: Counts, keys: SimpleNamespace) -> float:
 
 
 def with_process(device: Device, phase: PhaseMemory, shards: int = 1) -> PhaseMemory:
-    """Adds what a CPU process takes besides tensors.
+    """Adds the memory that a CPU process takes besides tensors.
 
     Args:
         device: What the stage runs on.
-        phase: The phase without it.
+        phase: The phase's tensors.
         shards: Devices that the weights are sharded over.
     """
     if not device.cpu:
         return phase
-    # With shards, large blocks get mappings of their own (`modeling.fsdp`), so gradients do not fragment the heap.
+    # With shards, each large block gets its own mapping (`modeling.fsdp`), so gradients do not fragment the heap.
     gradients = phase.gradients if shards == 1 else 0
     return replace(phase, process=PROCESS_ON_CPU + FRAGMENTATION * (phase.activations + gradients + phase.logits))
 

@@ -1,7 +1,7 @@
 """Formulas for the bytes that a device holds in each phase of a stage.
 
 Under Adam a trained weight takes four numbers: itself, its gradient and two moments, 16 bytes in float32. `tracing`
-counts the bytes that depend on the architecture: those of a pass through the layers below the head.
+counts the bytes that depend on the architecture: those that a pass through the layers below the head takes.
 """
 
 from dataclasses import dataclass, fields
@@ -31,7 +31,7 @@ class Counts:
         layers: Number of transformer layers.
         width: Hidden size.
         vocabulary: Vocabulary size.
-        kv_values: Keys and values of one token in the KV cache, summed over the layers.
+        kv_values: Number of values that the KV cache holds per token, over all layers.
         attention_width: Query width, summed over the heads of a layer.
     """
 
@@ -152,7 +152,7 @@ def model_memory(
 
     Args:
         counts: The model's size.
-        weight_bytes: Bytes of a weight; trained adapter weights take `FLOAT32` whatever it is.
+        weight_bytes: Bytes of a weight; trained adapter weights always take `FLOAT32`.
         state_per_parameter: Bytes of optimizer state per parameter, from `state_bytes`.
         bits: The precision of quantized linear layers, a key of `QUANTIZED_WEIGHT`; None without quantization.
         owns_base: False for a model whose frozen weights are shared with another.
@@ -170,9 +170,9 @@ def model_memory(
 
 
 def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_trains: bool) -> float:
-    """Bytes of the logits where `modeling.logprobs` computes them in chunks of tokens.
+    """Bytes of the logits if `modeling.logprobs` computes them in chunks of tokens.
 
-    Scores and probabilities are float32. In bfloat16 the head's weight is cast for the pass, and so is its gradient.
+    Scores and probabilities are float32. In bfloat16 the head's weight and its gradient are cast for the pass.
 
     Args:
         tokens: Tokens whose log-probabilities are computed.

@@ -19,7 +19,7 @@ from .ppo import PPOModels, Reward, ppo_plan
 from .seconds import Duration, predict_duration
 from .shapes import Shape, find_shape, is_local_shape, new_shape
 
-#: Tokens of the longest prompt where neither the recipe nor the command sets them.
+#: Tokens of the longest prompt if neither the recipe nor the command sets them.
 PROMPT = 512
 #: Keys that make a stage train LoRA adapters on frozen bfloat16 weights (docs/models.md).
 LORA: Mapping[str, Any] = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
@@ -46,7 +46,7 @@ class Change:
 
     Attributes:
         keys: The stage's keys that it sets.
-        peak: Bytes on each device with them.
+        peak: Peak bytes on each device with these keys.
     """
 
     keys: Mapping[str, Any]
@@ -62,10 +62,10 @@ class Plan:
 
     Attributes:
         recipe: Its name.
-        device: What it runs on.
+        device: What the recipe runs on.
         stages: The memory and work of each stage.
-        durations: The duration of an update or step, by stage; None without measured rates.
-        changes: For each stage that does not fit, the smallest change that makes it fit; None if there is none.
+        durations: Stage -> the duration of an update or step; None without measured rates.
+        changes: Stage that does not fit -> the smallest change that makes it fit; None if no change does.
         assumptions: Assumptions of the plan, in sentences.
     """
 
@@ -78,7 +78,7 @@ class Plan:
 
     @property
     def peak(self) -> float:
-        """Bytes on each device in the largest stage."""
+        """Peak bytes on each device in the largest stage."""
         return max(stage.peak for stage in self.stages)
 
     @property
@@ -100,7 +100,7 @@ class Plan:
             stage: Its name.
 
         Returns:
-            Such as " (40 of them: 2.0 h)"; "" where the number of updates or their duration is unknown.
+            Such as " (40 of them: 2.0 h)"; "" if the number of updates or their duration is unknown.
         """
         [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
         duration = self.durations[stage]
@@ -110,7 +110,7 @@ class Plan:
         return f" ({updates:,} of them: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as docs/json.md describes it."""
+        """Returns the plan as docs/json.md describes it."""
         return {
             "recipe": self.recipe,
             "device": asdict(self.device),
@@ -135,7 +135,7 @@ class Plan:
 
 
 def seconds(value: float) -> str:
-    """Formats seconds with three digits, and none below a hundredth: the overhead of a call is not modeled.
+    """Formats seconds with three digits. Less than 0.01 s is not shown, because the overhead of a call is not modeled.
 
     Args:
         value: Seconds.
@@ -166,22 +166,22 @@ def make_plan(
 
     Args:
         recipe: The recipe.
-        device: What it is to run on.
+        device: What the recipe would run on.
         flags: The flags by stage, as `run_flags` returns them.
         prompt: Tokens of the longest prompt.
         stages: The stages to plan; None for all of the recipe's.
         suggest_changes: Whether to search for changes that make a stage fit.
-        hub: The Hub to search for models that are not folders.
+        hub: The Hub that has the models that are not folders.
 
     Raises:
         ZooError: A model's shape is not available.
     """
     flags = flags or {}
     shared = recipe_config(recipe, flags.get("recipe", {}))
-    obeyed_keys = {stage: effective_keys(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
+    effective = {stage: effective_keys(recipe, stage, stage_keys) for stage, stage_keys in recipe.stages.items()}
     keys = {
         stage: stage_keys_of(stage, {**stage_keys, **flags.get(stage, {})}, where=str(recipe.source(stage)))
-        for stage, stage_keys in obeyed_keys.items()
+        for stage, stage_keys in effective.items()
     }
     shapes = _Shapes(recipe, shared, keys, hub)
     assumptions = (
@@ -204,7 +204,7 @@ def make_plan(
     for stage in stages or recipe.stages:
         plan = estimate(stage, keys[stage])
         plans.append(plan)
-        loaded_in_half = keys[stage].dtype == "bfloat16"  # then most of the arithmetic is bfloat16, also with LoRA
+        loaded_in_half = keys[stage].dtype == "bfloat16"  # then most arithmetic is in bfloat16, even with LoRA
         durations[stage] = predict_duration(plan.work, device, half=plan.half or loaded_in_half)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
@@ -236,7 +236,7 @@ def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> Simpl
     Args:
         stage: Its name.
         values: Its keys; missing ones get their defaults.
-        where: The file that they come from, for messages.
+        where: The file of the keys, for messages.
 
     Returns:
         The keys as attributes.
@@ -282,7 +282,7 @@ class _Shapes:
         )
 
     def _trained(self, stage: str) -> Shape:
-        """A reward model that the recipe trains. With an adapter, it has the dtype that its base was loaded in."""
+        """A reward model that the recipe trains. With an adapter, it has the dtype in which its base was loaded."""
         keys = self.keys.get(stage)
         is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
         return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
@@ -306,8 +306,8 @@ def smallest_change(
 ) -> Change | None:
     """Finds the smallest change of keys that makes a stage fit.
 
-    It first tries changes that only affect rounding: single changes, then pairs, then more. Then it tries changes that
-    affect training. Finally it drops the changes that a combination does not need.
+    It first tries changes that affect only rounding: single changes, then pairs, then more. Next it tries changes that
+    affect training. Finally it drops changes that a combination does not need.
 
     Args:
         stage: The stage's name.

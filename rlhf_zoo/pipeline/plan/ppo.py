@@ -34,7 +34,7 @@ from .shapes import Shape
 from .tracing import Tracer
 
 NO_MEMORY = ModelMemory()
-#: Tensors of the size of a sampled token's logits: the logits, scaled logits, and probabilities.
+#: Tensors as large as the logits of a sampled token: the logits, the scaled logits, and the probabilities.
 SAMPLED_COPIES = 3
 
 
@@ -73,8 +73,8 @@ def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt
 
     Args:
         keys: The stage's keys, as attributes.
-        models: The models that it starts from.
-        device: What it runs on.
+        models: The models that PPO starts from.
+        device: What the stage runs on.
         prompt: Tokens of the longest prompt.
 
     Raises:
@@ -129,7 +129,7 @@ class _PPO:
         }
 
     def _critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
-        """The critic, None for a head on the policy; and whether its frozen weights are its own."""
+        """The critic, or None for a head on the policy; and whether it has its own copy of its frozen weights."""
         keys, quantized = self.keys, quantization(self.keys) is not None
         reward = next((reward.shape for reward in models.rewards if reward.initializes_critic), None)
         shape = models.value
@@ -191,7 +191,7 @@ class _PPO:
         trained = self._trained()
         weights = sum(model.weights for model in trained) + self._frozen_weights(*in_use)
         if gathered is not None and self.shards > 1:
-            weights += weight_size(gathered) * gathered.counts.parameters  # besides the shard, which stays
+            weights += weight_size(gathered) * gathered.counts.parameters  # in addition to the shard, which stays
         shape = self._graph_cache()
         cache = 0 if shape is None else shape[0] * shape[1] * self._kv_bytes()
         return PhaseMemory(weights=weights, optimizer=sum(model.optimizer for model in trained), cache=cache)
@@ -226,20 +226,19 @@ class _PPO:
     # Phases
 
     def _load(self) -> PhaseMemory:
-        """Building the critic from the policy with its adapter merged, which needs a copy of the policy's weights."""
+        """Builds the critic from the policy with its adapter merged, which needs a copy of the policy's weights."""
         policy, critic = self.models["policy"].weights, self.models["critic"].weights
         return PhaseMemory(weights=2 * policy + critic + self._frozen_weights())
 
     def _sample(self) -> PhaseMemory:
         resident, (rows, columns) = self._resident(gathered=self.policy), self._sampling_shape()
-        distinct_prompts = math.ceil(rows / self.keys.num_generations)  # equal prompts are read once
+        distinct_prompts = math.ceil(rows / self.keys.num_generations)  # a prompt is read once for all its completions
         prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt, half=self.in_bfloat16)
         step = self.policy.decode_step(rows=rows, length=self.length, half=self.in_bfloat16)
         counts = self.policy.counts
         cache = resident.cache or rows * columns * self._kv_bytes()
-        if (
-            not resident.cache and columns > self.prompt + SPARE_COLUMNS
-        ):  # each layer in turn is copied into a larger buffer
+        if not resident.cache and columns > self.prompt + SPARE_COLUMNS:
+            # One layer at a time is copied into a larger buffer.
             step = replace(step, peak=step.peak + round(cache / counts.layers))
         # During prefill the cache is only as long as the prompts.
         cache_not_grown = 0 if resident.cache else cache * (1 - (self.prompt + SPARE_COLUMNS) / columns)
@@ -256,7 +255,7 @@ class _PPO:
         forward = model.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
         gathered = None if self.reference is None else model
         resident, casts = self._resident("reference", gathered=gathered), 0
-        if self.critic is not None:  # the bfloat16 casts of its weights stay during the reference's pass
+        if self.critic is not None:  # its weights' bfloat16 casts stay during this pass
             casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16).casts
         return replace(
             resident, activations=forward.peak + casts, logits=self._logits(self.forward_rows, head_trains=False)

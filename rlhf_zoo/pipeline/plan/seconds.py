@@ -1,7 +1,7 @@
-"""The duration of an update: its FLOPs and counts times measured rates.
+"""Predicts the duration of an update: its FLOPs and counts times measured rates.
 
 The rates are in rates.json, which benchmarks/calibrate.py writes from the results of `make bench` and `make gpu`. For
-a GPU that was never measured they are scaled by the makers' TFLOP/s.
+a GPU that was never measured, they are scaled by the makers' TFLOP/s.
 """
 
 import json
@@ -22,16 +22,16 @@ class Rates:
 
     Attributes:
         device: "cpu" or a name in `CARDS`.
-        machine: What it was measured on.
+        machine: The machine that was measured.
         precision: "float32" or "bfloat16".
         source: The file of the measurements.
-        points: Shapes of work that the rates were fitted to.
-        error: Mean relative error of a whole update at a point left out of the fit; None for a single point.
-        largest: The largest such error.
+        points: Number of workloads that the rates were fitted to.
+        error: Mean relative error of an update's duration at a point left out of the fit; None for a single point.
+        largest: The largest such error; None for a single point.
         forward: Seconds per FLOP of a forward pass.
         head: Seconds per FLOP of the head.
         update: Seconds per FLOP of forward and backward passes.
-        update_head: Seconds per FLOP of the head in them.
+        update_head: Seconds per FLOP of the head in these passes.
         decode: Seconds per FLOP of sampling.
         layer_step: Seconds per layer and sampled token, for launching kernels.
         trained: Seconds per parameter and optimizer step.
@@ -71,7 +71,7 @@ class Duration:
 
     Attributes:
         seconds: The seconds of each phase.
-        basis: The rates that it comes from and their error, for people.
+        basis: The rates behind the prediction and their error, in words.
     """
 
     seconds: Mapping[str, float]
@@ -92,7 +92,7 @@ def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | No
     """Predicts the duration of an update.
 
     Args:
-        work: What it computes.
+        work: What the update computes.
         device: What it runs on.
         half: Whether it computes in bfloat16.
 
@@ -119,5 +119,5 @@ def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | No
 def _basis(rates: Rates) -> str:
     source = f"from rates of {rates.machine} in {rates.precision} ({rates.source})"
     if rates.error is None or rates.largest is None:
-        return f"{source}, fitted to a single shape of work, so the error is unknown"
+        return f"{source}, fitted to a single workload, so the error is unknown"
     return f"{source}, ±{rates.error:.0%} on average and ±{rates.largest:.0%} at most (leave-one-out)"

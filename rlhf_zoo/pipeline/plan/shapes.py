@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def context(self) -> int:
-        """Tokens of context; 1024 where the configuration sets no bound."""
+        """Context length in tokens; 1024 if the configuration sets no bound."""
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 1024)
 
 
@@ -54,11 +54,11 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
 
     Args:
         name: A folder, a GGUF file, or NAMESPACE/NAME with or without @REVISION.
-        revision: The revision of the repository, where the name has none.
-        hub: The Hub to search; its source is searched after it.
+        revision: The revision of the repository, if the name has none.
+        hub: The Hub to search, followed by its source.
 
     Raises:
-        ZooError: The model is in none of them.
+        ZooError: The model is in none of these.
     """
     title = f"The model {name}"
     if Path(name := unpack_if_gguf(name)).is_dir():
@@ -72,7 +72,7 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
         hub,
         patterns=SHAPE_FILES,
         subject=f"The model {repo} is not a folder, is not in recipes/shapes.yaml, and",
-        fix="check its name, --hub and --source_hub, or give the folder of its config.json.",
+        fix="check its name, --hub and --source_hub, or name the folder of its config.json.",
     )
     return _read(str(folder), f"The model {repo}")
 
@@ -100,7 +100,7 @@ def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
 
     Args:
         architecture: The key of that name in recipe.yaml.
-        vocabulary: Tokens.
+        vocabulary: Number of tokens.
 
     Raises:
         ZooError: transformers cannot build it.

@@ -1,8 +1,8 @@
 """Counts the bytes that a model's passes take beyond its weights, on tensors that have shapes but no memory.
 
-It runs transformers' code for the model, with its attention, adapter and precision, so this module need not know any
-architecture. All layers are assumed to be alike: the model is run at two depths, and the difference is extrapolated to
-its real depth.
+It runs transformers' code for the model, with its attention, adapter and precision, so this module does not have to
+know any architecture. All layers are assumed to be alike: the model is run at two depths, and the difference is
+extrapolated to its real depth.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: The name of an experts implementation that sends every row through the weights of the first expert. Routing depends
 #: on the data, which traced tensors do not have, but it does not change the size of any tensor.
 EXPERTS = "rlhf-zoo-traced"
-#: Layers of the two models that are run. Even, as some architectures alternate between two kinds of layers.
+#: Layers of the two models that are run: even numbers, because some architectures alternate between kinds of layers.
 DEPTHS = 2, 4
 AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 
@@ -70,7 +70,7 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
 
 
 class _MemoryCounter(TorchDispatchMode):
-    """Counts the bytes of tensors that were allocated while it is active, those still alive and their peak."""
+    """Counts the bytes of tensors that are allocated while it is active: those alive now, and their peak."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -99,14 +99,14 @@ class _MemoryCounter(TorchDispatchMode):
         self.live -= self._sizes.pop(key, 0)
 
     def peak_since(self, before: int) -> int:
-        """The peak since the last call, in bytes beyond `before`."""
+        """The peak since the last call of this method, in bytes above `before`."""
         peak, self.peak = self.peak - before, self.live
         return peak
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What determines a traced model.
+    """What identifies a traced model.
 
     Attributes:
         config: The configuration, as JSON.
@@ -246,7 +246,7 @@ class Tracer:
             length: Tokens of each row.
             half: Whether it runs in bfloat16 autocast.
             checkpointing: Whether gradient checkpointing is on.
-            accumulates: Whether to measure a later micro-batch too, which takes as long again.
+            accumulates: Whether to measure a second micro-batch too, which takes twice as long.
         """
 
         def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
@@ -326,7 +326,7 @@ class Tracer:
 
 
 def _to_fake_tensors(model: nn.Module) -> None:
-    """Replaces meta tensors by CPU tensors, which have no memory under FakeTensorMode; tied weights stay tied."""
+    """Replaces meta tensors with CPU tensors, which take no memory under FakeTensorMode; tied weights stay tied."""
     replaced: dict[int, tuple[Tensor, Any]] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):

@@ -16,7 +16,7 @@ from ...runs.recipe import is_repository_name, read_mapping, shipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Small sizes, under the names of all configuration classes; each class gets those that it has.
+#: Small sizes under the names that configuration classes use; each class gets those that it has.
 SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "rotary_dim": 4, "num_layers": 2,
@@ -29,7 +29,7 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 @dataclass(frozen=True)
 class Family:
-    """A family of public models, as in recipes/families.yaml.
+    """A family of public models, as recipes/families.yaml describes it.
 
     Attributes:
         model_type: The model type in the transformers configuration.
@@ -39,7 +39,7 @@ class Family:
         bos: The beginning-of-sequence token.
         unk: The unknown token.
         pad: The padding token.
-        tokens: Number of tokens in the tokenizer; None for vocab_size.
+        tokens: Number of tokens in the tokenizer; None for as many as vocab_size.
         wrap: The tokens that the tokenizer adds before and after a text; None for no token.
         stops: Tokens at which generation stops; () for eos.
         template: The name of one of trl's chat templates.
@@ -75,7 +75,7 @@ def make_family(keys: Mapping[str, Any], *, subject: str) -> Family:
     """Builds the family of a miniature.
 
     Args:
-        keys: `family`, the name of a family, and fields that replace those of the family.
+        keys: `family`, the name of a family, and fields that override the family's.
         subject: The model's name, for messages.
 
     Raises:
@@ -90,10 +90,10 @@ def make_family(keys: Mapping[str, Any], *, subject: str) -> Family:
         )
     unknown = changes.keys() - {entry.name for entry in fields(Family)}
     if unknown:
-        raise ZooError(f"The miniature of {subject} has the unknown key {min(unknown)}: leave it out.")
+        raise ZooError(f"The miniature of {subject} has the unknown key {min(unknown)}: remove it.")
     template = changes.get("template")
     if template is not None and not is_repository_name(str(template)):  # it becomes part of a path
-        raise ZooError(f"The miniature of {subject} has the template {template!r:.200}: give the name of one of trl's.")
+        raise ZooError(f"The miniature of {subject} has the template {template!r:.200}: use the name of one of trl's.")
     family = by_name[name]
     return replace(family, **{**changes, "special": {**family.special, **changes.get("special", {})}})
 

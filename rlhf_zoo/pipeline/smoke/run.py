@@ -16,7 +16,7 @@ from ...runs.settings.key_classes import check_architecture, check_download, eff
 from ...runs.settings.loading import BITS_OPTIMIZERS
 from .models import make_family, save_model
 
-#: Rows per split. The recipe's row patterns are repeated to fill it.
+#: Rows per split. The recipe's row patterns are repeated to fill a split.
 ROWS = 64
 #: The share of these rows to hold out, which gives enough prompts for the evaluation.
 HELD_OUT = 0.1
@@ -128,7 +128,7 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     data_files = []
     for split in keys["splits"]:
         if not is_repository_name(str(split)):
-            raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' alone.")
+            raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' only.")
         rows = [_fill_number(keys["rows"][n % len(keys["rows"])], n) for n in range(ROWS)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")

@@ -123,7 +123,7 @@ class ProgressCallback(TrainerCallback):
         self._bar = Progress(state.max_steps, self._desc, "step", initial=state.global_step)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        if not control.should_log:  # else `on_log` follows, with the metrics of this step
+        if not control.should_log:  # otherwise `on_log` follows, with the metrics of this step
             self._advance(state)
         self._describe_next(control)
 
@@ -155,7 +155,7 @@ class ProgressCallback(TrainerCallback):
         self.close()
 
     def close(self) -> None:
-        """Ends the bar's line, so that the next message starts on a new one."""
+        """Ends the bar's line, so that the next message starts on a new line."""
         if self._bar is not None:
             self._bar.close()
 
@@ -163,15 +163,16 @@ class ProgressCallback(TrainerCallback):
 class StageCallback(ProgressCallback):
     """Completes the checkpoints of a stage's trainer, and stops training after Ctrl-C.
 
-    Ctrl-C ends a running evaluation after its batch, with EvaluationEnded: it may take minutes and changes no weights.
+    Ctrl-C ends a running evaluation after the current batch, with EvaluationEnded: an evaluation may take minutes and
+    changes no weights.
 
     Args:
         record: The stage's files.
-        stop: Knows whether Ctrl-C was pressed.
+        stop: Says whether Ctrl-C was pressed.
         finish_checkpoint: Adds files to a checkpoint, given its path, before it counts as complete. Called in every
             process.
         after_save: Called in the main process once a checkpoint is complete.
-        stop_after: The step to stop after.
+        stop_after: The step to stop after; None for the last one.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """Makes trl's trainers compute the same batches, losses and metrics in several processes as in one.
 
 transformers' Trainer pads the last batch of an epoch with rows of the first one, and trl averages within each process.
-Here the rows of each batch are distributed evenly, once each, and a loss is the mean over all of them.
+Here the rows of each batch are distributed evenly, without repetition, and a loss is the mean over all of these rows.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from ...modeling import distributed
 class _EvenShards(BatchSamplerShard):
     """This process's share of each global batch; the rows of an incomplete last batch are distributed one by one.
 
-    A process that gets no row takes the first of them, which then does not count.
+    A process that would get no row takes the batch's first remaining row, which then does not count.
     """
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -39,10 +39,10 @@ class _EvenShards(BatchSamplerShard):
 
 
 class GlobalBatch(Trainer):
-    """A mixin for trl's trainers, such as SFTTrainer. It comes before them in the bases."""
+    """A mixin for trl's trainers, such as SFTTrainer. List it before the trainer among the base classes."""
 
     def _shard_evenly(self, loader: Any) -> Any:
-        loader.batch_sampler.__class__ = _EvenShards  # accelerate makes the sampler and takes no class for it
+        loader.batch_sampler.__class__ = _EvenShards  # accelerate makes the sampler, and its class cannot be chosen
         return loader
 
     def get_train_dataloader(self) -> Any:
@@ -67,7 +67,7 @@ class GlobalBatch(Trainer):
         return share + (self.args.process_index < extra), state.remainder
 
     def _mask_padding(self, inputs: Any) -> Any:
-        """Masks the labels if this process has only a row that does not count."""
+        """Masks the labels if the only row of this process does not count."""
         if "labels" in inputs and self.count_rows(len(inputs["labels"]))[0] == 0:
             inputs["labels"] = torch.full_like(inputs["labels"], -100)
         return inputs
@@ -78,7 +78,7 @@ class GlobalBatch(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if num_items_in_batch is None:  # in evaluation; the loss would be a mean over this process
+        if num_items_in_batch is None:  # in evaluation, where the loss would be a mean over this process only
             num_items_in_batch = self._get_num_items_in_batch([inputs], self.args.device)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -88,7 +88,7 @@ class GlobalBatch(Trainer):
 
 
 class GlobalReward(GlobalBatch):
-    """A mixin for trl's RewardTrainer. It comes before it in the bases."""
+    """A mixin for trl's RewardTrainer. List it before the trainer among the base classes."""
 
     args: RewardConfig
     _metrics: Any

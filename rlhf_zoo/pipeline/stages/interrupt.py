@@ -15,7 +15,7 @@ STDERR_FD = 2
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was interrupted, and its finished steps are saved."""
+    """The run was interrupted after its finished steps were saved."""
 
 
 class EvaluationEnded(WaitEnded):
@@ -54,7 +54,7 @@ class Interruptible:
             raise KeyboardInterrupt
         self.requested = True
         if distributed.is_main_process():
-            # A signal may arrive while a progress bar is written, and stderr's buffer then refuses a second write.
+            # A signal may arrive while a progress bar is being written, when stderr's buffer refuses a second write.
             message = (
                 f"\nSaving {self._activity} after this step, or after this batch of an evaluation; "
                 "press Ctrl-C again to abort.\n"

@@ -21,9 +21,9 @@ from ...runs.status_line import doing
 
 
 def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
-    """Returns the folder of a policy without an adapter; if it has an adapter, merges it first.
+    """Returns the folder of a policy, whose adapter is merged into its base first if it has one.
 
-    The merged model is written once: next to the adapter if this run trained it, else into the run directory.
+    The merged model is written once: next to the adapter if this run trained it, otherwise into the run directory.
 
     Args:
         context: The run.

@@ -25,12 +25,12 @@ def held_out_report(
     seed: int,
     utility: Callable[[str], float] | None = None,
 ) -> dict[str, Any]:
-    """Measures a reward model on held-out pairs. It reads raw scores, because only their margins m give P = σ(m).
+    """Measures a reward model on held-out pairs. It uses raw scores, because P = σ(m) holds only for their margins m.
 
     Args:
         model: The reward model.
-        tokenizer: Its tokenizer.
-        pairs: The held-out pairs. The optional column `margin` says how much better the chosen side is; 0 is a tie.
+        tokenizer: The reward model's tokenizer.
+        pairs: The held-out pairs. The optional column `margin` tells how much better the chosen side is; 0 is a tie.
         seed: The seed of the bootstrap, and of the wrong completions in best-of-n.
         utility: The function that labeled simulated pairs, which scores prompt + completion; None if unknown.
 
@@ -148,7 +148,7 @@ def count_trained_pairs(held_out: Dataset, trained: Dataset) -> dict[str, int | 
 
     Returns:
         `prompts`: the number of distinct held-out prompts that were trained on, None if the pairs have no prompts;
-        `pairs`: the number of pairs that were, whichever side was chosen.
+        `pairs`: the number of pairs that were trained on, whichever side was chosen.
     """
     has_prompts = any(question_text(row) for row in held_out)
     shared_rows = sorted(overlap(held_out, trained).prompts)

@@ -49,7 +49,7 @@ def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, st
         source: The data set of the pairs.
 
     Returns:
-        The pairs, and a name for them; None if there are none.
+        The pairs, and a name for them; None if no pairs are held out.
     """
     data = context.settings("reward").data
     if data.held_out_share is not None:

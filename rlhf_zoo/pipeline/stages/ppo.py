@@ -60,7 +60,7 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     models = list(reward_roles(data.reward_model_path).values())
     check_ensemble(models, settings.trainer.reward_ensemble)
     if not models and not functions:
-        raise ZooError("The stage ppo has no reward: give reward_model_path or reward_funcs.")
+        raise ZooError("The stage ppo has no reward: set reward_model_path or reward_funcs.")
     model_keys = {
         "reward_label": settings.trainer.reward_label,
         "reward_pad_token": settings.trainer.reward_pad_token,
@@ -68,7 +68,7 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
     }
     for key, value in model_keys.items():
         if value is not None and not models:
-            raise ZooError(f"{key} of the stage ppo is {value!r}, but it has no reward model: give reward_model_path.")
+            raise ZooError(f"{key} of the stage ppo is {value!r}, but there is no reward model: set reward_model_path.")
     if data.reward_model_loader is not None:
         find_loader(data.reward_model_loader)
     # The reward models are not loaded here, so a placeholder takes their place among the names and weights.
@@ -141,7 +141,7 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
 
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
-    """Calls the reward functions as the trainer will, on the first prompts, with the prompts' own texts as completions.
+    """Calls the reward functions on the first prompts as the trainer will, with the prompts' texts as completions.
 
     Args:
         settings: The stage's settings.
@@ -187,7 +187,7 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
     needed = args.prompts_per_update * args.world_size
     if count < needed:
         raise ZooError(
-            f"The prompt data set has {count} rows, but an update needs {needed}: give more prompts or a smaller batch."
+            f"The prompt data set has {count} rows, but an update needs {needed}: use more prompts or a smaller batch."
         )
     completions, minibatches = args.episodes_per_update, args.num_mini_batches
     prompt_count = describe_prompt_count(data["train_dataset"])
@@ -212,7 +212,7 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> P
 def within_length(
     settings: StageSettings, tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
-    """Leaves out prompts that are longer than max_prompt_length.
+    """Drops prompts that are longer than max_prompt_length.
 
     Args:
         settings: The stage's settings.
@@ -220,13 +220,13 @@ def within_length(
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The data sets without them, and the number of training prompts that were left out.
+        The data sets with the remaining prompts, and the number of training prompts that were dropped.
     """
-    limit, fitting_data, left_out = settings.data.max_prompt_length, dict(data), 0
+    limit, short, left_out = settings.data.max_prompt_length, dict(data), 0
     for name, subject in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
-        if fitting_data[name] is not None:
-            fitting_data[name], left_out = drop_long_prompts(fitting_data[name], tokenizer, limit, subject=subject)
-    return fitting_data, left_out
+        if short[name] is not None:
+            short[name], left_out = drop_long_prompts(short[name], tokenizer, limit, subject=subject)
+    return short, left_out
 
 
 def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> "PPOTrainer":
@@ -285,7 +285,9 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         left_out.update({"max_prompt_length": n_too_long} if n_too_long else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
-        set_seed(settings.trainer.seed)  # again: loading may draw random numbers, and an adapter is initialized next
+        set_seed(
+            settings.trainer.seed
+        )  # again, because loading may draw random numbers, and an adapter is initialized next
         return build_trainer(settings, functions, processing_class=tokenizer, **models, **data)
 
     return train_stage(

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-#: Environment variables of Weights & Biases, set unless the user has set a run id; {} is the run's name.
+#: Environment variables of Weights & Biases, set unless the user has set a run id; {} stands for the run's name.
 WANDB_VARIABLES = {"WANDB_RUN_ID": "{}", "WANDB_RESUME": "allow"}
 #: transformers' default project of trackio.
 DEFAULT_PROJECT = "huggingface"

@@ -1,6 +1,6 @@
 """The reward stage: trains a reward model with trl.RewardTrainer, on preference pairs or on labeled SFT samples.
 
-`--dataset_name` may name a data set of pairs only, such as the votes of a comparison page: see `pairs`.
+`--dataset_name` may name a data set with only pairs, such as the votes of a comparison page: see `pairs`.
 """
 
 import logging
@@ -59,7 +59,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     from trl import RewardTrainer, get_peft_config
 
     started = time.monotonic()
-    context.settings("reward")  # reports mistakes in them before data are prepared
+    context.settings("reward")  # reports mistakes in the settings before data are prepared
     context.check_shared()
     silence_libraries()
     context, source = open_pairs(context)
@@ -145,7 +145,7 @@ def _load_inputs(
     tokenizer: PreTrainedTokenizerBase,
     left_out: dict[str, int],
 ) -> _Inputs:
-    """Reads the pairs and draws the samples. Adds the numbers of rows not trained on to `left_out`, by reason."""
+    """Reads the pairs and draws the samples. Adds to `left_out`, by key, how many rows are not trained on."""
     data, location = settings.data, source.location
     pairs, left_out_counts = training_pairs(context, source, marked=True)
     if conversational(pairs):
@@ -204,7 +204,7 @@ def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samp
     set_score_statistics(
         model, mean=float(raw_scores.mean()), std=float(raw_scores.std()), measured_on="samples of the SFT model"
     )
-    if is_peft(model):  # peft saves no model configuration with an adapter, but that holds the statistics
+    if is_peft(model):  # peft saves an adapter without its model's configuration, which holds the statistics
         model.config.architectures = [type(model.get_base_model()).__name__]
     model.config.save_pretrained(path)
 
@@ -225,11 +225,11 @@ def _report(
 
 
 def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Checks, before SFT trains, everything that the reward stage will read: all pairs, and the prompts of samples.
+    """Checks everything that the reward stage will read before SFT trains: all pairs, and the prompts for samples.
 
     Args:
         context: The run.
-        tokenizer: The SFT policy's tokenizer; None before there is one.
+        tokenizer: The SFT policy's tokenizer; None if it does not exist yet.
 
     Raises:
         ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, nothing is left to train or
@@ -271,7 +271,7 @@ def _tokenize_pairs(pairs: Dataset, tokenizer: PreTrainedTokenizerBase) -> Datas
 
 
 def _check_equal_sides(pairs: Dataset, *, subject: str) -> None:
-    """Warns about pairs whose sides have the same tokens. Raises ZooError if that is true of all pairs."""
+    """Warns about pairs whose sides have the same tokens. Raises ZooError if all pairs have such sides."""
     equal = sum(
         chosen_ids == rejected_ids
         for chosen_ids, rejected_ids in zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)
@@ -283,7 +283,7 @@ def _check_equal_sides(pairs: Dataset, *, subject: str) -> None:
 
 
 def _no_preference(subject: str) -> ZooError:
-    return ZooError(f"All pairs of {subject} have equal sides, so there is no preference to learn: give other pairs.")
+    return ZooError(f"All pairs of {subject} have equal sides, so there is no preference to learn: use other pairs.")
 
 
 def _count_too_long(pairs: Dataset, limit: int | None) -> int:

@@ -34,7 +34,7 @@ from .samples import Labeler, labeler_of, ordered_pairs, sample_pairs
 
 log = logging.getLogger(__name__)
 
-#: Keeps the random numbers of a round's samples apart from others under one seed; the round's number follows it.
+#: Stream of the random numbers of a round's samples; the round's number follows it in their keys.
 STREAM = 11
 
 
@@ -47,10 +47,10 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
         count: Number of pairs to sample and label.
 
     Returns:
-        made.json: the numbers of new and old pairs, and the lineage of the data.
+        The content of made.json: the numbers of new and old pairs, and the lineage of the data.
 
     Raises:
-        ZooError: The folder holds other pairs, or none could be made.
+        ZooError: The folder holds other pairs, or no pair could be made.
     """
     assert context.round is not None
     folder, policy = context.round.folder, context.round.previous_policy
@@ -86,7 +86,7 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
 
 
 def _previous_pairs(previous: RunContext) -> dict[str, list[dict[str, Any]]]:
-    """The pairs that the previous round was trained on and measured on, as rows by split."""
+    """The pairs on which the previous round was trained and measured, as rows by split."""
     owner, source = open_pairs(previous)
     data = owner.settings("reward").data
     splits = {"train": [_row_of_round(row) for row in training_rows(owner, "reward", source)[0]]}

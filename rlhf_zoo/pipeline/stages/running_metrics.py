@@ -20,7 +20,7 @@ class RunningMetrics(TrainerCallback):
     Add it before the callback that marks a checkpoint complete.
 
     Args:
-        trainer: A trl trainer. Its loss and metrics are sums since the last log line, its tokens a total.
+        trainer: A trl trainer. Its loss and metrics are sums since the last log line; its tokens are a total.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -43,7 +43,7 @@ class RunningMetrics(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         path = _file(args, state)
-        if not path.is_file():  # at the start
+        if not path.is_file():  # not resumed
             return
         trainer = self._trainer
         try:

@@ -29,19 +29,19 @@ from ...runs.settings.parse import RewardArguments, StageSettings
 from .merged import merged_model
 from .pairs import training_pairs
 
-#: Keep the random numbers of different samples apart under one seed.
+#: Streams of random numbers for different samples under one seed.
 SCORE_STREAM, TRAIN_STREAM, TEST_STREAM = 2, 3, 4
-#: (first text, second text, random numbers) -> the preferred text, 0 or 1.
+#: (first text, second text, random numbers) -> 0 or 1, the preferred text.
 Preference = Callable[[str, str, random.Random], int]
-#: (prompts, first completions, second ones, columns) -> the preferred one of each pair, 0 or 1; None for a tie.
+#: (prompts, first completions, second completions, columns) -> 0 or 1, the preferred one of each pair; None for a tie.
 Labeler = Callable[[Sequence[Prompt], Sequence[str], Sequence[str], Mapping[str, Sequence[Any]]], list[int | None]]
 
 
 def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
     """Returns the prompts for samples of the SFT policy, which are the prompts that PPO trains on.
 
-    Without a ppo stage, they come from the data set's configuration `prompts`, else from the pairs. In a later round,
-    whose data set has only pairs, they come from PPO's own data.
+    Without a ppo stage, they come from the data set's configuration `prompts`, otherwise from the pairs. In a later
+    round, whose data set has only pairs, they come from PPO's own data.
 
     Args:
         context: The run.
@@ -63,7 +63,7 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prom
 
 
 def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
-    """The prompts of a recipe without PPO: from the configuration `prompts`, else from the pairs to train on."""
+    """The prompts of a recipe without PPO: from the configuration `prompts`, otherwise from the pairs to train on."""
     if not Path(source.location).is_file():  # a file has no configurations
         try:
             rows = source.load("prompts", split, columns=["prompt"])
@@ -155,7 +155,7 @@ def are_simulated(context: RunContext, data: RewardArguments) -> bool:
 
 
 def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], float] | None:
-    """The utility behind a preference function that labels simulated pairs, if it has one.
+    """The utility behind the preference function that labels simulated pairs; None if it has none.
 
     Args:
         context: The run.
@@ -178,7 +178,9 @@ def preference_of(data: RewardArguments) -> Preference:
         ZooError: The settings name no preference function, or it cannot be loaded.
     """
     if data.preference is None:
-        raise ZooError("simulated_pairs needs `preference`, the function that labels the pairs: give module:attribute.")
+        raise ZooError(
+            "simulated_pairs needs `preference`, the function that labels the pairs: set it to module:attribute."
+        )
     preference: Preference = load_object(data.preference, group=PREFERENCES)
     return preference
 
@@ -289,7 +291,7 @@ def sample_pairs(
         context: The run.
         prompts: Texts or conversations.
         seed: The seed of the samples.
-        stream: Keeps these random numbers apart from others under the seed.
+        stream: The stream of these random numbers, which keeps them apart from others under the seed.
         policy: The checkpoint to draw from.
 
     Returns:

@@ -127,7 +127,7 @@ def _set_up_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     train: Dataset,
 ) -> StageSettings:
-    """Sets the tokenizer's special tokens and template. Returns settings under which trl does not change them again."""
+    """Sets the tokenizer's special tokens and template. Returns settings with which trl does not change them again."""
     if (warning := switch_off_eos(tokenizer)) is not None:
         log.warning("%s", warning)
     settings = _with_template(settings, model, tokenizer, context.hub)
@@ -142,7 +142,7 @@ def _set_up_tokenizer(
 def _usable_rows(
     rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, subject: str
 ) -> tuple[Dataset, int]:
-    """Leaves out rows over max_prompt_length and removes second BOS. Returns the rows, and how many were left out."""
+    """Drops rows over max_prompt_length and removes a second BOS. Returns the rows, and how many were dropped."""
     rows, cut = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
     return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
 
@@ -170,7 +170,7 @@ def _model_and_tokenizer(
     embeddings: Any = model.get_input_embeddings()
     if (highest := highest_id(tokenizer)) >= (rows := len(embeddings.weight)):
         raise ZooError(
-            f"{base.path} has {rows} embedding rows, but its tokenizer has the token {highest}: give a model with the "
+            f"{base.path} has {rows} embedding rows, but its tokenizer has the token {highest}: use a model with the "
             "tokenizer that it was trained with."
         )
     return model, tokenizer
@@ -232,13 +232,13 @@ def _with_template(
         try:
             tokenizer.chat_template = Path(name).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise ZooError(f"chat_template_path names {name}, which cannot be read ({error}): give a file.") from error
+            raise ZooError(f"chat_template_path names {name}, which cannot be read ({error}): name a file.") from error
     else:
         from trl import clone_chat_template
 
         with refusals_as(f"The chat template of {name} cannot be loaded", "check chat_template_path and --hub."):
             path = resolve(name, hub, ignore=(*NOT_LOADED, "*.safetensors")).path
-            load_tokenizer(path, name=name)  # trl's loading would ask on the terminal whether to run remote code
+            load_tokenizer(path, name=name)  # otherwise trl would ask on the terminal whether to run remote code
             clone_chat_template(model, tokenizer, str(path))
     trainer = copy.copy(settings.trainer)
     trainer.chat_template_path = None
@@ -248,8 +248,8 @@ def _with_template(
 def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
     """The model that SFT starts from; None for random weights. Raises ZooError if no Hub has it.
 
-    The run uses a model on a Hub at the commit that its revision had at the start. A folder is identified by the digest
-    of its files.
+    A model on a Hub is used at the commit that its revision had when the run started. A folder is identified by the
+    digest of its files.
     """
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
     if name is None:

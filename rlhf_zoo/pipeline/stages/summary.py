@@ -22,7 +22,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
 
     Args:
         context: The run.
-        trained: Whether this process trained any stage. If not, its memory is not that of training and is not recorded.
+        trained: Whether this process trained any stage. If not, its memory use is not recorded.
 
     Returns:
         The path of summary.json.

@@ -122,10 +122,10 @@ def train_stage(
         started: time.monotonic() when the stage began.
         build: Builds the trainer; called only if there is something to train.
         publisher: Sends each checkpoint as it is saved.
-        finish_checkpoint: Takes the trainer and a checkpoint, and adds files before it counts as complete.
+        finish_checkpoint: Takes the trainer and a checkpoint's path, and adds files before the checkpoint is complete.
         conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
-        left_out: The number of rows left out of training, by the key that causes it; `build` fills it.
-        cut_rows: Counts of the rows that max_length cuts; `build` fills it.
+        left_out: Key of the recipe -> how many rows it leaves out of training; `build` fills this.
+        cut_rows: Counts of the rows that max_length cuts; `build` fills this.
 
     Returns:
         Whether it trained.
@@ -151,7 +151,7 @@ def train_stage(
         _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
             trainer = build()
-        # After `build`, because settings that it refuses must neither claim the directory nor delete files in it.
+        # Only after `build`: settings that `build` refuses must neither claim the directory nor delete files in it.
         if distributed.is_main_process():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
             _begin(run, resolved, lineage, data, optional)
@@ -174,7 +174,7 @@ def _reset_precision(settings: StageSettings) -> None:
 def _train_and_record(
     run: _Run, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
 ) -> bool:
-    """Trains, and records an early end. Returns whether it reached the last step; raises Stopped after a signal."""
+    """Trains, and records an early end. Returns whether training reached its end; raises Stopped after a signal."""
     context = run.context
     callback = _add_callbacks(run, trainer, stop, finish_checkpoint)
     run_name = f"{context.recipe.name}-{run.settings.stage}-{context.run_id(run.settings.stage)}"
@@ -202,7 +202,7 @@ def _train_and_record(
 
 
 def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping[str, Any]] | None) -> None:
-    """Chooses the checkpoint of a stage that trained to its end, and records it."""
+    """Chooses the checkpoint of a stage that trained to its last step, and records the result."""
     release = run.settings.release
     chosen = choose(run.record, release, trainer.args)
     path = run.record.checkpoint_path(chosen["step"])
@@ -237,7 +237,7 @@ def _begin(
 ) -> None:
     """Writes run.json of a stage that is about to train. Deletes the files of an earlier run if the stage starts over.
 
-    `parents` and `data` hold their lineage; empty fields of `optional` are left out.
+    `parents` and `data` are lineages; empty fields of `optional` are not written.
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
     stage, previous_run = settings.stage, run.plan.previous_run
@@ -246,7 +246,7 @@ def _begin(
         record.clear()
         (context.directory / SUMMARY).unlink(missing_ok=True)
         if publisher is not None:
-            claim_stage_repository(context, stage)  # without the tags of the earlier run, whose records are gone now
+            claim_stage_repository(context, stage)  # without the earlier run's tags, whose records are gone now
     record.write(
         **context.run_json_header(stage, "running", seed=settings.trainer.seed, resolved=resolved),
         parents={
@@ -271,7 +271,7 @@ def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     """Lists the remote code of models that ran in this process.
 
     Returns:
-        The lineage of each model's code. Code that an earlier stage recorded keeps the name from that stage.
+        The lineage of each model's code. Code that an earlier stage recorded keeps the name that it had there.
     """
     recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     lineages = [code.lineage for code in code_run()]
@@ -353,7 +353,7 @@ def _publication(context: RunContext) -> dict[str, Any]:
 
 
 def _train(run: _Run, trainer: Trainer) -> None:
-    """Trains. If an update fails, or a signal ends a wait or an evaluation, saves the updates finished before that.
+    """Trains. If an update fails, or a signal ends a wait or an evaluation, saves the updates that were finished.
 
     An evaluation that a signal ended is repeated when training resumes.
 
@@ -455,7 +455,7 @@ def _add_callbacks(
         trainer.add_callback(RunningMetrics(trainer))
 
     def after_save() -> None:
-        record.write(seconds=run.seconds())  # a killed process writes no more, and the resumed one adds to it
+        record.write(seconds=run.seconds())  # now, because the process may be killed; a resumed run adds to this
         unsent: set[int] = set()
         if run.publisher is not None:
             run.publisher.notify()

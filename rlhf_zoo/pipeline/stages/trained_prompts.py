@@ -25,8 +25,8 @@ def count_trained_prompts(
     Args:
         context: The run.
         prompts: The prompts of the evaluation.
-        planned: Stages that will be trained. For other stages that are not finished in this run directory, the data
-            are unknown.
+        planned: Stages that will be trained. The data of other stages are unknown unless they are finished in this
+            run directory.
 
     Returns:
         The number of distinct prompts by stage; None if they cannot be counted.
@@ -79,8 +79,8 @@ def _count(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) 
 def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:
     """The rows that a stage trains on; None for pairs that are still to be simulated from PPO's prompts.
 
-    `left_out` is what a finished stage left out. If it would leave out other rows now, it is taken to have trained on
-    all rows.
+    `left_out` is what a finished stage left out. If that stage would leave out other rows now, this assumes that it
+    trained on all rows.
     """
     if stage == "reward":
         if left_out is None and context.settings("reward").data.simulated_pairs is not None:

@@ -26,7 +26,7 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
     from .global_batch import with_global_batch
 
     trainer_class = with_length_grouping(trainer_class)
-    if getattr(settings.data, "fsdp2", False):  # a third-party stage need not have this key
+    if getattr(settings.data, "fsdp2", False):  # a third-party stage may lack this key
         trainer_class = with_sharding(trainer_class)
     try:
         # The trainer changes its arguments, so it gets a copy.
@@ -38,7 +38,7 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
     trainer.create_model_card = lambda **_: None
     for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16
         if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
-            weight.data = weight.data.float()  # small steps would vanish in bfloat16
+            weight.data = weight.data.float()  # in bfloat16 small steps would be rounded away
     check_step_size(trainer.model, trainer.args.learning_rate, subject=f"the model of the stage {settings.stage}")
     if len(trainer.train_dataset) == 0:
         raise ZooError(
