@@ -128,7 +128,7 @@ def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], t
 
 def test_validate_counts_what_max_length_cuts(zoo: Callable[..., None], mine: Path, capsys) -> None:
     zoo("recipes", "validate", "mine", "--sft.max_length", "4")
-    assert "\nThe stage sft: max_length, 4, cuts 24 of 24 rows; of 24 it leaves no" in capsys.readouterr().out
+    assert "\nThe stage sft: max_length, 4, cuts 24 of 24 rows; 24 of them keep no" in capsys.readouterr().out
     zoo("recipes", "validate", "mine", "--sft.max_length", "512")
     assert "max_length" not in capsys.readouterr().out
 
@@ -226,7 +226,7 @@ def test_what_labels_simulated_pairs_is_asked_for_before_sft(zoo: Callable[..., 
         ),
         (
             "max_prompt_length 3",
-            r"^max_prompt_length of the stage ppo is 3, and the shortest of \d+ prompts has \d+ tokens",
+            r"^max_prompt_length of the stage ppo is 3, but the shortest of \d+ prompts has \d+ tokens",
         ),
         ("reward_model_path who/knows", "^The model who/knows cannot be found on .*: check reward_model_path"),
         ("value_model_name_or_path who/knows", "check value_model_name_or_path of the stage ppo"),
@@ -355,7 +355,7 @@ def test_a_reward_model_with_fewer_embeddings_than_tokens(zoo: Callable[..., Non
     tokenizer = AutoTokenizer.from_pretrained(rewarding(Path("paid"), mine))
     tokenizer.add_tokens(["<one>", "<two>"])
     tokenizer.save_pretrained("paid")
-    with pytest.raises(ZooError, match=r"reward model paid has ids up to .*, and its config.json a vocab_size of"):
+    with pytest.raises(ZooError, match=r"reward model paid has ids up to .*, but its config.json has a vocab_size of"):
         zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "paid")
 
 

@@ -304,7 +304,7 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         ),
         (
             ["--prompts", "asked", "--reward", "length"],
-            ", but SFT reads messages, prompt and completion, or text: give",
+            ", but SFT reads messages, prompt and completion, or text: pass",
         ),
         (["--preferences", "trl-lib/tldr", "--judge", "clasifier"], "clasifier"),
         (
@@ -323,7 +323,7 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--preferences", "latin.jsonl"], "line 2 of latin.jsonl is not UTF-8; convert the file."),
         (
             ["--prompts", "same", "--reward", "length"],
-            "same has 1 different prompts that are short enough, and some are held out",
+            "same has 1 different prompts that are short enough, but some are held out",
         ),
         (
             ["--preferences", "trl-lib/ultrafeedback_binarized", "--columns", "{chosen:better}"],
@@ -401,7 +401,7 @@ def test_prompts_and_a_reward_start_ppo_from_the_model_itself(capsys: pytest.Cap
     assert keys["ppo"]["model_name_or_path"] == os.path.abspath("base") and keys["recipe"]["conversational"]
     assert keys["recipe"]["description"] == "PPO from base on asked.", "no path of this machine on a card"
     assert keys["ppo"]["pad_token"] != json.loads(Path("base/tokenizer_config.json").read_text())["eos_token"]
-    assert f"PPO uses {keys['ppo']['pad_token']}, as it must differ from EOS" in capsys.readouterr().out
+    assert f"PPO uses {keys['ppo']['pad_token']}, because PAD must differ from EOS" in capsys.readouterr().out
     zoo("recipes", "validate", "mine")
     context = RunContext(
         recipe=load_recipe("mine"), directory=Path("run"), hub=Hub("other", "http://127.0.0.1:9", "a test"),

@@ -87,7 +87,7 @@ def test_what_a_package_has_wrong_breaks_no_other(
     assert rows == []
     for name, why in {
         "countdown": "'countdown' more than once, zoo-broken 2.0 and zoo-recipe-example 0.1.0: uninstall one",
-        "gone": "zoo-broken 2.0 registers the recipe 'gone' as zoo_broken.gone, and there is no recipe.yaml in such",
+        "gone": "zoo-broken 2.0 registers the recipe 'gone' as zoo_broken.gone, but that folder has no recipe.yaml",
         "nowhere": "registers the recipe 'nowhere' as zoo_not_there.x, but that folder has no recipe.yaml",
         "unread": "recipe.yaml, line 2 is not valid YAML",
         "unsaid": "zoo.yaml has no hardware, which the list of recipes shows: add it.",

@@ -100,7 +100,7 @@ def test_an_answer_that_a_prompt_begins_is_closed_for_trl() -> None:
 
 def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
     rows = [{"conversations": [ASKED, RIGHT]}, {"conversations": [ASKED, {"from": "narrator", "value": "x"}]}]
-    with pytest.raises(ZooError, match=r"Row 1 of it has a turn from 'narrator', and turns are from human"):
+    with pytest.raises(ZooError, match=r"Row 1 of it has a turn from 'narrator', but turns are from human"):
         read("texts", *rows)
     with pytest.raises(ZooError, match=r"Row 1 of it has its prompt and answers in another form than row 0"):
         read("pairs", PAIRS["single messages behind a text"], {"prompt": "a", "chosen": ASKED, "rejected": ASKED})

@@ -142,4 +142,4 @@ def test_the_key_gguf_file_says_where_to_name_the_file() -> None:
 
 def test_a_key_whose_library_advises_against_it_says_what_it_does_here() -> None:
     said = declared_keys("sft")["pad_token"].help
-    assert said.startswith("PAD, a token of the vocabulary")
+    assert said.startswith("PAD token: one that no text uses")

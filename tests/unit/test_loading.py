@@ -53,8 +53,8 @@ BEST = {
         ("ppo", {"load_in_8bit": True}, "load_in_8bit of the stage ppo needs use_peft"),
         ("sft", {**FOUR, "load_in_8bit": True}, "at the same time"),
         ("sft", {**LORA, "bnb_4bit_quant_type": "fp4"}, "bnb_4bit_quant_type of the stage sft needs load_in_4bit"),
-        ("sft", {**FOUR, "bnb_4bit_quant_type": "nf5"}, "is 'nf5': give nf4 or fp4"),
-        ("ppo", {**FOUR, "critic": "policy"}, "give 'shared' or 'reward'"),
+        ("sft", {**FOUR, "bnb_4bit_quant_type": "nf5"}, "is 'nf5': set nf4 or fp4"),
+        ("ppo", {**FOUR, "critic": "policy"}, "set 'shared' or 'reward'"),
         ("sft", {**LORA, "model_name_or_path": None}, "an adapter on random weights could not be loaded"),
         ("reward", {"load_in_4bit": True}, "not supported by the stage reward"),
         (

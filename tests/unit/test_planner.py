@@ -290,7 +290,7 @@ def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take(
             "sft",
             "h100:8",
             {"use_peft": True},
-            "fsdp2 of the stage sft does not work with use_peft: leave one of them out",
+            "fsdp2 of the stage sft does not work with use_peft: remove one of them",
         ),
         ("ppo", "h100:8", {"critic": "shared"}, "fsdp2 of the stage ppo does not work with critic shared"),
         ("reward", "h100:8", {"optim": "adafactor"}, "cannot shard the optimizer adafactor: set optim to one of"),

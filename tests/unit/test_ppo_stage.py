@@ -283,10 +283,10 @@ def test_texts_that_cannot_be_modelled(folder: Path, flags: dict[str, str], mess
     [
         ({"reward_funcs": "toy_run:answred"}, "did you mean 'answered'?"),
         ({"reward_weights": "1,2"}, "reward_weights has 2 numbers for 1 rewards: set one per reward."),
-        ({"reward_model_path": "none"}, "The stage ppo has no reward: give reward_model_path or reward_funcs."),
+        ({"reward_model_path": "none"}, "The stage ppo has no reward: set reward_model_path or reward_funcs."),
         (
             {"reward_model_path": "none", "reward_funcs": "toy_run:answered", "reward_label": "GOOD"},
-            "reward_label of the stage ppo is 'GOOD', but it has no reward model: give reward_model_path.",
+            "reward_label of the stage ppo is 'GOOD', but there is no reward model: set reward_model_path.",
         ),
         ({"reward_model_loader": "toy_run:lader"}, "There is no 'lader' in the module 'toy_run'"),
     ],
