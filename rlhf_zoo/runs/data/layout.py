@@ -133,11 +133,9 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
 
         def fill(place: int, row: dict[str, Any]) -> dict[str, Any]:
             texts = {target: filled(text, row, subject=subject, place=place) for target, text in templates.items()}
-            return (
-                texts
-                if prompt_template is None
-                else {**texts, QUESTION: values_in(prompt_template, row, subject=subject)}
-            )
+            if prompt_template is None:
+                return texts
+            return {**texts, QUESTION: values_in(prompt_template, row, subject=subject)}
 
         rows = _with_columns(rows, [fill(place, row) for place, row in enumerate(rows)])
     for target, source in columns.items():
