@@ -272,7 +272,7 @@ SPLIT = "has no split 'held', only 'train': set .*"
         ("--evaluation.dataset_test_split held", rf"{SPLIT} of the evaluation\."),
         (
             "--sft.eval_strategy steps --sft.eval_steps 1 --sft.held_out_share none",
-            "eval_strategy of the stage sft is steps, and nothing is held out to evaluate on",
+            "eval_strategy of the stage sft is steps, but nothing is held out to evaluate on",
         ),
     ],
 )

@@ -300,7 +300,7 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         (["--reward", "numeric_match"], "There are no prompts for PPO: pass --prompts"),
         (
             ["--prompts", "trl-lib/tldr", "--reward", "numeric_mach"],
-            "a folder or a repository, did you mean 'numeric_match'?",
+            "nor a repository, did you mean 'numeric_match'?",
         ),
         (
             ["--prompts", "asked", "--reward", "length"],
