@@ -57,14 +57,14 @@ class PPOConfig(TrainingArguments):
     remove_unused_columns: bool = option(False, "Drop columns that the model's forward does not take; keep it False.")
     dataset_num_proc: int | None = option(None, "Processes that tokenize the prompts.")
     bf16: bool | None = option(  # type: ignore[assignment]  # as in trl, whose configurations accept None too
-        False, "Compute in bfloat16 with float32 weights; None: if the machine's GPU supports bfloat16."
+        False, "Compute in bfloat16 with float32 weights; None: do so if the machine's GPU can."
     )
     total_episodes: int | None = option(
         None, "Total number of completions to sample; sets max_steps, rounded up to whole updates."
     )
     num_ppo_epochs: int = option(4, "Passes over each rollout.")
     num_mini_batches: int = option(1, "Optimizer steps per pass.")
-    num_generations: int = option(1, "Completions of each prompt.")
+    num_generations: int = option(1, "Completions per prompt.")
     response_length: int = option(53, "Maximum number of tokens in a completion.")
     response_length_min: int | None = option(
         None, "Draw each completion's maximum length from this to response_length; None: response_length for all."
@@ -110,7 +110,7 @@ class PPOConfig(TrainingArguments):
     )
     kl_coef: float = option(0.05, "β, the weight of the KL penalty.")
     reference: bool | None = option(
-        None, "Keep a reference policy for KL; None: unless kl_coef is 0 and no other key needs one."
+        None, "Keep a reference policy for KL; None: keep one unless kl_coef is 0 and no other key needs it."
     )
     kl_in: str = option("reward", "Where the KL penalty goes: 'reward' (RLHF) or 'loss' (as in GRPO).")
     kl_estimator: str = option(
@@ -133,7 +133,7 @@ class PPOConfig(TrainingArguments):
         0.5, "ε if the action is a sequence: a product of 50 ratios soon differs from 1 by more than 0.2."
     )
     dual_clip: float | None = option(
-        None, "c > 1 bounds the loss of a bad action by c times its advantage; None is off."
+        None, "c > 1 bounds the loss of a bad action by c times its advantage; None: no bound."
     )
     cliprange_value: float | None = option(0.2, "ε_v of the value clip; None: no clipping.")
     vf_coef: float = option(0.1, "c_v, the weight of the value loss.")
@@ -162,7 +162,7 @@ class PPOConfig(TrainingArguments):
         "native",
         "What samples completions: 'native', 'transformers' (continuous batching) or 'vllm' (docs/engines.md).",
     )
-    rollout_graphs: bool = option(True, "On a GPU the native engine decodes with CUDA graphs (docs/engines.md).")
+    rollout_graphs: bool = option(True, "On a GPU, decode with CUDA graphs in the native engine (docs/engines.md).")
     max_rollout_batch_tokens: int | None = option(
         None, "Maximum number of tokens in the sampler's cache, padding included; None: no limit."
     )
