@@ -300,9 +300,9 @@ def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
     return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
 
 
-def _in_groups(part: Mapping[str, Any]) -> str:
+def _in_groups(part: object) -> str:
     """Returns how many groups of prompts that ask the same an evaluation has, after the word "prompts"."""
-    prompts, groups = part.get("prompts"), part.get("groups")
+    prompts, groups = (part.get("prompts"), part.get("groups")) if isinstance(part, Mapping) else (None, None)
     if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
         return ""
     return f"{format_group_count(groups, prompts)} that ask the same, each resampled as a whole"
