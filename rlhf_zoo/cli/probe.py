@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ..errors import printable
+from ..fileio import write_text
 from ..modeling.prompt_keys import format_group_count
 from .open_run import open_hub
 from .options import HUB, SOURCE_HUB, TRUST, UserPath, json_option
@@ -62,6 +63,9 @@ if TYPE_CHECKING:
     type=click.Choice(["hacked", "suspicious", "worse"]),
     help="End with exit code 3 on this verdict. May be repeated.",
 )
+@click.option(
+    "--html", metavar="FILE", type=UserPath(dir_okay=False), help="Write the findings with samples into one HTML file."
+)
 @json_option()
 def probe(
     completions: Path,
@@ -77,6 +81,7 @@ def probe(
     source_hub: str | None,
     seed: int,
     fail_on: tuple[str, ...],
+    html: Path | None,
     as_json: bool,
 ) -> None:
     """Test completions of any trainer for a hacked reward, and give the verdict.
@@ -102,6 +107,11 @@ def probe(
             completions, against, model=model, device=device, dtype=dtype, reward=reward, verifiable=verifiable,
             labeled=labeled, own_pairs=own_pairs, seed=seed, hub=connected,
         )  # fmt: skip
+    if html is not None:
+        from ..publishing.probe_page import probe_page
+
+        write_text(html, probe_page(result, policy=str(completions), reference=str(against)))
+        click.echo(f"Report: {html}", err=True)
     if as_json:
         print_json(result.to_json())
     else:

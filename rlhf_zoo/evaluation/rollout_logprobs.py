@@ -68,7 +68,8 @@ def add_logprobs(
     device = best_device() if options.device is None else named_device(options.device)
     path = resolve_model(options.model, options.hub).path
     model = move(load_causal(path, options=Loading(dtype=options.dtype)).eval(), device)
-    tokenizer, cache = load_tokenizer(path), LogprobCache(model, load_tokenizer(path))
+    tokenizer = load_tokenizer(path)
+    cache = LogprobCache(model, tokenizer)
     shared = set(policy.prompts) & set(sft.prompts)
     rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
     prompt_ids, texts = _tokenize([policy, sft], rows, model, tokenizer, str(options.model))

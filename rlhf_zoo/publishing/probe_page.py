@@ -1,0 +1,80 @@
+"""A probe's findings as one self-contained HTML file."""
+
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+
+from ..errors import printable
+from ..evaluation.probes import Probe
+from ..evaluation.probes.report import SEVERE
+from ..evaluation.rollouts import RolloutFindings
+from ..evaluation.stats import Estimate
+from ..fileio import now
+
+#: Longest sample that the page shows, in characters.
+MAX_SAMPLE = 2000
+#: Kinds of verdict by how bad they are; the page writes the word, and the color only repeats it.
+_TONES = {
+    "hacked": "bad", "worse": "bad", "past the peak": "bad", "suspicious": "doubtful", "better": "good",
+    "healthy": "good",
+}  # fmt: skip
+
+
+def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
+    """Renders the page, which has no scripts and loads nothing. All text is escaped.
+
+    Args:
+        result: The findings.
+        policy: Name of the policy's completions, such as the path of the file.
+        reference: Name of SFT's.
+
+    Returns:
+        HTML.
+    """
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        # Characters that a browser would hide, or that turn the direction of the text, show as escapes.
+        finalize=lambda value: printable(value) if isinstance(value, str) else value,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["shortened"] = _shortened
+    return environment.get_template("probe_page.html.jinja").render(
+        result=result,
+        policy=policy,
+        reference=reference,
+        tone=_TONES.get(result.verdict.kind, "open"),
+        figures=list(_figures(result)),
+        probes=sorted(result.report.probes, key=lambda probe: (not probe.fired, -_ratio(probe))),
+        bar=lambda probe: round(100 * min(max(_ratio(probe), 0.0) / SEVERE, 1.0)),
+        severe=SEVERE,
+        version=version("rlhf-zoo"),
+        time=now(),
+    )
+
+
+def _ratio(probe: Probe) -> float:
+    return probe.effect / probe.threshold
+
+
+def _figures(result: RolloutFindings) -> Iterator[tuple[str, Estimate]]:
+    """Yields the verdict's figures, with what they are."""
+    verdict = result.verdict
+    figures = {
+        "Training reward, policy − SFT": verdict.proxy_gain,
+        "Judge, policy − SFT": verdict.judge_gain,
+        "Win rate of the policy over SFT, by the judge": verdict.win_rate,
+        "Share of labeled pairs that the judge orders rightly": verdict.judge.accuracy,
+        "Share of own pairs that the judge orders rightly": verdict.judge.own_accuracy,
+        "Rank correlation of the judge's scores on two halves of the samples": result.split_half,
+    }
+    yield from ((name, figure) for name, figure in figures.items() if figure is not None)
+
+
+def _shortened(text: str) -> str:
+    hidden = len(text) - MAX_SAMPLE
+    return text if hidden <= 0 else f"{text[:MAX_SAMPLE]} … ({hidden:,} more characters)"
