@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Texts of similar length that are computed one after the other; the largest determines their batches.
 BLOCK = 256
+#: Texts in a batch on the CPU, where larger ones are no faster: each batch is progress, and saved.
+CPU_BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def _compute(
         return {keys[row]: round(sum(values), DECIMALS) if total else values
                 for row, values in zip(batch, rounded, strict=True)}  # fmt: skip
 
-    largest = len(to_do)
+    largest = CPU_BATCH if model.device.type == "cpu" else len(to_do)
     with Progress(len(row_of), desc, "text", initial=len(row_of) - len(to_do)) as bar:
         for start in range(0, len(to_do), BLOCK):
             block = to_do[start : start + BLOCK]

@@ -27,7 +27,7 @@ def probe(
 
     Args:
         policy: The policy's completions: a file, rows such as a list of dicts or a `datasets.Dataset`, or
-            `Completions`. Each row has prompt and completion, and optionally reward, judge and logprobs.
+            `Completions`. Each row has prompt and completion, and optionally reward, judge, group and logprobs.
         reference: The SFT model's completions of the same prompts, or the base model's if the policy started there.
         model: The SFT model, a folder or a Hub id, whose log-probabilities two probes read. What is computed is kept
             in a cache, so that an interrupted call goes on. The model's chat template renders conversations.

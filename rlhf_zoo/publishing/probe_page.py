@@ -10,6 +10,7 @@ from ..evaluation.probes.report import SEVERE
 from ..evaluation.rollouts import RolloutFindings
 from ..evaluation.stats import Estimate
 from ..fileio import now
+from ..modeling.prompt_keys import format_group_count
 
 #: Longest sample that the page shows, in characters.
 MAX_SAMPLE = 2000
@@ -48,6 +49,7 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
         policy=policy,
         reference=reference,
         tone=_TONES.get(result.verdict.kind, "open"),
+        groups=format_group_count(result.groups, result.prompts),
         figures=list(_figures(result)),
         probes=sorted(result.report.probes, key=lambda probe: (not probe.fired, -_ratio(probe))),
         bar=lambda probe: round(100 * min(max(_ratio(probe), 0.0) / SEVERE, 1.0)),

@@ -54,7 +54,7 @@ def test_it_has_every_finding_the_fired_ones_first_and_open():
         *(probe.finding for probe in result.report.probes),
         *(f"{family}: {why}" for family, why in result.report.skipped.items()),
         "Win rate of the policy over SFT, by the judge",
-        "120 completions of the policy and 120 of SFT, to 60 prompts.",
+        "120 completions of the policy and 120 of SFT, to 60 prompts",
     ):
         assert " ".join(sentence.split()) in text
     assert all(re.fullmatch(r"width: \d+%", element["style"]) for element in page.all("i"))

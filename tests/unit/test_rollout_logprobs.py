@@ -109,6 +109,7 @@ def test_an_interrupted_probe_goes_on_and_gives_the_same(tmp_path, home, compute
     monkeypatch.setattr(rollout_logprobs, "rows_at_once", lambda model, width: 10)
     complete = rlhf_zoo.probe(policy, sft(2, prompts=19), model=folder).to_json()
     distinct = 75 * 9
+    assert max(computed) == rollout_logprobs.CPU_BATCH
     assert (
         sum(computed) == distinct and "log p under other prompts, on cpu: 600 of 600 (100%)" in capfd.readouterr().err
     )
