@@ -49,7 +49,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         from ..hub.client.refusals import after_waiting
 
         pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected), hub=connected.name)
-        _print_notes(pulled)
+        _print_notes(pulled, repository.partition("@")[2])
         if not as_json:
             say(str(pulled.path))
             return
@@ -59,8 +59,10 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         print_json({**document, "path": str(pulled.path), "files": files})
 
 
-def _print_notes(pulled: Pulled) -> None:
-    """Prints to stderr what the user should know besides the path."""
+def _print_notes(pulled: Pulled, revision: str) -> None:
+    """Prints to stderr what the user should know besides the path. `revision` is the one that was asked for."""
+    if revision and pulled.revision != revision:  # other programs need the tag
+        say(f"{revision} is the tag {pulled.revision}.", err=True)
     if pulled.outage is not None:
         say(f"The Hub does not answer ({pulled.outage}): this is the copy in the cache.", err=True)
     if pulled.refetched:

@@ -108,19 +108,22 @@ def ablate(
 
     Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` on one of them has a slider over all. SFT
     and reward model are the recipe's own, in the same run directory; finished models are not trained again. Other keys
-    are flags as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with their range.
+    are flags as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with their range. Runs are
+    compared at their last step; --ppo.release recommended compares the steps that their verdicts recommend.
 
     \b
     Example:
       rlhf-zoo ablate tiny-world --kl_coef 0,0.02,0.1,0.5
     """
-    from ..pipeline.experiments.runner import recipe_seed, run_variants, variants
+    from ..pipeline.experiments.runner import recipe_seed, run_variants, variants, with_keys
     from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = run_flags(ctx, recipe)
     loaded, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
     _check_ppo(loaded, "ablate")
     values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
+    # What a penalty does shows at the end: a recommended step may lie before the reward is hacked.
+    flags = with_keys(flags, "ppo", {"release": flags.get("ppo", {}).get("release", "last")})
     with locked(run), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
         from rich.console import Console
 

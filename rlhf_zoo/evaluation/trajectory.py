@@ -93,6 +93,19 @@ class Trajectory:
         return verdict if self.confirmation is None else verdict.confirm(*self.confirmation)
 
     @cached_property
+    def verdict_at_recommended(self) -> Verdict | None:
+        """The verdict over the checkpoints up to the recommended one; None if that is the last, or there is none.
+
+        How habits change the reward was measured on the last checkpoint's texts, so it is unknown here.
+        """
+        step = self.verdict.recommended
+        if step is None or step == self.checkpoints[-1].step:
+            return None
+        sft, *checkpoints = self._policies()
+        evidence = Evidence(sft, [policy for policy in checkpoints if policy.step <= step], judge=self.reliability)
+        return decide(evidence, seed=self.seed)
+
+    @cached_property
     def verdict_without_judge(self) -> Verdict:
         """The verdict by the same rule from reward, KL and probes alone."""
         sft, *checkpoints = (replace(policy, judge=None, wins=None) for policy in self._policies())
@@ -141,6 +154,7 @@ class Trajectory:
             "samples_per_prompt": self.samples,
             **self.verdict.to_json(),
             "without_judge": self.verdict_without_judge.text,
+            "at_recommended": None if self.verdict_at_recommended is None else self.verdict_at_recommended.summary(),
             "judge": self.judge,
             "judge_reliability": self.reliability.to_json(),
             "sft": self._estimates(self.sft),

@@ -164,6 +164,11 @@ class Verdict:
             self, recommended=step if is_confirmed else None, confirmed=gain, reasons=(*self.reasons, reason)
         )
 
+    def summary(self) -> dict[str, Any]:
+        """Returns what a card says of a verdict: in words, and what it goes by."""
+        lists = {name: list(getattr(self, name)) for name in ("fired", "explained", "reasons")}
+        return {"verdict": self.text, "kind": self.kind, "step": self.step, "disagree": self.disagree, **lists}
+
     def to_json(self) -> dict[str, Any]:
         def document(estimate: Estimate | Fall | None) -> dict[str, Any] | None:
             return estimate.to_json() if estimate else None

@@ -26,6 +26,7 @@ from rlhf_zoo.hub.client.connect import DEFAULT_HUB, Hub
 from rlhf_zoo.hub.client.local_paths import PULL_MARK, Folder
 from rlhf_zoo.hub.client.publish import CHECKPOINT_PATTERNS
 from rlhf_zoo.hub.client.pull import fetch
+from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.hub.server.handler import Handler
 from rlhf_zoo.hub.server.messages import FilePart
 from rlhf_zoo.publishing.sender import Sender
@@ -115,6 +116,15 @@ def test_json_says_what_came(at_module_hub, commits, tmp_path, pull):
     assert document["bytes"] == sum(file["size"] for file in document["files"])
     plain = pull(f"{REPO}@best", "--output_dir", "out")
     assert (plain.stdout, plain.stderr) == (f"{tmp_path / 'out'}\n", "")
+    short = pull(f"{REPO}@step-40", "--output_dir", "out")
+    assert (short.stdout, short.stderr) == (plain.stdout, "step-40 is the tag step-000040.\n")
+    assert json.loads(pull(f"{REPO}@40", "--output_dir", "out", "--json").stdout)["revision"] == "step-000040"
+
+
+def test_pages_and_lineage_name_the_tag_of_a_short_step(at_module_hub, commits):
+    names = [resolve(f"{REPO}{revision}").name for revision in ("@step-40", "@0040", "@step-000040", "@best", "")]
+    assert names == [*[f"{REPO}@step-000040"] * 3, f"{REPO}@best", REPO]
+    assert resolve(REPO, revision="step-4").published_at == (REPO, commits[4], "step-000004")
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,19 @@ def test_another_step_than_the_verdicts_is_named(runs):
     assert "`rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local`" in text
 
 
+def test_the_card_of_the_recommended_step_has_the_verdict_on_that_step(runs):
+    """Not that on the end of training, which may be hacked. A hacked end stays in its second sentence."""
+    own = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
+           "reasons": ["Judge and reward rise."]}  # fmt: skip
+    verdict = judged("hacked", recommended=20, at_recommended=own)
+    assert "**Verdict: hacked.**" in card(runs, **verdict)
+    StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
+    text = card(runs, **verdict)
+    assert "> [!TIP]\n> **Verdict: healthy.** Judge and reward rise together, and none of 2 probes finds" in text
+    assert "Use **step 20** (this page, `main`)" in text and "explained:" not in text
+    assert "Training went on to step 40, where the verdict is *hacked*." in text
+
+
 def test_without_a_verdict_the_judge_is_asked(runs):
     assert "> **No verdict.** The judge prefers it to SFT. Read the samples" in card(runs)
     assert "The judge prefers SFT." in card(runs, win_rate=estimate(0.25))

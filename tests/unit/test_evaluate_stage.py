@@ -123,6 +123,8 @@ def test_what_test_prompts_do_not_confirm_is_neither_main_nor_recommended(
     assert ppo.read()["chosen"] == {"step": step, "rule": "recommended", "metric": None, "value": None, **none}
     assert trained.record("eval").read()["parents"]["ppo"]["path"] == f"checkpoint-{step}"
     assert found["recommended"] is recommended and found["over_training"]["recommended"] is recommended
+    there = found["over_training"]["at_recommended"]
+    assert (there and there["step"]) == recommended, "a verdict on what is main, beside that on the end of training"
     make_card(ppo.path)
     card = (ppo.path / "README.md").read_text()
     assert f"The recipe's rule is `recommended`: step **{step}**" in card

@@ -28,7 +28,7 @@ class Checkpoint:
     """A model on this machine.
 
     Args:
-        name: Its name as a user or a card wrote it, with the revision.
+        name: Its name, with the revision if a user or a card wrote one; the tag step-000040 for step-40.
         path: Its folder.
         repo, commit, hub: Where it was fetched from; None for a local folder.
     """
@@ -87,7 +87,9 @@ def resolve(
             "safetensors, or convert it."
         )
     path = pulled.path if hub.source is None or not ignore else _with_local_bases(pulled.path, hub)
-    return Checkpoint(full_name, path, pulled.repo, pulled.commit, origin)
+    # A short step such as step-40 is known here alone. Lineage, votes and pages name the tag, which others can load.
+    known_name = f"{pulled.repo}@{pulled.revision}" if split_revision(full_name)[1] else full_name
+    return Checkpoint(known_name, path, pulled.repo, pulled.commit, origin)
 
 
 def _with_local_bases(folder: Path, hub: Hub) -> Path:

@@ -34,9 +34,11 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)
     by_beta[ppo_args.kl_coef][ppo_args.seed] = replace(ppo, label=f"seed {ppo_args.seed}")
     for folder in sorted((run / ABLATION).glob("kl-coef-*")):
-        if all(_differs_in(("kl_coef", "seed"), folder / stage, run / stage) for stage in ("ppo", "eval")):
+        if all(_differs_in(("kl_coef", "seed", "release"), folder / stage, run / stage) for stage in ("ppo", "eval")):
             resolved = StageRecord(folder / "ppo").read()["resolved"]
             beta, seed = resolved.get("kl_coef", ppo_args.kl_coef), resolved.get("seed", ppo_args.seed)
+            if beta == ppo_args.kl_coef and _rule(folder) != _rule(run):
+                continue  # a mean over seeds is of steps that one rule chose
             lines = read_samples(
                 folder / "eval" / "samples.jsonl", baseline.rows["prompt"], baseline.samples_per_prompt
             )
@@ -51,6 +53,11 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
     mean = points.pop(ppo_args.kl_coef)
     ablated = [replace(point, label=f"PPO, β = {beta:g}") for beta, point in points.items()]
     return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), ablated
+
+
+def _rule(run: Path) -> str | None:
+    """The rule that chose a run's checkpoint, which its samples are of."""
+    return (StageRecord(run / "ppo").read().get("chosen") or {}).get("rule")
 
 
 def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:

@@ -140,7 +140,7 @@ def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
         raise ZooError(f"{CARD_FILE} of {name} does not name its step: publish it again with this rlhf-zoo.")
     if not is_repository_name(str(card.get("recipe"))):
         raise ZooError(f"{CARD_FILE} of {name} names no recipe: publish it again with this rlhf-zoo.")
-    return Published(name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics())
+    return Published(checkpoint.name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics())
 
 
 @dataclass(frozen=True)

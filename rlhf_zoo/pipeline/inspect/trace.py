@@ -194,7 +194,7 @@ def _from_repository(
                 f"{name} is not a PPO policy of rlhf-zoo (it has no {required}): pass a run directory of PPO, or the "
                 "repository that one was published to, such as NAMESPACE/RECIPE-ppo."
             )
-    lineage = find_lineage(full_name, sft=sft, reward=reward, hub=hub)
+    lineage = find_lineage(subject.name, sft=sft, reward=reward, hub=hub)
     card_step = integer(lineage.card.get("step")) or 0
     resolved = read_json(path / RECIPE_FILE)
     if not isinstance(resolved, dict):

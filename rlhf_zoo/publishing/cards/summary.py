@@ -48,8 +48,13 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         return {"alert": Raw("NOTE"), "text": Raw(" ".join(text.split()))}
     last = over.get("step") or over["checkpoints"][-1]["step"]
     at_step = "" if last == facts.described_step else f" at step {last}"
-    text = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(facts, kind, over)} {_advice(facts, kind, over)}"
-    return {"alert": Raw(_ALERTS.get(kind, "WARNING")), "text": Raw(text)}
+    text, later = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(facts, kind, over)}", ""
+    own = over.get("at_recommended")
+    if own and own["step"] == facts.described_step:  # the card is of that step, not of the last
+        kind = str(own["kind"])
+        text = f"**Verdict: {escape(own['verdict'])}.** {_why(facts, kind, {**over, **own})}"
+        later = f" Training went on to step {last}, where the verdict is *{escape(over['verdict'])}*."
+    return {"alert": Raw(_ALERTS.get(kind, "WARNING")), "text": Raw(f"{text} {_advice(facts, kind, over)}{later}")}
 
 
 def _gain(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
@@ -65,7 +70,7 @@ def _gain(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
 
 def _why(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
     probes = over["probes"]["probes"]
-    fired = [probe["family"] for probe in probes if probe["fired"]]
+    fired = over["fired"] if "fired" in over else [probe["family"] for probe in probes if probe["fired"]]
     reasons = [str(reason) for reason in over.get("reasons") or ()]
     if kind == "healthy":
         explained = f" (explained: {escape(', '.join(fired))})" if fired else ""
