@@ -38,7 +38,11 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         folder.mkdir(exist_ok=True)
         return folder
 
-    monkeypatch.setattr(refs, "fetch", lambda name, **_: Pulled(name.partition("@")[0], "main", "c", pull(name), []))
+    def fetch(name: str, **_: Any) -> Pulled:
+        repo, _at, revision = name.partition("@")
+        return Pulled(repo, revision or "main", "c", pull(name), [])
+
+    monkeypatch.setattr(refs, "fetch", fetch)
 
     def run(card: Any, ppo: str = "local/x-ppo", **flags: str) -> Lineage:
         if card is not None:

@@ -335,7 +335,11 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
             raise ZooError(f"{name} has no such revision.")
         return known[name]
 
-    monkeypatch.setattr(refs, "fetch", lambda name, **_: Pulled(name.partition("@")[0], "main", "c", pull(name), []))
+    def fetch(name: str, **_: Any) -> Pulled:
+        repo, _at, revision = name.partition("@")
+        return Pulled(repo, revision or "main", "c", pull(name), [])
+
+    monkeypatch.setattr(refs, "fetch", fetch)
     monkeypatch.setattr(tracing, "_read_tags", lambda *_: {step: f"step-{step:06d}" for step in (1, 2, 3)})
     return known
 
