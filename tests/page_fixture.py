@@ -7,7 +7,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +34,12 @@ PIXEL = bytes.fromhex(
     "0000000049454e44ae426082"
 )
 SECONDS = 180
+#: A table as wide as that of a card's figures.
+FIGURES = (
+    "| held-out prompts | SFT | PPO | best constant |\n|---|---|---|---|\n"
+    "| **Win rate over SFT** (judge: gold utility) | 0.49 ¹ | **0.73** (0.69–0.76) | 0.18 |\n"
+    "| **Reward** (what PPO maximizes) | −0.07 | **1.17** (1.11–1.22) | 1.96 ² |"
+)
 
 
 def publish(hub: RunningHub, toys: Toys) -> None:
@@ -62,7 +68,7 @@ def publish(hub: RunningHub, toys: Toys) -> None:
                 "simulated": True,
                 "step": step,
                 "parents": {name: {"repo": f"local/toy-{name}", "commit": commits[name]} for name in commits},
-                "evaluation": {"ppo": {"kl": {"value": kl, "ci95": [0.2, 0.4], "n": 540}}, "recommended": RECOMMENDED},
+                "evaluation": evaluation(steps, kl),
                 "prompts": PROMPTS,
                 "settings": {"temperature": 0.9, "response_length": 12, "kl_coef": beta},
                 "chosen": {"step": max(steps)},
@@ -73,12 +79,31 @@ def publish(hub: RunningHub, toys: Toys) -> None:
             (folder / "plots" / "reward_kl.png").write_bytes(PIXEL)
             (folder / "README.md").write_text(
                 f"---\ntags:\n- rlhf-zoo\n- stage:ppo\n---\n# {repo} at step {step}\n\n| figure | value |\n|---|---|\n"
-                f"| KL | {kl} |\n\n![Reward and KL against the step](plots/reward_kl.png)\n\n"
+                f"| KL | {kl} |\n\n{FIGURES}\n\n![Reward and KL against the step](plots/reward_kl.png)\n\n"
                 "![far away](https://example.com/x.png)\n\n<script>window.ran=1</script>\n"
             )
             commit = api.upload_folder(repo_id=repo, folder_path=folder).oid
             api.create_tag(repo, tag=f"step-{step:06d}", revision=commit)
     # Cards are read from main; that of the run's end names the checkpoints at the commits of their tags.
+
+
+def evaluation(steps: Mapping[int, tuple[float, float, float]], kl: float) -> dict[str, Any]:
+    """An evaluation in which the judge likes what the reward likes as long as the KL is small."""
+    judged = {step: reward - reward**2 for step, (_, reward, _) in steps.items()}
+    return {
+        "ppo": {"kl": {"value": kl, "ci95": [0.2, 0.4], "n": 540}},
+        "judge": {"name": "rule:remarks(name='gold utility')"},
+        "win_rate": {"value": 0.5 + judged[max(steps)], "ci95": [0.69, 0.76], "n": 540},
+        "recommended": RECOMMENDED,
+        "over_training": {
+            "verdict": "healthy",
+            "step": max(steps),
+            "checkpoints": [
+                {"step": step, "reward": {"value": reward}, "judge": {"value": judged[step]}, "kl": {"value": logged}}
+                for step, (_, reward, logged) in steps.items()
+            ],
+        },
+    }
 
 
 def checkpoint_between(toys: Toys, folder: Path, share: float) -> None:

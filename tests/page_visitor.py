@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,8 +42,8 @@ class Visitor:
         self.screenshots = screenshots
         self.requests: list[str] = []
 
-    def open(self, theme: str = "light") -> None:
-        self.browser.get(f"{self.url}?__theme={theme}")
+    def open(self, theme: str = "light", link: str = "") -> None:
+        self.browser.get(f"{self.url}?__theme={theme}{link and '&' + link}")
         self.wait("the prompt box", lambda: self.all("#prompt textarea"))
 
     def tab(self, name: str) -> None:
@@ -97,7 +98,8 @@ class Visitor:
         self.click("compare")
         self.wait(
             f"the completions of {prompt!r}",
-            lambda: self.done() and self.texts("#pairs .given") == [prompt] * (2 * n),
+            # In this order: the page opens with other completions, which are done.
+            lambda: self.texts("#pairs .given") == [prompt] * (2 * n) and self.done(),
         )
 
     def done(self, box: str = "pairs") -> bool:
@@ -113,6 +115,11 @@ class Visitor:
         card = f'#{box} [data-side="{role}"][data-row="{row}"]'
         found = {"completion": self.read(f"{card} .new")}
         return found | {name: self.read(f"{card} [data-figure={name}]") for name in FIGURES}
+
+    def phone(self) -> None:
+        """A window as wide as a phone: Chromium's own windows are wider."""
+        size = {"width": 390, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
 
     def overflow(self) -> int:
         """Pixels by which the page is wider than the window."""
@@ -143,6 +150,12 @@ class Visitor:
                 self.requests.append(message["params"]["request"]["url"])
             elif message["method"] == "Network.webSocketCreated":
                 self.requests.append(message["params"]["url"])
+
+    def screenshot_as_it_is(self, name: str) -> None:
+        """Of the window, where `screenshot` shows the whole page."""
+        for place in filter(None, (self.screenshots, os.environ.get("RLHF_ZOO_SCREENSHOTS"))):
+            Path(place).mkdir(parents=True, exist_ok=True)
+            self.browser.save_screenshot(str(Path(place) / name))
 
     def screenshot(self, name: str, width: int) -> None:
         screenshot(self.browser, name, self.screenshots, width)

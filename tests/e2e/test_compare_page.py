@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 
+import httpx2
 import pytest
 from hub_fixture import RunningHub, running
 from page_client import PageClient
@@ -106,7 +107,8 @@ def couples(found: Snapshot) -> list[dict[str, str]]:
 
 def test_a_visitor_compares(visitor: Visitor, page: Page) -> None:
     visitor.open()
-    head = visitor.read(".zoo")
+    head = visitor.read("#head .zoo")
+    assert "Verdict: healthy · use step 20 · win rate over SFT 0.74 (0.69 to 0.76), judge: gold utility" in head
     assert all(f"local/toy-{role}" in head for role in ("ppo", "sft", "reward")) and "Simulated data" in head
     assert "0.31 nats over 540" in visitor.read(".zoo-notes")
 
@@ -118,13 +120,33 @@ def test_a_visitor_compares(visitor: Visitor, page: Page) -> None:
     assert found.ppo[0].completion.startswith(MARKUP)
     assert not visitor.all("#pairs .zoo-text :is(script, img, b)")
     assert visitor.browser.execute_script("return window.ran === undefined")
-    assert visitor.count('#pairs [data-side="ppo"] .zoo-charts svg') == 2, "KL at each position, and values"
+    assert visitor.count('#pairs .zoo-why [data-side="ppo"] .zoo-charts svg') == 2, "KL at each position, and values"
     visitor.screenshot("compare-wide.png", 1280)
     visitor.screenshot("compare-phone.png", 420)
     assert visitor.browser.execute_script("return window.innerWidth") <= 520  # Chromium's narrowest window
     assert visitor.overflow() <= 0, "the page is wider than a phone"
     columns = [visitor.all(f'#pairs [data-side="{side}"]')[0].rect for side in ("sft", "ppo")]
     assert columns[1]["y"] >= columns[0]["y"] + columns[0]["height"], "on a phone the columns stand one below the other"
+
+
+def test_the_page_opens_with_an_answered_example(client: PageClient, page: Page) -> None:
+    assert client.value("prompt") == PROMPTS[0]
+    assert sides(client.value("pairs")) == couples(page.at(PROMPTS[0]))
+    client.load()
+    assert client.value("prompt") == PROMPTS[0], "an address without a link changes nothing"
+
+
+def test_the_kl_penalty_is_slid_off_and_on(client: PageClient, page: Page) -> None:
+    assert client.value("kl") == 1 and "with KL penalty, β = 0.05 · step 40" in client.value("pairs")
+    event = client.fire("kl", "input", kl=0, prompt="the screen")
+    assert sides(event.values["pairs"]) == couples(page.at("the screen", 40, LOOSE))
+    assert "without KL penalty, β = 0 · step 40" in event.values["pairs"] and "kl=off" in event.values["pairs"]
+    table = event.values["kl-figures"]
+    assert "the reward is higher and the judge’s score lower" in table
+    cells = [texts(table, f'td data-figure="{name}"') for name in ("reward", "judge")]
+    assert cells == [["+0.40", "+0.90 ▲"], ["+0.24", "+0.09 ▼"]]
+    again = client.fire("kl", "input", kl=1)
+    assert sides(again.values["pairs"]) == couples(page.at("the screen")) and "kl=" not in again.values["pairs"]
 
 
 def test_several_completions_top_p_and_seed(client: PageClient, page: Page) -> None:
@@ -140,7 +162,9 @@ def test_a_stream_is_stopped(client: PageClient) -> None:
     assert "Stopped." in client.fire("stop").values["message"]
     assert event.cancelled and 'data-state="writing"' in client.value("pairs"), "it went on to its end"
     after = client.fire("compare", prompt="the screen")
-    assert 'data-state="done"' in after.values["pairs"] and client.value("message") == ""
+    assert 'data-state="done"' in after.values["pairs"] and "Finished, means over 8 completions" in client.value(
+        "message"
+    )
 
 
 def test_a_prompt_by_chance_is_compared(client: PageClient, page: Page) -> None:
@@ -209,6 +233,42 @@ def test_what_cannot_be_opened(page: Page) -> None:
     assert "There is no repository 'local/missing-ppo'" in done.stderr and "Traceback" not in done.stderr
 
 
+# Links
+
+
+def test_a_link_shows_the_same_completions_again(visitor: Visitor, client: PageClient, page: Page) -> None:
+    prompt = "the screen & more"
+    html = client.fire("compare", prompt=prompt, seed=7).values["pairs"]
+    (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
+    visitor.open(link=unescape(link))
+    visitor.wait("the link's prompt", lambda: visitor.texts("#pairs .given") == [prompt] * 2 and visitor.done())
+    assert [visitor.side(side) for side in ("sft", "ppo")] == couples(page.at(prompt, seed=7))
+    assert visitor.all("#pairs .zoo-link a")[0].get_attribute("href").endswith(f"?{unescape(link)}")
+
+    html = client.fire("step", "input", step=10, **{"training-prompt": prompt, "training-seed": 7}).values["at-step"]
+    (link,) = re.findall(r'<a href="[?]([^"]*)"', html)
+    assert "step=10" in link
+    visitor.open(link=unescape(link))
+    visitor.wait("the step", lambda: visitor.texts("#at-step .given") == [prompt] * 2 and visitor.done("at-step"))
+    assert visitor.side("ppo", box="at-step") == couples(page.at(prompt, 10, seed=7))[1]
+    assert "step-000010" in visitor.read("#curves .zoo-note") and visitor.all("#step")[0].is_displayed()
+
+
+def test_a_link_with_anything_in_it_is_met_with_a_message(visitor: Visitor) -> None:
+    visitor.open(link="prompt=the+camera&seed=-5&tokens=1e9&kl=x&run=y")
+    visitor.wait("the message", lambda: "The seed is" in visitor.read("#message [role=alert]"))
+
+
+def test_programs_that_show_a_link_find_our_own_description(page: Page) -> None:
+    html = httpx2.get(page.url).text
+    head = html.partition("<script")[0]
+    for name in ("og:title", "og:description", "twitter:title", "twitter:description"):
+        assert len(re.findall(f'"{name}"', head)) == 1, name
+    assert 'content="local/toy-ppo: SFT and PPO, side by side"' in head
+    assert "Verdict: healthy; use step 20; win rate over SFT 0.74 (0.69 to 0.76)" in head
+    assert "Gradio" not in head and "og:image" not in head
+
+
 # Over training
 
 
@@ -235,9 +295,7 @@ def test_the_string_let_out(client: PageClient, page: Page) -> None:
         assert sides(event.values["at-beta"]) == couples(page.at("the screen", step, repo))
         assert f"β = {beta} · step-{step:06d}" in event.values["at-beta"]
     assert texts(client.fire("every-beta").values["betas"], "header") != []
-    assert [one for one in texts(client.value("betas"), "b") if "β" in one or one == "SFT"] == [
-        "SFT", "β = 0.05", "β = 0",
-    ]  # fmt: skip
+    assert texts(client.value("betas"), "h3") == ["SFT", "β = 0.05", "β = 0"]
     client.fire("run", "input", run=LOOSE)
     assert client.prop("step", "maximum") == client.value("step") == 40
 
@@ -296,16 +354,19 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
     assert [one.text for one in buttons] == PROMPTS
     buttons[2].click()
     given = '#pairs [data-side="ppo"] .given'
-    visitor.wait("its completions", lambda: visitor.done() and visitor.read(given) == PROMPTS[2])
+    visitor.wait("its completions", lambda: visitor.read(given) == PROMPTS[2] and visitor.done())
     assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0])
     visitor.complain("   ", "The prompt is empty")
     assert visitor.side("ppo") == shown(page.at(PROMPTS[2]).ppo[0]), "what was compared stays to be read"
     visitor.write(PROMPTS[1])
-    reached = visitor.tab_through(40)
-    for wanted in ("compare", "temperature", "top-p", "tokens", "n", "seed", "colors"):
+    visitor.all("#sampling button")[0].click()
+    visitor.wait("the sliders", lambda: visitor.all("#temperature input[type=range]")[0].is_displayed())
+    visitor.all("#prompt textarea")[0].click()
+    reached = visitor.tab_through(60)
+    for wanted in ("compare", "kl", "temperature", "top-p", "tokens", "n", "seed", "colors"):
         assert wanted in reached, f"{wanted} is not reached by the Tab key: {reached}"
     visitor.all("#prompt textarea")[0].send_keys(Keys.ENTER)
-    visitor.wait("the completions", lambda: visitor.done() and visitor.read(given) == PROMPTS[1])
+    visitor.wait("the completions", lambda: visitor.read(given) == PROMPTS[1] and visitor.done())
     summary = visitor.all("#pairs summary")[0]
     was = visitor.all("#pairs details")[0].get_property("open")
     summary.send_keys(Keys.ENTER)
@@ -330,6 +391,59 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
     assert visitor.all("#curves .zoo-chosen")[0].rect["x"] > before
     visitor.screenshot("training-phone.png", 420)
     assert visitor.overflow() <= 0
+
+
+def test_on_a_phone_the_result_is_in_view(visitor: Visitor) -> None:
+    def result_top() -> int:
+        return int(
+            visitor.browser.execute_script("return document.getElementById('pairs').getBoundingClientRect().top")
+        )
+
+    def in_view() -> bool:
+        return visitor.done() and 0 <= result_top() <= 844 / 2
+
+    visitor.phone()
+    visitor.open()
+    assert result_top() < 844, "the answered example begins on the first screen"
+    visitor.screenshot_as_it_is("phone-opened.png")
+    for selector in ("#compare", "#examples .gallery-item", "#surprise"):
+        visitor.browser.execute_script("window.scrollTo(0, 0)")
+        before = visitor.texts("#pairs .zoo-text")
+        visitor.all(selector)[-1].click()
+        if selector != "#compare":
+            visitor.wait("other completions", lambda before=before: visitor.texts("#pairs .zoo-text") != before)
+        visitor.wait(f"the result of {selector} in view", in_view)
+    visitor.screenshot_as_it_is("phone-result.png")
+    assert visitor.overflow() <= 0
+    visitor.tab("Card")
+    visitor.wait("the card", lambda: visitor.count("#card table"))
+    wide = "return [...document.querySelectorAll('#card .zoo-scroll')].map(one => one.scrollWidth - one.clientWidth)"
+    assert visitor.browser.execute_script(wide) == [0, 0], "no table of the card has to be scrolled"
+    visitor.screenshot_as_it_is("phone-card.png")
+
+
+def test_the_slider_stands_below_the_chart_it_moves(visitor: Visitor) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    visitor.open()
+    visitor.tab("Over training")
+    visitor.wait("the curves", lambda: visitor.count("#curves svg") == 1)
+    slider = visitor.all("#step input[type=range]")[0]
+    for key, share in ((Keys.HOME, 0.0), (Keys.END, 1.0)):
+        slider.send_keys(key)
+        rect, thumb = slider.rect, 16
+        middle = rect["x"] + thumb / 2 + share * (rect["width"] - thumb)
+        visitor.wait(
+            "the mark above the thumb",
+            lambda middle=middle: abs(visitor.all("#curves .zoo-chosen")[0].rect["x"] - middle) < 3,
+        )
+
+
+def test_no_tab_and_button_have_one_name(visitor: Visitor) -> None:
+    visitor.open()
+    tabs = {one.text for one in visitor.all("button[role=tab]")}
+    named = [one.strip() for one in visitor.texts("button:not([role=tab], [tabindex='-1'])")]
+    assert tabs == {"Side by side", "Over training", "Blind test", "Card"} and not tabs & set(named)
 
 
 def test_keys_vote_and_draw_but_not_while_typing(visitor: Visitor) -> None:

@@ -27,7 +27,15 @@ def parsed(svg: str) -> ET.Element:
     left, top, width, height = map(float, root.get("viewBox").split())
     assert (left, top, width) == (0, 0, 360) and height > 0
     assert "width:100%" in root.get("style")
-    assert {one.tag.removeprefix(SVG) for one in root.iter()} <= {"svg", "g", "path", "circle", "text", "title"}
+    assert {one.tag.removeprefix(SVG) for one in root.iter()} <= {
+        "svg",
+        "g",
+        "path",
+        "circle",
+        "text",
+        "title",
+        "style",
+    }
     plain = re.compile(r"none|currentColor|var\(--zoo-(sft|ppo|quiet|mark),currentColor\)")
     for one in root.iter():
         assert not {"href", "onload", "onclick"} & set(one.attrib)
@@ -208,6 +216,9 @@ def test_curves_over_steps_share_their_axis():
     assert float(flags["step 800"].get("x")) == pytest.approx(xs[3], abs=0.1)
     assert flags["step 800"].get("fill") == "var(--zoo-mark,currentColor)"
     assert [one.text for one in named(root, "zoo-along")] == ["200", "400", "600", "800", "1000"]
+    (style,) = root.iter(f"{SVG}style")
+    margins = [float(share) for share in re.findall(r"--zoo-(?:left|right): ([\d.]+)", style.text)]
+    assert [360 * margins[0], 360 * (1 - margins[1])] == pytest.approx([xs[0], xs[-1]], abs=0.1), "for the slider"
     words = [words for _, words in hits(root)]
     assert words[0] == "step 200: Reward 0.000" and words[4] == "step 200: KL to SFT −0.100 nats" and len(words) == 9
     assert root.get("aria-label") == (

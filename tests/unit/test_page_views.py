@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from toy_models import save_toys
 
 from rlhf_zoo.app.engine import Comparison, Side, Snapshot, visible_text
-from rlhf_zoo.app.page.views import KL_EDGES, RATIO_EDGES, completion, figures, pairs, shade
+from rlhf_zoo.app.page.views import KL_EDGES, RATIO_EDGES, completion, figures, pairs, shade, summary
 
 KNOWN = {
-    "article", "b", "caption", "circle", "dd", "details", "div", "dl", "dt", "g", "header", "i", "line", "p", "path",
-    "polyline", "rect", "span", "style", "sub", "summary", "svg", "table", "tbody", "td", "text", "th", "thead",
-    "title", "tr", "tspan",
+    "article", "b", "caption", "circle", "dd", "details", "div", "dl", "dt", "g", "h3", "h4", "header", "i", "line",
+    "p", "path", "polyline", "rect", "span", "style", "sub", "summary", "svg", "table", "tbody", "td", "text", "th",
+    "thead", "title", "tr", "tspan",
 }  # fmt: skip
 
 
@@ -83,3 +83,26 @@ def test_no_text_becomes_an_element_or_an_attribute(prompt: str, pieces: list[st
     assert page.texts("span", class_="given") == [visible_text(prompt)] * 2
     names = {name for _, attrs, _ in page.elements for name in attrs}
     assert not any(name.startswith("on") or name in ("href", "src", "srcdoc") for name in names)
+
+
+def test_the_details_of_both_policies_are_in_one_fold(comparison: Comparison) -> None:
+    found = last(comparison)
+    html = pairs(found, link="?prompt=a&amp")
+    page = Page(html)
+    assert page.texts("summary") == ["Token by token", "Numbers"]
+    assert page.texts("h3") == page.texts("h4")[:2] == page.texts("h4")[2:] == ["SFT", "PPO"]
+    assert "</article></div><details" in html, "the fold is below the cards, so that opening it moves neither"
+    assert [one["href"] for one in page.all("a")] == ["?prompt=a&amp"]
+    assert not Page(pairs(replace(found, done=False), link="?prompt=a")).all("a"), "there is nothing to link to yet"
+
+
+def test_finished_completions_are_announced_in_a_sentence(comparison: Comparison) -> None:
+    found = last(comparison)
+    rewards = [f"{side.reward:+.2f}".replace("-", "−") for side in (found.sft[0], found.ppo[0])]
+    assert Page(summary(found)).text == (
+        f"Finished. SFT: reward {rewards[0]}, {found.sft[0].length} tokens. "
+        f"PPO: reward {rewards[1]}, {found.ppo[0].length} tokens."
+    )
+    assert summary(replace(found, done=False)) == ""
+    bare = tuple(replace(side, reward=None) for side in found.sft)
+    assert f"Finished. SFT: {found.sft[0].length} tokens. PPO: reward" in summary(replace(found, sft=bare))

@@ -114,6 +114,20 @@ def test_a_run_from_what_the_hub_lists() -> None:
         _ = replace(found, points=()).best
 
 
+def test_what_an_evaluation_measured_at_each_step() -> None:
+    rows, card = listing()
+    checkpoint = {"step": 20, "reward": {"value": 1.5}, "judge": {"value": 0.5}, "kl": {"value": "2"}}
+    evaluation = {
+        "ppo": {"reward": {"value": 2.5}, "judge": {"value": float("nan")}},
+        "win_rate": {"value": 0.75},
+        "over_training": {"checkpoints": [checkpoint, "junk", {"step": None}]},
+    }
+    found = TimelineRun.from_listing(rows, card | {"evaluation": evaluation})
+    assert found.at(20).evaluated == {"reward": 1.5, "judge": 0.5}
+    assert found.at(30).evaluated == {"reward": 2.5, "win_rate": 0.75}, "the evaluation's own step"
+    assert found.at(40).evaluated == {}, "which no evaluation measured"
+
+
 @pytest.mark.parametrize("said", [{"step": 20, "rule": "judge"}, 20])
 def test_the_recommended_checkpoint_goes_before_the_chosen(said) -> None:
     rows, card = listing()

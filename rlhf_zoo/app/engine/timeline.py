@@ -16,7 +16,7 @@ from typing import Any, Unpack
 from transformers import PreTrainedModel
 
 from ...errors import ZooError
-from ...fileio import integer, number
+from ...fileio import get_nested, integer, number
 from ...modeling.devices import MEMORY_ERRORS, as_memory_error, move
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
@@ -44,6 +44,8 @@ class TimelinePoint:
         chosen: Whether the run chose it as its best checkpoint: `main` and `best` of its repository.
         recommended: Whether an evaluation recommends it.
         watched: Mean of each reward of weight 0 at this step, which PPO did not optimize, by name.
+        evaluated: What an evaluation measured at this step on held-out prompts: those of reward, judge, kl and win_rate
+            (over SFT) that the run's card has.
     """
 
     step: int
@@ -55,6 +57,7 @@ class TimelinePoint:
     chosen: bool = False
     recommended: bool = False
     watched: Mapping[str, float] = field(default_factory=dict)
+    evaluated: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def marks(self) -> list[str]:
@@ -127,6 +130,7 @@ class TimelineRun:
                 point,
                 chosen=point.chosen if chosen is None else point.step == chosen,
                 recommended=point.step == recommended,
+                evaluated=_evaluated(card, point.step),
             )
             for point in points
         ]
@@ -201,6 +205,18 @@ def _watched(row: Mapping[str, Any]) -> dict[str, float]:
     """Returns the mean rewards by name in a card's entry of a checkpoint. Cards list only those of weight 0."""
     rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
     return {name: value for name, value in rewards.items() if value is not None}
+
+
+def _evaluated(card: Mapping[str, Any], step: int) -> dict[str, float]:
+    """Returns what a card's evaluation has of a step: the row of its checkpoints, else the figures of its own step."""
+    rows = get_nested(card, "evaluation", "over_training", "checkpoints")
+    row = next((row for row in rows if get_nested(row, "step") == step), None) if isinstance(rows, list) else None
+    own = _step(card.get("step")) == step
+    if row is None and own:
+        row = get_nested(card, "evaluation", "ppo")
+    figures = {name: number(get_nested(row, name, "value")) for name in ("reward", "judge", "kl")}
+    figures["win_rate"] = number(get_nested(card, "evaluation", "win_rate", "value")) if own else None
+    return {name: value for name, value in figures.items() if value is not None}
 
 
 def _step(value: Any) -> int | None:

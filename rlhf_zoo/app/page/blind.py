@@ -20,6 +20,7 @@ from ...evaluation.votes.limits import TooManyVotesError, voter_address
 from ...evaluation.votes.vote import DECISIVE, ShownCompletion, Vote
 from ...fileio import number as number_of
 from ..engine import Side, Snapshot
+from .browser import live_region
 from .drawing import Drawing
 from .html import attributes, notice, text
 from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, prompt_box
@@ -125,7 +126,7 @@ def pair_html(pair: Pair | None) -> str:
         state = "done" if pair.snapshot.done else "writing"
         texts = {side: sample.completion for side, sample in pair.sides.items()}
     cards = "".join(
-        f'<article class="zoo-card" data-side="{side}"><header><b>{side.capitalize()}</b></header>'
+        f'<article class="zoo-card" data-side="{side}"><header><h3>{side.capitalize()}</h3></header>'
         f"{_completion(texts[side], state)}</article>"
         for side in DECISIVE
     )
@@ -157,13 +158,13 @@ def reveal_html(pair: Pair, models: Mapping[str, Model]) -> str:
         badge = '<span class="zoo-badge">your choice</span>' if side == pair.verdict else ""
         cards.append(
             f'<article class="zoo-card zoo-{role}" data-side="{side}" data-role="{role}"><header>'
-            f"<b>{side.capitalize()}: {NAMES[role]}</b>{badge}<span>{text(models[role].name)}</span></header>"
+            f"<h3>{side.capitalize()}: {NAMES[role]}</h3>{badge}<span>{text(models[role].name)}</span></header>"
             f"{figures(sample)}</article>"
         )
     sampling_note = f"Both were sampled with seed {pair.snapshot.seed} at temperature {pair.snapshot.temperature:g}."
     verdict = VERDICT_SENTENCES[pair.preferred or str(pair.verdict)]
     return (
-        f'<section class="zoo-reveal" role="status"><p class="zoo-verdict"><b>{verdict}</b> '
+        f'<section class="zoo-reveal"><p class="zoo-verdict"><b>{verdict}</b> '
         f"{_compare_with_reward(pair)}</p>"
         f'<div class="zoo-pair">{"".join(cards)}</div><p class="zoo-note">{sampling_note}</p></section>'
     )
@@ -319,12 +320,13 @@ class _Tab:
 def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
     """Creates the components, in the order of the page."""
     with gr.Column(elem_id="blind-test"):
+        gr.HTML("<h2>Which of two completions is better?</h2>", elem_classes="zoo-heard")
         gr.HTML(_storage_notice(tally), elem_id="blind-notice")
         with gr.Row(equal_height=True):
             placeholder = "Empty: a random held-out prompt" if prompts else "The beginning of a text"
             prompt = prompt_box("blind-prompt", placeholder, min_width=280)
             new_pair = gr.Button("New pair", variant="primary", scale=1, min_width=120, elem_id="blind-new")
-        message = gr.HTML("", elem_id="blind-message")
+        message = live_region("blind-message")
         pair_view = gr.HTML(pair_html(None), elem_id="blind-pair")
         with gr.Row(elem_id="blind-votes"):
             buttons = {
@@ -332,7 +334,7 @@ def _layout(tally: Tally | None, prompts: Sequence[str]) -> _Tab:
                 for verdict, label in VERDICTS.items()
             }
         gr.HTML(KEYS_HINT, js_on_load=KEYS_SCRIPT, elem_id="blind-keys")
-        reveal = gr.HTML("", elem_id="blind-reveal")
+        reveal = live_region("blind-reveal")
         vote_figures = gr.HTML("", elem_id="blind-figures", visible=tally is not None)
         state = gr.State(None, time_to_live=PAIR_LIFETIME)
         token = gr.Textbox("", visible=False, elem_id="blind-pair-id")

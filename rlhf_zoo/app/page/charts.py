@@ -22,6 +22,7 @@ Point = tuple[str, str] | None  # x and y, formatted
 
 WIDTH = 360  # of every chart, in SVG units; about a phone's width in CSS pixels
 RIGHT_EDGE = WIDTH - 12
+STEPS_END = RIGHT_EDGE - 4  # where the axis of steps ends
 TITLE_HEIGHT = 20  # height of the title line above a panel
 FONT_SIZE = 11
 GLYPH_WIDTH = 6.2  # average width of a character at FONT_SIZE, to place labels without overlap
@@ -123,6 +124,9 @@ def step_curves(
 ) -> str:
     """Draws curves over the training steps, in stacked panels that share the axis of steps.
 
+    The axis begins at the first step and ends at the last, so that a slider of the same width can stand below it. The
+    style sheet places that slider by --zoo-left and --zoo-right: the axis's margins as shares of the chart's width.
+
     Args:
         steps: Ascending training steps.
         series: The curves.
@@ -133,14 +137,15 @@ def step_curves(
         ValueError: A series does not have one value per step.
     """
     labeled = labeled or {}
-    x_ticks = ticks(min([*steps, selected]), max([*steps, selected]), integers=True)
+    low, high = step_range([*steps, selected])
+    x_ticks = [step for step in ticks(low, high, integers=True) if low <= step <= high] or [low, high]
     panels = [_finite(curve.values) for curve in series]
     axes = [
         _axis([0.0, *(None if value is None else max(value, 0.0) for value in panel)] if curve.from_zero else panel)
         for curve, panel in zip(series, panels, strict=True)
     ]
     left = max(map(_axis_width, axes))
-    x = _linear(x_ticks[0], x_ticks[-1], left, RIGHT_EDGE - 4)
+    x = _linear(low, high, left, STEPS_END)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
     step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
     label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left)
@@ -176,7 +181,19 @@ def step_curves(
         descriptions.append(f"{curve.name} over training{selected_value}")
     body.append(_axis_title("training step", bottom + 24))
     descriptions += [f"{label}: step {step}" for step, label in labeled.items()]
+    # Where the axis begins depends on its labels, and the slider is another component.
+    body.append(f"<style>#step {{ --zoo-left: {left / WIDTH:.4f}; --zoo-right: {1 - STEPS_END / WIDTH:.4f} }}</style>")
     return _svg(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body))
+
+
+def step_range(steps: Iterable[int]) -> tuple[int, int]:
+    """Returns the first and the last step, which are the ends of the axis of steps and of the slider below it.
+
+    Args:
+        steps: Training steps. If they are equal, the range ends one step later.
+    """
+    ordered = sorted(steps)
+    return ordered[0], max(ordered[-1], ordered[0] + 1)
 
 
 def frontier(runs: Sequence[TimelineRun], *, selected: int) -> str:

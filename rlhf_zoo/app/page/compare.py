@@ -1,23 +1,47 @@
 """The comparison tab: one prompt sampled from both policies, side by side."""
 
+import contextlib
+import math
 import random
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+from gradio.helpers import Examples
 
 from ...errors import ZooError
+from ..engine import Snapshot
+from .browser import into_view, live_region
 from .drawing import Drawing
 from .html import notice
+from .kl_switch import OFF, ON, KLSwitch
+from .link import address
 from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, controls, prompt_box, sampling_arguments
 from .subject import Subject
-from .views import empty_pairs, legend, pairs
+from .views import ROLE_DESCRIPTIONS, empty_pairs, legend, pairs, summary
 
 #: What the tokens are colored by -> value in the style sheet.
 COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
 
 
-def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int) -> None:
+#: Prompts that are tried for the example that the page opens with.
+MAX_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class ComparisonControls:
+    """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
+
+    prompt: gr.Textbox
+    kl: gr.Slider
+    sampling: tuple[gr.Slider | gr.Number, ...]
+
+
+def compare_tab(
+    subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int, example: Snapshot | None = None
+) -> ComparisonControls:
     """Builds the contents of the tab.
 
     Args:
@@ -25,25 +49,98 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_c
         drawing: Samples the completions.
         proposal: Initial sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
-    """
+        example: Finished completions to open with; None for none.
 
-    def show(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
-        try:
-            message = ""  # only the first snapshot clears the message, so that later ones keep what "Stop" wrote
-            for snapshot in drawing.stream(prompt, **sampling_arguments(*sampling)):
-                yield message, pairs(snapshot)
-                message = gr.skip()
-        except ZooError as error:
-            yield notice(error), gr.skip()  # the previous comparison stays visible
+    Returns:
+        The components that a link fills in.
+    """
+    switch = KLSwitch.of(subject.timeline, subject.lineage.card.get("step"))
+    show = _stream_handler(drawing, switch, proposal)
+    tab = _layout(subject, switch, proposal, example)
 
     def random_prompt_and_seed() -> tuple[str, int]:
         return random.choice(subject.prompts), random.randrange(SEED_LIMIT)
 
+    private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+    options: dict[str, Any] = {
+        **private,
+        "inputs": [tab.prompt, tab.kl, *tab.sampling],
+        "outputs": [tab.message, tab.pairs_view],
+        "concurrency_id": MODEL_QUEUE,
+        "concurrency_limit": max_concurrent,
+        "preprocess": False,  # Gradio would reject bad values without a message; `Comparison.stream` checks them all
+    }
+    triggers = [tab.compare.click, tab.prompt.submit]
+    comparisons = [gr.on(triggers, show, **options)]
+    if switch is not None:
+        comparisons.append(tab.kl.input(show, trigger_mode="always_last", **options))
+    if tab.examples is not None:
+        comparisons.append(tab.examples.load_input_event.then(show, **options))
+        triggers.append(tab.examples.dataset.click)
+    if subject.prompts:
+        seed, *_ = tab.sampling
+        picked = tab.surprise.click(random_prompt_and_seed, outputs=[tab.prompt, seed], **private)
+        comparisons.append(picked.then(show, **options))
+        triggers.append(tab.surprise.click)
+    gr.on(triggers, None, js=into_view("pairs"), **private)
+    tab.stop.click(
+        lambda: notice("Stopped. Only finished completions have rewards and values.", kind="status"),
+        outputs=[tab.message],
+        cancels=comparisons,
+        **private,
+    )
+    return ComparisonControls(tab.prompt, tab.kl, tab.sampling)
+
+
+def _stream_handler(
+    drawing: Drawing, switch: KLSwitch | None, proposal: Proposal
+) -> Callable[..., Iterator[tuple[object, object]]]:
+    """Returns the handler that samples a prompt. It yields what the message and the completions show."""
+
+    def show(prompt: object, kl: object, *sampling: Any) -> Iterator[tuple[object, object]]:
+        arguments = sampling_arguments(*sampling)
+        message: object = ""  # only the first snapshot clears the message, so that later ones keep what "Stop" wrote
+        try:
+            stream, label, side = drawing.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
+            if switch is not None:
+                label = switch.label(kl)
+                if switch.selected(kl) != switch.compared:
+                    side, (run, point) = "off" if switch.selected(kl) == OFF else "on", switch.at(kl)
+                    stream = drawing.at(point.step, prompt, run=run.name, **arguments)
+            for snapshot in stream:
+                shown = pairs(snapshot, ppo=label, link=address(snapshot, proposal, kl=side))
+                yield (summary(snapshot) if snapshot.done else message), shown
+                message = gr.skip()
+        except ZooError as error:
+            yield notice(error), gr.skip()  # the previous comparison stays visible
+
+    return show
+
+
+@dataclass(frozen=True)
+class _Tab:
+    """The components of the tab. `examples` is None without held-out prompts, and `surprise` is then hidden."""
+
+    prompt: gr.Textbox
+    compare: gr.Button
+    surprise: gr.Button
+    stop: gr.Button
+    examples: Examples | None
+    kl: gr.Slider
+    message: gr.HTML
+    pairs_view: gr.HTML
+    sampling: tuple[gr.Slider | gr.Number, ...]
+
+
+def _layout(subject: Subject, switch: KLSwitch | None, proposal: Proposal, example: Snapshot | None) -> _Tab:
+    """Creates the components, in the order of the page."""
+    gr.HTML("<h2>The same prompt through both policies</h2>", elem_classes="zoo-heard")
     with gr.Row(equal_height=True):
-        prompt = prompt_box("prompt", "The beginning of a text; Enter compares", autofocus=True)
-        compare = gr.Button("Compare", variant="primary", scale=1, min_width=120, elem_id="compare")
-        if subject.prompts:
-            surprise = gr.Button("Surprise me", scale=1, min_width=120, elem_id="surprise")
+        prompt = prompt_box(
+            "prompt", "The beginning of a text; Enter compares", value=example.prompt if example else "", min_width=240
+        )
+        compare = gr.Button("Compare", variant="primary", scale=1, min_width=100, elem_id="compare")
+        surprise = gr.Button("Surprise me", scale=1, min_width=100, elem_id="surprise", visible=bool(subject.prompts))
         stop = gr.Button("Stop", scale=1, min_width=80, elem_id="stop")
     examples = None
     if subject.lineage.prompts:
@@ -54,40 +151,62 @@ def compare_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_c
             api_visibility="private",
             elem_id="examples",
         )
-    sampling_controls = controls(proposal, max_completions=subject.comparison.limits.n)
-    message = gr.HTML("", elem_id="message")
+    kl = _kl_slider(switch)
+    message = live_region("message")
+    label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
+    answered = empty_pairs() if example is None else pairs(example, ppo=label, link=address(example, proposal))
+    pairs_view = gr.HTML(answered, elem_id="pairs")
+    with gr.Accordion("Sampling", open=False, elem_id="sampling"):
+        sampling = controls(proposal, max_completions=subject.comparison.limits.n)
     with gr.Row(elem_classes="zoo-colors"):
         gr.Radio(list(COLORS.items()), value="ratio", label="Color each token by", elem_id="colors", interactive=True)
         gr.HTML(legend())
-    pairs_view = gr.HTML(empty_pairs(), elem_id="pairs")
     gr.HTML(_notes(subject))
+    return _Tab(prompt, compare, surprise, stop, examples, kl, message, pairs_view, tuple(sampling))
 
-    options: dict[str, Any] = {
-        "inputs": [prompt, *sampling_controls],
-        "outputs": [message, pairs_view],
-        "concurrency_id": MODEL_QUEUE,
-        "concurrency_limit": max_concurrent,
-        "api_visibility": "private",
-        "show_progress": "hidden",
-        "scroll_to_output": True,  # on a phone the controls fill the screen
-        "preprocess": False,  # Gradio would reject bad values without a message; `Comparison.stream` checks them all
-    }
-    comparisons = [gr.on([compare.click, prompt.submit], show, **options)]
-    if examples is not None:
-        comparisons.append(examples.load_input_event.then(show, **options))
-    if subject.prompts:
-        seed_control, *_ = sampling_controls
-        picked = surprise.click(
-            random_prompt_and_seed, outputs=[prompt, seed_control], api_visibility="private", show_progress="hidden"
+
+def _kl_slider(switch: KLSwitch | None) -> gr.Slider:
+    """Creates the slider of the KL penalty with its figures. Without a switch it is hidden."""
+    with gr.Row(elem_id="kl-switch", visible=switch is not None):
+        compared = ON if switch is None else switch.compared
+        with gr.Column(scale=1, min_width=220):
+            slider = gr.Slider(OFF, ON, value=compared, step=1, label="KL penalty: off or on", elem_id="kl")
+            gr.HTML("" if switch is None else switch.ends, elem_id="kl-ends")
+        figures_html = gr.HTML("" if switch is None else switch.html(compared), elem_id="kl-figures")
+    if switch is not None:
+        slider.input(
+            switch.html,
+            [slider],
+            [figures_html],
+            trigger_mode="always_last",
+            queue=False,
+            api_visibility="private",
+            show_progress="hidden",
+            preprocess=False,
         )
-        comparisons.append(picked.then(show, **options))
-    stop.click(
-        lambda: notice("Stopped. Only finished completions have rewards and values.", kind="status"),
-        outputs=[message],
-        cancels=comparisons,
-        api_visibility="private",
-        show_progress="hidden",
-    )
+    return slider
+
+
+def answered_example(subject: Subject, proposal: Proposal) -> Snapshot | None:
+    """Samples the example that the page opens with: the first held-out prompt whose two completions differ.
+
+    Args:
+        subject: The models and their runs.
+        proposal: Initial sampling parameters.
+
+    Returns:
+        The finished completions; None if the models cannot process any of the prompts.
+    """
+    answered: list[Snapshot] = []
+    for prompt in subject.lineage.prompts[:MAX_EXAMPLES]:
+        with contextlib.suppress(ZooError):
+            stream = subject.comparison.stream(
+                prompt, temperature=proposal.temperature, max_new_tokens=proposal.length, every=math.inf
+            )
+            answered += deque(stream, maxlen=1)
+            if answered[-1].sft[0].completion != answered[-1].ppo[0].completion:
+                return answered[-1]
+    return next(iter(answered), None)
 
 
 def _notes(subject: Subject) -> str:

@@ -1,20 +1,24 @@
 """The page: its header and its tabs."""
 
 import os
-from collections.abc import Callable
-from html import escape
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import gradio as gr
 
 from .api import endpoints
 from .blind import blind_tab
+from .browser import FOLLOW_LINK, QUERY
 from .card import card_tab
-from .compare import compare_tab
+from .compare import ComparisonControls, answered_example, compare_tab
 from .drawing import Drawing
-from .html import notice, short_name
+from .head import description, header
+from .html import notice
+from .kl_switch import OFF, ON
+from .link import Link
 from .sampling import Proposal
 from .subject import Subject
-from .training import training_tab
+from .training import TrainingControls, curves, nearest_step, slider_range, training_tab
 from .vote_counts import Tally
 from .vote_figures import Model
 
@@ -35,15 +39,22 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
     drawing = Drawing(comparison, subject.timeline, gpu=gpu)
     # ZeroGPU runs each call in a process of its own, where requests cannot take turns.
     max_concurrent = MAX_CONCURRENT if gpu is None else 1
-    with gr.Blocks(title="SFT and PPO, side by side", analytics_enabled=False) as page:
-        gr.HTML(_header(subject))
+    title, _ = description(lineage)
+    with gr.Blocks(title=title, analytics_enabled=False) as page:
+        gr.HTML(header(lineage), elem_id="head")
         if subject.problem is not None and subject.timeline is not None:
             gr.HTML(notice(subject.problem, kind="status"))
-        with gr.Tabs(elem_id="tabs"):
-            with gr.Tab("Compare", id="compare", elem_id="tab-compare"):
-                compare_tab(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
+        with gr.Tabs(elem_id="tabs") as tabs:
+            with gr.Tab("Side by side", id="compare", elem_id="tab-compare"):
+                compared = compare_tab(
+                    subject,
+                    drawing,
+                    proposal=proposal,
+                    max_concurrent=max_concurrent,
+                    example=answered_example(subject, proposal),
+                )
             with gr.Tab("Over training", id="training", elem_id="tab-training"):
-                training_tab(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
+                trained = training_tab(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
             with gr.Tab("Blind test", id="blind", elem_id="tab-blind"):
                 blind_tab(
                     drawing,
@@ -55,23 +66,61 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
                 )
             with gr.Tab("Card", id="card", elem_id="tab-card"):
                 card_tab(subject)
+        _follow_links(subject, tabs, compared, trained)
         endpoints(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
     # After each event Gradio recomputes statistics over all events it keeps, 10,000 by default.
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
     return page.queue(max_size=MAX_QUEUED, default_concurrency_limit=max_concurrent, api_open=False)
 
 
-def _header(subject: Subject) -> str:
-    lineage = subject.lineage
-    models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
-    models += [("reward model", model.name) for model in lineage.rewards]
-    model_names = '<span class="sep">·</span>'.join(
-        f'<span class="model">{role} <b>{escape(short_name(name))}</b></span>' for role, name in models
-    )
-    data_note = ""
-    if lineage.simulated:
-        data_note = (
-            "<p>Simulated data: a program wrote the texts that these models were trained on, and no person rated "
-            "anything.</p>"
-        )
-    return f'<div class="zoo"><h1>SFT and PPO, side by side</h1><p>{model_names}</p>{data_note}</div>'
+def _follow_links(
+    subject: Subject, tabs: gr.Tabs, compared: ComparisonControls, trained: TrainingControls | None
+) -> None:
+    """Fills the page's controls from its address, if that is a link, and shows what the link carries."""
+    query = gr.Textbox("", visible=False, elem_id="link")
+    outputs: list[Any] = [tabs, compared.prompt, compared.kl, *compared.sampling]
+    if trained is not None:
+        outputs += [trained.prompt, trained.run, trained.step, trained.curves, *trained.sampling]
+
+    def fill(address: object) -> dict[Any, object]:
+        link = Link.parse(address)
+        if link is None:
+            return {tabs: gr.skip()}
+        if link.step is None or trained is None:
+            return {
+                compared.prompt: link.prompt,
+                compared.kl: gr.skip() if link.kl is None else (OFF if link.kl == "off" else ON),
+                **_linked_values(compared.sampling, link),
+            }
+        timeline = subject.timeline
+        assert timeline is not None  # there is a training tab
+        run = timeline.runs.get(link.run or "", timeline.run())
+        step = nearest_step(run, link.step)
+        return {
+            tabs: gr.Tabs(selected="training"),
+            trained.prompt: link.prompt,
+            trained.run: run.name,
+            trained.step: gr.update(**slider_range(run), value=step),
+            trained.curves: curves(run, step),
+            **_linked_values(trained.sampling, link),
+        }
+
+    # Gradio sends a function the inputs that the script returns. It refuses nothing here: `Link` reads any text.
+    gr.on(
+        None,
+        fill,
+        inputs=[query],
+        outputs=outputs,
+        js=QUERY,
+        api_visibility="private",
+        queue=False,
+        show_progress="hidden",
+    ).then(None, js=FOLLOW_LINK, api_visibility="private", show_progress="hidden")
+
+
+def _linked_values(controls: Sequence[gr.Slider | gr.Number], link: Link) -> dict[Any, object]:
+    """Returns the values of a link for the controls of the sampling parameters, in the order of `controls`."""
+    names = ("seed", "temperature", "top_p", "tokens", "n")
+    return {
+        control: link.sampling[name] for name, control in zip(names, controls, strict=False) if name in link.sampling
+    }

@@ -4,7 +4,9 @@ Gradio always opens more: uploads and recordings, which fill the disk (a recordi
 bytes), files, copies of a session's state, a proxy, statistics of the traffic, and an editor.
 """
 
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
+from html import escape
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -78,3 +80,70 @@ class ServedRoutes:
             return message
 
         await self._app(scope, receive_bounded, send)
+
+
+# Gradio's page begins with its own description and a picture on another host, and programs take the first they find.
+_DESCRIPTION = re.compile(rb'<meta\s+(?:property="og:|name="(?:twitter:|description"))[^>]*>\s*')
+
+
+class ShareDescription:
+    """ASGI middleware that puts a description of the page's own into its head, in place of Gradio's.
+
+    Chats and search engines show it beside a link to the page.
+
+    Args:
+        app: The application that answers requests.
+        title: Title of the page.
+        description: What the page shows, in a sentence or two.
+    """
+
+    def __init__(self, app: Application, title: str, description: str) -> None:
+        self._app = app
+        values = {
+            "og:title": title, "og:description": description, "og:type": "website", "twitter:card": "summary",
+            "twitter:title": title, "twitter:description": description, "description": description,
+        }  # fmt: skip
+        self._tags = "".join(
+            f'<meta {"property" if name.startswith("og:") else "name"}="{name}" content="{escape(value)}" />'
+            for name, value in values.items()
+        ).encode()
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Answers one connection, as ASGI calls an application.
+
+        Args:
+            scope: The scope of the connection.
+            receive: Returns the next message of the client.
+            send: Sends a message to the client.
+        """
+        if scope["type"] != "http" or _without_prefix(scope["path"], scope["root_path"]) != "/":
+            await self._app(scope, receive, send)
+            return
+        head: Message = {}
+        body = b""
+
+        async def send_described(message: Message) -> None:
+            nonlocal head, body
+            if message["type"] == "http.response.start":
+                head = message
+                return
+            body += message.get("body", b"")
+            if message.get("more_body"):
+                return
+            described = self._describe(body)
+            length = (b"content-length", str(len(described)).encode())
+            headers = [
+                length if name.lower() == b"content-length" else (name, value) for name, value in head["headers"]
+            ]
+            await send({**head, "headers": headers})
+            await send({"type": "http.response.body", "body": described})
+
+        await self._app(scope, receive, send_described)
+
+    def _describe(self, page: bytes) -> bytes:
+        """Changes the head only: what follows the first script holds texts of the page."""
+        head, script, content = page.partition(b"<script")
+        charset = b'<meta charset="utf-8" />'
+        if charset not in head:  # not Gradio's page, such as a redirect
+            return page
+        return _DESCRIPTION.sub(b"", head).replace(charset, charset + self._tags, 1) + script + content

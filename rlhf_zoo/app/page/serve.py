@@ -8,11 +8,11 @@ from pathlib import Path
 import gradio as gr
 from starlette.middleware import Middleware
 
-from ...errors import ZooError
 from ...evaluation.votes.data import HubVotes
 from ...evaluation.votes.limits import PER_HOUR
+from .head import TITLE, description
 from .layout import build
-from .routes import ServedRoutes
+from .routes import ServedRoutes, ShareDescription
 from .subject import Subject
 from .vote_counts import Tally
 
@@ -21,11 +21,19 @@ MAX_SESSIONS = 500  # sessions whose state Gradio keeps; its default of 10,000 t
 MAX_THREADS = 64  # with Gradio's default of 40, streams could block its own routes
 
 
-def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, block: bool = False) -> str:
+def start(
+    page: gr.Blocks,
+    *,
+    description: tuple[str, str] = (TITLE, ""),
+    host: str | None = None,
+    port: int | None = None,
+    block: bool = False,
+) -> str:
     """Serves the page without requests to other hosts: no fonts, analytics or tunnel.
 
     Args:
         page: The page, as `build` returns it.
+        description: Title and description, which programs show beside a link to the page.
         host: The address to listen on; None takes it from Gradio's environment variables, as in a Space.
         port: The port; None takes it from Gradio's environment variables.
         block: Whether to wait until the server stops.
@@ -36,6 +44,8 @@ def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, 
     Raises:
         OSError: The port is taken.
     """
+    title, sentences = description
+    described = Middleware(ShareDescription, title=title, description=sentences)
     _, url, _ = page.launch(
         server_name=host,
         server_port=port,
@@ -47,16 +57,22 @@ def start(page: gr.Blocks, *, host: str | None = None, port: int | None = None, 
         show_error=False,
         run_history=False,
         enable_monitoring=False,
-        app_kwargs={"middleware": [Middleware(ServedRoutes)]},
+        app_kwargs={"middleware": [Middleware(ServedRoutes), described]},
         max_threads=MAX_THREADS,
         state_session_capacity=MAX_SESSIONS,
-        footer_links=["api", "settings"],
+        footer_links=["api"],
         theme=gr.themes.Default(
             primary_hue="orange",
             neutral_hue="slate",
             font=["system-ui", "-apple-system", "Segoe UI", "DejaVu Sans", "sans-serif"],
             font_mono=["ui-monospace", "DejaVu Sans Mono", "monospace"],
-        ).set(button_primary_background_fill="*primary_700", button_primary_background_fill_hover="*primary_800"),
+        ).set(  # Gradio's own colors are below a contrast of 4.5
+            button_primary_background_fill="*primary_700",
+            button_primary_background_fill_dark="*primary_700",
+            button_primary_background_fill_hover="*primary_800",
+            button_primary_background_fill_hover_dark="*primary_800",
+            body_text_color_subdued="*neutral_600",
+        ),
         css_paths=STYLES,
     )
     return url
@@ -94,23 +110,19 @@ def opened(
     with _exit_on_sigterm(), contextlib.ExitStack() as stack:
         tally = stack.enter_context(Tally(HubVotes(votes, private=private), per_hour=votes_per_hour)) if votes else None
         page = build(subject, tally=tally, gpu=gpu)
-        _warm_up(subject)
+        _import_matplotlib()
         try:
-            yield start(page, host=host, port=port, block=block)
+            yield start(page, description=description(subject.lineage), host=host, port=port, block=block)
         finally:
             page.close(verbose=False)
 
 
-def _warm_up(subject: Subject) -> None:
-    """Spares the first visitor two delays: the models' first forward pass, and Gradio's lazy import of matplotlib."""
+def _import_matplotlib() -> None:
+    """Spares the first visitor Gradio's lazy import of matplotlib. The page's example has warmed up the models."""
     import matplotlib
 
     matplotlib.use("agg")
     import matplotlib.pyplot
-
-    prompt = next(iter(subject.lineage.prompts), "A")
-    with contextlib.suppress(ZooError):  # if the models cannot process this prompt, a visitor gets a message
-        subject.comparison.compare(prompt, max_new_tokens=2)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
 from typing import Any
@@ -12,12 +12,14 @@ import gradio as gr
 from ...errors import ZooError
 from ...fileio import finite
 from ..engine import AtCheckpoint, TimelinePoint, TimelineRun
-from .charts import Series, frontier, step_curves
+from .browser import into_view, live_region
+from .charts import Series, frontier, step_curves, step_range
 from .drawing import Drawing
 from .html import notice, number, short_name, signed, text
+from .link import address
 from .sampling import MODEL_QUEUE, Proposal, controls, prompt_box, sampling_arguments
 from .subject import Subject
-from .views import completion, figures, pairs
+from .views import completion, figures, pairs, summary
 
 MAX_WATCHED = 4  # curves of watched rewards: a card is not trusted and may name any number
 SLIDER_HINT = (
@@ -25,7 +27,20 @@ SLIDER_HINT = (
 )
 
 
-def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int) -> None:
+@dataclass(frozen=True)
+class TrainingControls:
+    """The components that a link fills in. `sampling` is in the order of `sampling_arguments`."""
+
+    prompt: gr.Textbox
+    run: gr.Dropdown
+    step: gr.Slider
+    curves: gr.HTML
+    sampling: tuple[gr.Slider | gr.Number, ...]
+
+
+def training_tab(
+    subject: Subject, drawing: Drawing, *, proposal: Proposal, max_concurrent: int
+) -> TrainingControls | None:
     """Builds the contents of the tab.
 
     Args:
@@ -33,11 +48,14 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
         drawing: Samples the completions.
         proposal: Initial sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
+
+    Returns:
+        The components that a link fills in; None if the checkpoint has no run.
     """
     timeline = subject.timeline
     if timeline is None:
         gr.HTML(notice(subject.problem or "This checkpoint has no run to show.", kind="status"), elem_id="no-training")
-        return
+        return None
     first_run = timeline.run()
 
     def mark_step(run: Any, step: object) -> str:
@@ -52,7 +70,10 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
             shown_run = timeline.run(run)
             point = shown_run.at(nearest_step(shown_run, step))
             for snapshot in drawing.at(point.step, prompt, run=run, **sampling_arguments(*sampling)):
-                yield "", pairs(snapshot, ppo=_point_label(point))
+                link = address(
+                    snapshot, proposal, step=point.step, run=None if shown_run is first_run else shown_run.name
+                )
+                yield summary(snapshot), pairs(snapshot, ppo=_point_label(point), link=link)
         except ZooError as error:
             yield notice(error), gr.skip()
 
@@ -66,33 +87,27 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
         except ZooError as error:
             yield notice(error), gr.skip()
 
-    with gr.Row(equal_height=True):
-        example = next(iter(subject.lineage.prompts), "")
-        prompt = prompt_box("training-prompt", "The beginning of a text", value=example)
-        run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=140, elem_id="every-step")
-    run = gr.Dropdown(
-        [(_run_label(timeline_run), timeline_run.name) for timeline_run in timeline.runs.values()],
-        value=first_run.name,
-        label="Run",
-        visible=len(timeline.runs) > 1,
-        elem_id="run",
-    )
-    curves_html = gr.HTML(curves(first_run, first_run.best.step), elem_id="curves")
-    step = gr.Slider(**slider_range(first_run), value=first_run.best.step, label="Step", elem_id="step")
-    with gr.Accordion("Sampling", open=False):
-        sampling_controls = controls(proposal, prefix="training-")
-    message = gr.HTML("", elem_id="training-message")
-    at_step = gr.HTML(SLIDER_HINT, elem_id="at-step")
-    all_steps_html = gr.HTML("", elem_id="steps")
+    tab = _layout(subject, first_run, proposal)
+    controlled = tab.controls
+    prompt, run, step, curves_html = controlled.prompt, controlled.run, controlled.step, controlled.curves
+    sampling_controls, message = controlled.sampling, tab.message
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
     models: dict[str, Any] = {**shared, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # `input` and not `release`, because the keyboard can move a slider without a release.
     step.input(mark_step, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
-    gr.on([step.input, prompt.submit], sample_step, [prompt, run, step, *sampling_controls], [message, at_step],
-          trigger_mode="always_last", **models)  # fmt: skip
-    run_all.click(sample_all, [prompt, run, *sampling_controls], [message, all_steps_html], **models)
+    gr.on(
+        [step.input, prompt.submit, tab.run_step.click],
+        sample_step,
+        [prompt, run, step, *sampling_controls],
+        [message, tab.at_step],
+        trigger_mode="always_last",
+        **models,
+    )
+    tab.run_all.click(sample_all, [prompt, run, *sampling_controls], [message, tab.all_steps], **models)
+    for trigger, result in ((tab.run_step.click, "at-step"), (prompt.submit, "at-step"), (tab.run_all.click, "steps")):
+        gr.on(trigger, None, js=into_view(result), api_visibility="private", show_progress="hidden")
 
     def show_run(name: Any) -> tuple[object, str]:
         try:
@@ -104,6 +119,46 @@ def training_tab(subject: Subject, drawing: Drawing, *, proposal: Proposal, max_
     run.input(show_run, [run], [step, curves_html], **shared)
     if len(timeline.by_beta) > 1:
         _betas(subject, drawing, prompt=prompt, sampling=sampling_controls, models=models, shared=shared)
+    return controlled
+
+
+@dataclass(frozen=True)
+class _Tab:
+    """The components of the tab, without those of the runs by β."""
+
+    controls: TrainingControls
+    run_step: gr.Button
+    run_all: gr.Button
+    message: gr.HTML
+    at_step: gr.HTML
+    all_steps: gr.HTML
+
+
+def _layout(subject: Subject, first_run: TimelineRun, proposal: Proposal) -> _Tab:
+    """Creates the components, in the order of the page."""
+    assert subject.timeline is not None
+    gr.HTML("<h2>The same prompt at each checkpoint</h2>", elem_classes="zoo-heard")
+    with gr.Row(equal_height=True):
+        example = next(iter(subject.lineage.prompts), "")
+        prompt = prompt_box("training-prompt", "The beginning of a text", value=example, min_width=240)
+        run_step = gr.Button("At the step below", scale=1, min_width=120, elem_id="at-the-step")
+        run_all = gr.Button("Every checkpoint", variant="primary", scale=1, min_width=120, elem_id="every-step")
+    run = gr.Dropdown(
+        [(_run_label(timeline_run), timeline_run.name) for timeline_run in subject.timeline.runs.values()],
+        value=first_run.name,
+        label="Run",
+        visible=len(subject.timeline.runs) > 1,
+        elem_id="run",
+    )
+    curves_html = gr.HTML(curves(first_run, first_run.best.step), elem_id="curves")
+    step = gr.Slider(**slider_range(first_run), value=first_run.best.step, label="Step", elem_id="step")
+    message = live_region("training-message")
+    at_step = gr.HTML(SLIDER_HINT, elem_id="at-step")
+    with gr.Accordion("Sampling", open=False, elem_id="training-sampling"):
+        sampling_controls = controls(proposal, prefix="training-")
+    all_steps_html = gr.HTML("", elem_id="steps")
+    training_controls = TrainingControls(prompt, run, step, curves_html, tuple(sampling_controls))
+    return _Tab(training_controls, run_step, run_all, message, at_step, all_steps_html)
 
 
 def _betas(
@@ -127,7 +182,8 @@ def _betas(
         try:
             run = runs[run_index(slider_value)]
             for snapshot in drawing.at(run.best.step, prompt, run=run.name, **sampling_arguments(*sampling)):
-                yield "", pairs(snapshot, ppo=f"β = {run.beta:g} · {_point_label(run.best)}")
+                label = f"β = {run.beta:g} · {_point_label(run.best)}"
+                yield summary(snapshot), pairs(snapshot, ppo=label)
         except ZooError as error:
             yield notice(error), gr.skip()
 
@@ -151,7 +207,7 @@ def _betas(
             label="β: " + ", ".join(f"{run.beta:g}" for run in runs), info="from the strongest penalty to the weakest",
         )  # fmt: skip
         run_all = gr.Button("Every β", scale=1, min_width=140, elem_id="every-beta")
-    message = gr.HTML("", elem_id="beta-message")
+    message = live_region("beta-message")
     at_beta = gr.HTML("", elem_id="at-beta")
     all_betas_html = gr.HTML("", elem_id="betas")
     beta.input(
@@ -188,8 +244,8 @@ def slider_range(run: TimelineRun) -> dict[str, Any]:
     """
     steps = run.steps
     gaps = [later - earlier for earlier, later in pairwise(steps)]
-    low, high = steps[0], steps[-1]
-    return {"minimum": low, "maximum": high if high > low else low + 1, "step": reduce(math.gcd, gaps, 0) or 1}
+    low, high = step_range(steps)
+    return {"minimum": low, "maximum": high, "step": reduce(math.gcd, gaps, 0) or 1}
 
 
 def curves(run: TimelineRun, step: int) -> str:
@@ -246,7 +302,7 @@ def _sft_row(rows: Sequence[AtCheckpoint]) -> str:
         return ""
     # Its log-ratio and KL would refer to the first checkpoint alone; NaN shows as a dash.
     side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
-    head = "<header><b>SFT</b><span>step 0, where PPO started</span></header>"
+    head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
     body = completion(snapshot.prompt, side) + figures(side)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
@@ -255,7 +311,9 @@ def _checkpoint_row(row: AtCheckpoint, *, by_beta: bool) -> str:
     name = f"β = {row.beta:g}" if by_beta and row.beta is not None else text(row.point.tag)
     marks = "".join(f'<span class="zoo-badge">{mark}</span>' for mark in row.point.marks)
     logged = _logged(row.point)
-    head = f"<header><b>{name}</b>{marks}<span>{text(row.point.tag) + ' · ' if by_beta else ''}{logged}</span></header>"
+    head = (
+        f"<header><h3>{name}</h3>{marks}<span>{text(row.point.tag) + ' · ' if by_beta else ''}{logged}</span></header>"
+    )
     if row.snapshot is None:
         body = f'<p class="zoo-text"><span class="none">{text(row.problem)}</span></p>'
     else:

@@ -89,7 +89,7 @@ def figures(side: Side | None) -> str:
     return figure_list(zip(keys, labels, values, strict=True))
 
 
-def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label: str = "", details: str = "") -> str:
+def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label: str = "") -> str:
     """Renders one policy's column: name, completion and figures.
 
     Args:
@@ -98,12 +98,11 @@ def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label
         side: The completion; None renders a placeholder.
         row: Index of the completion.
         label: HTML next to the policy's name; "" for its description.
-        details: HTML below the figures.
     """
-    head = f"<header><b>{NAMES[role]}</b><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
+    head = f"<header><h3>{NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
-        f"{completion(prompt, side, heat_map=True)}{figures(side)}{details}</article>"
+        f"{completion(prompt, side, heat_map=True)}{figures(side)}</article>"
     )
 
 
@@ -134,35 +133,74 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
     return html_of
 
 
-def pairs(snapshot: Snapshot, *, ppo: str = ROLE_DESCRIPTIONS["ppo"], folded: bool = False) -> str:
+def pairs(
+    snapshot: Snapshot, *, ppo: str = ROLE_DESCRIPTIONS["ppo"], folded: bool = False, link: str | None = None
+) -> str:
     """Renders all completions of a snapshot. The two of one random stream are side by side.
 
     Args:
         snapshot: Completions of both policies.
         ppo: HTML next to PPO's name.
         folded: Whether to collapse the token details of the first pair too.
+        link: Address that shows the same completions again; None for none.
     """
     rows = []
     labels: dict[Role, str] = {"sft": ROLE_DESCRIPTIONS["sft"], "ppo": ppo}
     for row in range(snapshot.n):
-        # Only the first pair's charts grow with the completions: redrawing all takes long.
-        chart_html = charts(snapshot, row) if row == 0 or snapshot.done else dict.fromkeys(ROLE_DESCRIPTIONS, "")
         cards = []
         for role, label in labels.items():
-            side = getattr(snapshot, role)[row]
             label = f"{label} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else label
-            details = chart_html[role] + (_table(side) if snapshot.done else "")
-            if details:
-                open_attribute = "" if folded or row else " open"
-                details = (
-                    f'<details class="zoo-why"{open_attribute}><summary>Token by token</summary>{details}</details>'
-                )
-            cards.append(side_card(snapshot.prompt, role, side, row=row, label=label, details=details))
-        rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>')
+            cards.append(side_card(snapshot.prompt, role, getattr(snapshot, role)[row], row=row, label=label))
+        details = _token_details(snapshot, row, folded=folded or row > 0)
+        rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>{details}')
     content = _means(snapshot) + "".join(rows)
     content += f'<p class="zoo-note">{text(snapshot.note)}</p>' if snapshot.note else ""
+    if link is not None and snapshot.done:
+        content += f'<p class="zoo-note zoo-link"><a{attributes({"href": link})}>Link to this comparison</a></p>'
     state, busy = ("done", "false") if snapshot.done else ("writing", "true")
     return f'<div class="zoo-pairs" data-state="{state}" aria-busy="{busy}">{content}</div>'
+
+
+def _token_details(snapshot: Snapshot, row: int, *, folded: bool) -> str:
+    """Renders charts and numbers of both policies below their cards, in one fold: two folds leave a gap beside one."""
+    # Only the first pair's charts grow with the completions: redrawing all takes long.
+    chart_html = charts(snapshot, row) if row == 0 or snapshot.done else {}
+    columns = "".join(
+        f'<div data-side="{role}" data-row="{row}"><h4>{NAMES[role]}</h4>{html}</div>'
+        for role, html in chart_html.items()
+        if html
+    )
+    tables = "".join(_table(role, getattr(snapshot, role)[row]) for role in NAMES) if snapshot.done else ""
+    numbers = ""
+    if tables:
+        numbers = (
+            f'<details class="zoo-numbers"><summary>Numbers</summary><div class="zoo-pair">{tables}</div></details>'
+        )
+    if not columns and not numbers:
+        return ""
+    open_attribute = "" if folded else " open"
+    return (
+        f'<details class="zoo-why"{open_attribute}><summary>Token by token</summary>'
+        f'<div class="zoo-pair">{columns}</div>{numbers}</details>'
+    )
+
+
+def summary(snapshot: Snapshot) -> str:
+    """Describes finished completions in a sentence, for screen readers. It is empty while they are in progress.
+
+    Args:
+        snapshot: Completions of both policies.
+    """
+    if not snapshot.done:
+        return ""
+    parts = []
+    sides_by_role: dict[Role, tuple[Side, ...]] = {"sft": snapshot.sft, "ppo": snapshot.ppo}
+    for role, sides in sides_by_role.items():
+        rewards = [side.reward for side in sides if side.reward is not None]
+        reward = f"reward {signed(fmean(rewards))}, " if rewards else ""
+        parts.append(f"{NAMES[role]}: {reward}{number(fmean(side.length for side in sides), 0)} tokens")
+    mean = f", means over {snapshot.n} completions" if snapshot.n > 1 else ""
+    return f'<p class="zoo-heard">Finished{mean}. {". ".join(parts)}.</p>'
 
 
 def empty_pairs() -> str:
@@ -171,7 +209,7 @@ def empty_pairs() -> str:
     return f'<div class="zoo-pairs" data-state="empty"><div class="zoo-pair">{cards}</div></div>'
 
 
-def _table(side: Side) -> str:
+def _table(role: Role, side: Side) -> str:
     """Renders the figures of each token as a table, for readers who cannot hover or see colors."""
     has_values = side.token_values is not None
     head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
@@ -189,8 +227,8 @@ def _table(side: Side) -> str:
         visible = text(token).replace(" ", "\u2423").replace("\n", "\u21b5")
         rows.append(f"<tr><th scope='row'>{visible}</th>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
     return (
-        '<details class="zoo-numbers"><summary>Numbers</summary><div class="zoo-scroll" tabindex="0"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+        f'<div><h4>{NAMES[role]}</h4><div class="zoo-scroll" role="region" aria-label="Numbers of {NAMES[role]}" '
+        f'tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div></div>'
     )
 
 

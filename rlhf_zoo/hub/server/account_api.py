@@ -2,7 +2,7 @@
 
 import os
 
-from .access import Api, resolve_commit
+from .access import Api
 from .describe import find_damage
 from .faults import Fault, forbidden
 from .messages import Request, Response, json_response
@@ -14,7 +14,7 @@ STATUS_PATH = "/api/rlhf-zoo"
 
 
 class AccountApi(Api):
-    """The account, the server itself, and plain-text pages for browsers."""
+    """The account and the server itself."""
 
     def register(self, router: Router) -> None:
         """Adds the routes of this part of the API.
@@ -27,9 +27,6 @@ class AccountApi(Api):
         router.add("GET", f"{STATUS_PATH}/damaged", self._damaged)
         router.add("GET", "/api/{repo}/discussions", self._discussions)
         router.add("GET POST", "/api/{repo}/discussions/{path*}", self._no_discussions)
-        router.add("GET", "/", self._front_page)
-        router.add("GET", "/{page}", self._page)
-        router.add("GET", "/{page}/{view}/{revision}", self._page)
 
     def _whoami(self, request: Request) -> Response:
         """Describes the one account. Other namespaces in use are its organizations."""
@@ -80,29 +77,3 @@ class AccountApi(Api):
         """Refuses every discussion and pull request."""
         self._access.read(request, repo)
         raise forbidden("The embedded Hub has neither discussions nor pull requests: commit to a branch instead.")
-
-    def _front_page(self, request: Request) -> Response:
-        """Lists the repositories as plain text, for browsers."""
-        storage = self._storage
-        repos = []
-        for repo in storage.repositories():
-            with storage.skip_damaged(repo):
-                if self._access.can_see(request, storage.settings(repo)):
-                    repos.append(repo)
-        lines = ["rlhf-zoo embedded Hub", "", *(f"{request.base}/{repo.url}" for repo in repos)]
-        return _text("\n".join(lines))
-
-    def _page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = "main") -> Response:
-        """Shows a repository as plain text, at the addresses that clients print."""
-        self._access.read(request, repo)
-        if view not in ("tree", "commit"):
-            raise Fault(404, "The embedded Hub has no such page.")
-        with self._storage.git(repo) as git:
-            commit = resolve_commit(git, revision)
-            refs = [ref.ref for prefix in ("refs/heads/", "refs/tags/") for ref in git.refs(prefix)]
-            files = [f"{git.blob_info(entry.oid).size:>14,}  {entry.path}" for entry in git.files(commit)]
-        return _text("\n".join([f"{repo.kind} {repo}", f"commit {commit}", "", *refs, "", *files]))
-
-
-def _text(content: str) -> Response:
-    return Response(200, {"Content-Type": "text/plain; charset=utf-8"}, f"{content}\n".encode(errors="replace"))

@@ -14,6 +14,7 @@ from .faults import Fault
 from .files_api import FilesApi
 from .lfs_api import LfsApi
 from .messages import Request, Response, bearer_token
+from .pages import PagesApi
 from .refs_api import RefsApi
 from .repos_api import ReposApi
 from .routing import Router
@@ -39,7 +40,9 @@ class Application:
         self._tokens = TokenFile(root)
         self._router = Router(storage.exists, access.new_name)
         # Routes match in this order. Addresses of LFS, which end in `.git/info/lfs/...`, must not match as pages.
-        for api in (CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi):
+        for api in (
+            CollectionsApi, SpacesApi, LfsApi, XetApi, CommitsApi, FilesApi, RefsApi, ReposApi, AccountApi, PagesApi,
+        ):  # fmt: skip
             api(access).register(self._router)
 
     def role(self, path: str, headers: Message[str, str]) -> str | None:

@@ -1,0 +1,53 @@
+"""What the page does in the browser beyond Gradio: a region that screen readers follow, and results moved into view."""
+
+from typing import Any
+
+import gradio as gr
+
+# Gradio replaces what is inside a component, and a screen reader only follows changes inside an element that stays.
+_LIVE = "element.closest('.block').setAttribute('aria-live', 'polite')"
+
+
+def live_region(elem_id: str, value: str = "", **options: Any) -> gr.HTML:
+    """Creates an HTML component whose changes screen readers announce.
+
+    Args:
+        elem_id: Id of the element.
+        value: Its HTML.
+        **options: Other keyword arguments of `gr.HTML`.
+    """
+    return gr.HTML(value, elem_id=elem_id, js_on_load=_LIVE, **options)
+
+
+def into_view(elem_id: str) -> str:
+    """Returns JavaScript that scrolls to an element unless its beginning is in the upper half of the window.
+
+    Gradio's own `scroll_to_output` scrolls nowhere in 6.31.
+
+    Args:
+        elem_id: Id of the element.
+    """
+    return f"""() => {{
+  const box = document.getElementById('{elem_id}');
+  const top = box.getBoundingClientRect().top;
+  if (top < 0 || top > innerHeight / 2) box.scrollIntoView({{ block: 'start' }});
+}}"""
+
+
+#: The query of the page's address, as the input of a function.
+QUERY = "() => [location.search]"
+
+#: Shows what a link carries, once its prompt and settings are in the page's controls. Gradio draws a tab when it is
+#: first opened, so the button of another tab appears later.
+FOLLOW_LINK = """() => {
+  const query = new URLSearchParams(location.search);
+  if (!query.has('prompt')) return;
+  const id = query.has('step') ? 'at-the-step' : 'compare';
+  let tries = 300;
+  const click = () => {
+    const button = document.getElementById(id);
+    if (button && button.offsetParent) button.click();
+    else if (tries-- > 0) setTimeout(click, 100);
+  };
+  setTimeout(click, 100);
+}"""

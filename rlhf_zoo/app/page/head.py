@@ -1,0 +1,71 @@
+"""The head of the page: which models it compares, and what the evaluation found."""
+
+import re
+from collections.abc import Iterator
+from html import escape, unescape
+
+from ...fileio import get_nested, integer
+from ...publishing.cards.markdown import judge_title
+from ...publishing.catalog.card import Card, Figure, one_line
+from ...publishing.catalog.lineage import Lineage
+from .html import number, short_name, text
+
+TITLE = "SFT and PPO, side by side"
+
+
+def header(lineage: Lineage) -> str:
+    """Renders the head of the page.
+
+    Args:
+        lineage: The compared models and the card of the PPO checkpoint, which is not trusted.
+    """
+    models = [("PPO", lineage.ppo.name), ("SFT", lineage.sft.name)]
+    models += [("reward model", model.name) for model in lineage.rewards]
+    model_names = '<span class="sep">·</span>'.join(
+        f'<span class="model">{role} <b>{escape(short_name(name))}</b></span>' for role, name in models
+    )
+    finding = " · ".join(f'<span data-found="{key}">{html}</span>' for key, html in _findings(Card(lineage.card)))
+    data_note = ""
+    if lineage.simulated:
+        data_note = "<p>Simulated data: a program wrote the texts, and no person rated anything.</p>"
+    return f'<div class="zoo"><h1>{TITLE}</h1><p class="zoo-found">{finding}</p><p>{model_names}</p>{data_note}</div>'
+
+
+def description(lineage: Lineage) -> tuple[str, str]:
+    """Returns title and description of the page, which programs show beside a link to it.
+
+    Args:
+        lineage: The compared models and the card of the PPO checkpoint.
+    """
+    finding = "; ".join(unescape(re.sub(r"<[^>]+>", "", html)) for _, html in _findings(Card(lineage.card)))
+    name = short_name(lineage.ppo.name)
+    return (
+        f"{name}: SFT and PPO, side by side",
+        f"One prompt through both policies, with the same random numbers. {finding}.",
+    )
+
+
+def _findings(card: Card) -> Iterator[tuple[str, str]]:
+    """Yields (key, HTML) of the verdict, the win rate and the KL, as far as the card has them."""
+    over = get_nested(card, "evaluation", "over_training")
+    verdict = one_line(get_nested(over, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
+    if verdict is None:
+        yield "verdict", "<b>No verdict yet</b>: <code>rlhf-zoo eval</code> decides it"
+    else:
+        last, step = integer(get_nested(over, "step")), card.step
+        at_step = f" at step {last}" if last is not None and step is not None and last != step else ""
+        yield "verdict", f"<b>Verdict{at_step}: {text(verdict)}</b>"
+    recommended = get_nested(card, "evaluation", "recommended")
+    recommended = integer(recommended if not isinstance(recommended, dict) else recommended.get("step"))
+    if recommended is not None:
+        yield "recommended", f"use step {recommended}"
+    if (win_rate := card.estimate("win_rate")) is not None:
+        judge = one_line(get_nested(card, "evaluation", "judge", "name"))
+        by = f", judge: {text(judge_title(judge))}" if judge else ""
+        yield "win-rate", f"win rate over SFT <b>{number(win_rate.value)}</b>{_interval(win_rate)}{by}"
+    if (kl := card.estimate("ppo", "kl")) is not None:
+        yield "kl", f"KL {number(kl.value)} nats"
+
+
+def _interval(figure: Figure) -> str:
+    return f" ({number(figure.ci95[0])} to {number(figure.ci95[1])})" if figure.ci95 is not None else ""

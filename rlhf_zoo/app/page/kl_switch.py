@@ -1,0 +1,131 @@
+"""The KL penalty, on or off: a run of the page beside one that was trained without it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ...fileio import finite, integer
+from ..engine import Timeline, TimelinePoint, TimelineRun
+from .html import number, signed
+
+ON, OFF = 1, 0  # values of the slider
+#: Key of a figure -> its title in the table.
+_FIGURES = {"reward": "Reward", "judge": "Judge", "win_rate": "Win rate", "kl": "KL, nats"}
+
+
+@dataclass(frozen=True)
+class KLSwitch:
+    """Two checkpoints of an ablation, with and without the KL penalty.
+
+    Attributes:
+        on: Run and checkpoint with the penalty.
+        off: Run and checkpoint without it: the end of the run, where the reward has had the most time to be exploited,
+            unless it is the compared checkpoint.
+        compared: Which of the two is the checkpoint that the page compares: ON or OFF.
+    """
+
+    on: tuple[TimelineRun, TimelinePoint]
+    off: tuple[TimelineRun, TimelinePoint]
+    compared: int
+
+    @classmethod
+    def of(cls, timeline: Timeline | None, step: object) -> KLSwitch | None:
+        """Finds the two runs.
+
+        Args:
+            timeline: The runs; the first is that of the compared checkpoint.
+            step: The compared checkpoint's step, by its card.
+
+        Returns:
+            The switch; None if there is no run without the penalty, or none with it.
+        """
+        if timeline is None:
+            return None
+        compared_run = timeline.run()
+        card_step = integer(step)
+        point = (
+            compared_run.at(card_step)
+            if card_step in compared_run.steps and card_step is not None
+            else compared_run.best
+        )
+        other_runs = [run for run in timeline.by_beta if run.name != compared_run.name]
+        if compared_run.beta == 0:
+            # The weakest of the other penalties differs least from none.
+            weakest = next((run for run in reversed(other_runs) if run.beta), None)
+            return cls((weakest, weakest.best), (compared_run, point), OFF) if weakest is not None else None
+        off = next((run for run in other_runs if run.beta == 0), None)
+        if off is None or compared_run.beta is None:
+            return None
+        return cls((compared_run, point), (off, off.points[-1]), ON)
+
+    def selected(self, value: object) -> int:
+        """Returns ON or OFF for a value of the slider; for anything else, that of the compared checkpoint.
+
+        Args:
+            value: The slider's value.
+        """
+        return (ON if value >= 0.5 else OFF) if finite(value) else self.compared
+
+    def at(self, value: object) -> tuple[TimelineRun, TimelinePoint]:
+        """Returns run and checkpoint of a value of the slider.
+
+        Args:
+            value: The slider's value.
+        """
+        return self.on if self.selected(value) == ON else self.off
+
+    def label(self, value: object) -> str:
+        """Names the checkpoint of a value of the slider.
+
+        Args:
+            value: The slider's value.
+        """
+        run, point = self.at(value)
+        penalty = f"with KL penalty, β = {run.beta:g}" if self.selected(value) == ON else "without KL penalty, β = 0"
+        return f"{penalty} · step {point.step}"
+
+    @property
+    def ends(self) -> str:
+        """What stands below the two ends of the slider, as HTML."""
+        return f'<p class="zoo-ends"><span>off (β = 0)</span><span>on (β = {self.on[0].beta:g})</span></p>'
+
+    def html(self, value: object) -> str:
+        """Renders the figures of both checkpoints on held-out prompts.
+
+        Args:
+            value: The slider's value, whose row is emphasized.
+        """
+        return f'<div class="zoo-switch"><p class="zoo-note">{self._finding()}</p>{self._table(value)}</div>'
+
+    def _finding(self) -> str:
+        on, off = self.on[1].evaluated, self.off[1].evaluated
+        both = [name for name in ("reward", "judge") if name in on and name in off]
+        if len(both) == 2 and off["reward"] > on["reward"] and off["judge"] < on["judge"]:
+            return "Without the KL penalty the reward is higher and the judge’s score lower. Slide to read the texts."
+        return "Slide to compare the texts with and without the KL penalty."
+
+    def _table(self, value: object) -> str:
+        shown = [name for name in _FIGURES if name in self.on[1].evaluated or name in self.off[1].evaluated]
+        if not shown:
+            return ""
+        head = "".join(f'<th scope="col" data-figure="{name}">{_FIGURES[name]}</th>' for name in shown)
+        rows = []
+        for side, (_, point) in ((ON, self.on), (OFF, self.off)):
+            cells = "".join(f'<td data-figure="{name}">{self._cell(side, name)}</td>' for name in shown)
+            state = ' data-selected="true"' if side == self.selected(value) else ""
+            name = f"{'On' if side == ON else 'Off'}, step {point.step}"
+            rows.append(f'<tr{state}><th scope="row">{name}</th>{cells}</tr>')
+        return (
+            '<div class="zoo-scroll" role="region" aria-label="Figures with and without KL penalty" tabindex="0">'
+            f"<table><caption>On held-out prompts</caption><thead><tr><td></td>{head}</tr></thead>"
+            f"<tbody>{''.join(rows)}</tbody></table></div>"
+        )
+
+    def _cell(self, side: int, name: str) -> str:
+        on, off = self.on[1].evaluated.get(name), self.off[1].evaluated.get(name)
+        figure = on if side == ON else off
+        written = signed(figure) if name in ("reward", "judge") else number(figure)
+        if side == OFF and on is not None and off is not None and on != off:
+            arrow, word = ("▲", "higher") if off > on else ("▼", "lower")
+            written += f' <span class="zoo-arrow" role="img" aria-label="{word}">{arrow}</span>'
+        return written

@@ -1,0 +1,102 @@
+"""A link to the page that carries a prompt, the seed and the step, so that it shows the same completions again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qs, urlencode
+
+from ..engine import Snapshot
+from .sampling import Proposal
+
+MAX_LENGTH = 2000  # characters of a link; longer ones are cut off by some programs
+
+
+@dataclass(frozen=True)
+class Link:
+    """What a link carries. Nothing is checked: the page checks it as it checks what a visitor enters.
+
+    Attributes:
+        prompt: The prompt.
+        sampling: Name of a sampling parameter -> its value.
+        step: The training step, which "Over training" shows; None for the comparison.
+        run: The run that has the step; None for that of the compared checkpoint.
+        kl: "off" for the run without KL penalty; None for the compared checkpoint.
+    """
+
+    prompt: str
+    sampling: Mapping[str, float]
+    step: int | None = None
+    run: str | None = None
+    kl: str | None = None
+
+    @classmethod
+    def parse(cls, query: object) -> Link | None:
+        """Reads the query of the page's address.
+
+        Args:
+            query: The query, with or without "?". It is not trusted.
+
+        Returns:
+            The link; None if the query has no prompt.
+        """
+        try:
+            fields = parse_qs(str(query or "").removeprefix("?"), max_num_fields=32)
+        except ValueError:  # more fields than that
+            return None
+        last = {name: values[-1] for name, values in fields.items()}
+        if "prompt" not in last:
+            return None
+        numbers = {name: _number(last.get(name)) for name in _DEFAULTS}
+        sampling = {name: value for name, value in numbers.items() if value is not None}
+        step = _number(last.get("step"))
+        return cls(last["prompt"], sampling, None if step is None else int(step), last.get("run"), last.get("kl"))
+
+
+#: Name in a link -> value of the parameter that the link leaves out; None for that of `Proposal`.
+_DEFAULTS: Mapping[str, float | None] = {
+    "seed": None, "temperature": None, "top_p": 1.0, "tokens": None, "n": 1
+}  # fmt: skip
+
+
+def address(
+    snapshot: Snapshot, proposal: Proposal, *, step: int | None = None, run: str | None = None, kl: str | None = None
+) -> str | None:
+    """Returns the relative address of a link.
+
+    Args:
+        snapshot: The completions that the link shows.
+        proposal: The page's initial parameters, which the link leaves out.
+        step: See `Link`.
+        run: See `Link`.
+        kl: See `Link`.
+
+    Returns:
+        The address; None if it were longer than `MAX_LENGTH`.
+    """
+    usual = {**_DEFAULTS, "temperature": proposal.temperature, "tokens": proposal.length}
+    values = {
+        "seed": snapshot.seed,
+        "temperature": snapshot.temperature,
+        "top_p": snapshot.top_p,
+        "tokens": snapshot.max_new_tokens,
+        "n": snapshot.n,
+    }
+    fields = {"prompt": snapshot.prompt, **{name: value for name, value in values.items() if value != usual[name]}}
+    fields |= {name: value for name, value in {"step": step, "run": run, "kl": kl}.items() if value is not None}
+    try:
+        link = f"?{urlencode(fields)}"
+    except UnicodeEncodeError:  # half a surrogate pair, which no address can hold
+        return None
+    return link if len(link) <= MAX_LENGTH else None
+
+
+def _number(value: str | None) -> float | None:
+    """Returns a number, as an integer if it is one; None for any other text."""
+    try:
+        number = float(value or "")
+    except ValueError:
+        return None
+    if not -1e15 < number < 1e15:  # also false for NaN
+        return None
+    return int(number) if number == int(number) else number

@@ -1,0 +1,184 @@
+"""Renders an untrusted card as HTML that runs nothing and requests nothing from any other host.
+
+Raw HTML is shown as text, except for folds: `details` with a `summary`. Links may lead to http and https addresses, to
+a heading of the card, and to what `Resolver` allows.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, Protocol
+from urllib.parse import SplitResult, unquote, urlsplit
+
+from markdown_it import MarkdownIt
+from markdown_it.renderer import RendererHTML
+from markdown_it.token import Token
+
+MAX_CARD_BYTES = 2**17  # the parser needs up to 60 µs per byte of a hostile card
+MAX_ADDRESS_LENGTH = 120
+_FOLD = re.compile(r"^(?:(</details>)|<details><summary>(.*)</summary>)$", re.MULTILINE)
+_ALERT = re.compile(r"\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\]")
+
+
+class Resolver(Protocol):
+    """Decides what the addresses in a card become."""
+
+    def image(self, address: str) -> str | None:
+        """Returns the source of an image; None to show its alternative text and address instead."""
+
+    def link(self, address: str) -> str | None:
+        """Returns the target of a link that is neither http, https nor a heading; None to show its text alone."""
+
+
+def card_body(source: str) -> str:
+    """Removes the front matter: YAML between two lines `---`, the first of which begins the file.
+
+    Args:
+        source: README.md.
+    """
+    lines = source.removeprefix("\N{BYTE ORDER MARK}").splitlines(keepends=True)
+    if lines and lines[0].rstrip() == "---":
+        for number, line in enumerate(lines[1:], 2):
+            if line.rstrip() == "---":
+                return "".join(lines[number:])
+    return "".join(lines)
+
+
+def render_card(source: str, resolver: Resolver, *, id_prefix: str, levels: int = 1) -> str:
+    """Renders Markdown: CommonMark with tables and strikethrough.
+
+    Args:
+        source: The Markdown, without front matter.
+        resolver: Decides what addresses become.
+        id_prefix: Prefix of the headings' ids, so that they differ from those of the page around.
+        levels: How many levels headings move down, below those of the page around.
+    """
+    markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
+    tokens = _parse(markdown, source)
+    headings = _shift_headings(tokens, id_prefix, levels)
+    for token in tokens:
+        if token.children:
+            token.children = list(_safe(token.children, resolver, headings))
+    return str(markdown.renderer.render(tokens, markdown.options, {}))
+
+
+def split_address(address: str) -> SplitResult | None:
+    """Splits an address into its parts; None if it is malformed.
+
+    Args:
+        address: Any text.
+    """
+    try:
+        return urlsplit(address)
+    except ValueError:
+        return None
+
+
+class _Renderer(RendererHTML):
+    """CommonMark, with tables that scroll."""
+
+    def table_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return '<div class="zoo-scroll" role="region" aria-label="Table" tabindex="0">\n<table>\n'
+
+    def table_close(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return "</table>\n</div>\n"
+
+
+def _parse(markdown: MarkdownIt, source: str) -> list[Token]:
+    """Parses a card whose folds, `<details><summary>TITLE</summary>` to `</details>`, each have lines of their own.
+
+    Every fold is closed, so that a card cannot close an element of the page.
+    """
+    tokens: list[Token] = []
+    depth = 0
+    for number, part in enumerate(_FOLD.split(source)):
+        if number % 3 == 0:
+            tokens += markdown.parse(part)
+        elif number % 3 == 2 and part is not None:
+            depth += 1
+            tokens.append(Token("html_block", "", 0, content=f"<details><summary>{escape(part)}</summary>\n"))
+        elif number % 3 == 1 and part and depth:
+            depth -= 1
+            tokens.append(Token("html_block", "", 0, content="</details>\n"))
+    return [*tokens, Token("html_block", "", 0, content="</details>\n" * depth)]
+
+
+def _shift_headings(tokens: Sequence[Token], id_prefix: str, levels: int) -> dict[str, str]:
+    """Moves every heading down. Returns anchor -> id.
+
+    Anchors are those of the Hub: lower case, hyphens for spaces. Ids get a prefix, so that they differ from the page's.
+    """
+    id_of: dict[str, str] = {}
+    for index, token in enumerate(tokens):
+        if token.type not in ("heading_open", "heading_close"):
+            continue
+        token.tag = f"h{min(int(token.tag[1:]) + levels, 6)}"
+        if token.type == "heading_open":
+            title = _plain_text(tokens[index + 1].children or ()).lower().strip()
+            anchor = "".join(c for c in title if c.isalnum() or c in " -_").replace(" ", "-")
+            if anchor and anchor not in id_of:
+                id_of[anchor] = f"{id_prefix}{anchor}"
+                token.attrs["id"] = id_of[anchor]
+    return id_of
+
+
+def _safe(tokens: Sequence[Token], resolver: Resolver, headings: dict[str, str]) -> Iterable[Token]:
+    """Yields inline tokens, with the text and the address in place of images and links that are not allowed."""
+    closing: list[Token] = []  # replaces the closing token of the current link
+    for token in tokens:
+        if token.type == "image":
+            yield from _image(token, resolver)
+        elif token.type == "text" and (alert := _ALERT.fullmatch(token.content)):
+            yield from (Token("strong_open", "strong", 1), _text(alert[1].capitalize()))
+            yield Token("strong_close", "strong", -1)
+        elif token.type == "link_open":
+            attributes = _link(str(token.attrs.get("href", "")), resolver, headings)
+            if attributes is None:
+                closing = [] if token.markup == "autolink" else _address(str(token.attrs.get("href", "")))
+            else:
+                token.attrs = dict(attributes)
+                closing = [Token("link_close", "a", -1)]
+                yield token
+        elif token.type == "link_close":
+            yield from closing
+        else:
+            yield token
+
+
+def _link(address: str, resolver: Resolver, headings: dict[str, str]) -> dict[str, str] | None:
+    """Returns the attributes of a link; None if the address is not allowed."""
+    if address.startswith("#"):
+        anchor = headings.get(unquote(address[1:]))
+        return {"href": f"#{anchor}"} if anchor else None
+    parts = split_address(address)
+    if parts is None or parts.scheme not in ("http", "https") or not parts.hostname:
+        target = resolver.link(address)
+        return {"href": target} if target is not None else None
+    return {"href": address, "rel": "noopener noreferrer nofollow", "target": "_blank"}
+
+
+def _image(token: Token, resolver: Resolver) -> list[Token]:
+    address, alternative = str(token.attrs.get("src", "")), _plain_text(token.children or ())
+    uri = resolver.image(address)
+    if uri is None:
+        return [_text(alternative or "image"), *_address(address)]
+    token.attrs = {"src": uri, "alt": alternative, "class": "zoo-plot"}
+    return [token]
+
+
+def _address(address: str) -> list[Token]:
+    """Returns an address in parentheses, as text."""
+    shortened = address if len(address) <= MAX_ADDRESS_LENGTH else address[: MAX_ADDRESS_LENGTH - 1] + "…"
+    return [_text(" ("), Token("code_inline", "code", 0, content=shortened), _text(")")] if address else []
+
+
+def _text(content: str) -> Token:
+    return Token("text", "", 0, content=content)
+
+
+def _plain_text(tokens: Iterable[Token]) -> str:
+    """Returns the text of inline tokens, without markup."""
+    return "".join(
+        _plain_text(token.children) if token.children else " " if "break" in token.type else token.content
+        for token in tokens
+    )

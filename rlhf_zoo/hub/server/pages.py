@@ -1,0 +1,146 @@
+"""Web pages for a browser: the list of repositories, and a repository with its card, files, branches and tags.
+
+They are read-only, have no scripts, and request nothing from other hosts. Jinja escapes every text.
+"""
+
+from functools import cache
+from typing import Any
+from urllib.parse import quote, unquote
+
+from ..markdown import MAX_CARD_BYTES, card_body, render_card, split_address
+from .access import Api, resolve_commit
+from .describe import describe
+from .faults import Fault
+from .git import MAIN, Entry, GitRepository
+from .messages import Request, Response
+from .names import KINDS, RepoId
+from .routing import Router
+
+_MAX_ROWS = 1000  # of the list, and of the files and refs of a repository
+_IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
+_POLICY = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_TITLES = {"model": "Models", "dataset": "Data sets", "space": "Spaces"}
+
+
+class PagesApi(Api):
+    """The pages."""
+
+    def register(self, router: Router) -> None:
+        """Adds the routes of this part of the API.
+
+        Args:
+            router: The router to add the routes to.
+        """
+        router.add("GET", "/", self._front_page)
+        router.add("GET", "/{page}", self._page)
+        router.add("GET", "/{page}/{view}/{revision}", self._page)
+
+    def _front_page(self, request: Request) -> Response:
+        """Lists the repositories that the caller may see, the last changed first."""
+        kinds = {kind: self._rows(request, kind) for kind in KINDS}
+        return _html("index.html.jinja", title="rlhf-zoo embedded Hub", titles=_TITLES, kinds=kinds, limit=_MAX_ROWS)
+
+    def _rows(self, request: Request, kind: str) -> list[dict[str, Any]]:
+        rows = []
+        for repo in self._storage.repositories(kind):
+            with self._storage.skip_damaged(repo):
+                settings = self._storage.settings(repo)
+                if not self._access.can_see(request, settings):
+                    continue
+                with self._storage.git(repo) as git:
+                    info = describe(
+                        self._storage, repo, settings, git, git.head(), expand=("lastModified", "pipeline_tag")
+                    )
+                row = {"name": str(repo), "url": f"/{quote(repo.url)}", "modified": info["lastModified"]}
+                rows.append({**row, "task": info.get("pipeline_tag", "")})
+        return sorted(rows, key=lambda row: row["modified"], reverse=True)
+
+    def _page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = MAIN) -> Response:
+        """Shows a repository at a revision, at the addresses that clients print."""
+        settings = self._access.read(request, repo)
+        if view not in ("tree", "commit"):
+            raise Fault(404, "The embedded Hub has no such page.")
+        with self._storage.git(repo) as git:
+            commit = resolve_commit(git, revision)
+            info = describe(self._storage, repo, settings, git, commit, expand=("lastModified", "tags"))
+            files = git.files(commit)
+            at_commit = f"/{quote(repo.url)}/resolve/{commit}/"
+            return _html(
+                "repository.html.jinja",
+                title=str(repo),
+                kind=_TITLES[repo.kind],
+                url=f"/{quote(repo.url)}",
+                revision=revision,
+                commit=commit,
+                private=settings.private,
+                modified=info["lastModified"],
+                labels=info["tags"],
+                refs=[
+                    (title, [(ref.name, quote(ref.name, safe="")) for ref in git.refs(prefix)][:_MAX_ROWS])
+                    for title, prefix in (("Tags", "refs/tags/"), ("Branches", "refs/heads/"))
+                ],
+                card=_card(git, files, at_commit),
+                files=[
+                    (entry.path, f"{git.blob_info(entry.oid).size:,}", at_commit + quote(entry.path))
+                    for entry in files[:_MAX_ROWS]
+                ],
+                file_count=len(files),
+                limit=_MAX_ROWS,
+            )
+
+
+class _Addresses:
+    """Leads the relative addresses in a card to the files of the same commit."""
+
+    def __init__(self, files: list[Entry], at_commit: str) -> None:
+        self._paths = {entry.path for entry in files}
+        self._at_commit = at_commit
+
+    def link(self, address: str) -> str | None:
+        """Returns the address of a file of the repository; None for anything else."""
+        parts = split_address(address)
+        if parts is None or parts.scheme or parts.netloc:
+            return None
+        path = unquote(parts.path).removeprefix("./")
+        return self._at_commit + quote(path) if path in self._paths else None
+
+    def image(self, address: str) -> str | None:
+        """Returns the address of a picture of the repository; None for anything else, also SVG, which is a document."""
+        return self.link(address) if address.lower().endswith(_IMAGES) else None
+
+
+def _card(git: GitRepository, files: list[Entry], at_commit: str) -> Any:
+    """Renders README.md; "" without one. The result is safe to show."""
+    from markupsafe import Markup
+
+    readme = next((entry for entry in files if entry.path == "README.md"), None)
+    if readme is None:
+        return ""
+    info = git.blob_info(readme.oid)
+    if info.pointer is not None or info.size > MAX_CARD_BYTES:
+        return "The card is too long to be shown here: open README.md."
+    source = card_body(git.blob(readme.oid).decode(errors="replace"))
+    return Markup(render_card(source, _Addresses(files, at_commit), id_prefix="card-", levels=2))
+
+
+@cache
+def _environment() -> Any:
+    import jinja2
+
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("rlhf_zoo.hub.server"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _html(template: str, **values: Any) -> Response:
+    headers = {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": _POLICY,
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+    }
+    return Response(200, headers, _environment().get_template(template).render(**values).encode(errors="replace"))

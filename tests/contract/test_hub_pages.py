@@ -1,0 +1,94 @@
+"""The embedded Hub in a browser: lists, cards, files, branches and tags, and nothing that a browser would run."""
+
+import re
+from collections.abc import Iterator
+from html import unescape
+from pathlib import Path
+
+import pytest
+from html_page import Page
+from thread_hub import ThreadHub
+
+CARD = """---
+license: apache-2.0
+tags: [ppo, "<b>tag"]
+---
+# A model
+
+> [!TIP]
+> **Verdict: healthy.**
+
+| figure | value |
+|---|---|
+| KL | 2.2 |
+
+[figures](rlhf_card.json) [outside](../../etc/passwd) [script](javascript:alert(1)) ![plot](plots/a%20b.png)
+![far](https://example.com/x.png) ![drawing](a.svg)
+
+<script>alert(1)</script> <img src=x onerror=alert(1)>
+"""
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadHub]:
+    hub = ThreadHub(tmp_path_factory.mktemp("pages") / "hub")
+    files = {"README.md": CARD, "rlhf_card.json": "{}", "plots/a b.png": b"png", "a.svg": "<svg/>"}
+    commit = hub.make("model", files)
+    hub.api().create_tag("local/model", tag="step-000010", revision=commit)
+    hub.api().create_branch("local/model", branch="exp/<b>")
+    hub.make("secret", {"README.md": "# Secret"}, private=True)
+    hub.make("bare", {"x.txt": "x"}, kind="dataset")
+    yield hub
+    hub.close()
+
+
+def shown(hub: ThreadHub, path: str) -> Page:
+    """A page that a browser without a token gets."""
+    answer = hub.send("GET", path, role=None)
+    assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
+    assert answer.headers["Content-Security-Policy"].startswith("default-src 'none'; img-src 'self'")
+    html = answer.content.decode()
+    assert not re.search(r"<script|\bon\w+=", re.sub(r"&lt;.*?&gt;", "", html)), "nothing runs"
+    return Page(re.sub(r"<!doctype html>|<meta[^>]*>", "", html))
+
+
+def test_the_front_page_lists_what_everybody_may_read(hub: ThreadHub) -> None:
+    page = shown(hub, "/")
+    assert [one["href"] for one in page.all("a")] == ["/local/model", "/datasets/local/bare"]
+    assert "secret" not in page.text and page.texts("h2") == ["Models", "Data sets", "Spaces"]
+    assert "local/secret" in hub.send("GET", "/").content.decode(), "with a token it is listed"
+
+
+def test_a_repository_shows_card_files_and_tags(hub: ThreadHub) -> None:
+    page = shown(hub, "/local/model")
+    links = {text: attrs["href"] for name, attrs, inside in page.elements if name == "a" for text in ["".join(inside)]}
+    commit = hub.api().model_info("local/model").sha
+    assert links["step-000010"] == "/local/model/tree/step-000010" and links["main"] == "/local/model/tree/main"
+    assert links["exp/<b>"] == "/local/model/tree/exp%2F%3Cb%3E"
+    assert links["plots/a b.png"] == f"/local/model/resolve/{commit}/plots/a%20b.png"
+    assert links["figures"] == f"/local/model/resolve/{commit}/rlhf_card.json"
+    for address in (links["figures"], links["plots/a b.png"], links["step-000010"], links["exp/<b>"]):
+        assert hub.send("GET", address, role=None).status == 200
+    assert page.texts("h3") == ["A model"] and "Verdict: healthy." in page.text and "license:" in page.text
+    assert "<b>tag" in page.text and not [one for one in page.all("b") if "tag" in str(one)]
+
+
+def test_a_card_runs_nothing_and_leads_nowhere_else(hub: ThreadHub) -> None:
+    page = shown(hub, "/local/model/tree/step-000010")
+    (image,) = page.all("img")
+    assert image["src"].endswith("/plots/a%20b.png"), "neither another host's picture nor a drawing is shown"
+    targets = [one["href"] for one in page.all("a")]
+    assert not [one for one in targets if one.startswith(("javascript:", "..")) or "passwd" in one]
+    assert "<script>alert(1)</script>" in unescape(page.text)
+
+
+def test_what_is_not_there(hub: ThreadHub) -> None:
+    assert "This revision has no README.md." in shown(hub, "/datasets/local/bare").text
+    for path, status in (("/local/secret", 401), ("/local/model/tree/none", 404), ("/local/model/blob/main", 404)):
+        assert hub.send("GET", path, role=None).status == status, path
+    assert hub.send("HEAD", "/local/model", role=None).content == b""
+
+
+def test_a_long_card_is_not_parsed(hub: ThreadHub, tmp_path: Path) -> None:
+    hub.make("long", {"README.md": "x" * (2**17 + 1)})
+    assert "The card is too long to be shown here" in shown(hub, "/local/long").text

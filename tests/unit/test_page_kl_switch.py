@@ -1,0 +1,74 @@
+"""KL penalty on or off: which two checkpoints, what the table says of them, and whatever the slider sends."""
+
+from types import SimpleNamespace
+
+import pytest
+from html_page import Page
+
+from rlhf_zoo.app.engine import TimelinePoint, TimelineRun
+from rlhf_zoo.app.page.kl_switch import OFF, ON, KLSwitch
+
+HIGH = {"reward": 1.2, "judge": 0.5, "win_rate": 0.7}
+LOW = {"reward": 2.5, "judge": -0.25, "win_rate": 0.1, "kl": 40.0}
+
+
+def run(beta: float | None, *, best: int = 10, last: dict[str, float] | None = None) -> TimelineRun:
+    points = [
+        TimelinePoint(step, f"step-{step}", None, "", chosen=step == best, evaluated=(last or {}) if step == 20 else {})
+        for step in (10, 20)
+    ]
+    return TimelineRun(f"local/beta-{beta}", beta, tuple(points))
+
+
+def timeline(*runs: TimelineRun):
+    """The runs as a Timeline shows them; the first is compared."""
+    by_beta = sorted((one for one in runs if one.beta is not None), key=lambda one: -one.beta)
+    return SimpleNamespace(run=lambda: runs[0], by_beta=tuple(by_beta))
+
+
+def test_the_compared_checkpoint_beside_the_end_of_the_run_without_a_penalty() -> None:
+    switch = KLSwitch.of(timeline(run(0.1), run(0.0), run(0.5)), 20)
+    assert switch is not None and switch.compared == ON
+    assert [(one.beta, point.step) for one, point in (switch.on, switch.off)] == [(0.1, 20), (0.0, 20)]
+    assert switch.label(ON) == "with KL penalty, β = 0.1 · step 20"
+    assert switch.label(OFF) == "without KL penalty, β = 0 · step 20"
+    unknown = KLSwitch.of(timeline(run(0.1), run(0.0)), None)
+    assert unknown is not None and unknown.on[1].step == 10, "a card without a step: the run's best"
+
+
+def test_a_run_without_a_penalty_stands_beside_the_weakest() -> None:
+    switch = KLSwitch.of(timeline(run(0.0, best=20), run(0.5), run(0.1)), 20)
+    assert switch is not None and switch.compared == OFF
+    assert (switch.on[0].beta, switch.on[1].step, switch.off[0].beta) == (0.1, 10, 0.0)
+
+
+@pytest.mark.parametrize("betas", [(0.1,), (0.0,), (0.1, 0.5), (None, 0.0)])
+def test_without_both_there_is_no_switch(betas) -> None:
+    assert KLSwitch.of(timeline(*(run(beta) for beta in betas)), 20) is None
+    assert KLSwitch.of(None, 20) is None
+
+
+@pytest.mark.parametrize("value", [None, "0", [0], float("nan"), {"a": 1}])
+def test_what_is_no_number_is_the_compared_checkpoint(value) -> None:
+    switch = KLSwitch.of(timeline(run(0.1), run(0.0)), 20)
+    assert switch is not None and switch.selected(value) == ON and switch.at(value) == switch.on
+
+
+def test_reward_up_and_judge_down_is_said_and_marked() -> None:
+    switch = KLSwitch.of(timeline(run(0.1, last=HIGH), run(0.0, last=LOW)), 20)
+    assert switch is not None
+    page = Page(switch.html(OFF))
+    assert "Without the KL penalty the reward is higher and the judge’s score lower." in page.text
+    assert page.texts("th", scope="row") == ["On, step 20", "Off, step 20"]
+    assert page.texts("td", data_figure="reward") == ["+1.20", "+2.50 ▲"]
+    assert page.texts("td", data_figure="judge") == ["+0.50", "−0.25 ▼"]
+    assert page.texts("td", data_figure="kl") == ["–", "40.00"], "one of the two is not measured"
+    (selected,) = [text for name, attrs, text in page.elements if name == "tr" and attrs.get("data-selected")]
+    assert "".join(selected).startswith("Off")
+
+
+def test_other_figures_claim_nothing() -> None:
+    same = KLSwitch.of(timeline(run(0.1, last=HIGH), run(0.0, last=HIGH)), 20)
+    assert same is not None and "the reward is higher" not in same.html(ON) and "▲" not in same.html(ON)
+    none = KLSwitch.of(timeline(run(0.1), run(0.0)), 20)
+    assert none is not None and "<table" not in none.html(ON)
