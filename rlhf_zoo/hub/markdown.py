@@ -78,7 +78,7 @@ class _Renderer(RendererHTML):
     """CommonMark, with tables that scroll."""
 
     def table_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
-        return '<div class="zoo-scroll" role="region" aria-label="Table" tabindex="0">\n<table>\n'
+        return '<div class="zoo-scroll" role="group" aria-label="Table" tabindex="0">\n<table>\n'
 
     def table_close(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return "</table>\n</div>\n"
