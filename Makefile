@@ -45,11 +45,12 @@ docs: .venv/docs.stamp ## the documentation as a site on http://127.0.0.1:8000, 
 test: .venv/test.stamp lint ## everything but the long tier
 	$(BIN)/python -m pytest $(TOGETHER) -m "not full and not gpu"
 
-test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
+test-full: .venv/test.stamp .venv/few-bits .venv/lm-eval .venv/axe ## the long tier: whole recipes, browsers, mutants, many kills, large transfers
 	$(BIN)/python -m pytest $(TOGETHER) -m "full and not gpu"
 	$(BIN)/python -m pytest $(TOGETHER) --every-lever -m "not full and not gpu" $(TRAINER)
 	PYTHONPATH=.venv/few-bits $(BIN)/python -m pytest -q tests/unit/test_quantized_weights.py tests/unit/test_ppo_options.py -k bits
 	PYTHONPATH=.venv/lm-eval $(BIN)/python -m pytest -q tests/contract/test_lm_eval.py tests/unit/test_instructions_parity.py
+	PYTHONPATH=.venv/axe $(BIN)/python -m pytest -q tests/e2e/test_axe.py
 
 coverage: .venv/test.stamp ## lines and branches of rlhf_zoo that `make test` runs, child processes included
 	$(PIP) coverage==7.17.3
@@ -115,6 +116,10 @@ evidence: .venv/demo.stamp ## every figure of the docs, resumable; writes docs/e
 .venv/lm-eval: | .venv/test.stamp
 	$(PIP) --no-deps --target $@ lm-eval==0.4.13 DataProperty colorama lxml mbstrdecoder more_itertools nltk pathvalidate \
 	  portalocker pytablewriter rouge-score sacrebleu sqlitedict tabledata tabulate tcolorpy typepy word2number
+
+# Only axe-core, a file of JavaScript, is read from it.
+.venv/axe: | .venv/test.stamp
+	$(PIP) --no-deps --target $@ axe-playwright-python==0.1.8
 
 # The peer's last release that has PPO, in an environment of its own.
 .venv-trl/bench.stamp:

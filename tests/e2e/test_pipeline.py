@@ -130,7 +130,7 @@ def test_summary_is_the_contracts_and_what_json_prints(base):
     assert json.loads((base.folder / "stdout").read_text()) == summary
     assert summary.keys() == {
         "schema", "recipe", "seed", "simulated", "hub", "seconds", "peak_rss_mib", "repos", "reward_model", "sft",
-        "ppo", "win_rate", "control", "prompts", "rows", "verdict", "recommended",
+        "ppo", "win_rate", "control", "prompts", "groups", "rows", "verdict", "recommended",
     }  # fmt: skip
     assert (summary["schema"], summary["recipe"], summary["seed"], summary["hub"]) == (1, "tiny-world", 1, "local")
     assert summary["seconds"].keys() == {*STAGES, "eval", "total"}

@@ -1,0 +1,104 @@
+"""axe-core finds no violation: the comparison page in each tab, and the embedded Hub, light and dark, wide and narrow.
+
+axe-core comes in a package for another browser driver, which is not installed with the others:
+`PYTHONPATH=.venv/axe` as in `make test-full`.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chromium import chromium
+from hub_fixture import RunningHub, running
+from page_fixture import PPO, VOTES, publish, serve
+from page_visitor import Visitor
+from toy_models import save_toys
+
+pytestmark = pytest.mark.full
+
+WIDTHS = {"wide": (1280, 900), "phone": (390, 844)}
+RUN = """const done = arguments[arguments.length - 1];
+axe.run().then(found => done(found.violations.flatMap(one => one.nodes.map(
+  node => `${one.id}: ${node.html.slice(0, 200)} ${node.any.map(check => check.message).join('; ')}`))))"""
+
+
+@pytest.fixture(scope="module")
+def axe() -> str:
+    found = importlib.util.find_spec("axe_playwright_python")
+    if found is None or found.origin is None:
+        pytest.skip("axe-core is not installed: make test-full installs it into .venv/axe")
+    return Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningHub]:
+    folder = tmp_path_factory.mktemp("axe")
+    with running(folder / "server") as hub:
+        publish(hub, save_toys(folder / "toys"))
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def url(hub: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve(hub, tmp_path_factory.mktemp("page") / "log", PPO, "--port", "0", "--votes", VOTES) as served:
+        yield served.url
+
+
+@pytest.fixture
+def visitor(url: str, tmp_path: Path) -> Iterator[Visitor]:
+    with chromium(tmp_path, reach="127.0.0.1") as browser:
+        yield Visitor(browser, url, tmp_path)
+
+
+def resize(visitor: Visitor, width: str) -> None:
+    size = dict(zip(("width", "height"), WIDTHS[width], strict=True))
+    metrics = {**size, "deviceScaleFactor": 1, "mobile": width == "phone"}
+    visitor.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def violations(visitor: Visitor, axe: str) -> list[str]:
+    visitor.browser.execute_script(axe)
+    return list(visitor.browser.execute_async_script(RUN))
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_comparison_page(visitor: Visitor, axe: str, width: str, theme: str) -> None:
+    resize(visitor, width)
+    visitor.open(theme)
+    visitor.all("#sampling button")[0].click()
+    visitor.all("#pairs .zoo-numbers summary")[0].click()
+    assert violations(visitor, axe) == []
+    visitor.all('#colors input[value="kl"]')[0].click()
+    assert violations(visitor, axe) == []
+    visitor.tab("Over training")
+    visitor.click("at-the-step")
+    visitor.wait("the step", lambda: visitor.done("at-step"))
+    visitor.click("every-step")
+    visitor.wait("every step", lambda: visitor.done("steps"))
+    assert violations(visitor, axe) == []
+    visitor.tab("Blind test")
+    visitor.click("blind-new")
+    visitor.wait("a pair", lambda: visitor.all("#vote-tie")[0].is_enabled())
+    visitor.click("vote-tie")
+    visitor.wait("the reveal", lambda: visitor.read("#blind-reveal .zoo-verdict"))
+    assert violations(visitor, axe) == []
+    visitor.tab("Card")
+    visitor.wait("the card", lambda: visitor.count("#card table"))
+    assert violations(visitor, axe) == []
+    assert visitor.overflow() <= 0
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_pages_of_the_embedded_hub(visitor: Visitor, hub: RunningHub, axe: str, width: str, theme: str) -> None:
+    resize(visitor, width)
+    feature = {"features": [{"name": "prefers-color-scheme", "value": theme}]}
+    visitor.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", feature)
+    for path in ("", PPO, f"{PPO}/tree/step-000020"):
+        visitor.browser.get(f"{hub.url}/{path}")
+        assert visitor.read("h1") in ("rlhf-zoo embedded Hub", PPO)
+        assert violations(visitor, axe) == []
+        assert visitor.overflow() <= 0
+        visitor.screenshot_as_it_is(f"hub-{path.count('/')}-{width}-{theme}.png")
