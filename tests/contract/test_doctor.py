@@ -170,7 +170,7 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "fresh reward head": (lost_its_head, {}, "reward head", "has no trained head (score.weight is missing"),
     "blind reward model": (scores_all_alike, {}, "reward reads the end", "it does not read the last token"),
     "no weights": (has_no_weights, {}, "policy", "cannot be loaded as a causal language model"),
-    "prompts too long": (long_prompts, {}, "room", f"the longest prompt has {CONTEXT - 9} tokens, and the model"),
+    "prompts too long": (long_prompts, {}, "room", f"the longest prompt has {CONTEXT - 9} tokens, but"),
     "no column": (no_prompt_column, {}, "prompts", "has no column 'prompt', only 'question'"),
     "key": (None, {"kl_coff": 1}, "keys", "--ppo.kl_coff is not a key of the stage ppo, did you mean 'kl_coef'?"),
     "reward name": (
