@@ -1,6 +1,6 @@
 """Probes rollouts of any trainer against those of SFT, and decides the verdict."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -105,43 +105,21 @@ def probe_rollouts(
         for side, rows in zip((policy, sft), shared_rows, strict=True)
     ]
 
-    def scores(column: str) -> list[np.ndarray] | None:
-        """Returns the column's values in the shared rows of the policy and of SFT; None if either side has none."""
-        columns = [getattr(side, column) for side in (policy, sft)]
-        if any(values is None for values in columns):
-            return None
-        return [np.asarray(values, dtype=float)[rows] for values, rows in zip(columns, shared_rows, strict=True)]
-
-    rewards, judged = scores("rewards"), scores("judged")
-    # A judge whose scores equal the reward on every line is the reward under another name.
-    judge_is_reward = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
-    if verifiable and rewards is None:
-        raise ZooError("--verifiable needs a column reward (or score) in both files: add it, or remove --verifiable.")
-    if verifiable and judged is not None and not judge_is_reward:
-        raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it or --verifiable.")
-    if verifiable:
-        judged, reliability = rewards, JudgeReliability("the reward", is_reward=True, verifiable=True)
-    elif judge_is_reward:
-        reliability = JudgeReliability(is_reward=True, independent=False, unfit=_JUDGE_IS_REWARD)
-    else:
-        reliability = JudgeReliability()
+    rewards, judged = (_scores((policy, sft), shared_rows, column) for column in ("rewards", "judged"))
+    reliability = _judge_reliability(rewards, judged, verifiable=verifiable)
     if judge_check is not None:
         reliability = reliability.with_check(judge_check)
+    if verifiable:
+        judged = rewards
     wins = self_agreement = None
     if judged is not None:
         scores_by_prompt = [
             [values[group == n] for n in range(len(prompt_numbers))]
             for values, group in zip(judged, groups, strict=True)
         ]
-        # Every sample of the policy against every sample of SFT, per prompt; a tie counts one half.
-        wins = [
-            float(np.mean((np.sign(np.subtract.outer(policy_scores, sft_scores)) + 1) / 2))
-            for policy_scores, sft_scores in zip(*scores_by_prompt, strict=True)
-        ]
-        # Halves need rows of equal length, so surplus samples are dropped.
-        fewest = min(len(prompt_scores) for side in scores_by_prompt for prompt_scores in side)
-        score_rows = [prompt_scores[:fewest] for side in scores_by_prompt for prompt_scores in side]
-        self_agreement = None if verifiable else split_half(score_rows, question_of_prompt * 2, seed=seed)
+        wins = _win_rates(*scores_by_prompt)
+        if not verifiable:
+            self_agreement = _self_agreement(scores_by_prompt, question_of_prompt, seed=seed)
         reliability = replace(reliability, split_half=self_agreement)
     policy_proxy, sft_proxy = _prompt_means(rewards, groups)
     policy_judge, sft_judge = _prompt_means(judged, groups)
@@ -153,20 +131,84 @@ def probe_rollouts(
         rollouts=True,
         groups=question_of_prompt,
     )
-    left_out = (len(policy) - len(shared_rows[0]), len(sft) - len(shared_rows[1]))
-    verdict = decide(evidence, seed=seed)
     completions, reference_completions = map(len, shared_rows)
     return RolloutFindings(
         report,
-        verdict,
+        decide(evidence, seed=seed),
         len(prompt_numbers),
         number_of_groups(question_of_prompt),
         completions,
         reference_completions,
-        left_out,
+        (len(policy) - completions, len(sft) - reference_completions),
         self_agreement,
         judge_check,
     )
+
+
+def _scores(sides: Sequence[Completions], rows: Sequence[Sequence[int]], column: str) -> list[np.ndarray] | None:
+    """Returns a column's values in the given rows of the policy and of SFT; None if either side has none."""
+    columns = [getattr(side, column) for side in sides]
+    if any(values is None for values in columns):
+        return None
+    return [np.asarray(values, dtype=float)[side_rows] for values, side_rows in zip(columns, rows, strict=True)]
+
+
+def _self_agreement(
+    scores_by_prompt: Sequence[Sequence[np.ndarray]], questions: Sequence[Hashable], *, seed: int
+) -> Estimate | None:
+    """Correlates the judge's scores of one half of the samples with those of the other half.
+
+    Args:
+        scores_by_prompt: Of the policy and of SFT, the scores of each prompt's samples.
+        questions: The group of each prompt.
+        seed: Seed of the resamples.
+    """
+    # Halves need rows of equal length, so surplus samples are dropped.
+    fewest = min(len(prompt_scores) for side in scores_by_prompt for prompt_scores in side)
+    score_rows = [prompt_scores[:fewest] for side in scores_by_prompt for prompt_scores in side]
+    return split_half(score_rows, [*questions, *questions], seed=seed)
+
+
+def _judge_reliability(
+    rewards: list[np.ndarray] | None, judged: list[np.ndarray] | None, *, verifiable: bool
+) -> JudgeReliability:
+    """Says what the judge is: the column, the reward under another name, or a reward that checks answers.
+
+    Args:
+        rewards: (N,) of the policy and of SFT; None if either has none.
+        judged: The judge's scores, likewise.
+        verifiable: Whether the reward checks answers.
+
+    Raises:
+        ZooError: A verifiable reward is missing, or has another judge beside it.
+    """
+    # A judge whose scores equal the reward on every line is the reward under another name.
+    judge_is_reward = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
+    if verifiable and rewards is None:
+        raise ZooError("--verifiable needs a column reward (or score) in both files: add it, or remove --verifiable.")
+    if verifiable and judged is not None and not judge_is_reward:
+        raise ZooError("A verifiable reward judges itself, but there is a column judge: remove it or --verifiable.")
+    if verifiable:
+        return JudgeReliability("the reward", is_reward=True, verifiable=True)
+    if judge_is_reward:
+        return JudgeReliability(is_reward=True, independent=False, unfit=_JUDGE_IS_REWARD)
+    return JudgeReliability()
+
+
+def _win_rates(policy: Sequence[np.ndarray], sft: Sequence[np.ndarray]) -> list[float]:
+    """Compares every sample of the policy with every sample of SFT, per prompt; a tie counts one half.
+
+    Args:
+        policy: The judge's scores of the policy's samples, for each prompt.
+        sft: Those of SFT's samples.
+
+    Returns:
+        The policy's win rate on each prompt.
+    """
+    return [
+        float(np.mean((np.sign(np.subtract.outer(policy_scores, sft_scores)) + 1) / 2))
+        for policy_scores, sft_scores in zip(policy, sft, strict=True)
+    ]
 
 
 def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:

@@ -97,14 +97,8 @@ def training_tab(
     models: dict[str, Any] = {**shared, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
     # `input` and not `release`, because the keyboard can move a slider without a release.
     step.input(mark_step, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
-    gr.on(
-        [step.input, prompt.submit, tab.run_step.click],
-        sample_step,
-        [prompt, run, step, *sampling_controls],
-        [message, tab.at_step],
-        trigger_mode="always_last",
-        **models,
-    )
+    triggers, inputs = [step.input, prompt.submit, tab.run_step.click], [prompt, run, step, *sampling_controls]
+    gr.on(triggers, sample_step, inputs, [message, tab.at_step], trigger_mode="always_last", **models)
     tab.run_all.click(sample_all, [prompt, run, *sampling_controls], [message, tab.all_steps], **models)
     for trigger, result in ((tab.run_step.click, "at-step"), (prompt.submit, "at-step"), (tab.run_all.click, "steps")):
         gr.on(trigger, None, js=into_view(result), api_visibility="private", show_progress="hidden")
