@@ -130,6 +130,6 @@ def test_a_judge_of_pairs_compares_with_the_datas_answers():
     measured = {side: SimpleNamespace(completions=texts) for side, texts in written.items()}
     answers = [[{"role": "assistant", "content": text}] for text in ("aaa<eos>", "bb<eos>")]
     rows = Dataset.from_dict({"prompt": ["p", "q"], "answer": answers})
-    found = SimpleNamespace(evaluator=tools, measurements=measured, samples=2, seed=0)
+    found = SimpleNamespace(evaluator=tools, measurements=measured, samples=2, seed=0, groups=[0, 0, 1, 1])
     rates = compare_with_references(found, rows, lambda: None, column="answer")
     assert (rates["sft"]["value"], rates["ppo"]["value"]) == (0.25, 1.0)

@@ -44,7 +44,7 @@ def test_what_is_a_policy(tmp_path: Path) -> None:
 
 
 def test_options_as_keys_of_a_recipe() -> None:
-    given = {"prompts": 20, "samples": None, "llm": {"budget": 1}}
+    given = {"prompts": 20, "samples": None, "group": None, "llm": {"budget": 1}}
     assert _recipe_keys(("a:b", "llm:x"), given, {}) == {
         "evaluation.prompts": 20, "evaluation.llm": {"budget": 1}, "evaluation.judge": "a:b",
         "evaluation.judges": ["llm:x"], "evaluation.judge_name": None, "evaluation.judge_description": "",
