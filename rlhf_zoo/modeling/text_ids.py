@@ -1,4 +1,4 @@
-"""Tokenizes texts: with one BOS if the tokenizer adds one, and without EOS."""
+"""Tokenizes texts: with one BOS if the tokenizer adds one, and without EOS. Says whether two tokenizers agree."""
 
 from __future__ import annotations
 
@@ -27,6 +27,16 @@ class AddedTokens(NamedTuple):
 
 # {tokenizer: (its settings, the tokens that it adds)}. The settings show whether the cached tokens are still valid.
 _CACHE: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
+
+
+def same_token_ids(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
+    """Whether two tokenizers give the ids of a completion the same meaning. PAD is masked, so it may differ.
+
+    Args:
+        a: A tokenizer.
+        b: Another tokenizer.
+    """
+    return a is b or (a.get_vocab() == b.get_vocab() and a.eos_token_id == b.eos_token_id)
 
 
 def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:

@@ -32,13 +32,13 @@ from ..modeling.models import context_length, load_causal
 from ..modeling.prompt_keys import count_distinct_prompts, describe_prompt_count
 from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
+from ..modeling.text_ids import same_token_ids
 from ..publishing.cards.report import WIN_RATES
 from ..publishing.catalog.card import Card, clean
 from ..publishing.catalog.lineage import Lineage, find_policy, prompts_at
 from ..publishing.plots import plot_win_rates
 from ..rewards import Rewards
 from ..rewards.loading import load_reward
-from ..rewards.model import same_tokenizer
 from ..runs.context import environment_info
 from ..runs.data.hold_out import parts_of
 from ..runs.data.layout import check_columns, distinct_first, in_form
@@ -419,7 +419,7 @@ def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[
 
 def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:
     tokenizer, other_tokenizer = tokenizer_of(pair.policy), tokenizer_of(pair.against)
-    if not same_tokenizer(tokenizer, other_tokenizer):
+    if not same_token_ids(tokenizer, other_tokenizer):
         raise ZooError(
             f"{pair.policy.name} and {pair.against.name} have different tokenizers, so there is no KL between "
             "them: compare policies trained from the same base model."

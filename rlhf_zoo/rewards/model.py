@@ -22,23 +22,11 @@ from ..modeling.model_files import name_of
 from ..modeling.models import context_length, has_score_statistics, label_index, score_statistics
 from ..modeling.sampling.sampler import Samples
 from ..modeling.special_tokens import ensure_own_pad, highest_id
-from ..modeling.text_ids import added_tokens
+from ..modeling.text_ids import added_tokens, same_token_ids
 
 log = logging.getLogger(__name__)
 
 REWARD_OUTPUTS = ("logit", "logprob")
-
-
-def same_tokenizer(a: PreTrainedTokenizerBase, b: PreTrainedTokenizerBase) -> bool:
-    """Whether two tokenizers give token ids the same meaning.
-
-    Args:
-        a: A tokenizer.
-        b: Another tokenizer.
-    """
-    return a is b or (
-        a.get_vocab() == b.get_vocab() and a.eos_token_id == b.eos_token_id and a.pad_token_id == b.pad_token_id
-    )
 
 
 class RewardModel:
@@ -114,7 +102,9 @@ class RewardModel:
                 f"The reward model {name} has the stored mean {mean} and standard deviation {std}, with which scores "
                 "cannot be scaled: measure them again, or use center=False and scale=False."
             )
-        self.shares_ids = same_tokenizer(tokenizer, policy_tokenizer)
+        # The score is read at the last token that is not PAD.
+        same_pad = tokenizer.pad_token_id == policy_tokenizer.pad_token_id
+        self.shares_ids = same_pad and same_token_ids(tokenizer, policy_tokenizer)
         self._same_template = tokenizer.chat_template == policy_tokenizer.chat_template
         chat = Chat.of(policy_tokenizer)
         self._strips_thoughts = chat is not None and chat.strip_thoughts

@@ -396,6 +396,16 @@ def test_folders_that_cannot_be_compared(toys: Toys, tmp_path: Path) -> None:
         Comparison.load(ppo=toys.ppo, sft=tmp_path)
 
 
+def test_a_base_that_pads_with_eos_is_compared_with_a_policy_that_has_its_own_pad(toys: Toys, tmp_path: Path) -> None:
+    """PPO on a chat model chooses another PAD than the model's own, which is often EOS."""
+    load_causal(toys.sft).save_pretrained(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(toys.sft)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(tmp_path)
+    compared = last(Comparison.load(ppo=toys.ppo, sft=tmp_path, device="cpu"), n=2)
+    assert compared == last(Comparison.load(ppo=toys.ppo, sft=toys.sft, device="cpu"), n=2)
+
+
 def test_policies_that_cannot_be_compared(toys: Toys) -> None:
     tokenizer = AutoTokenizer.from_pretrained(toys.sft)
     sft, wider, broken = (load_causal(toys.sft) for _ in range(3))

@@ -13,8 +13,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedModel, pi
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.modeling.sampling.sampler import Samples
+from rlhf_zoo.modeling.text_ids import same_token_ids
 from rlhf_zoo.rewards import RewardModel, Rewards
-from rlhf_zoo.rewards.model import same_tokenizer
 
 samples = test_rewards.samples
 
@@ -72,11 +72,13 @@ def test_an_id_beyond_the_embeddings_is_one_sentence(samples: Samples) -> None:
 
 
 def test_tokenizers_are_the_same_by_what_their_ids_mean() -> None:
-    assert same_tokenizer(make_tokenizer(), make_tokenizer())
-    assert not same_tokenizer(make_tokenizer(), make_tokenizer(LETTERS[::-1]))
+    assert same_token_ids(make_tokenizer(), make_tokenizer())
+    assert not same_token_ids(make_tokenizer(), make_tokenizer(LETTERS[::-1]))
     other = make_tokenizer()
+    other.pad_token = ";"
+    assert same_token_ids(make_tokenizer(), other), "a model never reads PAD"
     other.eos_token = ";"
-    assert not same_tokenizer(make_tokenizer(), other)
+    assert not same_token_ids(make_tokenizer(), other)
 
 
 def _classifier(kind: str, vocabulary: int) -> PreTrainedModel:

@@ -23,13 +23,13 @@ from ...modeling.models import context_length as context_length_of
 from ...modeling.models import disable_dropout, load_causal
 from ...modeling.sampling.sampler import Samples, Vocabulary
 from ...modeling.special_tokens import stop_ids
+from ...modeling.text_ids import same_token_ids
 from ...modeling.value_head import ValueHead
 from ...ppo.actor_critic import ActorCritic
 from ...ppo.saved_critic import load_critic
 from ...ppo.token_checks import TokenConsumer, check_ids
 from ...rewards import RewardEnsemble, RewardModel
 from ...rewards.loading import load_reward
-from ...rewards.model import same_tokenizer
 from .fair_lock import FairLock
 from .limits import Limits, check_prompt, check_sampling
 from .lockstep import Drawn, LockStep
@@ -121,7 +121,7 @@ class Comparison:
                 completion is defined only if its tokens mean the same to both.
         """
         tokenizer = load_tokenizer(ppo)
-        if not same_tokenizer(tokenizer, load_tokenizer(sft)):
+        if not same_token_ids(tokenizer, load_tokenizer(sft)):
             raise ZooError(
                 f"{ppo} and {sft} have different tokenizers, so their completions cannot be compared token by token: "
                 "pass the SFT model that PPO started from."

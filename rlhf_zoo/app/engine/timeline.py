@@ -20,10 +20,10 @@ from ...fileio import get_nested, integer, number
 from ...modeling.devices import MEMORY_ERRORS, as_memory_error, move
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
+from ...modeling.text_ids import same_token_ids
 from ...modeling.value_head import ValueHead
 from ...ppo.config import PPOConfig
 from ...ppo.saved_critic import load_critic
-from ...rewards.model import same_tokenizer
 from .cache import ModelCache, bytes_of
 from .compare import Comparison, Sampling
 from .limits import check_steps
@@ -351,7 +351,7 @@ class Timeline:
     def _load(self, source: str) -> tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]:
         """Loads a policy and its critic, which is None if the checkpoint has none."""
         folder = self._fetch(source)
-        if not same_tokenizer(load_tokenizer(folder), self._comparison.tokenizer):
+        if not same_token_ids(load_tokenizer(folder), self._comparison.tokenizer):
             raise ZooError(
                 f"{source} and the SFT policy have different tokenizers, so they cannot be compared token by token: "
                 "remove it from the runs."

@@ -23,6 +23,7 @@ from ...modeling.devices import on_device
 from ...modeling.integrity import check_integrity
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_causal
+from ...modeling.text_ids import same_token_ids
 from ...modeling.value_head import ValueHead
 from ...plugins import REWARDS, load_object
 from ...ppo.assembly import build_rewards
@@ -35,7 +36,6 @@ from ...ppo.trace import Trace, trace
 from ...publishing.catalog.lineage import find_lineage
 from ...rewards import Rewards
 from ...rewards.loading import load_reward_model
-from ...rewards.model import same_tokenizer
 from ...runs.checkpoint_choice import resolve_model
 from ...runs.record import StageRecord, checkpoint_step, is_checkpoint
 from ...runs.registry import REWARD_ROLES, STAGES, is_member
@@ -329,7 +329,7 @@ def trace_checkpoint(
     models = {"policy": subject.policy, "reference": subject.reference}
     models |= {"old": subject.old} if subject.old is not None else {}
     for checkpoint in models.values():
-        if not same_tokenizer(tokenizer, tokenizer_of(checkpoint)):
+        if not same_token_ids(tokenizer, tokenizer_of(checkpoint)):
             raise ZooError(
                 f"{checkpoint.name} has a different tokenizer from {subject.policy.name}, so their log-probabilities "
                 "cannot be compared: choose a checkpoint of the same run."
