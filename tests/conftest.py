@@ -17,11 +17,14 @@ pytest_plugins = ["card_run", "hub_fixture", "finished_run", "real_data", "threa
 
 #: They begin first, so that no worker is left with a long file when the others have finished. Longest first.
 LONGEST = (
-    "test_tiny_world_figures.py",
+    "test_tiny_sums_figures.py",
     "test_product_remarks_run.py",
+    "test_tiny_world_figures.py",
     "test_mutants.py",
     "test_pipeline.py",
     "test_faults.py",
+    "test_planner.py",
+    "test_smoke.py",
     "test_readme.py",
     "test_votes_train.py",
     "test_several_processes.py",
@@ -32,6 +35,7 @@ LONGEST = (
     "test_reproduce.py",
     "test_processes.py",
     "test_resume.py",
+    "test_new.py",
     "test_card_commands.py",
     "test_ensemble_command.py",
 )
