@@ -41,6 +41,18 @@ def test_a_folder_becomes_three_configurations(tmp_path: Path) -> None:
     assert data == prepare(str(tmp_path), seed=2), "nothing is drawn"
 
 
+def test_no_training_text_has_the_prompt_of_a_held_out_review(tmp_path: Path) -> None:
+    folder(tmp_path)
+    prompt = "a tall stranger walks into the old saloon"
+    texts = {"train": [f"we begin: {prompt.title()} - and leaves", "nothing else"], "test": [f"{prompt} and sits down"]}
+    reviews = {
+        split: [{"text": text, "label": 0} for text in texts.get(split, [])] + rows(REVIEWS, split) for split in SPLITS
+    }
+    write(tmp_path / REVIEWS, reviews, compress=True)
+    kept = [row["text"] for row in prepare(str(tmp_path), seed=1)["lines"]["train"]]
+    assert "nothing else" in kept and not any("Saloon" in text for text in kept)
+
+
 def test_pairs_are_of_equal_length_and_use_each_snippet_once(tmp_path: Path) -> None:
     pairs = prepare(str(folder(tmp_path)), seed=1)["preferences"]["train"]
     assert len(pairs) == 4

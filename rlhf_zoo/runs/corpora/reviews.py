@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ...errors import ZooError
+from ..data.overlap import overlap
 from .source import Rows, read_splits, unit_hash
 
 SPLITS = ("train", "judge", "validation", "test")
@@ -22,6 +23,9 @@ REVIEWS, SNIPPETS = "movie_reviews", "rt_polarity"
 NLTK = {REVIEWS: "movie_reviews", SNIPPETS: "sentence_polarity"}
 #: Pairs to train the reward model on, and to test it and the judges.
 PAIRS = {"train": 1500, "test": 300}
+
+#: First words of a review that are a prompt: `columns` in recipes/smollm2-reviews/ppo.yaml.
+PROMPT_WORDS = 8
 
 HELP = (
     'run `python -c \'import nltk; nltk.download("movie_reviews"); nltk.download("sentence_polarity")\'` and give '
@@ -36,7 +40,8 @@ _AFTER = re.compile(r"([(\[])\s+")
 def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
     """Makes three configurations.
 
-    - lines (text): the reviews of train, validation and test.
+    - lines (text): the reviews of train, validation and test. No training text has the first `PROMPT_WORDS` words of
+      a text of the other two, since those words are the prompts of the evaluation.
     - preferences (prompt, chosen, rejected): an empty prompt, a positive snippet and a negative one of about as many
       words; train and test. Nobody compared the two.
     - judge (text, label): the reviews of the judge split, 1 for positive ones. No other configuration has these
@@ -57,10 +62,12 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     if source is None:
         raise ZooError(f"The reviews do not come with this package: {HELP}.")
     reviews, snippets = (_read(source, corpus) for corpus in (REVIEWS, SNIPPETS))
+    lines = {split: [{"text": row["text"]} for row in reviews[split]] for split in ("train", "validation", "test")}
+    held_out = [{"prompt": _first_words(row["text"])} for row in (*lines["validation"], *lines["test"])]
+    overlapping = overlap(held_out, lines["train"]).rows
+    lines["train"] = [row for place, row in enumerate(lines["train"]) if place not in overlapping]
     return {
-        "lines": {
-            split: [{"text": row["text"]} for row in reviews[split]] for split in ("train", "validation", "test")
-        },
+        "lines": lines,
         "preferences": {split: _pairs(snippets[split], most) for split, most in PAIRS.items()},
         "judge": {"train": reviews["judge"]},
     }
@@ -68,6 +75,10 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
 
 #: The judge's labels are of reviews, and the reward model's of snippets by other critics.
 prepare.judge_has_other_labels = True  # type: ignore[attr-defined]
+
+
+def _first_words(text: str) -> str:
+    return " ".join(text.split()[:PROMPT_WORDS])
 
 
 def _pairs(rows: Rows, most: int) -> Rows:
