@@ -1,14 +1,14 @@
-"""Checks whether a judge is fit: its accuracy on ordered pairs, errors shared with the reward, and self-agreement.
+"""Checks whether a judge is fit: its accuracy on labeled pairs, errors shared with the reward, and self-agreement.
 
 A judge trained and tested on swapped labels looks as good as any other, so its own held-out accuracy cannot show the
-fault. Pairs from another source can. Without any such pairs, a judge can still be compared with itself: a judge that
+fault. Pairs from another source can. Without such pairs, a judge can still be compared with itself: a judge that
 tosses coins gives unrelated scores to the two halves of the samples.
 
-**Independence** is measured. A judge that makes the training reward's errors also rewards what exploits the reward. The
-excess is the judge's error rate on pairs that the reward orders wrongly, minus its rate on the other pairs. The judge
-is not independent if the excess is at least `MIN_EXCESS` (0.2) and its interval lies above 0. It is independent if the
-interval lies below `MIN_EXCESS`. Otherwise, or if either group has fewer than `MIN_PAIRS` (10) pairs, the answer is
-unknown. Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and
+**Independence** is measured. A judge that makes the training reward's errors also scores exploits of the reward highly.
+The excess is the judge's error rate on pairs that the reward orders wrongly, minus its rate on the other pairs. The
+judge is not independent if the excess is at least `MIN_EXCESS` (0.2) and its interval lies above 0. It is independent
+if the interval lies below `MIN_EXCESS`. Otherwise, or if either group has fewer than `MIN_PAIRS` (10) pairs, the answer
+is unknown. Pairs of the policies' own outputs decide if they give an answer: the reward did not learn their labels, and
 they are the texts being judged. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge
 and reward, so labels that a recipe draws with noise are replaced first; see `majority_preferences`.
 """
@@ -27,7 +27,7 @@ from ..stats import Estimate, WinRate, correlation, share, win_rate
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
-MIN_PAIRS = 10  # pairs that the reward orders wrongly, and rightly; fewer cannot show shared errors
+MIN_PAIRS = 10  # of each kind, ordered wrongly and rightly by the reward; fewer cannot show shared errors
 DRAWS = 25  # draws of a noisy preference for each pair
 MIN_AGREEMENT = 0.75  # share of the draws that must agree to settle a pair
 _MIN_PROBABILITY = 1e-6  # smallest probability, so that log-odds are finite
@@ -35,14 +35,14 @@ _MIN_PROBABILITY = 1e-6  # smallest probability, so that log-odds are finite
 
 @dataclass(frozen=True)
 class SharedErrors:
-    """The errors of judge and reward on the same ordered pairs.
+    """The errors of judge and reward on the same labeled pairs.
 
     Attributes:
         correlation: Correlation of their errors (φ); None if one of them never errs.
-        judge_errs: The judge's error rate overall.
-        where_reward_errs: Its error rate on the pairs that the reward orders wrongly; None if there are none.
-        where_reward_is_right: Its error rate on the other pairs; None if there are none.
-        excess: `where_reward_errs` − `where_reward_is_right`.
+        judge_errs: The judge's error rate on all pairs.
+        where_reward_errs: The judge's error rate on pairs that the reward orders wrongly; None if there are none.
+        where_reward_is_right: The judge's error rate on the other pairs; None if there are none.
+        excess: `where_reward_errs` − `where_reward_is_right`; None if either is None.
     """
 
     correlation: Estimate | None
@@ -72,12 +72,12 @@ class SharedErrors:
 
 @dataclass(frozen=True)
 class PairCheck:
-    """A judge's results on ordered pairs.
+    """A judge's results on labeled pairs.
 
     Attributes:
         accuracy: The share of pairs whose chosen side scores higher (a tie counts ½), with an interval over prompts.
-        calibration: For a judge that gives probabilities, by `calibration.calibration` over differences of log-odds.
-        with_reward: The errors it shares with the training reward; None if there is no other reward.
+        calibration: `calibration.calibration` of the differences of log-odds; None if the scores are not probabilities.
+        with_reward: The errors that the judge shares with the training reward; None without a training reward.
     """
 
     accuracy: WinRate
@@ -86,20 +86,20 @@ class PairCheck:
 
     @property
     def finding(self) -> Finding:
-        """The accuracy's 95% interval in words: above ½, below it, or neither."""
+        """The accuracy's 95% interval in words: above ½ ("agrees"), below ½ ("contradicts"), or neither."""
         low, high = self.accuracy.ci95
         return "agrees" if low > 0.5 else "contradicts" if high < 0.5 else "inconclusive"
 
     @property
     def unfit(self) -> str | None:
-        """A sentence on why the judge is unfit; None if it is fit. `JudgeReliability` has further conditions."""
+        """Why the judge is unfit, in one sentence; None if it is fit. `JudgeReliability` has further conditions."""
         if self.finding != "contradicts":
             return None
         low, high = self.accuracy.ci95
         return (
             f"The judge contradicts the labels: it scores the chosen side higher in {self.accuracy.value:.3f} "
-            f"[{low:.3f}, {high:.3f}] of {self.accuracy.n} labeled pairs; look for swapped labels, or too few "
-            "steps, in what it learned."
+            f"[{low:.3f}, {high:.3f}] of {self.accuracy.n} labeled pairs; check its training for swapped labels and "
+            "too few steps."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ class JudgeCheck:
     Attributes:
         labeled: Results on labeled pairs; None if there are none.
         own: Results on pairs of the policies' own outputs; None if there are none.
-        same_labels: Whether it learned from the labels that the training reward learned from.
+        same_labels: Whether the judge learned from the same labels as the training reward.
     """
 
     labeled: PairCheck | None = None
@@ -129,7 +129,7 @@ class JudgeCheck:
 
     @property
     def independent(self) -> bool | None:
-        """Whether it is independent of the training reward; None if unknown."""
+        """Whether the judge is independent of the training reward; None if unknown."""
         # A judge that learned from the same labels learned the same mistakes; no measurement is needed.
         if self.same_labels:
             return False
@@ -157,12 +157,12 @@ def check_pairs(
     seed: int,
     reward_margins: ArrayLike | None = None,
 ) -> PairCheck:
-    """Checks a judge's scores of N ordered pairs.
+    """Checks a judge's scores of N labeled pairs.
 
     Args:
         chosen: (N,) scores of the chosen sides.
         rejected: (N,) scores of the rejected sides.
-        prompts: (N,) the prompt of each pair.
+        prompts: (N,) the prompt of each pair; the intervals resample whole prompts.
         probabilities: Whether the scores are P(good), 0 to 1.
         seed: Seed of the resamples.
         reward_margins: (N,) reward(chosen) − reward(rejected); None without a training reward.
@@ -183,21 +183,21 @@ def check_pairs(
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
     )
     # The difference of log-odds is a Bradley-Terry margin, which `calibration` expects.
-    log_odds = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
-    return PairCheck(accuracy, calibration(log_odds, seed=seed), shared)
+    log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
+    return PairCheck(accuracy, calibration(log_odds_margins, seed=seed), shared)
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:
     """Compares the errors of judge and reward. A margin of 0 or less is an error.
 
     Args:
-        judge: (N,) the judge's margins of the chosen side over the other.
-        reward: (N,) the reward's margins.
+        judge: (N,) the judge's margins, chosen − rejected.
+        reward: (N,) the reward's margins, likewise.
         prompts: (N,) the prompt of each pair.
         seed: Seed of the resamples.
 
     Returns:
-        The shared errors.
+        The error rates, their difference and their correlation.
     """
     judge_errs, reward_errs = (np.asarray(margins, dtype=float) <= 0 for margins in (judge, reward))
 
@@ -207,7 +207,7 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
 
     wrong, right = error_rate(reward_errs), error_rate(~reward_errs)
     overall = error_rate(np.ones(len(judge_errs), dtype=bool))
-    assert overall is not None  # `check_pairs` refuses an empty list
+    assert overall is not None  # `check_pairs` refuses empty lists
     return SharedErrors(
         correlation(judge_errs.astype(float), reward_errs.astype(float), prompts, seed=seed),
         overall,
@@ -230,7 +230,7 @@ def majority_preferences(
 ) -> list[int | None]:
     """Decides which side of each pair a noisy preference favors, by drawing it `DRAWS` times.
 
-    A label that is drawn once is sometimes wrong. The judge that drew it and any good reward would then seem to make
+    A label that is drawn only once is sometimes wrong. Every good judge and every good reward would then seem to make
     the same error.
 
     Args:
@@ -239,7 +239,7 @@ def majority_preferences(
         seed: Seed of the draws.
 
     Returns:
-        (N,) 0 or 1; None if the pair is near a toss-up.
+        (N,) 0 or 1 for the preferred side; None if the pair is near a toss-up.
     """
     rng = random.Random(seed)
     means = [sum(prefer(a, b, rng) for _ in range(DRAWS)) / DRAWS for a, b in pairs]
@@ -250,10 +250,10 @@ def majority_preferences(
 def split_half(scores: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> Estimate | None:
     """Measures how well a judge agrees with itself: the rank correlation of its mean scores on halves of the samples.
 
-    A judge that tosses coins scores 0. So does one that scores all prompts and policies alike.
+    The correlation is near 0 for a judge that tosses coins or that cannot tell prompts and policies apart.
 
     Args:
-        scores: (R, S) a row for each policy and prompt, a column for each sample.
+        scores: (R, S), a row for each policy and prompt, a column for each sample.
         prompts: (R,) the prompt of each row, by which the interval resamples.
         seed: Seed of the resamples.
 

@@ -14,14 +14,13 @@ def lexicon_judge(shared: RecipeConfig) -> LexiconJudge | None:
     """Creates the judge of `evaluation.lexicon`.
 
     Args:
-        shared: The recipe's keys. Its corpus reads the words by its attribute `lexicon`, a function (path) -> {word: 1
-            or -1}.
+        shared: The recipe's keys. Its corpus reads the words with a function `lexicon`: (path) -> {word: 1 or -1}.
 
     Returns:
         The judge; None if the recipe names no lexicon.
 
     Raises:
-        ZooError: The words cannot be read, or the recipe has no corpus that reads any.
+        ZooError: The words cannot be read, or the recipe has no corpus with a function `lexicon`.
     """
     path = shared.evaluation.lexicon
     if path is None:

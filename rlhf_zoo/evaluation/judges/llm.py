@@ -38,21 +38,21 @@ log = logging.getLogger(__name__)
 _SCHEMA = 1
 _CHAT = "/chat/completions"
 _GRACE = 5.0  # seconds to wait for pending answers when a run stops, since they cost money anyway
-_LONGEST_WAIT = 300.0  # seconds; a server that asks for more ends the run
+_LONGEST_WAIT = 300.0  # seconds; a run ends if the server asks for a longer wait
 _MAX_RESPONSE_BYTES = 2**22
 _MIN_ANSWERS = 10  # from this many answers on, a majority of unreadable ones makes the model unfit
-_KEPT_CHARACTERS = 2000  # of an answer
+_KEPT_CHARACTERS = 2000  # saved characters of an answer
 # `fileio.write_json` reads the umask by setting it, which two threads must not do at once.
 _WRITE_LOCK = threading.Lock()
 
-_Entry = dict[str, Any]  # an answer as its file holds it
+_Entry = dict[str, Any]  # a judgment as saved in the cache
 
 
 class LLMJudge:
     """Compares pairs (`judges.pairwise.PairJudge`), and rates single completions 1 to 10 (`judges.scalar.Judge`).
 
-    After an unreadable answer the question is asked once more. A second one counts as a tie or as the middle of the
-    scale, marked `unparsed`. If most answers are unreadable, ZooError is raised.
+    After an unreadable answer the question is asked once more. A second unreadable answer counts as a tie, marked
+    `unparsed`, or as the middle of the scale. If most answers are unreadable, ZooError is raised.
 
     Args:
         endpoint: The base address, such as https://api.openai.com/v1.
@@ -124,7 +124,7 @@ class LLMJudge:
             raise ZooError("A budget needs a bound on the answer: set max_tokens or max_completion_tokens.")
         self._meter = Meter(price, budget, max_answer_tokens)
         self._memory: dict[str, _Entry] = {}
-        self._not_before = 0.0  # monotonic seconds; the server asked for no earlier request
+        self._not_before = 0.0  # in monotonic seconds; the server asked for no request before this time
         proxies = urllib.request.ProxyHandler({}) if self._loopback else urllib.request.ProxyHandler()
         self._opener = urllib.request.build_opener(proxies, _NoRedirect())
 
@@ -153,11 +153,11 @@ class LLMJudge:
             status, headers, content = self._exchange()
         except (OSError, http.client.HTTPException, ValueError) as error:
             problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            problem_note = f"The judge {self.name} is not available: {self._host} does not answer ({problem})"
+            unavailable = f"The judge {self.name} is not available: {self._host} does not answer ({problem})"
             if self._loopback:
-                log.warning("%s. Start it before training ends.", problem_note)
+                log.warning("%s. Start it before training ends.", unavailable)
                 return
-            raise ZooError(f"{problem_note}: check the network and the address, or name another judge.") from error
+            raise ZooError(f"{unavailable}: check the network and the address, or name another judge.") from error
         if status == 401:  # not 403: a key may be valid for completions only
             raise ZooError(f"The judge {self.name} is not available: {self._refusal(status, headers, content)}")
 
@@ -168,7 +168,7 @@ class LLMJudge:
 
         Args:
             prompts: (N,) texts.
-            first: (N,) one completion of each.
+            first: (N,) one completion of each prompt.
             second: (N,) the other completion.
 
         Returns:
@@ -201,7 +201,7 @@ class LLMJudge:
         return [MIDDLE if score is None else score for score in self._ask(questions)]
 
     def _digest(self, question: Question) -> str:
-        """The hash of everything that the answer depends on."""
+        """Hashes everything that the answer depends on."""
         kind, system, user = question.kind, question.system, question.user
         content = [_SCHEMA, PROMPT_VERSION, kind, self._url, self._model, self._fields, system, user]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -230,9 +230,9 @@ class LLMJudge:
                 write_json(_cache_file(self._cache, digest), entry)
 
     def _ask(self, questions: Sequence[Question]) -> list[float | None]:
-        """The score of each question; None if the answer is unreadable.
+        """Returns the score of each question; None if the answer is unreadable.
 
-        Raises ZooError where most are unreadable: ties and middles of the scale would look like data.
+        Raises ZooError if most answers are unreadable: so many ties or middle ratings would look like data.
         """
         digests = [self._digest(question) for question in questions]
         # Equal questions are sent once.
@@ -259,7 +259,7 @@ class LLMJudge:
         return [self._memory[digest]["score"] for digest in digests]
 
     def _ask_endpoint(self, questions: Mapping[str, Question], total: int) -> None:
-        """Asks in several threads, which save each answer as it arrives. The first failure stops all and is raised."""
+        """Asks in several threads and saves each answer as it arrives. The first failure stops all and is raised."""
         pending, stop = deque(questions.items()), threading.Event()
         outcomes: SimpleQueue[BaseException | None] = SimpleQueue()
 
@@ -278,7 +278,7 @@ class LLMJudge:
                     stop.set()
                     outcomes.put(error)
 
-        # Daemon threads, because one that waits for the network must not keep an interrupted process alive.
+        # Daemon threads, because a thread that waits for the network must not keep an interrupted process alive.
         workers = [threading.Thread(target=work, daemon=True) for _ in range(min(self._concurrency, len(questions)))]
         done = total - len(questions)
         with Progress(
@@ -304,7 +304,7 @@ class LLMJudge:
         # After an unreadable answer, ask once more and insist on the format.
         for content in (question.user, f"{question.user}\n\n{question.again}"):
             messages = [{"role": "system", "content": question.system}, {"role": "user", "content": content}]
-            # The reservation ends when the request does, so parallel requests cannot overspend together.
+            # The bound stays reserved until the request ends, so parallel requests cannot overspend together.
             with self._meter.reserved(messages, stop) as bound:
                 answer, counts, served = self._post(messages, stop)
                 self._meter.charge(counts, bound)
@@ -329,7 +329,7 @@ class LLMJudge:
     def _post(
         self, messages: list[dict[str, str]], stop: threading.Event
     ) -> tuple[str, tuple[int, int] | None, str | None]:
-        """The model's text, its (prompt, completion) tokens and its own name, after up to `attempts` requests."""
+        """Returns the answer, its (prompt, completion) tokens and the served model, after up to `attempts` requests."""
         body = json.dumps({"model": self._model, "messages": messages, **self._fields}).encode()
         for attempt in range(self._attempts):
             while (left := self._not_before - time.monotonic()) > 0 and not stop.is_set():
@@ -395,7 +395,7 @@ class LLMJudge:
             raise error.reason if isinstance(error.reason, OSError) else error from error
 
     def _key(self) -> str:
-        """The key; "" if the variable is not set. It is read for each request, so no object holds it."""
+        """Returns the key; "" if the variable is not set. It is read for each request, so no object holds it."""
         return os.environ.get(self._key_name, "").strip()
 
     def _read(self, content: bytes) -> tuple[str, tuple[int, int] | None, str | None]:
@@ -409,13 +409,13 @@ class LLMJudge:
         return answer, tokens, self._clean(served)[:200] if isinstance(served, str) else None
 
     def _clean(self, text: str) -> str:
-        """Removes the key from the endpoint's text, in case it is sent back, and lone surrogates."""
+        """Removes lone surrogates from the endpoint's text, and the key in case the endpoint repeats it."""
         key = self._key()
         text = text.encode("utf-8", "replace").decode()
         return text.replace(key, "***") if key else text
 
     def _server_message(self, content: bytes) -> str:
-        """The server's own error message as " (…)" on one line, or nothing."""
+        """Returns the server's error message as " (…)" on one line; "" if there is none."""
         try:
             error = json.loads(content)["error"]
             line = _one_line(self._clean(error if isinstance(error, str) else error["message"]))

@@ -46,14 +46,14 @@ _CONTROL_TAG = re.compile(r"\[(?=/?[A-Z_]+\])")  # [INST] and similar tags
 
 @dataclass(frozen=True)
 class Question:
-    """One request for a judgment.
+    """A question for one judgment.
 
     Attributes:
         kind: "pair" or "single".
         system: The system message.
         user: The user's message.
-        again: Text appended after an unreadable first answer.
-        parse: Reads the score from an answer; None if it is unreadable.
+        again: Text added to the user's message after an unreadable first answer.
+        parse: Reads the score from an answer; returns None if the answer is unreadable.
     """
 
     kind: str
@@ -95,7 +95,7 @@ def about_single(criterion: str, prompt: str, completion: str) -> Question:
 
 
 def as_data(**texts: str) -> str:
-    """Encodes texts as one line of JSON that none of them can close, without any chat template's marks.
+    """Encodes texts as one line of JSON that no text can close, without any chat template's marks.
 
     A quotation mark within a JSON string is always escaped. Servers interpret marks such as <|im_end|> and [INST] even
     in a user's text, so their first characters are escaped too. `json.loads` restores the texts.

@@ -1,4 +1,4 @@
-"""The usage of a language model, its cost, and the budget that no request may exceed."""
+"""A language model's usage and cost, and the budget that no request may exceed."""
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import ZooError
 
-_TEMPLATE_TOKENS = 64  # upper bound for a chat template's tokens, in the bound on a request's cost
+_TEMPLATE_TOKENS = 64  # upper bound for the tokens that a chat template adds to a request
 
 
 class BudgetSpent(ZooError):
@@ -23,7 +23,7 @@ class Usage:
         requests: Requests sent, retries included.
         retries: Requests sent again after a failure.
         answers: Judgments received.
-        from_cache: Judgments read from its folder.
+        from_cache: Judgments read from the cache.
         unparsed: Judgments that could not be read.
         unmetered: Answers without token counts.
         prompt_tokens: As counted by the endpoint.
@@ -74,10 +74,10 @@ class Meter:
         return self._usage
 
     def add(self, **amounts: float) -> None:
-        """Adds to the figures of `usage`; to costs only if there are prices.
+        """Adds to the figures of `usage`. Without prices, costs stay None.
 
         Args:
-            **amounts: Amounts to add, by the names of `Usage`.
+            **amounts: Amounts to add, by the attributes of `Usage`.
         """
         with self._changed:
             figures: dict[str, Any] = {name: getattr(self._usage, name) for name in amounts}
@@ -96,7 +96,7 @@ class Meter:
         """Counts an answer's tokens.
 
         Args:
-            tokens: (prompt, completion); None if the endpoint did not count, which costs the bound.
+            tokens: (prompt, completion); None if the endpoint did not report them, so that the bound is charged.
             bound: The most that the request could cost.
         """
         if tokens is None:
@@ -108,7 +108,7 @@ class Meter:
     def reserved(self, messages: Sequence[Mapping[str, str]], stop: threading.Event) -> Iterator[float]:
         """Reserves the most that a request may cost, so that no parallel request can spend it.
 
-        Waits if pending requests reserve the rest of the budget, because they may turn out to cost less.
+        If pending requests have reserved too much, it waits, because they may turn out to cost less.
 
         Args:
             messages: The request's messages.
@@ -128,7 +128,7 @@ class Meter:
             while self._budget is not None and (self._usage.cost or 0.0) + sum(self._bounds) + bound > self._budget:
                 if stop.is_set():
                     raise Stopped
-                # No pending request could still turn out cheaper.
+                # Without pending requests, waiting frees nothing.
                 if not self._bounds:
                     raise BudgetSpent(
                         f"The budget of {self._budget:g} would not cover the next request, which may cost up to "

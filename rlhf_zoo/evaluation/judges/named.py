@@ -1,15 +1,15 @@
 """Opens the judges that a recipe or a command names.
 
-classifier           trained on labeled texts, by default the configuration judge of the data (scikit-learn)
-reward:MODEL         a second reward model, a folder or NAMESPACE/NAME[@REVISION]
-reward:MODEL#LABEL   the probability of one label by a classifier with several
-unlabeled:module:function  a function (texts) -> judge, trained on the classifier's texts without their labels
-same-labels          a reward model trained on pairs that PPO's reward model did not see, from a recipe's run
-rule:REWARD          a reward function or a verifier, by its name in reward_funcs
-pairs:module:function a function (prompts, shown first, shown second) -> 1, 1/2 or 0, called in both orders
-llm:MODEL            a language model behind the endpoint OPENAI_BASE_URL, with the key OPENAI_API_KEY
-votes:NAMESPACE/NAME people's votes of the comparison page, on these two policies
-module:function      a function (prompts, completions) -> numbers, or an entry point's name
+classifier                 trained on labeled texts (scikit-learn), by default the data set's configuration `judge`
+reward:MODEL               a second reward model, a folder or NAMESPACE/NAME[@REVISION]
+reward:MODEL#LABEL         the probability of one label, by a classifier with several labels
+unlabeled:module:function  a function (texts) -> judge, called with the classifier's texts without their labels
+same-labels                a reward model from a recipe's run, trained on pairs that PPO's reward model did not see
+rule:REWARD                a reward function or a verifier, by its name in reward_funcs
+pairs:module:function      a function (prompts, shown first, shown second) -> 1, 1/2 or 0, called in both orders
+llm:MODEL                  a language model behind the endpoint OPENAI_BASE_URL, with the key OPENAI_API_KEY
+votes:NAMESPACE/NAME       people's votes on these two policies, from the comparison page
+module:function            a function (prompts, completions) -> numbers, or an entry point's name
 """
 
 from __future__ import annotations
@@ -61,18 +61,18 @@ def check_names(
     Args:
         names: Names of the judges, as recipes write them.
         llm: Settings of the language models.
-        labeled: Loads rows for the classifier; None to check the classifier without any.
+        labeled: Loads the classifier's texts; None to check no texts.
         seed: Seed of the classifier's split.
-        hub: The Hub on which to look for repositories; None to skip that.
-        headline: Whether the first is the headline's and must score single completions.
+        hub: The Hub on which to look for repositories; None to look for none.
+        headline: Whether the first judge is the headline's, so that it must score single completions.
 
     Raises:
-        ZooError: A judge is not available, or is named twice.
+        ZooError: A judge is not available or is named twice.
     """
     duplicate = next((name for name in names if list(names).count(name) > 1), None)
     if duplicate is not None:
         raise ZooError(f"The judge {duplicate} is named twice: name it once.")
-    # Creating a judge checks its argument, so some are created here and discarded.
+    # Creating a judge checks its name, so some judges are created here and discarded.
     for place, name in enumerate(names):
         kind, argument = kind_of(name)
         if kind == "classifier" and labeled is not None:
@@ -134,11 +134,11 @@ def open_panel(
         labeled: Loads rows with text and label; called only for judges that need them.
         folder: Folder of the evaluation, in which language models cache their answers.
         seed: Seed of the classifier's split.
-        title: Name of the headline judge in reports if it is a function; None for the function's own.
-        description: Likewise its description.
+        title: Name in reports of a headline judge that is a function; None for the function's own name.
+        description: The description of that judge; None for the function's docstring.
         extra: Further judges of single completions, which have no name in recipes.
         use_cpu: Whether models stay on the CPU.
-        same_labels: The reward model of the judge `same-labels`.
+        same_labels: Folder of the reward model of the judge `same-labels`; None if there is none.
         hub: The Hub to fetch reward models from.
         headline: As in `check_names`.
 
@@ -174,7 +174,7 @@ def open_panel(
         elif kind == "llm":
             model = _open_llm(argument, llm, folder / "llm")
             comparing.append(model)
-            # The headline's judge must also score single completions.
+            # As the headline's judge, it must also score single completions.
             if place == 0:
                 scoring.append(model)
         elif kind == "pairs":
@@ -182,10 +182,8 @@ def open_panel(
         elif kind == "votes":
             votes.append(argument)
         else:
-            first = place == 0
-            scoring.append(
-                FunctionJudge(argument, name=title if first else None, description=description if first else None)
-            )
+            own_texts = {"name": title, "description": description} if place == 0 else {}
+            scoring.append(FunctionJudge(argument, **own_texts))
         # The key is the recipe's name for the judge, which may differ from the judge's own name.
         if len(scoring) > count_before:
             named[name] = scoring[-1]
@@ -194,11 +192,11 @@ def open_panel(
 
 @contextlib.contextmanager
 def needing_labels() -> Iterator[None]:
-    """Rewords an error of loading labeled texts: the judge `classifier` needs them, and other judges do not."""
+    """Adds to an error in loading labeled texts that only the judge `classifier` needs them."""
     try:
         yield
     except ZooError as error:
-        why = str(error).rpartition(": ")[0] or str(error)  # without its own remedy
+        why = str(error).rpartition(": ")[0] or str(error)  # without the advice after the colon
         raise ZooError(
             f"The judge classifier has no labeled texts ({why}): name them in evaluation.labeled, or name another "
             "judge in evaluation.judge or --judge: reward:MODEL (another public reward model), rule:REWARD, "
@@ -253,8 +251,8 @@ def check_outputs(name: str, labels: Mapping[object, str], *, label2id: Mapping[
 
     Args:
         name: MODEL or MODEL#LABEL.
-        labels: Output -> label of the model.
-        label2id: Label -> output of its configuration.
+        labels: The model's labels, by output.
+        label2id: The outputs by label, from the model's configuration; None if it has no such key.
 
     Raises:
         ZooError: The model has several outputs and no label is named, or it has no such label.
@@ -297,13 +295,13 @@ def _load_reward_model(name: str, *, use_cpu: bool, hub: Hub) -> RewardModel:
 
     model, label = split_label(name)
     path = resolve(model, hub).path
-    if not (path / "config.json").is_file():  # a run's stage: use the checkpoint that it chose
+    if not (path / "config.json").is_file():  # the folder of a run's stage: use the checkpoint that the run chose
         path = StageRecord(path).chosen_checkpoint() or path
     loaded = on_device(load_classifier(path, label=label), use_cpu=use_cpu)
     tokenizer = load_tokenizer(path, name=f"The judge reward:{name}")
     if label is None:
         return RewardModel(loaded, tokenizer, tokenizer)
-    # A probability has a scale of its own.
+    # Probabilities have one scale for all models, so they are neither centered nor scaled.
     return RewardModel(loaded, tokenizer, tokenizer, label=label, output="logprob", center=False, scale=False)
 
 

@@ -18,22 +18,22 @@ from .rule import RuleJudge
 from .scalar import ClassifierJudge, Judge
 
 MAX_PAIRS = 500  # pairs that a judge is checked on
-MAX_LLM_PAIRS = 50  # the same for a language model, which is paid for each pair
+MAX_LLM_PAIRS = 50  # the same for a language model, which costs money for each pair
 
 
 def check_panel(
     panel: Panel, labeled: Dataset | None, *, own: Dataset | None = None, seed: int,
     reward: RewardModel | RewardEnsemble | None = None, same_labels: Collection[str] = (),
 ) -> dict[str, JudgeCheck]:  # fmt: skip
-    """Checks each scoring judge on pairs with known order.
+    """Checks each scoring judge on labeled pairs.
 
     Args:
         panel: The judges to check.
         labeled: Pairs with the columns prompt, chosen and rejected, and others for rules; None if there are none.
-        own: Pairs of the policies' own outputs, likewise.
+        own: Labeled pairs of the policies' own outputs, with the same columns; None if there are none.
         seed: Seed of the resamples.
-        reward: The training reward's model or ensemble, whose errors are compared with the judges'.
-        same_labels: Names of the judges that were trained on the labels of that model.
+        reward: The training reward's model or ensemble, whose errors are compared with the judges'; None without one.
+        same_labels: Names of the judges that were trained on the same labels as the training reward.
 
     Returns:
         The checks, by the judges' names.
@@ -59,25 +59,25 @@ def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: in
         [completion_text(text, prompt) for prompt, text in zip(prompts, columns.pop(side), strict=True)]
         for side in ("chosen", "rejected")
     ]
-    good, bad = (scores(judge, prompts, side, columns) for side in sides)
-    margins = None
+    chosen, rejected = (scores(judge, prompts, side, columns) for side in sides)
+    reward_margins = None
     if reward_judge is not None:
-        above, below = (scores(reward_judge, prompts, side, columns) for side in sides)
-        margins = np.subtract(above, below)
+        chosen_rewards, rejected_rewards = (scores(reward_judge, prompts, side, columns) for side in sides)
+        reward_margins = np.subtract(chosen_rewards, rejected_rewards)
     return check_pairs(
-        good,
-        bad,
+        chosen,
+        rejected,
         [prompt_key(prompt) for prompt in prompts],
         probabilities=isinstance(judge, ClassifierJudge),
         seed=seed,
-        reward_margins=margins,
+        reward_margins=reward_margins,
     )
 
 
 def relabel_by_majority(
     pairs: Dataset, prefer: Callable[[str, str, random.Random], int], *, seed: int
 ) -> Dataset | None:
-    """Orders each pair by the majority of several draws of a noisy preference, and drops pairs near a toss-up.
+    """Relabels each pair by the majority of several draws of a noisy preference, and drops pairs near a toss-up.
 
     Args:
         pairs: Rows with prompt, chosen and rejected.
@@ -85,7 +85,7 @@ def relabel_by_majority(
         seed: Seed of the draws.
 
     Returns:
-        The pairs; None if none remains.
+        The remaining pairs; None if none remain.
     """
     rows = pairs.to_list()
     sides = [
@@ -96,7 +96,7 @@ def relabel_by_majority(
     kept = []
     for row, preferred_side in zip(rows, preferences, strict=True):
         if preferred_side is not None:
-            # Side 1 is the rejected one: the majority contradicts the label, so the sides are swapped.
+            # Side 1 is the rejected side. If most draws prefer it, they contradict the label, so the sides are swapped.
             swapped = {"chosen": row["rejected"], "rejected": row["chosen"]} if preferred_side == 1 else {}
             kept.append({**row, **swapped})
     return Dataset.from_list(kept) if kept else None

@@ -1,6 +1,6 @@
 """Judges that compare two texts, asked in both orders to cancel position bias.
 
-Such judges often favor the text that they see first, or last (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
+Such judges often favor the first or the last text that they see (Wang et al. 2023, arXiv:2305.17926; Zheng et al. 2023,
 arXiv:2306.05685 §3.4). So each question is asked twice, with the sides swapped, and a text must win both times.
 """
 
@@ -20,8 +20,8 @@ class Verdict(NamedTuple):
 
     Attributes:
         score: 1 if the first text won, 0 if the second did, ½ for a tie.
-        details: How the result came about, as JSON. `details["orders"]` holds the preference for the *first* text when
-            shown first and when shown second; None if an answer was unreadable. Other keys are specific to the judge.
+        details: How the result came about, as JSON. `details["orders"]` holds two preferences for the *first* text:
+            when shown first, and when shown second; None for an unreadable answer. Other keys depend on the judge.
     """
 
     score: float
@@ -37,7 +37,7 @@ class PairJudge(Protocol):
 
     @property
     def description(self) -> str:
-        """One sentence for a card: what it is, what it learned from, how good it is."""
+        """One sentence for a card: what the judge is, what it learned from, how good it is."""
         ...
 
     def compare(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[Verdict]:
@@ -45,7 +45,7 @@ class PairJudge(Protocol):
 
         Args:
             prompts: (N,) texts.
-            first: (N,) one completion of each.
+            first: (N,) one completion of each prompt.
             second: (N,) the other completion.
 
         Returns:
@@ -58,27 +58,28 @@ def merge_orders(shown_first: float | None, shown_second: float | None, **detail
     """Merges the answers to both orders into one verdict: a win if both prefer the same text, else a tie.
 
     Args:
-        shown_first: The preference for the text shown first, for the order (first, second): 1, ½, 0, or None.
-        shown_second: The same for the order (second, first). None means unreadable.
+        shown_first: The answer to the order (first, second): 1 if it prefers the text shown first, ½ for a tie, 0 if it
+            prefers the other, None if it is unreadable.
+        shown_second: The answer to the order (second, first), likewise.
         **details: Further details of the verdict.
 
     Returns:
         The verdict.
     """
-    # The second answer is about the other text, so it is inverted.
+    # The second answer is a preference for `second`, so it is inverted.
     orders = [shown_first, None if shown_second is None else 1 - shown_second]
     score = orders[0] if orders[0] is not None and orders[0] == orders[1] else 0.5
     return Verdict(score, {"orders": orders, **details})
 
 
 class FunctionPairJudge:
-    """A function (prompts, shown_first, shown_second) -> preferences for the text shown first: 1, ½ or 0 each.
+    """A function (prompts, shown_first, shown_second) -> preferences, called in both orders.
 
-    It is called in both orders.
+    A preference is 1 for the text shown first, 0 for the other, and ½ for a tie.
 
     Args:
         target: "module:attribute", an entry point's name, or the function itself.
-        name: The judge's name; None for the function's.
+        name: The judge's name; None for the function's name.
         description: A sentence for cards; None for the first paragraph of the function's docstring.
     """
 
@@ -100,7 +101,7 @@ class FunctionPairJudge:
 
         Args:
             prompts: (N,) texts.
-            first: (N,) one completion of each.
+            first: (N,) one completion of each prompt.
             second: (N,) the other completion.
 
         Returns:
@@ -114,19 +115,19 @@ class FunctionPairJudge:
         return [merge_orders(shown_first, shown_second) for shown_first, shown_second in zip(*orders, strict=True)]
 
     def _ask(self, prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> list[float]:
-        answer = call_judge(self._target, self._function, list(prompts), list(first), list(second))
-        if len(answer) != len(prompts):
+        preferences = call_judge(self._target, self._function, list(prompts), list(first), list(second))
+        if len(preferences) != len(prompts):
             raise ZooError(
-                f"The judge {self._target!r} gave {len(answer)} preferences for {len(prompts)} pairs: "
+                f"The judge {self._target!r} gave {len(preferences)} preferences for {len(prompts)} pairs: "
                 "it must give one each."
             )
-        for index, preference in enumerate(answer):
-            # The two orders agree if their preferences are equal, which graded numbers would hardly ever be.
+        for index, preference in enumerate(preferences):
+            # Two orders agree only if their preferences are equal, and graded numbers are hardly ever equal.
             if preference not in _PREFERENCES:
                 raise ZooError(
                     f"The judge {self._target!r} gave {preference!r} for pair {index}: it must be 1, 0.5 or 0."
                 )
-        return [float(preference) for preference in answer]
+        return [float(preference) for preference in preferences]
 
 
 @dataclass(frozen=True)
@@ -135,11 +136,11 @@ class PairReport:
 
     Attributes:
         win_rate: The first side's win rate.
-        agreement: How often both orders agree; ½ for a judge that tosses coins and never ties. None if no answer was
-            readable.
-        shown_first: How often the text shown first won over all answers, a tie counting ½; ½ without position bias.
-            None if no answer was readable.
-        unparsed: Pairs with an unreadable answer.
+        agreement: The share of pairs on which both orders agree; ½ for a judge that tosses coins and never ties. None
+            if no pair was readable.
+        shown_first: The share of answers that prefer the text shown first (a tie counts ½); ½ without position bias.
+            None if no pair was readable.
+        unparsed: Number of pairs with an unreadable answer.
         verdicts: The N verdicts.
     """
 
@@ -155,7 +156,7 @@ class PairReport:
         return [verdict.score for verdict in self.verdicts]
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the figures without the single verdicts as JSON."""
+        """Returns the figures as JSON, without the verdicts."""
         return {
             "win_rate": self.win_rate.to_json(),
             "agreement": self.agreement.to_json() if self.agreement else None,
@@ -178,10 +179,10 @@ def compare_pairs(
     Args:
         judge: A judge of pairs.
         prompts: (N,) texts.
-        first: (N,) one completion of each.
+        first: (N,) one completion of each prompt.
         second: (N,) the other completion.
         seed: Seed of the resamples.
-        groups: (N,) what the intervals resample; None for the prompts.
+        groups: (N,) the group of each pair, since the intervals resample whole groups; None groups by prompt.
 
     Returns:
         The report.
@@ -192,31 +193,31 @@ def compare_pairs(
     verdicts = judge.compare(prompts, first, second)
     scores = [verdict.score for verdict in verdicts]
     # Rows of one prompt are resampled together unless the caller groups them otherwise.
-    labels = list(prompts if groups is None else groups)
-    agreements, first_shown_wins, shown_labels = 0, [], []
-    # A pair of equal texts may be a tie without a question, so it has no orders.
+    pair_groups = list(prompts if groups is None else groups)
+    agreements, shown_first_wins, answer_groups = 0, [], []
+    # A judge may call a pair of equal texts a tie without asking, so such a pair has no orders.
     readable = [
-        (verdict.details["orders"], label)
-        for verdict, label in zip(verdicts, labels, strict=True)
+        (verdict.details["orders"], group)
+        for verdict, group in zip(verdicts, pair_groups, strict=True)
         if None not in verdict.details.get("orders", [None])
     ]
-    for (as_first, as_second), label in readable:
+    for (when_first, when_second), group in readable:
         # An agreement is the same preference for the same text in both orders, ties included.
-        agreements += as_first == as_second
-        # Both are preferences for the text that was shown first, so their mean measures position bias.
-        first_shown_wins += [as_first, 1 - as_second]
-        shown_labels += [label, label]
+        agreements += when_first == when_second
+        # Both numbers are preferences for the text shown first, so their mean measures position bias.
+        shown_first_wins += [when_first, 1 - when_second]
+        answer_groups += [group, group]
     return PairReport(
-        win_rate=win_rate(scores, [1 - score for score in scores], labels),
+        win_rate=win_rate(scores, [1 - score for score in scores], pair_groups),
         agreement=proportion(agreements, len(readable)) if readable else None,
-        shown_first=bootstrap_mean(first_shown_wins, shown_labels, seed=seed) if first_shown_wins else None,
+        shown_first=bootstrap_mean(shown_first_wins, answer_groups, seed=seed) if shown_first_wins else None,
         unparsed=sum(None in verdict.details.get("orders", []) for verdict in verdicts),
         verdicts=verdicts,
     )
 
 
 def check_lengths(prompts: Sequence[str], first: Sequence[str], second: Sequence[str]) -> None:
-    """Raises ValueError unless there are as many prompts as completions on either side."""
+    """Raises ValueError unless there are as many completions on each side as prompts."""
     if not len(prompts) == len(first) == len(second):
         raise ValueError(f"There are {len(prompts)} prompts but {len(first)} and {len(second)} completions.")
 
@@ -231,7 +232,7 @@ def load_function(target: str) -> Callable[..., Any]:
         The function.
 
     Raises:
-        ZooError: There is none.
+        ZooError: There is no such function.
     """
     function = load_object(target, group=JUDGES)
     if not callable(function):

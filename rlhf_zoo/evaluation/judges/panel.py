@@ -25,9 +25,9 @@ class Panel:
     """The judges of an evaluation.
 
     Attributes:
-        scoring: Judges of single completions; the first is the headline's.
+        scoring: Judges of single completions. The first is the headline's, the judge of the verdict.
         comparing: Judges of pairs.
-        votes: Data sets of people's votes.
+        votes: Data sets of people's votes, NAMESPACE/NAME each.
         named: The scoring judges by their names in the recipe.
     """
 
@@ -48,12 +48,12 @@ class Panel:
 
 
 class RewardJudge:
-    """A reward model that PPO was not trained on. It scores each text as if it ended by itself, as in its training.
+    """A reward model that PPO does not optimize. As in its training, it reads each text with EOS at the end.
 
     Args:
         name: reward:MODEL or reward:MODEL#LABEL.
         model: The reward model or ensemble.
-        description: One sentence for a card; None derives it from the name.
+        description: One sentence for a card; None makes one from the name.
     """
 
     def __init__(self, name: str, model: RewardModel | RewardEnsemble, *, description: str | None = None) -> None:
@@ -74,7 +74,7 @@ class RewardJudge:
 
 
 def checks_answers(judge: Judge) -> bool:
-    """Whether a judge is a rule that checks answers. Such a rule may be both reward and judge."""
+    """Returns whether a judge is a rule that checks answers. Such a rule may be both reward and judge."""
     return isinstance(judge, RuleJudge) and bool(judge.readings)
 
 
@@ -82,17 +82,17 @@ def answers_by_reading(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None,
     *, samples: int,
 ) -> dict[str, Answers]:  # fmt: skip
-    """Checks `samples` answers to each prompt with a rule's strict and lenient readings.
+    """Checks `samples` answers to each prompt, by a rule's strict and by its lenient reading of them.
 
     Args:
         judge: Any judge of single completions.
         prompts: (N,) texts or conversations, each repeated for its samples.
         completions: (N,) texts.
-        columns: The prompts' other columns, one value per prompt.
+        columns: The prompts' other columns, (N,) values each; None for none.
         samples: Completions per prompt.
 
     Returns:
-        Reading -> answers; {} for a judge that checks no answers.
+        The answers, by the reading's name; {} for a judge that checks no answers.
     """
     rules = judge.readings if isinstance(judge, RuleJudge) else {}
     return {name: check_answers(rule, prompts, completions, columns, samples=samples) for name, rule in rules.items()}
@@ -112,25 +112,25 @@ def check_answers(
         rule: The rule that checks them.
         prompts: (N,) texts or conversations, each repeated for its samples.
         completions: (N,) texts.
-        columns: The prompts' other columns, one value per prompt.
+        columns: The prompts' other columns, (N,) values each; None for none.
         samples: Completions per prompt.
 
     Returns:
-        The answers, right or wrong, with their readings.
+        Which answers are right, and what the rule read in each.
     """
     right = np.reshape(scores(rule, prompts, completions, columns), (-1, samples))
-    readings = rule.read_answers(completions)
+    answers = rule.read_answers(completions)
     starts = range(0, len(completions), samples)
     prompt_keys = [prompt_key(prompt) for prompt in prompts[::samples]]
     return Answers(
-        right, None if readings is None else [readings[start : start + samples] for start in starts], prompt_keys
+        right, None if answers is None else [answers[start : start + samples] for start in starts], prompt_keys
     )
 
 
 def scores(
     judge: Judge, prompts: Sequence[Prompt], completions: Sequence[str], columns: Mapping[str, Sequence[object]] | None
 ) -> list[float]:
-    """Scores each completion with a judge. Only the first process calls the judge, because it may cost money.
+    """Scores each completion with a judge. Only the main process calls the judge, because a call may cost money.
 
     A rule receives conversations, as reward functions do, and the prompts' other columns. A reward model renders
     conversations itself. Other judges read plain text.
@@ -139,7 +139,7 @@ def scores(
         judge: A judge of single completions.
         prompts: (N,) texts or conversations.
         completions: (N,) texts.
-        columns: The prompts' other columns, one value per prompt.
+        columns: The prompts' other columns, (N,) values each; None for none.
 
     Returns:
         (N,) scores.
@@ -158,7 +158,7 @@ def scores(
 
 
 def cheapest_first(judges: Sequence[Judge]) -> list[Judge]:
-    """Returns the judges with the paid ones last, so that an error in a free one appears before money is spent."""
+    """Returns the judges with the paid ones last, so that an error in a free judge appears before money is spent."""
     return sorted(judges, key=lambda judge: isinstance(judge, LLMJudge))
 
 
@@ -169,7 +169,7 @@ def split_label(name: str) -> tuple[str, str | None]:
         name: MODEL or MODEL#LABEL.
 
     Returns:
-        (model, label); the label is None without one.
+        (model, label); the label is None if the name has none.
     """
-    model, mark, label = name.rpartition("#")
-    return (model, label) if mark and not Path(name).is_dir() else (name, None)
+    model, separator, label = name.rpartition("#")
+    return (model, label) if separator and not Path(name).is_dir() else (name, None)

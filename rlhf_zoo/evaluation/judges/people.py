@@ -14,14 +14,14 @@ from ..votes.vote import ShownCompletion, Vote
 def votes_on(
     name: str, *, ppo: Sequence[Origin], sft: Sequence[Origin], seed: int, hub: Hub = DEFAULT_HUB
 ) -> dict[str, Any]:
-    """Summarizes the votes in a data set on a policy against its SFT policy.
+    """Summarizes the votes in a data set that compare a policy with its SFT policy.
 
-    Only votes on these weights count.
+    A vote counts only if both of its completions came from these weights.
 
     Args:
         name: The data set NAMESPACE/NAME.
         ppo: The policy's published revisions, all with equal weights; [] if it was not published.
-        sft: The SFT policy's published revisions.
+        sft: The SFT policy's published revisions, likewise.
         seed: Seed of the resamples.
         hub: The Hub of the data set.
 
@@ -31,7 +31,7 @@ def votes_on(
     Raises:
         ZooError: The data set cannot be read.
     """
-    # The Hub answers the same for a missing data set and for a private one without a token.
+    # The Hub gives the same answer for a missing data set and for a private one that the token may not read.
     with refusals_as(f"Cannot read the votes of {name} on {hub.name}", "check the name, --hub and the token."):
         votes = HubVotes(name, hub=hub).read()
     same_weights: dict[tuple[str, Origin], bool] = {}

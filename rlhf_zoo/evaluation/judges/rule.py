@@ -20,11 +20,11 @@ TRIAL_PROMPTS = 2  # prompts that a rule is tried on
 
 
 class RuleJudge:
-    """A reward function as a judge. It receives the prompts' other columns, such as a known answer.
+    """A reward function as a judge. It receives the prompts' other columns, such as the right answer.
 
     Args:
         target: The reward function's name, as recipes write it.
-        function: The function; None to load what the target names.
+        function: The function; None to load it by its name.
     """
 
     def __init__(self, target: str, function: RewardFunction | None = None) -> None:
@@ -43,17 +43,17 @@ class RuleJudge:
         self.read_answers([""])  # detects a failing `read` before training
 
     def check_prompts(self, rows: Dataset, *, subject: str) -> None:
-        """Checks, before training, that the rule can score answers to these prompts.
+        """Checks, before training, that the rule can score completions of these prompts.
 
-        If the rule reads answers in a column, every row is checked. Any other rule is called on the first prompts, with
-        their own texts as answers.
+        If the rule reads right answers from a column, every row is checked. Any other rule is called on the first
+        prompts, each with its own text as the completion.
 
         Args:
             rows: The prompts, with their other columns.
-            subject: What to call them in errors.
+            subject: What error messages call the rows.
 
         Raises:
-            ZooError: The column is missing, a row has no readable answer in it, or the call fails.
+            ZooError: The column is missing, it holds no readable answer for some row, or the call fails.
         """
         rule = self._reward.function
         if isinstance(rule, AnswerRule):
@@ -76,18 +76,18 @@ class RuleJudge:
             raise ZooError(f"The judge {self.name} was tried on prompts as their own answers: {error}") from error
 
     def with_answers(self, rows: Dataset) -> Dataset | None:
-        """Keeps the rows whose answers the rule can read.
+        """Keeps the rows whose right answers the rule can read.
 
         Args:
             rows: The prompts, with their other columns.
 
         Returns:
-            The rows; None if none is left.
+            The remaining rows; None if none remain.
         """
         rule = self._reward.function
         if not isinstance(rule, AnswerRule):
             return rows
-        # Pairs that lack the column can still check other judges.
+        # Pairs without the column can still check other judges.
         if rule.column not in columns_for_functions(rows.features):
             return None
         is_answered = rule.rows_with_answer(rows, subject="the pairs")
@@ -101,7 +101,7 @@ class RuleJudge:
 
     @property
     def readings(self) -> dict[str, RuleJudge]:
-        """For a rule that checks answers, the rule with its strict and its lenient reading; {} for any other."""
+        """A judge for the rule's strict and one for its lenient reading of answers; {} if it checks no answers."""
         rule = self._reward.function
         if not isinstance(rule, Verifiable):
             return {}
@@ -114,7 +114,7 @@ class RuleJudge:
             completions: (N,) texts.
 
         Returns:
-            (N,) answers; None for a rule that has no `read`.
+            (N,) answers; None if the rule has no `read`.
 
         Raises:
             ZooError: The rule's `read` fails.
@@ -127,13 +127,13 @@ class RuleJudge:
             Counter(answers)  # raises TypeError for answers that cannot be counted, such as lists
         except Exception as error:
             raise ZooError(
-                f"`read` of the rule {self._reward.name} fails ({error}): it must return the answer in any text as a "
-                "text or number, or None."
+                f"`read` of the rule {self._reward.name} fails ({error}): it must return a text's answer as a text or "
+                "number, or None if there is no answer."
             ) from error
         return answers
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
-        """Scores texts by a rule that needs no other columns."""
+        """Scores texts with a rule that needs no other columns."""
         return self.score(prompts, completions, {})
 
     def score(

@@ -1,6 +1,6 @@
-"""Judges of single completions. A policy is evaluated by them, but not trained on them.
+"""Judges of single completions. They evaluate a policy, which is not trained on their scores.
 
-A judge reads whole texts, prompt + completion, and returns a number for each; higher is better. Numbers from different
+A judge reads prompt + completion as one text and returns a number for each; higher is better. Numbers from different
 judges are not comparable.
 """
 
@@ -30,7 +30,7 @@ _HELD_OUT = 0.2  # share of the texts held out to measure a classifier's accurac
 
 @runtime_checkable
 class Judge(Protocol):
-    """Scores completions. Prompts, completions and the answer have equal length."""
+    """Scores completions. It takes N prompts and N completions, and returns N scores."""
 
     @property
     def name(self) -> str: ...
@@ -46,7 +46,7 @@ class Judge(Protocol):
 class ClassifierJudge:
     """P(positive) by logistic regression over TF-IDF of single words and word pairs (scikit-learn).
 
-    It is saved in one file, as arrays in npz, which is read without pickle.
+    It is saved as one npz file of arrays, so reading it needs no pickle.
 
     Args:
         terms: (K,) words and word pairs.
@@ -54,7 +54,7 @@ class ClassifierJudge:
         weights: (K,) the coefficients.
         bias: The intercept.
         accuracy: Its accuracy on the held-out rows, with Wilson's interval.
-        trained_on: Number of texts trained on.
+        trained_on: Number of training texts.
     """
 
     name = "classifier"
@@ -80,7 +80,7 @@ class ClassifierJudge:
 
     @classmethod
     def train(cls, rows: Iterable[Mapping[str, object]], *, seed: int) -> ClassifierJudge:
-        """Trains a judge. Texts that are equal except for case and outer spaces land on the same side of the split.
+        """Trains a judge. Texts that differ only in case and outer spaces land on the same side of the split.
 
         Args:
             rows: Rows with `text` and `label` (1 positive, 0 negative).
@@ -216,7 +216,7 @@ class ClassifierJudge:
 
 
 class LexiconJudge:
-    """(positive − negative) / (positive + negative) opinion words of a text, −1 to 1; 0 if it has none.
+    """(positive − negative) / (positive + negative) over a text's opinion words, −1 to 1; 0 without opinion words.
 
     A negation among the three words before an opinion word, with no punctuation in between, flips its sign. A word on
     both lists counts on neither. A hyphenated word that is on no list counts by its parts.
@@ -232,12 +232,14 @@ class LexiconJudge:
         {"no", "not", "never", "none", "nothing", "neither", "nor", "without", "lacks", "lacking", "hardly", "barely"}
         | {"scarcely", "cannot", "cant", "dont", "doesnt", "didnt", "isnt", "wasnt", "wont"}
     )
-    _REACH = 3  # words after a negation whose sign it flips
+    _REACH = 3  # a negation flips the signs of this many words after it
 
     def __init__(self, positive: Iterable[str], negative: Iterable[str]) -> None:
         good, bad = ({word.strip().lower() for word in words} - {""} for words in (positive, negative))
         if not good - bad or not bad - good:
-            raise ZooError("A lexicon judge needs positive and negative words: one of its lists has none of its own.")
+            raise ZooError(
+                "A lexicon judge needs positive and negative words: add words to the list that has none of its own."
+            )
         self._polarity = dict.fromkeys(good - bad, 1) | dict.fromkeys(bad - good, -1)
         self._sizes = len(good - bad), len(bad - good)
 
@@ -256,7 +258,7 @@ class LexiconJudge:
 
     def _score(self, text: str) -> float:
         opinions = []
-        since_negation = self._REACH + 1  # words since the last negation, this one included
+        since_negation = self._REACH + 1  # distance in words to the last negation
         for token in self._tokens(text):
             since_negation += 1
             # Punctuation ends the reach of a negation.
@@ -293,18 +295,18 @@ class FunctionJudge:
 
     def __call__(self, prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
         """Returns the function's scores. Raises ZooError unless there is one finite number per completion."""
-        _join_texts(prompts, completions)  # for its check of the lengths
-        answer = call_judge(self.target, self._function, list(prompts), list(completions))
-        if len(answer) != len(completions):
+        _join_texts(prompts, completions)  # only to check that the lengths are equal
+        scores = call_judge(self.target, self._function, list(prompts), list(completions))
+        if len(scores) != len(completions):
             raise ZooError(
-                f"The judge {self.target!r} gave {len(answer)} scores for {len(completions)} completions: "
+                f"The judge {self.target!r} gave {len(scores)} scores for {len(completions)} completions: "
                 "it must give one each."
             )
-        for index, score in enumerate(answer):
+        for index, score in enumerate(scores):
             # float("0.5") would work, so a function that returns text would go unnoticed.
             if isinstance(score, str) or not _is_finite(score):
                 raise ZooError(f"The judge {self.target!r} gave {score!r} for completion {index}: it must be a number.")
-        return [float(score) for score in answer]
+        return [float(score) for score in scores]
 
 
 def _is_finite(score: Any) -> bool:
@@ -338,9 +340,9 @@ def _parse_rows(rows: Iterable[Mapping[str, object]]) -> tuple[list[str], NDArra
 def _split(
     rows: Iterable[Mapping[str, object]], *, seed: int
 ) -> tuple[list[str], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Returns texts, their labels, and which are held out. Each part has both labels."""
+    """Returns the texts, their labels, and which texts are held out. Each part has both labels."""
     texts, labels = _parse_rows(rows)
-    # Splitting distinct texts rather than rows keeps copies of training texts out of the test.
+    # Splitting distinct texts rather than rows keeps copies of training texts out of the held-out part.
     keys = [text.strip().lower() for text in texts]
     unique = sorted(set(keys))
     shuffled = np.random.default_rng(seed).permutation(len(unique))
