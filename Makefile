@@ -73,7 +73,7 @@ bench: .venv/demo.stamp .venv-trl/bench.stamp ## PPO beside TRL 1.12 and a floor
 	$(BIN)/python benchmarks/calibrate.py
 
 # Where packages were brought along (docs/gpu.md), nothing is installed.
-gpu: $(if $(wildcard .gpu/here),,.venv/test.stamp) ## the trainer on a GPU, in 9 minutes; writes benchmarks/results/DATE-MACHINE.json
+gpu: $(if $(wildcard .gpu/here),,.venv/test.stamp) ## the trainer on a GPU, in 15 minutes; writes benchmarks/results/DATE-MACHINE.json
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/gpu.py $(ARGS)
 	PYTHONPATH=$(CURDIR):$(CURDIR)/.gpu/here $(if $(wildcard .gpu/here),$(PYTHON),$(BIN)/python) benchmarks/calibrate.py
 

@@ -9,7 +9,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 FILE = "tiny.Q8_0.gguf"
 
 
-def write_gguf(folder: Path, *, kind: str = "llama") -> Path:
+def write_gguf(folder: Path, *, kind: str = "llama", context: int = 64) -> Path:
     """Writes a model of one layer."""
     rng, width, inner = np.random.default_rng(0), 32, 64
     tokens = [*sorted(ByteLevel.alphabet()), "th", "<|endoftext|>", "<|end|>"]
@@ -17,7 +17,7 @@ def write_gguf(folder: Path, *, kind: str = "llama") -> Path:
     writer.add_license("mit")
     writer.add_file_type(gguf.LlamaFileType.MOSTLY_Q8_0)
     writer.add_block_count(1)
-    writer.add_context_length(64)
+    writer.add_context_length(context)
     writer.add_embedding_length(width)
     writer.add_feed_forward_length(inner)
     writer.add_head_count(2)

@@ -1,11 +1,14 @@
 """benchmarks/gpu.py, rehearsed on the CPU with tiny models: nothing in it waits for a GPU to be tried."""
 
+import gzip
 import json
 import time
 from pathlib import Path
 
 import gpu
+import gpu_smollm2
 import pytest
+from gguf_fixture import write_gguf
 from speed.points import POINTS
 
 
@@ -47,13 +50,33 @@ def test_the_matrices_of_shape_c_are_counted() -> None:
 @pytest.mark.full
 def test_every_part_runs_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PEER", tmp_path)
+    monkeypatch.delenv("RLHF_ZOO_DATA", raising=False)
     path = tmp_path / "figures.json"
     parts = [name for name in gpu.PARTS if name != "tests"]
     assert gpu.main(["--device", "cpu", "--tiny", "--output", str(path), "--minutes", "60", *parts]) == 0
     found = json.loads(path.read_text())["parts"]
     assert found.keys() == set(parts)
-    assert found["trl"].keys() == {"not run"}
+    assert found["trl"].keys() == found["smollm2"].keys() == {"not run"}
     assert all(0 < setting["share of the measured rate"] < 1 for setting in found["c"].values())
     for name in ("c", "1b", "8b-lora"):
         for setting in found[name].values():
             assert setting["rollout"] > 0 and setting["update"] > 0 and setting["response tokens"] > 0
+
+
+@pytest.mark.full
+def test_the_chat_model_is_trained_from_two_halves_and_scored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_gguf(tmp_path, context=2048)
+    content = file.read_bytes()
+    model = tmp_path / "model.gguf"
+    for half, part in zip(gpu_smollm2.HALVES, (content[:1000], content[1000:]), strict=True):
+        model.with_name(f"{model.name}.{half}").write_bytes(part)
+    (tmp_path / "ifeval").mkdir()
+    row = {"prompt": "Say yes without commas.", "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}
+    with gzip.open(tmp_path / "ifeval" / "test.jsonl.gz", "wt") as prompts:
+        prompts.write(json.dumps(row) + "\n")
+    monkeypatch.setenv("RLHF_ZOO_DATA", str(tmp_path))
+    monkeypatch.setattr(gpu_smollm2, "MODEL", model)
+    found = gpu_smollm2.smollm2("cpu", tiny=True)
+    assert model.read_bytes() == content
+    assert found["updates"] == 1 and 0 <= found["last update"]["rewards/instructions_followed"] <= 2
+    assert found["IFEval before"]["prompts"] == found["IFEval after"]["prompts"] == 1
