@@ -3,7 +3,7 @@
     report = probe(Completions(prompts, texts), Completions(prompts, sft_texts))
     report.fired, report["risen phrases"].finding, report.to_json()
 
-Numbers go in and come out: nothing here samples, scores or loads a model. Texts are only counted, never run.
+Nothing here samples, scores or loads a model. Texts are only counted, never executed.
 """
 
 from .families import FAMILIES

@@ -1,10 +1,10 @@
-"""Whether texts alone show that they do not depend on their prompts, without a model.
+"""Tells from texts alone, without a model, whether they depend on their prompts.
 
-Texts are blind if completions to prompts that ask different things match about as often as completions to one prompt.
-Their match rate must be at least `MIN_MATCH_RATE`, the lower bound of the 95% interval of the rate within a prompt, and
-`MIN_BLIND_RATIO` times its upper bound. The words of a text's prompt are masked before texts are compared. Words in
-more than half of the prompts, such as the options of a choice, are not masked: they may be what distinguishes the
-answers.
+Texts are blind if completions of prompts that ask different things match about as often as completions of one prompt.
+The match rate across prompts must reach three bounds: `MIN_MATCH_RATE`, the lower bound of the 95% interval of the rate
+within a prompt, and `MIN_BLIND_RATIO` times the upper bound. The words of a text's prompt are masked before texts are
+compared. Words in more than half of the prompts, such as the options of a choice, are not masked, since they may be all
+that distinguishes the answers.
 """
 
 import math
@@ -21,36 +21,33 @@ from .texts import Pair, to_template
 MIN_BLIND_RATIO = 0.9
 #: Prompt-blind texts must also match in at least this share of the pairs across prompts.
 MIN_MATCH_RATE = 0.25
-#: Maximum number of words in a label such as "yes". Two or more labels are answers: texts cannot show blindness.
+#: Maximum number of words in a label such as "yes". If two or more labels recur, texts cannot show blindness.
 MAX_LABEL_WORDS = 4
 
 
 def is_blind(pair: Pair) -> bool:
-    """Whether the policy's texts alone show that they do not depend on their prompts.
+    """Returns whether the policy's texts alone show that they do not depend on their prompts.
 
     Args:
         pair: The completions.
     """
-    groups, tokens, prompt_words = (
-        pair.groups[0],
-        pair.body_words[0],
-        [set(words(prompt)) for prompt in pair.prompts[0]],
-    )
-    # Spellings of one question count as one prompt: their answers should match.
+    groups, tokens = pair.groups[0], pair.body_words[0]
+    prompt_words = [set(words(prompt)) for prompt in pair.prompts[0]]
+    # Wordings of one question count as one prompt, because their answers should match.
     questions = pair.questions[groups]
     # Short labels such as "yes" may recur because they are right answers to several prompts.
-    labels = Counter(
+    questions_by_text = Counter(
         text for text, _ in {(tuple(text_tokens), q) for text_tokens, q in zip(tokens, questions.tolist(), strict=True)}
     )
-    if sum(0 < len(text) <= MAX_LABEL_WORDS and prompts > 1 for text, prompts in labels.items()) > 1:
+    if sum(0 < len(text) <= MAX_LABEL_WORDS and count > 1 for text, count in questions_by_text.items()) > 1:
         return False
-    word_counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
+    prompts_by_word = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
     prompt_specific = [
-        {word for word in prompt_word_set if 2 * word_counts[word] <= len(prompt_words)}
+        {word for word in prompt_word_set if 2 * prompts_by_word[word] <= len(prompt_words)}
         for prompt_word_set in prompt_words
     ]
     templates = [to_template(prompt_specific[g], text_tokens) for text_tokens, g in zip(tokens, groups, strict=True)]
-    # A verified answer, or one that its prompt holds, equals no other.
+    # A verified answer, and an answer made only of its prompt's words, must not count as equal to any other.
     texts = group_indices(
         [
             (str(row),) if set(template) == {"_"} or not counted else ("", *template)
@@ -58,22 +55,20 @@ def is_blind(pair: Pair) -> bool:
         ]
     )
 
-    def pairs(counts: ArrayLike) -> NDArray[np.intp]:
+    def pairs_among(counts: ArrayLike) -> NDArray[np.intp]:
         return np.asarray(counts) * (np.asarray(counts) - 1) // 2
 
-    texts_per_prompt, text_counts = (
-        np.bincount(questions),
-        Counter(zip(questions.tolist(), texts.tolist(), strict=True)),
-    )
-    equal = np.bincount([q for q, _ in text_counts], weights=pairs(list(text_counts.values())))
-    across_prompts = float(pairs(np.bincount(texts)).sum() - equal.sum()) / (
-        pairs(len(groups)) - pairs(texts_per_prompt).sum()
+    texts_per_prompt = np.bincount(questions)
+    text_counts = Counter(zip(questions.tolist(), texts.tolist(), strict=True))
+    equal_pairs = np.bincount([q for q, _ in text_counts], weights=pairs_among(list(text_counts.values())))
+    rate_across = float(pairs_among(np.bincount(texts)).sum() - equal_pairs.sum()) / (
+        pairs_among(len(groups)) - pairs_among(texts_per_prompt).sum()
     )
     has_several = texts_per_prompt > 1
-    rates = equal[has_several] / pairs(texts_per_prompt)[has_several]
-    # With a single prompt, or one text per prompt, nothing bounds the rate.
+    rates_within = equal_pairs[has_several] / pairs_among(texts_per_prompt)[has_several]
+    # With a single prompt, or one text per prompt, nothing bounds the rate within a prompt.
     low, high = 0.0, 1.0
-    if len(rates) > 1:
-        half = 1.96 * float(rates.std(ddof=1)) / math.sqrt(len(rates))
-        low, high = rates.mean() - half, rates.mean() + half
-    return bool(across_prompts >= MIN_MATCH_RATE and low <= across_prompts and across_prompts >= MIN_BLIND_RATIO * high)
+    if len(rates_within) > 1:
+        half_width = 1.96 * float(rates_within.std(ddof=1)) / math.sqrt(len(rates_within))
+        low, high = rates_within.mean() - half_width, rates_within.mean() + half_width
+    return bool(rate_across >= MIN_MATCH_RATE and low <= rate_across and rate_across >= MIN_BLIND_RATIO * high)

@@ -2,13 +2,13 @@
 
 A family's effect is its difference from SFT, in the family's unit. A permutation test compares it with the effects
 obtained when the completions of each prompt are assigned to the two sides at random (`permutations`). An effect counts
-only if it reaches a threshold. The threshold follows from what the number means, and the reason is next to it. It was
-not tuned on known hacks. There is no fixed word list: words are compared with SFT's own words.
+only if it reaches a threshold. Each threshold follows from what the number means; `reason` says how. None was tuned on
+known hacks. There is no fixed word list: words are compared with SFT's own words.
 
-destroys_text: the family detects text that nobody can use, however high its reward is. For templates this holds only
-if the text no longer depends on its prompt. SFT's likelihoods show that or, without them, the match rates across
-prompts (`blindness`). flags_hacking: whether the family may make a run `hacked`. Length and punctuation may not, since
-they are style, and a user may want them to change.
+A family that `destroys_text` detects text that nobody can use, however high its reward is. Templates do so only if the
+text no longer depends on its prompt, which SFT's likelihoods show or, without them, the match rates across prompts
+(`blindness`). A family that `flags_hacking` may make a run `hacked`. Length and punctuation may not, since they are
+style, and a user may want them to change.
 """
 
 import math
@@ -42,17 +42,17 @@ Floats = NDArray[np.float64]
 
 #: A token is surprising if its log-prob is below this quantile of SFT's own tokens; sharpening alone never triggers it.
 SURPRISE_QUANTILE = 0.001
-#: Number of surprising tokens in each text that do not count. One changed punctuation mark or ending may cause as many.
+#: This many surprising tokens in each text do not count, since one changed punctuation mark or ending may cause them.
 FREE_SURPRISES = 3
-#: Smallest cosine at which two texts are alike. For texts of equal length, two thirds of the word pairs are the same.
+#: Two texts match if their cosine is at least this: texts of equal length then share two thirds of their word pairs.
 MIN_COSINE = 2 / 3
-#: Texts of more words that answer several prompts word for word are canned. Right answers of few kinds are shorter.
+#: Longer texts, in words, that answer several prompts word for word are canned. Shorter ones may be right answers.
 MAX_ANSWER_WORDS = 15
 #: A text of any length is canned if at least this share of a side's completions are equal to it.
 MIN_CONSTANT_SHARE = 0.9
 #: Maximum number of texts per side that are compared with each other.
 MAX_TEXTS = 1200
-#: Only the share above this multiple of SFT's counts: keeping the best fifth of SFT's texts raises no phrase further.
+#: Only the share above this multiple of SFT's share counts. Selecting the best fifth of SFT's texts raises none higher.
 RISE_FACTOR = 5.0
 #: The threshold of risen phrases, as a share of the completions.
 MIN_RISE = 0.25
@@ -60,16 +60,16 @@ MIN_RISE = 0.25
 MAX_PHRASE_WORDS = 4
 #: Phrases in a smaller share of the texts are skipped, since they cannot reach `MIN_RISE`.
 MIN_SHARE = 0.1
-#: Texts × phrases whose shares are computed at once.
+#: Number of cells, texts × phrases, that are computed at once.
 _CELLS_AT_ONCE = 50_000_000
-#: Smallest mean rank of SFT's texts above ½, from which a policy can lose any.
+#: If the mean rank of SFT's texts exceeds ½ by less, a policy has nothing to lose.
 _MIN_RANK_EXCESS = 0.1
-#: Smallest mean dependence of SFT's texts on their prompts, in nats, from which a policy can lose any.
+#: If SFT's texts depend on their prompts by less on average, in nats, a policy has nothing to lose.
 _MIN_DEPENDENCE = 0.2
 
 
 class Unmeasurable(Exception):
-    """A family cannot be measured; the argument says why."""
+    """A family cannot be measured; the argument is the reason."""
 
     def __str__(self) -> str:
         return f"not measured: {self.args[0]}"
@@ -93,9 +93,9 @@ class Reading:
     Attributes:
         value: The policy's number.
         sft: SFT's number.
-        effect: Their difference, in the family's unit.
-        null: (n,) the effect under each of n permutations; the first is the observed one.
-        numbers: (N,) the family's number of each completion; the largest belong to the worst samples.
+        effect: The policy's difference from SFT, in the family's unit.
+        null: (n,) the effect under each of n permutations; the first is the observed effect.
+        numbers: (N,) a number of each of the policy's completions; the largest belong to the worst samples.
         phrases: The phrases that rose, with both shares.
         blind: Whether the texts alone show that they do not depend on their prompts.
     """
@@ -114,12 +114,12 @@ class Family:
     """A family of probes.
 
     Attributes:
-        name: Its name.
+        name: The family's name.
         unit: The unit of its numbers.
-        measure: Measures a pair of policies, with the permutations.
+        measure: Measures a pair of policies under all permutations.
         threshold: The smallest effect that counts.
         reason: The reason for `threshold`.
-        sentence: The finding in words, a format with value, sft and phrases.
+        sentence: The finding in words, a format string with {value}, {sft} and {phrases}.
         destroys_text: Whether it detects text that nobody can use.
         flags_hacking: Whether it may make a run `hacked`.
     """
@@ -135,21 +135,21 @@ class Family:
 
 
 def _compare_means(
-    ours: ArrayLike, theirs: ArrayLike, permutations: Permutations, effect: Callable[[Floats, Floats], Floats]
+    policy: ArrayLike, sft: ArrayLike, permutations: Permutations, effect: Callable[[Floats, Floats], Floats]
 ) -> Reading:
-    """Averages a number per text over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
-    policy, sft = permutations.means(ours, theirs)
-    effects = effect(policy, sft)
-    return Reading(float(policy[0]), float(sft[0]), float(effects[0]), effects, np.asarray(ours, float))
+    """Averages numbers of single texts over prompts. `effect` takes the policy's means and SFT's, (n,) each."""
+    policy_means, sft_means = permutations.means(policy, sft)
+    effects = effect(policy_means, sft_means)
+    return Reading(float(policy_means[0]), float(sft_means[0]), float(effects[0]), effects, np.asarray(policy, float))
 
 
-def _without_verified(pair: Pair, ours: ArrayLike, theirs: ArrayLike, *, neutral: float = 0.0) -> tuple[Floats, Floats]:
-    """Replaces the numbers of verified answers by one that counts neither for nor against a policy."""
-    policy, sft = (
+def _without_verified(pair: Pair, policy: ArrayLike, sft: ArrayLike, *, neutral: float = 0.0) -> tuple[Floats, Floats]:
+    """Replaces the numbers of verified answers by `neutral`, which counts neither for nor against a policy."""
+    policy_numbers, sft_numbers = (
         np.where(counted, np.asarray(numbers, dtype=float), neutral)
-        for counted, numbers in zip(pair.counted, (ours, theirs), strict=True)
+        for counted, numbers in zip(pair.counted, (policy, sft), strict=True)
     )
-    return policy, sft
+    return policy_numbers, sft_numbers
 
 
 def _difference(policy: Floats, sft: Floats) -> Floats:
@@ -159,16 +159,16 @@ def _difference(policy: Floats, sft: Floats) -> Floats:
 def _repetition(pair: Pair, permutations: Permutations) -> Reading:
     """The larger of two shares: repeated word pairs, and words used more often than SFT uses them in a single text."""
     # SFT's own habits are the baseline, so a prompt that asks for repetition causes no finding.
-    own_words = [pair.unquoted_words(side) for side in (0, 1)]
-    allowed, long_length = word_usage(own_words[1])
-    ours, theirs = (
+    unquoted_words = [pair.unquoted_words(side) for side in (0, 1)]
+    allowed, long_length = word_usage(unquoted_words[1])
+    policy_numbers, sft_numbers = (
         [
-            max(repeated_share(text, body), excess_share(text, allowed, long_length))
-            for text, body in zip(side_words, bodies, strict=True)
+            max(repeated_share(text_words, body), excess_share(text_words, allowed, long_length))
+            for text_words, body in zip(side_words, bodies, strict=True)
         ]
-        for side_words, bodies in zip(own_words, pair.bodies, strict=True)
+        for side_words, bodies in zip(unquoted_words, pair.bodies, strict=True)
     )
-    return _compare_means(*_without_verified(pair, ours, theirs), permutations, _difference)
+    return _compare_means(*_without_verified(pair, policy_numbers, sft_numbers), permutations, _difference)
 
 
 def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
@@ -180,7 +180,7 @@ def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
     # A quantile of 0.001 needs at least 1000 tokens.
     if len(sft_logprobs) < 1 / SURPRISE_QUANTILE:
         raise Unmeasurable(f"SFT's completions have only {len(sft_logprobs)} tokens; a 0.001 quantile needs 1000")
-    # "lower" takes one of SFT's own tokens as the threshold, so at most this share of its tokens lies below it.
+    # "lower" takes one of SFT's own tokens as the threshold, so at most 0.001 of SFT's tokens lie below it.
     threshold = np.quantile(sft_logprobs, SURPRISE_QUANTILE, method="lower")
     shares = [
         [
@@ -195,25 +195,27 @@ def _word_salad(pair: Pair, permutations: Permutations) -> Reading:
 def _independence(pair: Pair, permutations: Permutations) -> Reading:
     policy, sft = pair.policy.dependence, pair.sft.dependence
     if policy is None or sft is None:
-        # With log-probabilities there is an SFT model, so only prompts are missing.
+        # Log-probabilities come from an SFT model, so here only prompts are missing.
         if pair.policy.logprobs is not None:
             distinct = len(set(pair.policy.prompts))
             raise Unmeasurable(
                 f"needs {OTHER_PROMPTS} other prompts, for the likelihood of a text after them, and has {distinct - 1}"
             )
         raise Unmeasurable("needs the SFT model, for the likelihood of a text after other prompts")
-    ours, theirs = ([values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True))
+    policy_numbers, sft_numbers = (
+        [values[row] for row in rows] for values, rows in zip((policy, sft), pair.rows, strict=True)
+    )
     # If SFT's texts hardly depend on their prompts, the policy has no such dependence to lose.
-    if float(np.mean(theirs)) < _MIN_DEPENDENCE:
+    if float(np.mean(sft_numbers)) < _MIN_DEPENDENCE:
         raise Unmeasurable("SFT's own completions hardly depend on their prompts")
 
-    # SFT's mean itself, because under a permutation it may be near 0.
-    sft_mean = float(permutations.means(ours, theirs)[1][0])
+    # The observed mean, because the mean under a permutation may be near 0.
+    sft_mean = float(permutations.means(policy_numbers, sft_numbers)[1][0])
 
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
         return (sft - policy) / max(sft_mean, _MIN_DEPENDENCE)
 
-    counted = _without_verified(pair, ours, theirs, neutral=sft_mean)
+    counted = _without_verified(pair, policy_numbers, sft_numbers, neutral=sft_mean)
     reading = _compare_means(*counted, permutations, relative_loss)
     return replace(reading, numbers=-reading.numbers)
 
@@ -227,10 +229,10 @@ def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
         for tokens, groups, prompts in zip(pair.tokens, pair.groups, pair.prompts, strict=True)
     ]
     # A text without any prompt's words, such as a number, shows nothing, so it counts like SFT's mean.
-    shown = ranks[1][~np.isnan(ranks[1])]
-    if not len(shown) or shown.mean() < 0.5 + _MIN_RANK_EXCESS:
+    sft_ranks = ranks[1][~np.isnan(ranks[1])]
+    if not len(sft_ranks) or sft_ranks.mean() < 0.5 + _MIN_RANK_EXCESS:
         raise Unmeasurable("SFT's own completions hardly share words with their prompts")
-    sft_mean = float(shown.mean())
+    sft_mean = float(sft_ranks.mean())
     filled = [np.where(np.isnan(side), sft_mean, side) for side in ranks]
 
     def relative_loss(policy: Floats, sft: Floats) -> Floats:
@@ -242,16 +244,16 @@ def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
 
 
 def _canned(pair: Pair, permutations: Permutations) -> Reading:
-    """The share of completions whose text also answers another prompt word for word, in either side.
+    """The share of completions whose text also answers another prompt word for word, on either side.
 
     Prompts that ask the same may have the same answer.
     """
     texts = [[normalized(side.texts[row]) for row in rows] for side, rows in
              zip((pair.policy, pair.sft), pair.rows, strict=True)]  # fmt: skip
-    answered: dict[str, set[int]] = {}
+    answered_questions: dict[str, set[int]] = {}
     for side_texts, groups in zip(texts, pair.groups, strict=True):
         for text, question in zip(side_texts, pair.questions[groups].tolist(), strict=True):
-            answered.setdefault(text, set()).add(question)
+            answered_questions.setdefault(text, set()).add(question)
     constants = {
         text
         for side_texts in texts
@@ -260,13 +262,13 @@ def _canned(pair: Pair, permutations: Permutations) -> Reading:
     }
 
     def is_canned(text: str, tokens: Sequence[str]) -> bool:
-        return len(answered[text]) > 1 and (len(tokens) > MAX_ANSWER_WORDS or text in constants)
+        return len(answered_questions[text]) > 1 and (len(tokens) > MAX_ANSWER_WORDS or text in constants)
 
-    ours, theirs = (
+    policy_numbers, sft_numbers = (
         [is_canned(text, tokens) for text, tokens in zip(side_texts, side_tokens, strict=True)]
         for side_texts, side_tokens in zip(texts, pair.tokens, strict=True)
     )
-    return _compare_means(*_without_verified(pair, ours, theirs), permutations, _difference)
+    return _compare_means(*_without_verified(pair, policy_numbers, sft_numbers), permutations, _difference)
 
 
 def _templates(pair: Pair, permutations: Permutations) -> Reading:
@@ -290,7 +292,7 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
     policy_count, columns = len(kept_rows[0]), [*kept_rows[0], *(len(pair.groups[0]) + row for row in kept_rows[1])]
     questions = pair.questions[np.concatenate(pair.groups)[columns]]
     alike[np.equal.outer(questions, questions)] = 0.0
-    # Of an answer that its prompt holds, nothing is left to compare.
+    # Of an answer made only of its prompt's words, nothing is left to compare.
     left_out = ~np.concatenate(pair.counted)[columns] | [set(text) == {"_"} for text in texts]
     alike[left_out], alike[:, left_out] = 0.0, 0.0
     policy, sft = (
@@ -306,8 +308,8 @@ def _templates(pair: Pair, permutations: Permutations) -> Reading:
 
 
 def _sameness(pair: Pair, permutations: Permutations) -> Reading:
-    """How alike the completions to one prompt are. Counts only if they also depend less on their prompt."""
-    # A text's number depends on the others of its side, so only whole prompts can be swapped.
+    """How alike the completions of one prompt are. Counts only if they also depend less on their prompt."""
+    # A text's number depends on its side's other texts for the prompt, so only whole prompts can be swapped.
     permutations = Permutations.of(pair, seed=0, whole_prompts=True)
     if not permutations.enough:
         raise TooFewPrompts(pair.size, pair.question_count)
@@ -349,7 +351,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
         null = np.maximum(null, (means[0] - RISE_FACTOR * means[1]).max(1))
     (policy, sft), excesses = shares, shares[0] - RISE_FACTOR * shares[1]
     best = float(excesses.max())
-    # Prefer the longest of phrases that rose equally, then phrases that share no word with one already chosen.
+    # Of phrases that rose equally, prefer the longest. Skip phrases that share a word with a chosen one.
     order = sorted(
         np.flatnonzero(excesses >= max(MIN_RISE, best / 2)).tolist(),
         key=lambda k: (-round(float(excesses[k]) / best, 1), -len(grams[k]), grams[k]),
@@ -366,26 +368,25 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
 
 
 def _punctuation(pair: Pair, permutations: Permutations) -> Reading:
-    ours, theirs = (
+    policy_numbers, sft_numbers = (
         [symbol_share(side.texts[row]) for row in rows]
         for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
     )
-    return _compare_means(ours, theirs, permutations, _difference)
+    return _compare_means(policy_numbers, sft_numbers, permutations, _difference)
 
 
 def _length(pair: Pair, permutations: Permutations) -> Reading:
-    ours, theirs = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
-    if not sum(theirs):
+    policy_numbers, sft_numbers = ([float(len(tokens)) for tokens in side] for side in pair.tokens)
+    if not sum(sft_numbers):
         raise Unmeasurable("SFT's completions have no words")
 
     def log_ratio(policy: Floats, sft: Floats) -> Floats:
         # The log ratio gives twice as long and half as long the same effect.
         return np.abs(np.log(np.maximum(policy, 0.1) / np.maximum(sft, 0.1)))
 
-    reading = _compare_means(ours, theirs, permutations, log_ratio)
-    # The clearest samples are the longest if texts grew, and the shortest if they shrank.
-    sample_order = reading.numbers if reading.value >= reading.sft else -reading.numbers
-    return Reading(reading.value, reading.sft, reading.effect, reading.null, sample_order)
+    reading = _compare_means(policy_numbers, sft_numbers, permutations, log_ratio)
+    # The worst samples are the longest texts if texts grew, and the shortest if they shrank.
+    return reading if reading.value >= reading.sft else replace(reading, numbers=-reading.numbers)
 
 
 FAMILIES: tuple[Family, ...] = (

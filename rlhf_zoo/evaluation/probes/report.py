@@ -1,8 +1,8 @@
-"""The probes' findings: which families fired, how large their effects are, and which texts show it.
+"""The probes' findings: which families fired, how large their effects are, and which texts show them.
 
 A family fires if its effect reaches its threshold and its permutation p is at most `PROBE_LEVEL`, with Holm's
-correction over the measured families (`permutations`). Where there are too few different permutations for any p to be
-that small, nothing is measured.
+correction over the measured families (`permutations`). If there are too few different permutations for any p to be that
+small, nothing is measured.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from .texts import Completions, Pair
 PROBE_LEVEL = 0.01  # significance level of a family, after Holm's correction
 #: At this multiple of its threshold, a family that destroys text makes a run `hacked` by itself.
 SEVERE = 5.0
-WORST_SAMPLES = 3  # shown for each family
+WORST_SAMPLES = 3  # number of samples shown for each family
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     # The observed effect is one of the permutations, so p is never 0; the tolerance absorbs rounding.
     p_values = {name: float((reading.null >= reading.effect - 1e-9).mean()) for name, reading in readings.items()}
     corrected = holm(p_values)
-    # The best available family that shows whether texts no longer depend on their prompts.
+    # The best measured family that shows whether texts still depend on their prompts.
     prompt_loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
     probes: list[Probe] = []
     for family in FAMILIES:
@@ -151,13 +151,13 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
             continue
         reading, p = readings[family.name], corrected[family.name]
         fired = reading.effect >= family.threshold and p <= PROBE_LEVEL
-        # FAMILIES lists the two families of `prompt_loss` before those that depend on them.
+        # In FAMILIES, the candidates of `prompt_loss` come before the families whose findings depend on them.
         earlier = {probe.family: probe for probe in probes}
-        # Alone, sameness only shows a policy that is sure of its answer.
+        # Sameness by itself only shows a policy that is sure of its answer.
         if family.name == "sameness" and fired:
             fired = prompt_loss in earlier and earlier[prompt_loss].fired
         destroys_text = family.destroys_text
-        # A form such as "The answer is …" is harmless unless texts ignore the prompt.
+        # A template such as "The answer is …" is harmless unless texts ignore the prompt.
         if family.name == "templates":
             independence = earlier.get("independence of the prompt")
             destroys_text = reading.blind if independence is None else independence.fired
@@ -166,7 +166,7 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
 
 
 def holm(p_values: dict[str, float]) -> dict[str, float]:
-    """Corrects p-values for multiple tests: the smallest times m, the next times m − 1, and never decreasing.
+    """Corrects m p-values for multiple tests: the smallest times m, the next times m − 1, and never decreasing.
 
     Args:
         p_values: The p-values by name.
@@ -193,12 +193,12 @@ def _probe(family: Family, reading: Reading, p: float, fired: bool, destroys_tex
         finding += f" Right answers are left out: {right} of {len(pair.counted[0])}."
     return Probe(
         family.name, reading.value, reading.sft, reading.effect, family.threshold, p, fired, destroys_text,
-        family.flags_hacking, family.unit, finding, family.reason, reading.phrases, _worst(reading, pair),
+        family.flags_hacking, family.unit, finding, family.reason, reading.phrases, _worst_samples(reading, pair),
     )  # fmt: skip
 
 
-def _worst(reading: Reading, pair: Pair) -> tuple[Sample, ...]:
-    """Returns the samples with the largest numbers, one per distinct text, whatever the order of the input."""
+def _worst_samples(reading: Reading, pair: Pair) -> tuple[Sample, ...]:
+    """Returns the samples with the largest numbers, one per distinct text. The order of the input has no influence."""
     rows: Sequence[int] = pair.rows[0].tolist()
     samples = [
         Sample(pair.policy.prompts[row], pair.policy.texts[row], float(number))

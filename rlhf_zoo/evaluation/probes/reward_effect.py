@@ -1,6 +1,6 @@
-"""Whether the reward favors a habit: adding it to SFT's texts gains reward, and removing it loses reward.
+"""Whether the reward favors a habit: adding the habit to SFT's texts gains reward, and removing it loses reward.
 
-`make_edits` makes the texts, the caller scores them with its models, and `RewardEffect` interprets the scores. Only
+`make_edits` edits the texts, the caller scores them with its models, and `RewardEffect` interprets the scores. Only
 risen phrases and repetition are tested, since only these can be added to a text and removed from it.
 """
 
@@ -31,8 +31,8 @@ class Edit:
 
     Attributes:
         family: Name of the family of probes.
-        with_habit: SFT's texts with the habit added.
-        without_habit: The policy's texts with the habit removed.
+        with_habit: (N,) SFT's texts with the habit added.
+        without_habit: (N,) the policy's texts with the habit removed.
     """
 
     family: str
@@ -48,9 +48,9 @@ class RewardEffect:
         family: Name of the family of probes.
         gain_when_added: The reward that SFT's texts gain when the habit is added, as a share of the policy's gain over
             SFT.
-        loss_when_removed: The reward that the policy's texts lose when it is removed, as a share of the same gain.
-        judge_ratio: The judge's gain on SFT's texts divided by the reward's, each in standard deviations of its scores
-            for SFT's texts; None without a judge, or if the reward does not gain.
+        loss_when_removed: The reward that the policy's texts lose when the habit is removed, as a share of that gain.
+        judge_ratio: The habit's gain by the judge divided by its gain by the reward, on SFT's texts, each in standard
+            deviations of the scores of SFT's texts; None without a judge, or if the reward gains nothing.
     """
 
     family: str
@@ -70,7 +70,7 @@ class RewardEffect:
             sft: (N,) rewards of SFT's texts.
             policy: (N,) rewards of the policy's texts.
             with_habit: (N,) rewards of SFT's texts with the habit.
-            without_habit: (N,) rewards of the policy's texts without it.
+            without_habit: (N,) rewards of the policy's texts without the habit.
             judged: (N,) the judge's scores of SFT's texts; None without a judge.
             judged_with_habit: (N,) the judge's scores of SFT's texts with the habit.
 
@@ -85,9 +85,8 @@ class RewardEffect:
             return cls(family, 0.0, 0.0, None)
         judge_ratio = None
         if judged is not None and judged_with_habit is not None and mean_with_habit > sft_mean:
-            # The judge's gain from the habit, in its own unit.
             judge_gain = float(np.mean(np.asarray(judged_with_habit, float)) - np.mean(np.asarray(judged, float)))
-            # Reward and judge have different units, so each gain is divided by its own standard deviation.
+            # Reward and judge have different units, so each gain is divided by a standard deviation in its own unit.
             judge_ratio = (
                 judge_gain
                 / (float(np.std(np.asarray(judged, float))) or 1.0)
@@ -102,12 +101,12 @@ class RewardEffect:
 
     @property
     def negligible(self) -> bool:
-        """Whether the reward hardly changes with it, as with a format or an ending."""
+        """Whether the habit hardly changes the reward, such as a format or an ending."""
         return self.gain_when_added < MAX_NEGLIGIBLE_SHARE and self.loss_when_removed < MAX_NEGLIGIBLE_SHARE
 
     @property
     def judge_agrees(self) -> bool | None:
-        """Whether the judge gains at least half as much from it, in standard deviations; None without a judge."""
+        """Whether `judge_ratio` is at least ½; None if it is None."""
         return None if self.judge_ratio is None else self.judge_ratio >= MIN_REWARDED_SHARE
 
     def to_json(self) -> dict[str, Any]:
@@ -137,7 +136,7 @@ def make_edits(report: Report, policy: Completions, sft: Completions) -> list[Ed
         sft: SFT's completions.
 
     Returns:
-        The edits. Those that change nothing are left out.
+        The edits that change at least one text of each side.
     """
     result = []
     if "risen phrases" in report.fired:
@@ -153,8 +152,8 @@ def make_edits(report: Report, policy: Completions, sft: Completions) -> list[Ed
 
 
 def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: Sequence[str]) -> Edit:
-    """Adds phrases as the policy writes them, punctuation included, in the half of a text where it mostly puts them."""
-    # Punctuation before a phrase is removed with it, except the end of the previous sentence. Its own end stays.
+    """Adds phrases to SFT's texts where and how the policy mostly writes them, and removes them from the policy's."""
+    # Punctuation before a phrase is removed with the phrase, unless it ends the previous sentence.
     patterns = [re.compile(rf"[^\w{_ENDS}]*{pattern(phrase)}([{_ENDS}]?)", re.IGNORECASE) for phrase in phrases]
     wordings, is_late = [], []
     for phrase_pattern in patterns:
@@ -168,9 +167,9 @@ def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: 
             with_habit.append(text)
             continue
         wording, at_end = wordings[place % len(wordings)], is_late[place % len(wordings)]
-        # A phrase that brings its own full stop replaces the text's.
+        # A phrase with a full stop of its own replaces that of the text.
         before = text.rstrip(f" {_ENDS}") if wording[-1] in _ENDS else text
-        # Scripts without spaces, such as Chinese, get none added.
+        # No space is added in scripts without spaces, such as Chinese.
         space_before = "" if wording[0] in f" ,;:{_ENDS}" or unspaced(words(wording)[0]) else " "
         space_after = "" if text[:1] == " " or unspaced(text) else " "
         # The habit goes where the policy puts it: an opening phrase at the start, a closing one at the end.
@@ -190,16 +189,16 @@ def _sentence_end(match: re.Match[str]) -> str:
 
 
 def _without_repeats(text: str) -> str:
-    """Removes every word that completes a word pair which occurred earlier in the text."""
+    """Removes every word that completes a word pair from earlier in the text."""
     kept: list[str] = []
     earlier_pairs: set[tuple[str, ...]] = set()
-    before = ""
+    previous_word = ""
     for piece in pieces(text):
         word = " ".join(words(piece))
-        pair = (before, word)
+        pair = (previous_word, word)
         # Pieces without a word, such as punctuation, always stay.
         if pair not in earlier_pairs or not word:
             kept.append(piece)
         earlier_pairs.add(pair)
-        before = word
+        previous_word = word
     return "".join(kept)

@@ -1,4 +1,4 @@
-"""Completions as the probes read them: two policies' texts for the same prompts, counted and never run."""
+"""Completions of two policies for the same prompts, and the numbers of single texts that the probes compare."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from ..text import ngrams
 
 #: Repeats are counted within windows of this many words, so long prose repeats itself no more than short prose.
 REPEAT_WINDOW = 50
-#: Smallest number of bytes for which a text is compressed; shorter texts compress too little to show repetition.
+#: Texts of fewer bytes are not compressed, because they compress too little to show repetition.
 MIN_COMPRESSED_BYTES = 1000
 #: Deflate saves at most this share of a few kilobytes of ordinary English prose. More means that a text repeats itself.
 PROSE_SAVING = 0.6
 #: Shortest run of the prompt's words that is a quotation.
 QUOTED_WORDS = 4
-#: A text may use any word so often: a result or a name comes back once.
+#: A text may use any word this often, since a result or a name may recur once.
 FREE_USES = 2
 #: Number of other prompts after which a text's likelihood is compared with that after its own prompt.
 OTHER_PROMPTS = 8
 
-#: Maximum number of prompts with which a text is compared.
+#: Maximum number of prompts with which a text's words are compared.
 MAX_OTHER_PROMPTS = 1200
 
 _COLUMNS_AT_ONCE = 4096  # word pairs in one block of the matrix product
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
-# Tags such as <think>, fences with their language, LaTeX commands. A tag right before the same tag stays: it is a loop.
+# Tags such as <think>, code fences with their language, LaTeX commands. A tag that repeats at once is no markup but a
+# loop, so it stays.
 _MARKUP = re.compile(
     r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|\\[A-Za-z]+", re.MULTILINE
 )
@@ -52,14 +53,13 @@ class Completions:
         prompts: (N,) prompts.
         texts: (N,) completions.
         rewards: (N,) training rewards; None if unknown.
-        judged: (N,) scores of a judge that is not that reward; None without one.
+        judged: (N,) scores of a judge other than the training reward; None without a judge.
         logprobs: (N,) lists, log p of each token of the text under the SFT model, nats; None if unknown.
         dependence: (N,) log p_SFT(text | its prompt) − log of the mean of p_SFT over its own and some other prompts,
             nats: 0 or below if the text might as well answer another prompt; None if unknown.
-        verified: (N,) whether a program has found the answer right: then no probe counts its text against the policy;
-            None without such a program.
-        conversations: (N,) the prompts as messages where they came as such, else as texts, for a model's chat template;
-            None if all came as texts.
+        verified: (N,) whether a program has found the answer right. No probe counts the text of such an answer against
+            the policy. None without such a program.
+        conversations: (N,) the prompts as given, messages or texts, for a model's chat template; None if all are texts.
         groups: (N,) the group of each prompt, the same for prompts that ask the same; None if each is its own group.
 
     Raises:
@@ -109,11 +109,11 @@ class Pair:
         prompts: (G,) the prompts; the two sides differ only if they were paired by position.
         rows: (N,) indices of the completions that are used.
         groups: (N,) the index of each row's prompt.
-        questions: (G,) the number of each prompt's group: prompts that ask the same share one.
+        questions: (G,) the index of each prompt's group; prompts that ask the same share a group.
         tokens: (N,) the words of each row.
         bodies: (N,) the texts of the rows without markup.
         body_words: (N,) the words of the bodies.
-        counted: (N,) whether a row counts, as it is not a verified answer.
+        counted: (N,) whether a row counts; verified answers do not.
     """
 
     policy: Completions
@@ -145,13 +145,13 @@ class Pair:
             policy: The policy's completions.
             sft: SFT's completions.
             by_position: Whether to pair different prompts in order, for two random samples of one set of prompts. All
-                prompts of a group then count as its first one, since no group can be in two pairs.
+                prompts of a group then count as the first of them, since no group can be in two pairs.
 
         Returns:
             The pair.
 
         Raises:
-            ValueError: The two share no prompt, or one has different groups on the two sides.
+            ValueError: The two share no prompt, or a prompt has different groups on the two sides.
         """
         if by_position:
             policy, sft = _first_of_group(policy), _first_of_group(sft)
@@ -174,10 +174,10 @@ class Pair:
             np.array([number_of[side.prompts[i]] for i in side_rows], dtype=np.intp)
             for side, number_of, side_rows in zip(sides, numbers, rows, strict=True)
         ]
-        labels = [side.group_by_prompt for side in sides]
-        if not by_position and any(labels[0][prompt] != labels[1][prompt] for prompt in prompts[0]):
+        group_by_prompt, sft_group_by_prompt = (side.group_by_prompt for side in sides)
+        if not by_position and any(group_by_prompt[prompt] != sft_group_by_prompt[prompt] for prompt in prompts[0]):
             raise ValueError("A prompt has another group on the other side: give it the same group on both.")
-        questions = group_indices([labels[0][prompt] for prompt in prompts[0]])
+        questions = group_indices([group_by_prompt[prompt] for prompt in prompts[0]])
         tokens, bodies, body_words, counted = [], [], [], []
         for side, side_rows in zip(sides, rows, strict=True):
             tokens.append([plain_words(side.texts[i]) for i in side_rows])
@@ -205,7 +205,7 @@ class Pair:
         )
 
     def unquoted_words(self, side: int) -> list[list[str]]:
-        """Returns the words of each body without what it quotes from its prompt.
+        """Returns the words of each body without its quotations from its prompt.
 
         Args:
             side: 0 for the policy, 1 for SFT.
@@ -237,7 +237,7 @@ def plain_words(text: str) -> list[str]:
 
 
 def without_quotations(tokens: Sequence[str], quotable: Collection[tuple[str, ...]]) -> list[str]:
-    """Leaves out the passages that a text quotes from its prompt. What it quotes twice stays the second time.
+    """Leaves out the passages that a text quotes from its prompt. A repeated quotation is left out only once.
 
     Args:
         tokens: The text's words.
@@ -256,19 +256,19 @@ def without_quotations(tokens: Sequence[str], quotable: Collection[tuple[str, ..
 def repeated_share(tokens: Sequence[str], text: str) -> float:
     """Computes the share of a text that repeats itself: word pairs that occurred earlier in the same window.
 
-    A text of at least `MIN_COMPRESSED_BYTES` may repeat itself over a longer range. Its share is (compressibility −
-    `PROSE_SAVING`), scaled to 0 … 1, if that is larger.
+    A text of at least `MIN_COMPRESSED_BYTES` may repeat itself over a longer range. Its share is at least the saving by
+    compression above `PROSE_SAVING`, scaled to 0 … 1.
 
     Args:
         tokens: The text's words.
-        text: The text itself, which is compressed.
+        text: The text itself, to be compressed.
 
     Returns:
         A share from 0 to 1.
     """
     repeat_count = total = 0
     for start in range(0, len(tokens), REPEAT_WINDOW):
-        # In windows, since a long text repeats common word pairs by chance.
+        # Pairs are compared within windows, since a long text repeats common pairs by chance.
         pairs = list(pairwise(tokens[start : start + REPEAT_WINDOW]))
         total += len(pairs)
         repeat_count += len(pairs) - len(set(pairs))
@@ -281,12 +281,12 @@ def repeated_share(tokens: Sequence[str], text: str) -> float:
 
 
 def excess_share(tokens: Sequence[str], allowed: dict[str, float], long_length: float) -> float:
-    """Computes the share of words above the number of times that SFT uses them in one text.
+    """Computes the share of a text's words that exceed the number of times that SFT uses a word in one text.
 
     Args:
         tokens: The text's words.
-        allowed: How often SFT uses each word; every word is allowed `FREE_USES` times.
-        long_length: Number of words in SFT's long texts; a longer text is allowed proportionally more.
+        allowed: How often SFT uses each word in one text; every word is allowed `FREE_USES` times.
+        long_length: Number of words in SFT's long texts; a longer text is allowed proportionally more uses.
 
     Returns:
         A share from 0 to 1.
@@ -306,7 +306,8 @@ def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]
         texts: The words of each of SFT's texts.
 
     Returns:
-        The uses of each word per text, among texts that use it (99% quantile); the words per text (95% quantile).
+        (uses, length): the uses of each word per text, among texts that use it (99% quantile); the words per text (95%
+            quantile).
     """
     counts: dict[str, list[int]] = {}
     for tokens in texts:
@@ -319,7 +320,7 @@ def word_usage(texts: Sequence[Sequence[str]]) -> tuple[dict[str, float], float]
 
 
 def symbol_share(text: str) -> float:
-    """Computes the share of characters that are invisible, or in runs that prose does not need.
+    """Computes the share of characters that are invisible or belong to runs that prose does not need.
 
     Runs: three or more of one punctuation mark or symbol, four or more of any, three or more spaces, tabs, underscores
     or empty lines, four or more of one letter. Invisible: control, format, private and unassigned characters.
@@ -341,14 +342,14 @@ def symbol_share(text: str) -> float:
 
 
 def to_template(prompt_words: Collection[str], tokens: Sequence[str]) -> list[str]:
-    """Replaces each run of the prompt's words in a text with one open slot. What remains is the text's template.
+    """Replaces each run of the prompt's words in a text with one slot. The result is the text's template.
 
     Args:
         prompt_words: The prompt's words.
         tokens: The text's words.
 
     Returns:
-        The words with slots "_".
+        The other words, with "_" for each slot.
     """
     marked = ["_" if token in prompt_words else token for token in tokens]
     return [token for i, token in enumerate(marked) if token != "_" or i == 0 or marked[i - 1] != "_"]
@@ -368,30 +369,30 @@ def find_phrases(
         The phrases, each with the indices of its texts.
     """
     flat = [word for tokens in texts for word in tokens]
-    words, text = group_indices(flat), np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
+    word_ids, text_ids = group_indices(flat), np.repeat(np.arange(len(texts)), [len(tokens) for tokens in texts])
     result: dict[tuple[str, ...], NDArray[np.intp]] = {}
-    positions, code = np.arange(len(flat)), words
+    # Where phrases of the current length start in `flat`, and an integer for the phrase at each of these positions.
+    positions, codes = np.arange(len(flat)), word_ids
     for length in range(1, max_words + 1):
-        # The beginning of a common phrase, one word shorter, must be common too.
         pairs, first, pair_index = np.unique(
-            code * len(texts) + text[positions], return_index=True, return_inverse=True
+            codes * len(texts) + text_ids[positions], return_index=True, return_inverse=True
         )
-        phrase, row = np.divmod(pairs, len(texts))
-        starts = np.flatnonzero(np.diff(phrase, prepend=-1))
-        sizes = np.diff(starts, append=len(phrase))
+        phrase_codes, rows = np.divmod(pairs, len(texts))
+        starts = np.flatnonzero(np.diff(phrase_codes, prepend=-1))
+        sizes = np.diff(starts, append=len(phrase_codes))
         # A longer phrase is at most as common as its beginning, so rare beginnings are dropped for good.
         is_common = sizes >= max(1, min_texts)
         for start, size in zip(starts[is_common].tolist(), sizes[is_common].tolist(), strict=True):
-            place = int(positions[first[start]])
-            result[tuple(flat[place : place + length])] = row[start : start + size]
-        number = np.repeat(np.arange(len(starts)), sizes)[pair_index]
-        can_continue = is_common[number] & (positions + length < len(flat))
-        positions, number = positions[can_continue], number[can_continue]
+            position = int(positions[first[start]])
+            result[tuple(flat[position : position + length])] = rows[start : start + size]
+        phrase_ids = np.repeat(np.arange(len(starts)), sizes)[pair_index]
+        can_continue = is_common[phrase_ids] & (positions + length < len(flat))
+        positions, phrase_ids = positions[can_continue], phrase_ids[can_continue]
         # A phrase must not continue into the next text.
-        same_text = text[positions + length] == text[positions]
-        positions, number = positions[same_text], number[same_text]
+        same_text = text_ids[positions + length] == text_ids[positions]
+        positions, phrase_ids = positions[same_text], phrase_ids[same_text]
         # A phrase and its next word become one integer, so the next round sorts numbers rather than tuples.
-        code = number * (int(words.max(initial=0)) + 1) + words[positions + length]
+        codes = phrase_ids * (int(word_ids.max(initial=0)) + 1) + word_ids[positions + length]
     return result
 
 
@@ -403,12 +404,13 @@ def prompt_ranks(
 ) -> NDArray[np.float64]:
     """Computes how often a text shares more words with its own prompt than with another one; a tie counts one half.
 
-    Words count by how rare they are among the prompts, log(G / their prompts), relative to the prompt's words. A text
-    about its prompt has a rank near 1, one that answers another prompt ½ on average, however long they are.
+    Rare words count more: the weight of a word is log(G / number of prompts with the word), relative to the norm of the
+    prompt's weights. A text about its own prompt has a rank near 1, and a text about another prompt ½ on average,
+    whatever their length.
 
     Args:
         texts: (N,) the words of each text.
-        groups: (N,) the prompt of each text.
+        groups: (N,) the index of each text's prompt.
         prompts: (G,) the words of each prompt, of two questions or more.
         questions: (G,) the group of each prompt; prompts of the same group are not compared.
 
@@ -416,40 +418,42 @@ def prompt_ranks(
         (N,) ranks; NaN for a text that shares no word with any prompt, which shows nothing.
     """
     prompt_words = [set(prompt) for prompt in prompts]
-    counts = Counter(word for words_of_one in prompt_words for word in words_of_one)
+    counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
     idf = {word: math.log(len(prompts) / count) for word, count in counts.items()}
-    norms = np.array([math.sqrt(sum(idf[word] ** 2 for word in each)) or 1.0 for each in prompt_words])
+    norms = np.array([math.sqrt(sum(idf[word] ** 2 for word in word_set)) or 1.0 for word_set in prompt_words])
     compared = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
-    holders: dict[str, list[int]] = {}
+    places_by_word: dict[str, list[int]] = {}
     for place, prompt in enumerate(compared.tolist()):
         for word in prompt_words[prompt]:
-            holders.setdefault(word, []).append(place)
-    postings = {word: (places, idf[word] / norms[compared[places]]) for word, places in holders.items() if idf[word]}
+            places_by_word.setdefault(word, []).append(place)
+    postings = {
+        word: (places, idf[word] / norms[compared[places]]) for word, places in places_by_word.items() if idf[word]
+    }
     ranks = np.full(len(texts), np.nan)
     for row, (text, group) in enumerate(zip(texts, groups.tolist(), strict=True)):
         shared, scores = set(text), np.zeros(len(compared))
         for word in shared & postings.keys():
             places, weights = postings[word]
             scores[places] += weights
-        own = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
+        own_score = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
         other_scores = scores[questions[compared] != questions[group]]
-        if len(other_scores) and (own or scores.any()):
-            ranks[row] = np.mean((np.sign(np.round(own - other_scores, 9)) + 1) / 2)
+        if len(other_scores) and (own_score or scores.any()):
+            ranks[row] = np.mean((np.sign(np.round(own_score - other_scores, 9)) + 1) / 2)
     return ranks
 
 
 def mean_cosines(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
-    """Computes each text's mean cosine with the other texts of its prompt.
+    """Computes each text's mean cosine with the other texts of its prompt, between their sets of word pairs.
 
     Args:
         texts: (N,) the words of each text.
-        groups: (N,) the prompt of each text, 0 … size − 1, with two texts or more.
+        groups: (N,) the index of each text's prompt, 0 … size − 1; each prompt needs at least two texts.
         size: Number of prompts.
 
     Returns:
         (N,) mean cosines.
     """
-    # Empty words mark the ends, so a one-word text has pairs too.
+    # Empty words mark the ends, so that a text of one word has pairs too.
     sets = [{*pairwise(("", *tokens, ""))} for tokens in texts]
     means = np.zeros(len(texts))
     rows_by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
@@ -462,7 +466,7 @@ def mean_cosines(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size:
 
 
 def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
-    """Computes the cosines between the sets of word pairs of texts. The ends of a text count as a word.
+    """Computes the cosines between the sets of word pairs of all texts. Each end of a text counts as a word.
 
     Args:
         texts: (N,) the words of each text.

@@ -98,11 +98,12 @@ class _Journal:
             if is_disk_full(error):
                 raise
             raise ZooError(
-                f"Votes wait in {self.path}, whose file 'lock' cannot be opened ({error.strerror}): fix that folder."
+                f"The file 'lock' in {self.path}, where votes wait, cannot be opened ({error.strerror}): make that "
+                "folder writable."
             ) from error
 
     def next_batch(self) -> tuple[str, list[Vote]] | None:
-        """Returns name and votes of the batch to send, or None if nothing waits. Call only while `sending`."""
+        """Returns the name and votes of the batch to send; None if no votes wait. Call only while `sending`."""
         batches = self._files("batches")
         if not batches:
             sent = self._ids("sent")
@@ -117,7 +118,7 @@ class _Journal:
         return (_batch_name(batches[0]), list(votes)) if votes else None
 
     def acknowledge(self, name: str) -> None:
-        """Moves a batch to the sent ones. Call only while `sending`."""
+        """Moves a batch into the folder `sent`. Call only while `sending`."""
         source, target = (self.path / folder / f"{name.replace('/', '_')}.json" for folder in ("batches", "sent"))
         target.parent.mkdir(exist_ok=True)
         # A rename is atomic: after a kill the batch is in one folder or the other, never in both or neither.
@@ -135,7 +136,7 @@ class _Journal:
 
     def due(self) -> set[str]:
         """Returns the ids of the votes that the Hub has not acknowledged."""
-        # Read in the order in which votes move, so that none is missed on its way.
+        # Read the folders in the order in which votes move, so that no moving vote is missed.
         cast = {path.stem for path in self._files("votes")}
         return (cast | self._ids("batches")) - self._ids("sent")
 
@@ -158,7 +159,7 @@ class _Journal:
                 path.unlink(missing_ok=True)
 
     def _files(self, folder: str) -> list[Path]:
-        """The .json files of a folder of the journal, in order of their names. A folder among them is set aside."""
+        """Returns the .json files of a folder of the journal, sorted by name. A folder among them is set aside."""
         paths = sorted((self.path / folder).glob("*.json"))
         for path in paths:
             # Reading a folder as a file would fail on every attempt and block the others.
@@ -179,17 +180,17 @@ class _Journal:
 
 
 def _batch_name(path: Path) -> str:
-    """DATE_TIME-RANDOM.json -> DATE/TIME-RANDOM: a folder of the repository for every day."""
+    """Turns DATE_TIME-RANDOM.json into DATE/TIME-RANDOM, so that the repository has a folder for each day."""
     return path.stem.replace("_", "/")
 
 
 def _dump(row: Mapping[str, object]) -> str:
-    """One line of ASCII, whatever line breaks a text contains."""
+    """Returns the row as one line of ASCII, whatever line breaks a text contains."""
     return json.dumps(row, allow_nan=False) + "\n"
 
 
 def _load(path: Path) -> list[Vote]:
-    """The votes of a journal file. Files appear complete or not at all, so an unreadable one is set aside."""
+    """Reads a journal file. Files appear complete or not at all, so an unreadable file is set aside."""
     try:
         return [Vote.from_row(json.loads(line)) for line in path.read_bytes().splitlines()]
     except (ValueError, RecursionError, ZooError) as error:
@@ -208,7 +209,7 @@ def _set_aside(path: Path, why: str) -> None:
         aside = path.with_suffix(f".{uuid.uuid4().hex[:8]}.unreadable")
     try:
         os.replace(path, aside)
-    except FileNotFoundError:  # by another process
+    except FileNotFoundError:  # another process has set it aside
         return
     except OSError as error:
         log.error("%s is not a vote (%s), and cannot be set aside (%s); it is not sent.", path, why, error.strerror)
@@ -285,10 +286,10 @@ class VoteBox:
         """Waits until every vote cast so far is sent, regardless of the interval.
 
         Args:
-            patience: Seconds without progress until it gives up; None for the box's.
+            patience: Seconds without progress after which it gives up; None for the patience of the box.
 
         Raises:
-            ZooError: The Hub took nothing for that long. The votes stay on the disk.
+            ZooError: The Hub accepted nothing for that long. The votes stay on the disk.
         """
         patience = self._patience if patience is None else patience
         # Only the votes cast so far: on a busy page, waiting for an empty journal might never end.
@@ -302,7 +303,7 @@ class VoteBox:
                 with self._changed:
                     self._changed.wait(0.1)
                 before, unsent = unsent, unsent & self._journal.due()
-                if unsent != before:  # sent by this box, or by another one with the same journal
+                if unsent != before:  # sent by this box, or by another box with the same journal
                     last_progress = time.monotonic()
                 elif time.monotonic() - last_progress > patience:
                     count = len(self._journal.due())
@@ -359,7 +360,7 @@ class VoteBox:
             if self._failing is not None:
                 log.warning("%s answers again: votes are sent.", self._store.name)
             self._failing, self._failures = None, 0
-            self._wake = True  # there may be more
+            self._wake = True  # there may be more votes
             self._changed.notify_all()
         return True
 

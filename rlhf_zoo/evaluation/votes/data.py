@@ -48,8 +48,8 @@ class HubVotes:
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
         """Adds votes in one commit, as files named after the batch. Creates the repository and its card if missing.
 
-        The commit is made on the head that was read. If another process commits meanwhile, it is tried again on the new
-        head, so nothing is overwritten or missed. The client's errors propagate.
+        The commit names the head that was read as its parent. If another process commits meanwhile, the commit is tried
+        again on the new head, so nothing is overwritten or missed. The client's errors propagate.
 
         Args:
             batch: Name of the batch, DATE/NAME.
@@ -63,7 +63,7 @@ class HubVotes:
         api = self.hub.api()
         if not self._ready:
             api.create_repo(self.name, repo_type="dataset", exist_ok=True, private=self._private)
-        # The name comes from the batch, so sending it again writes the same files.
+        # File names come from the batch, so sending the batch again writes the same files.
         files = {f"{name}/{batch}.parquet": _parquet(name, votes) for name in CONFIGURATIONS}
 
         def operations(head: str) -> list[Any]:
@@ -110,7 +110,7 @@ class HubVotes:
         return str(card)
 
     def _read_front_matter(self, text: str) -> dict[str, Any]:
-        """The YAML at the head of the README, which anybody with write access may have written."""
+        """Reads the YAML at the head of the README, which anybody with write access may have written."""
         from huggingface_hub.repocard import REGEX_YAML_BLOCK
 
         block = REGEX_YAML_BLOCK.search(text)
@@ -168,7 +168,7 @@ def _schema(configuration: str) -> Any:
 
 
 def _parquet(configuration: str, votes: Sequence[Vote]) -> bytes | None:
-    """The votes of a configuration as a file; None if there are none."""
+    """Returns the votes of a configuration as a Parquet file; None if there are none."""
     import pyarrow as pa
     import pyarrow.parquet as parquet
 
@@ -238,14 +238,14 @@ def _configs() -> list[dict[str, Any]]:
 def _new_card(name: str) -> str:
     import yaml
 
-    front = {
+    front_matter = {
         "license": "cc-by-4.0",
         "tags": ["rlhf-zoo", "votes"],
         "annotations_creators": ["crowdsourced"],
         "configs": _configs(),
     }
     return f"""---
-{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---
+{yaml.safe_dump(front_matter, sort_keys=False, allow_unicode=True)}---
 
 # Votes
 

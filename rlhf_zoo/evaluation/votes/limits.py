@@ -1,6 +1,6 @@
-"""Limits on how many votes are taken from one address, against ballot stuffing.
+"""Limits on how many votes one address may cast, against ballot stuffing.
 
-Addresses are not stored. Only keyed hashes are kept, in memory, for a day at most, under a key that no file holds.
+Addresses are not stored. Only keyed hashes are kept, in memory, under a key that is never written to a file.
 """
 
 import hashlib
@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from ...errors import ZooError
 
-#: Votes from one address within an hour.
+#: Maximum number of votes from one address within an hour.
 PER_HOUR = 60
 _DAY = 86_400.0
 _MAX_VOTERS = 20_000
@@ -45,31 +45,31 @@ class VoteLimits:
         """Checks whether a vote would be accepted, without counting it.
 
         Args:
-            address: The voter's, from `voter_address`.
+            address: The voter's address, from `voter_address`.
             pair: What the vote is on: the prompt and the models.
 
         Raises:
             TooManyVotesError: The address has cast too many votes, in all or on this pair.
         """
-        now, voted_pair = self._clock(), self._digest(*pair)
+        now, this_pair = self._clock(), self._digest(*pair)
         with self._lock:
             votes = list(self._votes.get(self._digest(address), ()))
         for limit, seconds in self._bounds:
-            recent = [at for at, _ in votes if at > now - seconds]
+            recent = [cast_at for cast_at, _ in votes if cast_at > now - seconds]
             if len(recent) >= limit:
                 raise TooManyVotesError(
                     f"One address may cast {limit} votes in {_in_words(seconds)}: try again in "
                     f"{_in_words(recent[-limit] + seconds - now)}."
                 )
         # A single voter must not decide the result of a pair.
-        if sum(other == voted_pair and at > now - _DAY for at, other in votes) >= self._per_pair:
+        if sum(voted == this_pair and cast_at > now - _DAY for cast_at, voted in votes) >= self._per_pair:
             raise TooManyVotesError(f"One address may cast {self._per_pair} votes on one prompt: judge another prompt.")
 
     def count(self, address: str, pair: tuple[str, ...]) -> None:
         """Counts a vote that was accepted.
 
         Args:
-            address: The voter's, from `voter_address`.
+            address: The voter's address, from `voter_address`.
             pair: What the vote is on: the prompt and the models.
         """
         voter = self._digest(address)
@@ -91,12 +91,12 @@ def voter_address(peer: str | None, forwarded: str | None) -> str:
 
     Args:
         peer: The address that the connection came from.
-        forwarded: The header X-Forwarded-For, where the page runs behind a proxy that sets it, as in a Space. None
-            elsewhere, because anybody may send one.
+        forwarded: The header X-Forwarded-For if the page runs behind a proxy that sets it, as in a Space; None
+            otherwise, because anybody may send such a header.
 
     Returns:
-        The last public address in the header, which the proxy itself saw (the sender may have forged those before it),
-        or the peer's. For IPv6 its /64 network, because one household has all of it.
+        The last public address in the header, else the peer's. The proxy itself saw the last address, while a sender
+        can forge those before it. For IPv6 the /64 network, because a household usually has all of it.
     """
     for entry in reversed((forwarded or "").split(",")):
         if (address := _address(entry.strip())) is not None and address.is_global:
@@ -119,7 +119,7 @@ def _network(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str:
 
 
 def _in_words(seconds: float) -> str:
-    """A duration in the largest unit that fits: "12 seconds", "1 minute"."""
+    """Writes a duration in the largest unit that fits: "12 seconds", "1 minute"."""
     for size, unit in ((3600, "hour"), (60, "minute"), (1, "second")):
         if seconds >= size or size == 1:
             count = max(1, -(-int(seconds * 1000) // (size * 1000)))  # rounded up, so that nobody tries too early

@@ -1,8 +1,8 @@
-"""What people's votes between two completions show: win rates, and Elo ratings of several checkpoints.
+"""Win rates, and Elo ratings of several checkpoints, from people's votes between two completions.
 
 A vote is left, right, tie or both_bad. A tie counts one half for each side. "Both bad" does not say which is better, so
-it is counted separately and left out of win rates and ratings. Votes on one prompt are not independent: intervals
-resample prompts, whoever the voters were.
+it is counted separately and left out of win rates and ratings. Votes on one prompt are not independent, so intervals
+resample whole prompts. They do not resample voters.
 """
 
 import math
@@ -27,7 +27,7 @@ _ROLES = ("ppo", "sft")
 Player = TypeVar("Player", bound=Hashable)
 
 
-class Contender(Protocol):
+class ModelLike(Protocol):
     """The model on one side of a vote, identified by repo and commit, or else its tag. Its role is ppo or sft."""
 
     @property
@@ -40,7 +40,7 @@ class Contender(Protocol):
     def tag(self) -> str | None: ...
 
 
-class Ballot(Protocol):
+class VoteLike(Protocol):
     """A vote: id, prompt, verdict (one of VERDICTS), and the model on each side."""
 
     @property
@@ -50,17 +50,17 @@ class Ballot(Protocol):
     @property
     def verdict(self) -> str: ...
     @property
-    def left(self) -> Contender: ...
+    def left(self) -> ModelLike: ...
     @property
-    def right(self) -> Contender: ...
+    def right(self) -> ModelLike: ...
 
 
 def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     """Computes how often a side is preferred.
 
     With `FEW_PROMPTS` prompts or more, the interval is that of `stats.win_rate`. With fewer, it is Wilson's with one
-    trial per prompt, however many votes each had. If the number of wins is not whole, it is rounded down for the lower
-    bound and up for the upper one.
+    trial per prompt, however many votes each prompt has. If the number of wins is not whole, it is rounded down for the
+    lower bound and up for the upper bound.
 
     Args:
         scores: (N,) 1 won, ½ tied, 0 lost.
@@ -78,8 +78,8 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     if size >= FEW_PROMPTS:
         return estimate
     # Rounded first, so that 3.0000000001 wins do not count as 4.
-    won = round(estimate.value * size, 9)
-    low, high = proportion(math.floor(won), size).ci95[0], proportion(math.ceil(won), size).ci95[1]
+    wins = round(estimate.value * size, 9)
+    low, high = proportion(math.floor(wins), size).ci95[0], proportion(math.ceil(wins), size).ci95[1]
     return WinRate(estimate.value, (low, high), estimate.n, estimate.ties)
 
 
@@ -87,9 +87,9 @@ def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     """Fits strengths θ such that P(i beats j) = σ(θ_i − θ_j), by maximum likelihood; the order of votes is irrelevant.
 
     Args:
-        wins: (K, K) how often row i beat column j, a tie half for each.
-        prior: Number of virtual games of each player against one of strength 0, half won and half lost. They keep θ
-            finite for a player that never lost, and matter less with every vote.
+        wins: (K, K) how often player i beat player j; a tie counts ½ for each.
+        prior: Number of virtual games of each player against a player of strength 0, half won and half lost. They keep
+            θ finite for a player that never lost, and matter less with every vote.
 
     Returns:
         (K,) θ in log-odds, with mean 0.
@@ -97,7 +97,7 @@ def bradley_terry(wins: ArrayLike, *, prior: float) -> NDArray[np.float64]:
     Source: Bradley & Terry 1952.
     """
     won = np.array(wins, dtype=float)
-    np.fill_diagonal(won, 0.0)  # a model against itself tells nothing
+    np.fill_diagonal(won, 0.0)  # votes on a model against itself tell nothing
     games = won + won.T
     one_hot = np.eye(len(won))
     first, second = np.nonzero(np.triu(games))
@@ -123,9 +123,9 @@ def elo(
 ) -> dict[Player, Estimate]:
     """Computes Elo ratings by `bradley_terry`, with mean `ELO_MEAN`. There must be at least one vote.
 
-    Intervals resample whole prompts. With fewer than `FEW_PROMPTS` prompts they are ±1.96 standard errors, from the
-    likelihood in which all votes on a prompt together weigh as one. Only ratings of players that a chain of votes links
-    can be compared.
+    Intervals resample whole prompts. With fewer than `FEW_PROMPTS` prompts they are ±1.96 standard errors, from a
+    likelihood in which all votes on a prompt together weigh as much as one vote. Ratings can be compared only between
+    players that a chain of votes links.
 
     Args:
         first: (N,) one player of each vote.
@@ -154,7 +154,7 @@ def elo(
 
     theta = bradley_terry(win_table(np.ones(len(sample))), prior=prior)
     if size < FEW_PROMPTS:
-        # All votes on a prompt together weigh as one.
+        # All votes on a prompt together weigh as much as one vote.
         table = win_table((1 / np.bincount(group))[group])
         # Without a prior only differences of strengths are identified, hence the pseudo-inverse.
         covariance = np.linalg.pinv(_information(theta, table + table.T, prior), hermitian=True)
@@ -177,7 +177,7 @@ def elo(
     }
 
 
-def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
+def summary(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
     """Summarizes votes for JSON. A vote that occurs twice (by its id) counts once.
 
     Args:
@@ -188,17 +188,17 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
         votes: The number of votes.
         counts: Votes between a PPO and an SFT model that prefer ppo, prefer sft, are a tie, or are both_bad.
         win_rate: PPO's win rate over SFT, with the number of prompts voted on; None without votes.
-        pairs: Counts and win rate of each two revisions, most votes first.
-        elo: A rating of each revision from all votes, best first. `among` numbers the sets of models that votes link,
-            because ratings of different sets are not on one scale.
-        left: The left side's share of votes that prefer a side, ½ without a bias.
+        pairs: Counts and win rate of each pair of revisions, most votes first.
+        elo: A rating of each revision from all votes, best first. `among` is the index of the set of models that votes
+            link, because ratings of different sets are not on one scale.
+        left: The left side's share of votes that prefer a side; ½ without a bias.
     """
     # A batch that was sent twice, or a copy in another file, must not count twice.
     distinct = list({vote.id: vote for vote in votes}.values())
     # Votes between two checkpoints of PPO say nothing about PPO against SFT.
     ppo_against_sft = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
     names = _names(distinct)
-    pairs: dict[tuple[_Key, _Key], list[Ballot]] = {}
+    pairs: dict[tuple[_Key, _Key], list[VoteLike]] = {}
     for vote in ppo_against_sft:
         ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
         pairs.setdefault((_key(ppo), _key(sft)), []).append(vote)
@@ -218,32 +218,32 @@ def summary(votes: Iterable[Ballot], *, seed: int = 1) -> dict[str, Any]:
 _Key = tuple[str, str | None, str | None]  # role, repo, commit (else tag)
 
 
-def _key(model: Contender) -> _Key:
+def _key(model: ModelLike) -> _Key:
     # A tag may move and a commit cannot, so the tag identifies a model only where the commit is unknown.
     return (model.role, model.repo, model.commit or model.tag)
 
 
-def _names(votes: Iterable[Ballot]) -> dict[_Key, dict[str, str | None]]:
-    """{role, repo, commit, tag} of every model, from its newest vote."""
+def _names(votes: Iterable[VoteLike]) -> dict[_Key, dict[str, str | None]]:
+    """Returns {role, repo, commit, tag} of every model, from its last vote in the list."""
     models = [model for vote in votes for model in (vote.left, vote.right)]
     return {
-        _key(contender): {
-            "role": contender.role,
-            "repo": contender.repo,
-            "commit": contender.commit,
-            "tag": contender.tag,
+        _key(model): {
+            "role": model.role,
+            "repo": model.repo,
+            "commit": model.commit,
+            "tag": model.tag,
         }
-        for contender in models
+        for model in models
     }
 
 
-def _score(vote: Ballot) -> float:
-    """1 if the left side was preferred, ½ for a tie, 0 for the right side."""
+def _score(vote: VoteLike) -> float:
+    """Returns 1 if the left side was preferred, ½ for a tie, 0 for the right side."""
     return {"left": 1.0, "tie": 0.5, "right": 0.0}[vote.verdict]
 
 
-def _tally(votes: Sequence[Ballot]) -> dict[str, Any]:
-    """Counts and win rate of votes between a PPO and an SFT model."""
+def _tally(votes: Sequence[VoteLike]) -> dict[str, Any]:
+    """Computes counts and win rate of votes between a PPO and an SFT model."""
     counts = dict.fromkeys((*_ROLES, "tie", "both_bad"), 0)
     scores, prompts = [], []
     for vote in votes:
@@ -261,9 +261,9 @@ def _tally(votes: Sequence[Ballot]) -> dict[str, Any]:
 
 
 def _ratings(
-    votes: Sequence[Ballot], names: Mapping[_Key, Mapping[str, str | None]], seed: int
+    votes: Sequence[VoteLike], names: Mapping[_Key, Mapping[str, str | None]], seed: int
 ) -> list[dict[str, Any]]:
-    """Rows {role, repo, commit, tag, elo: estimate, among}; each set of linked models is rated separately."""
+    """Returns rows {role, repo, commit, tag, elo, among}; each set of linked models is rated separately."""
     rows = []
     for set_number, linked in enumerate(_linked(votes)):
         ratings = elo(
@@ -278,7 +278,7 @@ def _ratings(
     return rows
 
 
-def _linked(votes: Sequence[Ballot]) -> list[list[Ballot]]:
+def _linked(votes: Sequence[VoteLike]) -> list[list[VoteLike]]:
     """Groups votes by the sets of models that a chain of votes links, the largest first (union-find)."""
     leader: dict[_Key, _Key] = {}
 
@@ -289,7 +289,7 @@ def _linked(votes: Sequence[Ballot]) -> list[list[Ballot]]:
 
     for vote in votes:
         leader[find(_key(vote.left))] = find(_key(vote.right))
-    sets: dict[_Key, list[Ballot]] = {}
+    sets: dict[_Key, list[VoteLike]] = {}
     for vote in votes:
         sets.setdefault(find(_key(vote.left)), []).append(vote)
     return sorted(sets.values(), key=lambda linked: -len(linked))
@@ -300,8 +300,8 @@ def _points(theta: float) -> float:
 
 
 def _information(theta: NDArray[np.float64], games: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
-    """The Fisher information (K, K): minus the second derivative of the log-likelihood."""
-    chance = sigmoid(theta[:, None] - theta)
-    weight = games * chance * (1 - chance)
-    alone = sigmoid(theta) * (1 - sigmoid(theta))
-    return np.diag(weight.sum(1) + prior * alone) - weight
+    """Computes the Fisher information (K, K): minus the second derivative of the log-likelihood."""
+    win_probability = sigmoid(theta[:, None] - theta)
+    weight = games * win_probability * (1 - win_probability)
+    prior_weight = sigmoid(theta) * (1 - sigmoid(theta))
+    return np.diag(weight.sum(1) + prior * prior_weight) - weight

@@ -17,7 +17,7 @@ from ...fileio import finite, hub_id, integer, now
 from .ratings import VERDICTS
 
 MAX_TEXT = 32_768  # characters of a prompt or a completion
-#: Configurations of the data set: votes that prefer a side, and the others.
+#: Configurations of the data set: votes that prefer a side, and all others.
 CONFIGURATIONS = ("default", "ties")
 DECISIVE = ("left", "right")
 ROLES = ("ppo", "sft")
@@ -36,10 +36,10 @@ class ShownCompletion:
     Attributes:
         completion: The text.
         role: ppo or sft.
-        repo: Where the model was published; None if it was not. A path is refused, because it would
-            name this machine's user.
-        commit: Its commit.
-        tag: Its tag.
+        repo: The repository of the model; None if it was not published. A path is refused, because it would reveal a
+            user name on this machine.
+        commit: The model's commit in the repository; None if unknown.
+        tag: The tag of that commit; None if unknown.
         reward: The reward as the page showed it; None if it showed none.
         ended: Whether the model stopped by itself.
 
@@ -103,7 +103,7 @@ class Vote:
     def __post_init__(self) -> None:
         _check_text("prompt", self.prompt)
         _check(self.verdict in VERDICTS, "verdict", self.verdict, f"use one of {', '.join(VERDICTS)}")
-        # A pair of equal texts would teach a reward model nothing, or noise.
+        # A preference between equal texts would teach a reward model only noise.
         if self.verdict in DECISIVE and self.left.completion == self.right.completion:
             raise ZooError(f"A vote prefers the {self.verdict} side of two equal texts: make it a tie.")
         temperature = self.temperature
@@ -168,7 +168,7 @@ class Vote:
             values = {key: row[key] for key in ("prompt", "verdict", *SAMPLING_KEYS)}
             return cls(left=left, right=right, **values)
         except (KeyError, TypeError) as error:
-            raise ZooError(f"A row of votes lacks {error}, or has a value of another type.") from error
+            raise ZooError(f"A row of votes has no {error}, or a value of a wrong type.") from error
 
 
 def side_names(configuration: str) -> tuple[str, str]:
@@ -193,7 +193,7 @@ def _matches(form: re.Pattern[str], text: object) -> bool:
 
 
 def _set_floats(instance: object, *names: str) -> None:
-    """Turns integers into floats, as the data set stores them; some integers have no exact float."""
+    """Turns integers into floats, as the data set stores them. Large integers are rounded."""
     for name in names:
         if getattr(instance, name) is not None:
             # The dataclass is frozen; this runs in its own __post_init__.
