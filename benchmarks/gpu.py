@@ -5,9 +5,9 @@
     python benchmarks/gpu.py parity resume           # some parts
     python benchmarks/gpu.py --minutes 5             # what fits into so many; the most wanted parts come first
 
-Models have random weights, so nothing is downloaded; the part smollm2 takes a real one from .gpu/. Writes benchmarks/results/DATE-MACHINE.json after each part, so
-that a run that is cut off leaves what it had; parts that are run again replace theirs. A part that fails leaves its
-error there, and the exit code is 1.
+Models have random weights, so nothing is downloaded; the part smollm2 takes a real one from .gpu/. Writes
+benchmarks/results/DATE-MACHINE.json after each part, so that a run that is cut off leaves what it had; parts that are
+run again replace theirs. A part that fails leaves its error there, and the exit code is 1.
 """
 
 import argparse
