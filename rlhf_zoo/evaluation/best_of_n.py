@@ -1,10 +1,10 @@
 """How often a reward model ranks the right completion first among several, measured on your own pairs.
 
-RewardBench 2 uses one chosen and three rejected completions per prompt. Random guessing is right in a quarter of these
-cases, and in half of the pairs (Malik et al. 2025, arXiv:2506.01937). A pair has one rejected completion, so the other
-candidates are rejected completions of the same prompt in other held-out pairs. If there are too few, more come from the
-most similar other prompts and are scored after this prompt. Only one comparison is labeled: the chosen completion
-beats its own rejected one. That it beats the other candidates too is an assumption.
+RewardBench 2 uses one chosen and three rejected completions per prompt, so random guessing is right in a quarter of the
+cases, not in half of them as with pairs (Malik et al. 2025, arXiv:2506.01937). A pair has only one rejected completion.
+The other wrong candidates are rejected completions of the same prompt in other held-out pairs. If these are too few,
+more come from the most similar other prompts and are scored after this prompt. The labels only say that the chosen
+completion beats its own rejected one. That it beats the other candidates too is an assumption.
 """
 
 import random
@@ -32,7 +32,7 @@ class Choice:
     Attributes:
         pair: Index of the pair whose chosen completion is the right one.
         wrong: Indices of the pairs whose rejected completions are the wrong candidates, the pair's own first.
-        borrowed: How many of these, at the end, were written for another prompt.
+        borrowed: How many of the wrong candidates, the last ones, were written for another prompt.
     """
 
     pair: int
@@ -51,8 +51,8 @@ def choices(
 ) -> list[Choice]:
     """Builds one choice for each pair, or for `MAX_CHOICES` randomly drawn pairs if there are more.
 
-    Texts are compared without case and spacing. A wrong candidate is never a text that was chosen for this prompt; one
-    from another prompt is never a text that was chosen for any prompt. No candidate occurs twice.
+    Texts are compared without case and spacing. A wrong candidate is never a text that was chosen for this prompt. A
+    candidate from another prompt is never a text that was chosen for any prompt. No candidate occurs twice.
 
     Args:
         prompts: (N,) the prompt of each pair.
@@ -60,7 +60,7 @@ def choices(
         rejected: (N,) the rejected completion of each pair.
         seed: Seed of the draws.
         candidates: Completions per choice, the right one included.
-        without: Pairs to leave out because they are ties, in which neither side is right.
+        without: Indices of the pairs that are ties. They are left out, because neither side is right.
 
     Returns:
         The choices. Pairs with too few distinct wrong candidates are left out, so the list may be empty.
@@ -70,7 +70,7 @@ def choices(
     chosen_by_prompt: dict[str, set[str]] = defaultdict(set)
     pairs_of_prompt: dict[str, list[int]] = defaultdict(list)
     for pair, prompt in enumerate(prompts):
-        # The chosen text of a tie is never a wrong candidate either, but a tie yields no choice and lends no text.
+        # The chosen text of a tie cannot be a wrong candidate either. Otherwise ties are not used.
         chosen_by_prompt[prompt].add(right[pair])
         if pair not in without:
             pairs_of_prompt[prompt].append(pair)
@@ -78,7 +78,7 @@ def choices(
     usable = [pair for pairs in pairs_of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]
     selected = sorted(usable if len(usable) <= MAX_CHOICES else rng.sample(usable, MAX_CHOICES))
     all_prompts = list(pairs_of_prompt)
-    # Similarity is computed against each of them, so their number is bounded.
+    # Similarity is computed with every searched prompt, so their number is bounded.
     searched = (
         all_prompts if len(all_prompts) <= MAX_SEARCHED_PROMPTS else rng.sample(all_prompts, MAX_SEARCHED_PROMPTS)
     )
@@ -114,7 +114,7 @@ def choices(
 
 
 def _word_overlap(a: set[str], b: set[str]) -> float:
-    """Returns the share of words that both sets have (Jaccard index)."""
+    """Returns the number of common words divided by the number of words in either set (Jaccard index)."""
     return len(a & b) / max(len(a | b), 1)
 
 
@@ -128,7 +128,7 @@ def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
         (C,) credits from 0 to 1.
     """
     table = np.asarray(scores, dtype=float)
-    # Ties share the credit, so that a constant model gets the score of chance.
+    # Ties share the credit, so that a model with constant scores does not beat chance.
     highest = table == table.max(axis=1, keepdims=True)
     return highest[:, 0] / highest.sum(axis=1)
 
@@ -141,8 +141,8 @@ def choice_accuracy(
     Args:
         built: The C choices.
         scores: (C, n) scores of each choice's candidates, the chosen completion first.
-        prompts: (N,) the prompt of each pair, by which the intervals resample.
-        gold: (C, n) the utility of the same texts, where the labels were drawn from one.
+        prompts: (N,) the prompt of each pair; intervals resample prompts.
+        gold: (C, n) utilities of the same texts, if the labels were drawn from a known utility.
 
     Returns:
         The figures as JSON; None if there are no choices.

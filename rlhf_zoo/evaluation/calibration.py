@@ -1,7 +1,7 @@
 """How good a reward model is on held-out pairs: loss, margins, calibration, and its dependence on length.
 
-A margin is score(chosen) − score(rejected), in the units of training. In these units σ(margin) is the probability that
-the model gives to the chosen text (Bradley & Terry 1952), so margins of rescaled scores are not calibrated.
+A margin is score(chosen) − score(rejected), in the units of training. In these units σ(margin) is the model's
+probability that the chosen text is better (Bradley & Terry 1952), so margins of rescaled scores are not calibrated.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
@@ -12,9 +12,9 @@ from numpy.typing import ArrayLike, NDArray
 
 from .stats import accuracy, bootstrap_mean, correlation, equal_parts, proportion
 
-GUESS = float(np.log(2))  # nats per pair of random guessing, the best constant guess
-BINS = 10  # of confidences
-_SIMULATIONS = 1000  # data sets of a perfectly calibrated model
+GUESS = float(np.log(2))  # loss per pair, in nats, of a model that gives both sides probability ½
+BINS = 10  # bins of the confidence
+_SIMULATIONS = 1000  # simulated data sets, each from a perfectly calibrated model
 
 
 def pair_losses(margins: ArrayLike) -> NDArray[np.float64]:
@@ -43,7 +43,7 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
     sample = np.asarray(values, dtype=float)
     low, high = float(sample.min()), float(sample.max())
     if low < 0 < high:
-        width = (high - low) / (bins - 1)  # one fewer, since the edge at 0 splits a bin
+        width = (high - low) / (bins - 1)  # bins − 1, because the edge at 0 may add a bin
         edges = width * np.arange(np.floor(low / width), np.ceil(high / width) + 1)
         edges[0], edges[-1] = min(edges[0], low), max(edges[-1], high)  # rounding may leave the extremes outside
     else:
@@ -53,11 +53,11 @@ def histogram(values: ArrayLike, *, bins: int = 24) -> dict[str, list[Any]]:
 
 
 def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, Any]]:
-    """Compares confidence with the share of right answers in equal bins of [½, 1]. Empty bins are left out.
+    """Compares confidence with the share of right answers in bins of equal width on [½, 1]. Empty bins are left out.
 
-    The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right
-    where that side was chosen; a margin of 0 is half right. A curve over σ(margin) with both orders of each pair would
-    be this one and its mirror image.
+    The confidence in a pair is σ(|margin|), the probability of the side that the model prefers. The answer is right if
+    that side was chosen; a margin of 0 is half right. A curve over σ(margin) with both orders of each pair would be
+    this curve and its mirror image.
 
     Args:
         margins: (N,) score(chosen) − score(rejected), in the units of training.
@@ -84,7 +84,7 @@ def reliability_bins(margins: ArrayLike, *, bins: int = BINS) -> list[dict[str, 
 def by_margin(margins: ArrayLike, *, parts: int = 5) -> list[dict[str, Any]]:
     """Computes accuracy by the size of the margin, in parts with about equally many pairs.
 
-    A calibrated model is nearly always right where its two scores are far apart.
+    A calibrated model is nearly always right when its two scores are far apart.
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
@@ -130,8 +130,8 @@ def calibration_error(parts: Sequence[Mapping[str, Any]]) -> float:
 def calibration_error_by_chance(margins: ArrayLike, *, seed: int) -> tuple[float, float]:
     """Simulates the ECE that a perfectly calibrated model with these confidences would show by chance, in `BINS` bins.
 
-    It is above 0, because the accuracy in a finite bin varies. Each answer is drawn right with its own confidence as
-    probability.
+    This ECE is above 0, because the accuracy in a finite bin varies. Each simulated answer is right with a probability
+    equal to its confidence.
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
@@ -207,9 +207,9 @@ def preference_report(
 ) -> dict[str, Any]:
     """Computes what a card reports about a reward model over N held-out pairs.
 
-    Intervals resample prompts. The accuracy's interval is Wilson's where each prompt has one pair, and a tie counts as
-    wrong. Length correlations (Pearson, Spearman) are over all 2N texts. `longer_wins` is the share of pairs whose
-    chosen side is longer: the accuracy of a model that knows length alone. `prefers_longer` is the share in which this
+    Intervals resample prompts. The accuracy's interval is Wilson's if each prompt has one pair; a tie counts as wrong.
+    Correlations with length (Pearson, Spearman) are over all 2N texts. `longer_wins` is the share of pairs whose chosen
+    side is longer: the accuracy of a model that sees length alone. `prefers_longer` is the share of pairs in which this
     model scores the longer side higher. Ties count one half in both.
 
     Args:
@@ -226,20 +226,21 @@ def preference_report(
     Raises:
         ValueError: A score is not finite, or there are no pairs.
     """
-    good, bad = np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float)
-    long_good, long_bad = np.asarray(chosen_lengths, dtype=int), np.asarray(rejected_lengths, dtype=int)
-    margins = good - bad
+    chosen_scores, rejected_scores = np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float)
+    chosen_tokens, rejected_tokens = np.asarray(chosen_lengths, dtype=int), np.asarray(rejected_lengths, dtype=int)
+    margins = chosen_scores - rejected_scores
     margin = bootstrap_mean(margins, prompts, seed=seed)
     loss = bootstrap_mean(pair_losses(margins), prompts, seed=seed)
-    # Here a tie is wrong: a model that scores everything alike must not reach one half.
+    # A tie is wrong here; otherwise a model that scores everything alike would reach one half.
     right = accuracy(margins > 0, prompts)
-    scores, lengths = np.concatenate([good, bad]), np.concatenate([long_good, long_bad])
-    # Both sides of a pair belong to one prompt, so the resamples keep them together.
+    scores = np.concatenate([chosen_scores, rejected_scores])
+    lengths = np.concatenate([chosen_tokens, rejected_tokens])
+    # Both sides of a pair belong to one prompt, so resamples keep them together.
     text_prompts = [*prompts, *prompts]
     by_rank = correlation(scores, lengths, text_prompts, seed=seed, ranks=True)
     by_value = correlation(scores, lengths, text_prompts, seed=seed)
-    # Sign −1, 0, 1 becomes 0, ½, 1 below.
-    longer = np.sign(long_good - long_bad)
+    # The signs −1, 0, 1 become 0, ½, 1 below.
+    longer = np.sign(chosen_tokens - rejected_tokens)
     return {
         "accuracy": right.value,
         "n": right.n,
@@ -265,7 +266,7 @@ def preference_report(
 
 
 def _confidence_and_correctness(margins: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns (N,) the confidence in each pair, and (N,) 1 if the preferred side is the chosen one, ½ for a tie."""
+    """Returns each pair's confidence, and 1 if the model prefers the chosen side, ½ for a tie, else 0; (N,) each."""
     values = np.asarray(margins, dtype=float)
     # σ(|margin|) is the confidence. A positive margin prefers the chosen side.
     return np.exp(-pair_losses(np.abs(values))), (np.sign(values) + 1) / 2

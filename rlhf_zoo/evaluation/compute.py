@@ -1,7 +1,7 @@
 """The compute of a method, in tokens and FLOPs, so that methods can be compared at equal compute.
 
-A forward pass takes 2N FLOPs per token, a forward and backward pass 6N (Kaplan et al. 2020, arXiv:2001.08361, §2.1; N
-as in `models.matmul_parameters`). Attention over the context, padding and the optimizer's step are left out.
+A forward pass takes 2N FLOPs per token, a forward and backward pass 6N (Kaplan et al. 2020, arXiv:2001.08361, §2.1).
+`models.matmul_parameters` counts N. Attention over the context, padding and the optimizer's step are left out.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Compute:
         """Adds the tokens of each role.
 
         Raises:
-            ValueError: A role has two sizes.
+            ValueError: A role has different sizes in the two.
         """
         models = dict(self.models)
         for role, passes in other.models.items():
@@ -74,7 +74,7 @@ class Compute:
             # Models of different sizes cannot share one token count.
             if own.parameters != passes.parameters:
                 raise ValueError(
-                    f"The {role} has {own.parameters} parameters in one and {passes.parameters} in another."
+                    f"The {role} has {own.parameters} parameters in one count and {passes.parameters} in the other."
                 )
             models[role] = Passes(
                 own.parameters, own.generated + passes.generated, own.read + passes.read, own.trained + passes.trained
@@ -122,9 +122,8 @@ class Compute:
 
 
 def _rollout(sizes: Mapping[str, int], prompts: float, completions: float) -> dict[str, Passes]:
-    """Counts the sampling, and one pass over prompt and completion by each reader: reference, reward and critic."""
+    """Counts sampling, and one forward pass over prompt and completion by each of reference, reward and critic."""
     tokens = prompts + completions
-    # Each scores the whole sequence in one forward pass.
     readers = {role: Passes(sizes[role], read=tokens) for role in ("reference", "reward", "critic") if role in sizes}
     return {"policy": Passes(sizes["policy"], generated=completions, read=prompts), **readers}
 
@@ -138,7 +137,7 @@ def ppo_compute(
         sizes: Parameters N by role; a missing role computes nothing.
         prompt_tokens: Prompt tokens of all rollouts.
         completion_tokens: Completion tokens of all rollouts.
-        trained_tokens: Tokens of prompts and completions, once for each epoch over them.
+        trained_tokens: Tokens of prompts and completions that are trained on, counted once per epoch.
 
     Returns:
         The passes of each role.
@@ -191,13 +190,13 @@ def dpo_compute(sizes: Mapping[str, int], *, pair_tokens: float, epochs: float) 
 def sft_compute(
     sizes: Mapping[str, int], *, trained_tokens: float, prompt_tokens: float = 0.0, completion_tokens: float = 0.0
 ) -> Compute:
-    """Counts SFT, and the sampling of its texts if the policy wrote them (rejection sampling).
+    """Counts SFT, and the sampling of its training texts if the policy wrote them (rejection sampling).
 
     Args:
         sizes: Parameters N by role.
-        trained_tokens: Tokens trained on, once per epoch.
-        prompt_tokens: Prompt tokens of texts that the policy sampled and the reward read.
-        completion_tokens: Completion tokens of these texts.
+        trained_tokens: Tokens that are trained on, counted once per epoch.
+        prompt_tokens: Prompt tokens of the sampled texts; 0 if the texts were given.
+        completion_tokens: Completion tokens of the sampled texts.
 
     Returns:
         The passes of each role.
@@ -209,9 +208,9 @@ def sft_compute(
 
 
 def best_of_n_compute(sizes: Mapping[str, int], n: int, *, prompt_tokens: float, completion_tokens: float) -> Compute:
-    """Counts serving one completion by best-of-n: n samples, each read by the reward.
+    """Counts serving one completion by best-of-n: n samples, each scored by the reward model.
 
-    For n = 1 the reward has nothing to choose, so this is the cost of plain sampling, as from a trained policy.
+    For n = 1 there is nothing to choose, so this is the cost of plain sampling, as from a trained policy.
 
     Args:
         sizes: Parameters N by role.
@@ -239,8 +238,8 @@ def break_even(
         other_per_completion: FLOPs that the second method needs to serve one completion.
 
     Returns:
-        The number of completions; 0 if the first method's training costs no more. None if the second method costs no
-        more to serve, because the first then never catches up.
+        The number of completions; 0 if the first method is cheaper from the start. None if the second method costs no
+        more to serve, because the first method then never catches up.
     """
     if other_per_completion <= per_completion:
         return None

@@ -1,12 +1,12 @@
-"""Tests whether the judge's score fell from its best checkpoint to the last, allowing for the choice of the best.
+"""Tests whether the judge's score fell from the best checkpoint to the last, correcting for the selection of the best.
 
-The best of many noisy checkpoints looks better than it is, so a fall from it cannot be tested like one difference.
-For each checkpoint k, the contrast c · y_k + (1 − c) · y_SFT − y_last, c = `MIN_SHARE_KEPT`, is above 0 only if the
-last checkpoint is worse than k or than SFT. The largest of the contrasts' t statistics is compared with its
-distribution when all contrasts are 0, found by resampling prompts. This is Dunnett's many-to-one comparison, as the
-studentized bootstrap of Romano & Wolf 2005 (Econometrica 73:1237). In addition, the last checkpoint must lose to the
-best on enough prompts, because a few outliers can move a mean. Under a flat judge it reports a fall in at most 2.5% of
-runs, however many checkpoints there are.
+The best of many noisy checkpoints looks better than it is, so a fall from it cannot be tested like a single difference.
+For each checkpoint k, the contrast c · y_k + (1 − c) · y_SFT − y_last, with c = `MIN_SHARE_KEPT`, is above 0 only if
+the last checkpoint is worse than k or than SFT. The largest t statistic of these contrasts is compared with its
+distribution when all contrasts are 0, which is found by resampling prompts. This is Dunnett's many-to-one comparison
+with the studentized bootstrap of Romano & Wolf 2005 (Econometrica 73:1237). In addition, the last checkpoint must lose
+to the best on enough prompts, because a few outliers can move a mean. If all checkpoints are equally good, the test
+reports a fall in at most 2.5% of runs, however many checkpoints there are.
 """
 
 import math
@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from .stats import Estimate, bootstrap_mean, resample_counts
 
-#: Share of the best checkpoint's gain over SFT. A loss that leaves more does not matter, however certain it is.
+#: Share of the best checkpoint's gain over SFT. If the last checkpoint keeps more, the loss does not matter.
 MIN_SHARE_KEPT = 0.9
 Z_80 = 0.841621  # the 80% quantile of the normal distribution
-#: The smallest win rate of a gain; 1 − this is the largest of a loss. A reader would not notice less.
+#: Smallest win rate that counts as a gain. A loss needs 1 − this or less. A reader would not notice less.
 MIN_WIN_RATE = 0.53
-FALL_LEVEL = 0.025  # significance level of a fall, one-sided, to match the 95% intervals
+FALL_LEVEL = 0.025  # one-sided significance level of a fall, to match the 95% intervals
 
 Floats = NDArray[np.float64]
 
@@ -34,14 +34,13 @@ class Fall:
     """The fall from the judge's best checkpoint to the last.
 
     Attributes:
-        step: Step of the best checkpoint; the SFT model's step where that is the best.
-        drop: Best − last, with its plain interval, which is too narrow because the best was chosen.
-        share_kept: The last checkpoint's share of the best's gain over SFT; None if there was no gain.
-        p: How often noise alone would produce as large a fall from any checkpoint, corrected for the choice.
-        win_rate: The last checkpoint's win rate over the best one, by their scores on each prompt.
-        detectable_share: The last checkpoint would have to fall to this share of an earlier checkpoint's gain for 80%
-            of such evaluations to detect it. Below 0 if even SFT's level is not low enough; None if no earlier
-            checkpoint has a gain.
+        step: Step of the best checkpoint; the SFT model's step if SFT is the best.
+        drop: Best − last. The interval ignores the selection of the best and is therefore too narrow.
+        share_kept: The last checkpoint's gain over SFT as a share of the best one's; None if there was no gain.
+        p: The p-value: how often noise alone would produce as large a fall from any checkpoint.
+        win_rate: The last checkpoint's win rate over the best one, by their mean scores on each prompt.
+        detectable_share: 80% of such evaluations would detect a fall to this share of the best earlier checkpoint's
+            gain. Below 0 if they would miss even a fall to SFT's level; None if no earlier checkpoint has a gain.
     """
 
     step: int
@@ -53,7 +52,7 @@ class Fall:
 
     @property
     def detected(self) -> bool:
-        """Whether the fall is beyond noise at `FALL_LEVEL`, and the win rate agrees."""
+        """Whether the fall is significant at `FALL_LEVEL`, and the win rate agrees."""
         return self.p <= FALL_LEVEL and self.win_rate <= 1 - MIN_WIN_RATE
 
     def to_json(self) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def difference(scores: Floats, first: int, second: int, seed: int, resamples: in
 
     Args:
         scores: (J, P) a row for each policy, a column for each prompt.
-        first: Index of the first row.
+        first: Index of the row to subtract from.
         second: Index of the row to subtract.
         seed: Seed of the resamples.
         resamples: Number of resamples.
@@ -99,15 +98,15 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
     """
     means = scores.mean(1)
     best, last = int(means.argmax()), len(means) - 1
-    # A row for each earlier policy: how far the last one fell short of it, by prompt.
+    # (J − 1, P): how far the last policy fell short of each earlier one, by prompt.
     contrasts = _contrasts(len(means)) @ scores
     scale = float(np.abs(scores).max())
     observed, largest = _largest_t(contrasts, scale, seed, resamples)
-    # Power is computed for the best checkpoint before the last, because the last cannot fall from itself.
+    # Power is computed for the best policy before the last, because the last one cannot fall from itself.
     earlier = int(means[:-1].argmax())
     error = float(contrasts[earlier].std()) / math.sqrt(scores.shape[1])
     gain_before = float(means[earlier] - means[0])
-    with np.errstate(invalid="ignore"):  # between two resamples without any spread, whose t is infinite
+    with np.errstate(invalid="ignore"):  # the quantile may interpolate between two infinite t
         # The minimum detectable contrast at 80% power: the critical value plus `Z_80`, in standard errors.
         detectable = (float(np.quantile(largest, 1 - FALL_LEVEL)) + Z_80) * error
     best_gain = means[best] - means[0]
@@ -125,8 +124,8 @@ def measure_fall(scores: Floats, steps: Sequence[int], seed: int, resamples: int
 
 
 def _contrasts(size: int) -> Floats:
-    """(size − 1, size): c · y_k + (1 − c) · y_0 − y_last for k = 0 … size − 2; y_0 − y_last for k = 0."""
-    # For k = 0 both terms fall on column 0, so the contrast becomes y_0 − y_last.
+    """Returns the (size − 1, size) matrix of the contrasts c · y_k + (1 − c) · y_0 − y_last, k = 0 … size − 2."""
+    # For k = 0 both coefficients are in column 0, so the contrast is y_0 − y_last.
     matrix = MIN_SHARE_KEPT * np.eye(size - 1, size)
     matrix[:, 0] += 1 - MIN_SHARE_KEPT
     matrix[:, -1] -= 1
@@ -134,9 +133,9 @@ def _contrasts(size: int) -> Floats:
 
 
 def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple[float, Floats]:
-    """Returns the largest t of contrasts (J, P), and (resamples,) its values where all contrasts are 0."""
+    """Returns the largest t of (J, P) contrasts, and (resamples,) its values if all contrasts were 0."""
     prompts = values.shape[1]
-    tiny = 1e-12 * scale  # rounding error, where two policies score alike on every prompt
+    tiny = 1e-12 * scale  # bound on the rounding error if two policies score alike on every prompt
     means = values.mean(1)
     observed = _t(means, values.std(1), tiny, prompts)
     weights = np.concatenate(list(resample_counts(prompts, seed, resamples))) / prompts
@@ -149,7 +148,7 @@ def _largest_t(values: Floats, scale: float, seed: int, resamples: int) -> tuple
 
 
 def _t(mean: Floats, spread: Floats, tiny: float, prompts: int) -> Floats:
-    """Computes t statistics: 0 if the mean is rounding error, infinite if only the spread is."""
+    """Computes t statistics. They are 0 if the mean is rounding error, and infinite if only the spread is."""
     with np.errstate(divide="ignore", invalid="ignore"):
         t = np.where(spread > tiny, mean / spread * math.sqrt(prompts), np.sign(mean) * np.inf)
     return np.where(np.abs(mean) > tiny, t, 0.0)

@@ -1,8 +1,8 @@
-"""Where reward models that differ only in their training's random seed disagree.
+"""How much reward models disagree that differ only in the random seed of their training.
 
-A reward model learns from its pairs and guesses beyond them, and models with other seeds guess differently. So their
-disagreement on a policy's completions shows how far the policy has moved from what they learned (Coste et al. 2023,
-arXiv:2310.02743). Arrays of scores are (M, N): M models, N texts.
+A reward model learns from its pairs and guesses beyond them, and models with different seeds guess differently. So
+their disagreement on a policy's completions shows how far the policy has moved from what they learned (Coste et al.
+2023, arXiv:2310.02743). Arrays of scores are (M, N): M models, N texts.
 """
 
 import math
@@ -31,7 +31,7 @@ def standardized(scores: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]
 
 
 def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
-    """Computes the sample standard deviation over models.
+    """Computes each text's sample standard deviation over models.
 
     It is 0 if all models agree. Over the reference texts themselves, its mean square is 1 minus the mean correlation
     between two models.
@@ -40,9 +40,9 @@ def disagreement(scores: ArrayLike) -> NDArray[np.float64]:
         scores: (M, N) standardized scores, M ≥ 2.
 
     Returns:
-        (N,) disagreement of each text, with M − 1 in the denominator.
+        (N,) disagreement on each text. The denominator of the variance is M − 1.
     """
-    # M − 1, because otherwise a small number of models would seem to agree more.
+    # With M as the denominator, a small number of models would seem to agree more.
     return np.asarray(scores, dtype=float).std(axis=0, ddof=1)
 
 
@@ -60,15 +60,15 @@ def unrelated_disagreement(models: int) -> float:
 
 
 def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
-    """Computes, for every two models, how often they prefer the same side of a pair.
+    """Computes how often every two models prefer the same side of a pair.
 
     Args:
         margins: (M, N) margins of M models on N pairs.
 
     Returns:
-        For each two models, the share of pairs whose margins have the same sign, with Wilson's interval.
+        (a, b), the indices of two models -> the share of pairs on which their margins have the same sign, with Wilson's
+        interval. A tie agrees only with a tie.
     """
-    # A tie agrees only with a tie.
     signs = np.sign(np.asarray(margins, dtype=float))
     return {
         (a, b): proportion(int((signs[a] == signs[b]).sum()), signs.shape[1])
@@ -79,19 +79,18 @@ def agreements(margins: ArrayLike) -> dict[tuple[int, int], Estimate]:
 def by_kl(
     values: ArrayLike, kl: ArrayLike, groups: Sequence[Hashable], *, seed: int, parts: int = 5
 ) -> list[dict[str, Any]]:
-    """Computes means of values in parts of about equally many texts, ordered by KL. Equal KLs share a part.
+    """Sorts texts by KL into parts of about equal size, and averages values in each part. Equal KLs share a part.
 
     Args:
-        values: (N,) figures to average.
+        values: (N,) values to average.
         kl: (N,) KL of each text, nats.
         groups: (N,) the prompt of each text, which the intervals resample.
         seed: Seed of the resamples.
         parts: Number of parts, at most.
 
     Returns:
-        For each part: low, high and mean kl (nats), value, ci95, n.
+        For each part, by increasing KL: low, high and kl (its mean), nats; value, ci95 and n.
     """
-    # Prompts are numbered once, so that the parts can share the numbering.
     sample, nats, prompts = np.asarray(values, dtype=float), np.asarray(kl, dtype=float), group_indices(groups)
     return [
         {

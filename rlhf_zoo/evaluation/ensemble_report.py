@@ -1,4 +1,4 @@
-"""How far the reward models of an ensemble agree, on held-out pairs and on completions of SFT and PPO."""
+"""How much the reward models of an ensemble agree, on held-out pairs and on completions of SFT and PPO."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ Scores = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Texts:
-    """N completions.
+    """N completions with their prompts.
 
     Attributes:
-        prompts: The prompt of each, a text or a conversation.
-        texts: Each with its prompt in front, a text or a conversation.
-        ended: Whether each ended by itself.
-        judge: The judge's scores; None if nothing was evaluated.
-        kl: Σ log π − log π_SFT of each, nats; None if nothing was evaluated.
+        prompts: (N,) prompts, texts or conversations.
+        texts: (N,) prompts with their completions, texts or conversations.
+        ended: (N,) whether the completion ended by itself.
+        judge: (N,) the judge's scores; None if the run was not evaluated.
+        kl: (N,) Σ log π − log π_SFT of each completion, nats; None if the run was not evaluated.
     """
 
     prompts: Sequence[Any]
@@ -43,9 +43,9 @@ class EnsembleScores:
 
     Attributes:
         margins: (M, pairs) chosen − rejected on held-out pairs. A tie counts as wrong, as on a reward model's card.
-        pair_prompts: Keys that tell the pairs' prompts apart.
-        raw: (M, N) scores of the completions of sft and, if it was evaluated, of ppo.
-        texts: The completions of the same sides.
+        pair_prompts: (pairs,) a key for the prompt of each pair.
+        raw: Side -> (M, N) scores of its completions. The sides are sft and, if the run was evaluated, ppo.
+        texts: Side -> its completions.
         seed: Seed of the resamples of intervals.
     """
 
@@ -57,7 +57,7 @@ class EnsembleScores:
 
     @cached_property
     def scores(self) -> dict[str, Scores]:
-        """The scores by side, in units in which each model scores SFT's completions 0 ± 1."""
+        """Side -> (M, N) scores, scaled so that each model's scores of SFT's completions are 0 ± 1."""
         return {side: standardized(rows, self.raw["sft"]) for side, rows in self.raw.items()}
 
     def report(self, seeds: Sequence[int], directories: Sequence[str]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ class EnsembleScores:
             seeds: The seed of each model.
             directories: The directory of each model.
         """
-        # A model with larger scores would weigh more in the mean, so each margin is divided by its model's deviation.
+        # A model with larger scores would weigh more in the mean, so its margins are divided by their scale.
         mean_margin = (self.margins / self.raw["sft"].std(axis=1, keepdims=True)).mean(axis=0)
         pair_agreements = agreements(self.margins)
         models = []
@@ -101,9 +101,9 @@ class EnsembleScores:
         }
 
     def _on_texts(self, scores: Mapping[str, Scores]) -> dict[str, Any]:
-        """Returns PPO's mean score, in units in which SFT's are 0 ± 1, and by side Spearman's ρ with the judge.
+        """Returns PPO's mean standardized score, and Spearman's ρ of scores and judge for each side.
 
-        Both are None if nothing was evaluated; ρ is also None if scores do not vary.
+        Both are None if the run was not evaluated; ρ is also None if scores do not vary.
         """
         if "ppo" not in self.texts:
             return {"ppo_score": None, "judge_correlation": None}
@@ -118,7 +118,7 @@ class EnsembleScores:
         }
 
     def _mean(self, values: Scores) -> dict[str, Any]:
-        """The mean over completions, with an interval over prompts, which both sides share."""
+        """Averages over completions, with an interval that resamples prompts, which both sides share."""
         return bootstrap_mean(values, self.texts["sft"].prompts, seed=self.seed).to_json()
 
     def _disagreement(self) -> dict[str, Any]:
@@ -139,7 +139,7 @@ class EnsembleScores:
         return figures
 
     def _first_model_excess(self) -> dict[str, Any] | None:
-        """By how much the first model, which PPO trained on, scores PPO's completions above the mean of the others."""
+        """How much higher the first model, which PPO trained on, scores PPO's completions than the others do."""
         if "ppo" not in self.texts:
             return None
         ppo = self.scores["ppo"]

@@ -1,4 +1,4 @@
-"""The evidence for a verdict: the measured policies, the facts about the judge, and what the reward pays for."""
+"""The evidence for a verdict: the measured policies, the facts about the judge, and which habits the reward favors."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .probes.reward_effect import RewardEffect
 from .prompt_groups import group_means
 from .stats import Estimate
 
-#: The smallest lower bound of a fit judge's accuracy on ordered pairs.
+#: The lower bound of a judge's accuracy on pairs of known order must be at least this, or the judge is unfit.
 MIN_ACCURACY = 0.6
 
 
@@ -26,12 +26,12 @@ class JudgeReliability:
 
     Attributes:
         name: The judge's name in reports.
-        is_reward, verifiable: Whether it is the training reward, and whether it checks answers. If it does both, it is
-            still fit.
-        unfit: Another reason why it is unfit, a sentence.
-        accuracy, own_accuracy: On labeled pairs, and on pairs of the policies' own outputs.
+        is_reward, verifiable: Whether it is the training reward, and whether it checks answers. A training reward is
+            fit only if it checks answers.
+        unfit: A further reason why the judge is unfit, as a sentence.
+        accuracy, own_accuracy: Its accuracy on labeled pairs, and on pairs of the policies' own outputs.
         split_half: How well it agrees with itself, see `judges.check`.
-        winnable: Whether it prefers one constant text to SFT's texts.
+        winnable: Whether it prefers a constant text, the same for every prompt, to SFT's texts.
         independent: Whether its labels and its errors differ from the reward's.
     """
 
@@ -88,7 +88,7 @@ class JudgeReliability:
 
     @property
     def known_fault(self) -> str | None:
-        """A sentence on what is known to keep the judge from ruling out hacking; None if nothing is."""
+        """A sentence on a known fault that keeps the judge from ruling out hacking; None if there is no such fault."""
         if self.why_unfit:
             return self.why_unfit
         faults = ["one constant text beats SFT by this judge"] if self.winnable else []
@@ -107,7 +107,7 @@ class JudgeReliability:
 
     @property
     def unknown(self) -> str:
-        """A sentence on facts that were not checked; empty if all were."""
+        """A sentence that lists facts that were not checked; empty if all were."""
         facts = {
             "its accuracy on labeled pairs": self.accuracy,
             "its accuracy on pairs of the policies' outputs": self.own_accuracy,
@@ -129,14 +129,14 @@ class JudgeReliability:
 
 @dataclass(frozen=True, eq=False)
 class Checkpoint:
-    """A policy as measured.
+    """The measurements of one policy.
 
     Attributes:
         step, kl: Its step, and its KL to the SFT model in nats per completion (None if unknown).
-        proxy, judge: (P,) mean scores on P prompts, the same for every policy, so comparisons are paired; None if
-            missing.
-        wins: (P,) how often the judge prefers its completions to SFT's; None computes it from the means.
-        report: Its probes.
+        proxy, judge: (P,) the mean training reward and the judge's mean score on each of P prompts, which are the same
+            for every policy; None if missing.
+        wins: (P,) how often the judge prefers its completions to SFT's; None to compare the means instead.
+        report: Its probes; None if none were run.
     """
 
     step: int
@@ -159,10 +159,11 @@ class Evidence:
     Attributes:
         sft, checkpoints: The SFT model, and the checkpoints in any order.
         judge: The facts about the judge.
-        reward_effects: How the training reward scores the last checkpoint's habits.
-        rollouts: Whether these are two files of completions, without a run: the verdict compares them, and names no
-            step.
-        groups: (P,) the group of each prompt, the same for prompts that ask the same; None if each is its own group.
+        reward_effects: How much the last checkpoint's habits change the training reward.
+        rollouts: Whether two files of completions are compared instead of a run's checkpoints. The verdict then names
+            no step.
+        groups: (P,) the group of each prompt, equal for prompts that ask the same; None if every prompt is its own
+            group.
 
     Raises:
         ValueError: There is no checkpoint, two have the same step, or a KL is not finite.
@@ -194,18 +195,18 @@ class Evidence:
         return sorted(self.checkpoints, key=lambda checkpoint: checkpoint.step)
 
     def by_group(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Averages values of prompts by group, so that a question counts once, however many prompts ask it.
+        """Averages the values of each group's prompts, so that a question counts once, however many prompts ask it.
 
         Args:
-            values: (…, P) a value of each prompt.
+            values: (…, P) a value for each prompt.
 
         Returns:
-            (…, G) the means; the values themselves if no two prompts ask the same.
+            (…, G) the means of the groups; the values themselves if no two prompts ask the same.
         """
         return np.asarray(values, dtype=float) if self.groups is None else group_means(values, self.groups)
 
     def step_phrase(self, step: int) -> str:
-        """Returns the phrase that names a step at the end of a clause, such as " at step 20".
+        """Returns a phrase such as " at step 20", to append to a clause; empty for two files.
 
         Args:
             step: The step of the SFT model or of a checkpoint.
@@ -213,12 +214,9 @@ class Evidence:
         return "" if self.rollouts else f" at step {step}"
 
     def reward_effect(self, family: str) -> RewardEffect | None:
-        """Returns a family's effect on the training reward.
+        """Returns how much a family's habit changes the training reward; None if it was not measured.
 
         Args:
-            family: Name of the family.
-
-        Returns:
-            The effect; None if it was not measured.
+            family: Name of the family of probes.
         """
         return next((effect for effect in self.reward_effects if effect.family == family), None)

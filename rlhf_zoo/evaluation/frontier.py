@@ -1,7 +1,7 @@
-"""The frontier of a method: its reward and its score by the judge, at each KL to the SFT policy and each compute.
+"""The frontier of a method: mean reward and judge's score at each KL to the SFT policy and each amount of compute.
 
-A point keeps a mean for each prompt rather than one for the whole set. Two methods measured on the same prompts can
-then be compared prompt by prompt, and intervals resample whole prompts, as in `stats`.
+A point keeps a mean for each prompt rather than one overall mean. Two methods measured on the same prompts can then be
+compared prompt by prompt, and intervals resample whole prompts, as in `stats`.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from .stats import Estimate, bootstrap_mean, group_indices, share
 
 Floats = NDArray[np.float64]
 
-#: Largest distance in √nats between two measured points for an interpolation between them.
+#: Largest distance between two measured points, in √nats, at which `at_kl` interpolates between them.
 MAX_GAP = 0.5
 _TIE_TOLERANCE = 1e-9  # scores at most this far apart tie; a tie counts one half
 
 
 @dataclass(frozen=True)
 class Point:
-    """One policy, or the mean of several seeds of one.
+    """The measurements of one policy, or their mean over policies trained with several seeds.
 
     Attributes:
         label: The name in tables.
         kl: (P,) mean KL to the SFT policy on each of P rows of prompts, nats.
         reward: (P,) mean reward.
         judge: (P,) mean score by the judge.
-        n: Completions behind the point.
+        n: Number of completions.
         wins: Opponent -> (P,) the share of comparisons won.
-        kl_is_bound: Whether `kl` is an upper bound.
+        kl_is_bound: Whether `kl` is only an upper bound.
         training: Compute spent once.
         serving: Compute per served completion.
-        seed_points: The points of single seeds that this one is the mean of; () for one seed.
-        extra_metrics: Other figures by name, (P,) each; empty for best-of-n, whose completions are not kept.
-        prompts: (P,) keys that identify prompts, if rows may share one; intervals resample equal keys together.
+        seed_points: The point of each seed, if this is a mean over seeds; else ().
+        extra_metrics: Name -> (P,) values; empty for best-of-n, whose completions are not kept.
+        prompts: (P,) a key for the prompt of each row; intervals resample equal keys together. None if all differ.
     """
 
     label: str
@@ -57,23 +57,23 @@ class Point:
     prompts: Sequence[Hashable] | None = None
 
     def estimate(self, values: Floats, *, seed: int) -> Estimate:
-        """Averages means by prompt, with an interval over resampled prompts.
+        """Averages over prompts, with an interval that resamples prompts.
 
         Args:
-            values: (P,) means by prompt.
+            values: (P,) a mean for each row of prompts.
             seed: Seed of the resamples.
 
         Returns:
-            The mean; its n is the point's number of completions.
+            The mean; its `n` is the point's number of completions.
         """
         return replace(bootstrap_mean(values, self._groups(values), seed=seed), n=self.n)
 
     def rate(self, values: Floats, *, n: int | None = None) -> Estimate:
-        """Averages shares of wins, with the interval of `stats.share`.
+        """Averages shares over prompts, with the interval of `stats.share`.
 
         Args:
-            values: (P,) shares by prompt.
-            n: Number of comparisons behind them; None for the point's completions.
+            values: (P,) a share from 0 to 1 for each row of prompts.
+            n: Number of observations behind the shares; None for the point's number of completions.
 
         Returns:
             The mean share.
@@ -84,7 +84,7 @@ class Point:
         """Averages the rows of each distinct prompt.
 
         Args:
-            values: (P,) means of rows.
+            values: (P,) a mean for each row of prompts.
 
         Returns:
             (G,) means of the G distinct prompts.
@@ -116,7 +116,7 @@ def mean_by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
     """Averages the values of each prompt.
 
     Args:
-        values: (P · per_prompt,) in the order of the prompts.
+        values: (P · per_prompt,) values, those of one prompt adjacent.
         per_prompt: Number of values per prompt.
 
     Returns:
@@ -128,17 +128,17 @@ def mean_by_prompt(values: ArrayLike, per_prompt: int) -> Floats:
 def win_shares(ours: ArrayLike, theirs: ArrayLike) -> Floats:
     """Computes how often each of our samples beats another method's samples of the same prompt.
 
-    Averaged over a pool, with each sample weighted by its chance to be chosen, this is the expected win rate of the
-    choice.
+    Averaged over a pool of samples, each weighted by its probability of being chosen, this is the expected win rate of
+    the chosen sample.
 
     Args:
         ours: (P, N) scores of our samples.
         theirs: (P, S) scores of the other method's samples.
 
     Returns:
-        (P, N) for each of our samples, the share of the other method's samples that it beats.
+        (P, N) the share of the other method's samples that each of our samples beats; a tie counts one half.
     """
-    # (P, N, S): every sample of ours against every one of theirs.
+    # (P, N, S): every sample of ours against every sample of theirs.
     gap = np.asarray(ours, dtype=float)[:, :, None] - np.asarray(theirs, dtype=float)[:, None, :]
     return np.asarray(np.where(np.abs(gap) <= _TIE_TOLERANCE, 0.5, gap > 0).mean(2), dtype=float)
 
@@ -148,19 +148,19 @@ def weighted_mean(points: Sequence[Point], weights: Sequence[float] | None = Non
 
     Args:
         points: Points measured on the same prompts.
-        weights: A weight for each point, summing to 1; None for the plain mean over seeds, which keeps `points` as
+        weights: A weight for each point; they sum to 1. None for the plain mean over seeds, which keeps `points` as
             `seed_points`.
         label: The label of the result.
 
     Returns:
-        The weighted mean of every figure. `extra_metrics` keeps the figures that all points have.
+        A point with the weighted mean of every field. `extra_metrics` has the metrics that all points have.
     """
     shares = [1 / len(points)] * len(points) if weights is None else list(weights)
 
     def mean(arrays: Sequence[Floats]) -> Floats:
         return np.asarray(sum(share * array for share, array in zip(shares, arrays, strict=True)), dtype=float)
 
-    # Compute is averaged by role, so a mean over seeds costs what one run costs.
+    # Compute is averaged too, so a mean over seeds has the compute of one run.
     compute = [
         [getattr(point, kind).times(share) for share, point in zip(shares, points, strict=True)]
         for kind in ("training", "serving")
@@ -186,68 +186,66 @@ def weighted_mean(points: Sequence[Point], weights: Sequence[float] | None = Non
 
 
 def at_kl(points: Sequence[Point], kl: float) -> Point | None:
-    """Reads a frontier at one KL, linear in √KL between two neighbors.
+    """Reads a frontier at one KL, by linear interpolation in √KL between two neighbors.
 
-    A policy's score is close to linear in √KL over short stretches (Gao et al. 2022, arXiv:2210.10760) but not over
-    long ones: a chord from SFT to a far point misses what lies between. Nothing is extrapolated, because
-    over-optimization shows there.
+    A policy's score is close to linear in √KL over short distances (Gao et al. 2022, arXiv:2210.10760) but not over
+    long ones: a straight line from SFT to a distant point misses the curve between them. Nothing is extrapolated,
+    because the score may fall outside the measured range (over-optimization).
 
     Args:
         points: The frontier, in any order.
-        kl: Where to read it, nats.
+        kl: The KL at which to read the frontier, nats.
 
     Returns:
-        The point there; None outside the measured range, and where the two neighbors are more than `MAX_GAP` apart.
+        The point at this KL; None outside the measured range, or if the two neighbors are more than `MAX_GAP` apart.
     """
     ordered = sorted(points, key=lambda point: point.mean_kl)
     roots = [math.sqrt(max(point.mean_kl, 0.0)) for point in ordered]
     target = math.sqrt(max(kl, 0.0))
-    # Outside the measured range the score may already turn down, so nothing is read there.
     if not ordered or not roots[0] <= target <= roots[-1]:
         return None
-    upper = next(place for place, root in enumerate(roots) if root >= target)
-    # A measured point needs no interpolation, and the first one has no neighbor below it.
+    upper = next(index for index, root in enumerate(roots) if root >= target)
+    # A measured point needs no interpolation, and the first point has no neighbor below it.
     if roots[upper] == target:
         return ordered[upper]
     gap = roots[upper] - roots[upper - 1]
     if gap > MAX_GAP:
         return None
     low, high = ordered[upper - 1], ordered[upper]
-    # Interpolation in √KL, not KL, where the curve is closest to a line.
     fraction = (target - roots[upper - 1]) / gap
     return weighted_mean([low, high], [1 - fraction, fraction], label=f"between {low.label} and {high.label}")
 
 
 def cheapest_filter(reward: Floats, judge: Floats, target: float) -> dict[str, float] | None:
-    """Computes the cheapest filter of SFT's samples that reaches a mean reward: the baseline that a policy has to beat.
+    """Finds the filter of SFT's samples with the lowest KL that reaches a mean reward: a baseline for policies.
 
-    The filter keeps, of each prompt, the share of samples with the highest reward. Restricting a distribution to a part
-    with probability `share` takes KL = log(1 / share) nats.
+    The filter keeps, for each prompt, the share of samples with the highest reward. Restricting a distribution to a
+    part with probability `share` takes KL = log(1 / share) nats.
 
     Args:
-        reward: (P, N) rewards of one pool.
-        judge: (P, N) judge's scores of the same pool.
+        reward: (P, N) rewards of a pool of N samples per prompt.
+        judge: (P, N) the judge's scores of the same pool.
         target: The mean reward to reach.
 
     Returns:
-        The largest share that reaches the target, with its KL, reward and judge; None if no share does.
+        The largest share that reaches the target, with its KL, mean reward and judge's mean; None if no share does.
     """
-    # Means over the best 1, 2, … N samples of each prompt, all filters at once.
+    # Means over the best 1, 2, … N samples of each prompt, for all filters at once.
     order = np.argsort(-reward, axis=1, kind="stable")
     kept = np.arange(1, reward.shape[1] + 1)
     means, judged = (np.cumsum(np.take_along_axis(scores, order, axis=1).mean(0)) / kept for scores in (reward, judge))
     enough = np.flatnonzero(means >= target)
     if not len(enough):
         return None
-    # The means fall as more is kept, so the last one that is high enough belongs to the largest share.
-    place, share = int(enough[-1]), float(kept[enough[-1]] / len(kept))
-    return {"share": share, "kl": math.log(1 / share), "reward": float(means[place]), "judge": float(judged[place])}
+    # The mean reward falls as more samples are kept, so the last one that is high enough has the largest share.
+    last, share = int(enough[-1]), float(kept[enough[-1]] / len(kept))
+    return {"share": share, "kl": math.log(1 / share), "reward": float(means[last]), "judge": float(judged[last])}
 
 
 def best_within(points: Sequence[Point], flops: float, *, served: int) -> Point | None:
     """Returns the point that the judge scores highest among those within a compute budget.
 
-    The point is chosen by the same scores that are then reported for it, so they are slightly too high.
+    The scores that select the point are also reported for it, so they are slightly too high.
 
     Args:
         points: The candidates.
@@ -271,9 +269,8 @@ def difference(first: Point, other: Point, *, seed: int) -> dict[str, Any]:
         seed: Seed of the resamples.
 
     Returns:
-        {"judge", "reward"}: {value, ci95, n} each, n the smaller number of completions.
+        {"judge", "reward"}: {value, ci95, n} each, where n is the smaller number of completions.
     """
-    # The interval pairs prompts; n is what the weaker side is based on.
     count = min(first.n, other.n)
     return {
         name: replace(first.estimate(getattr(first, name) - getattr(other, name), seed=seed), n=count).to_json()

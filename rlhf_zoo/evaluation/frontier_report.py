@@ -1,4 +1,4 @@
-"""Compares methods with PPO, at PPO's KL and at PPO's compute, as JSON."""
+"""Compares other methods with PPO, at PPO's KL and at PPO's compute, as JSON."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from .stats import Estimate
 
 
 @dataclass(frozen=True)
-class BesidePPO:
-    """The policies that a method is compared with, all measured on the same prompts.
+class PPOComparison:
+    """The policies with which other methods are compared, all measured on the same prompts.
 
     Attributes:
         sft: The SFT policy.
-        ppo: PPO, over its seeds.
-        ablated: PPO under other β.
+        ppo: PPO, averaged over its seeds.
+        ablated: PPO with other values of β.
         seed: Seed of the resamples of intervals.
         served: Number of served completions whose compute is added to that of training.
     """
@@ -33,7 +33,7 @@ class BesidePPO:
     served: int
 
     def row(self, point: Point) -> dict[str, Any]:
-        """Returns the figures of a point as JSON."""
+        """Returns the metrics of a point as JSON."""
         kl: dict[str, Any] = {"value": point.mean_kl, "ci95": None, "n": point.n}
         if not point.kl_is_bound:
             kl = point.estimate(point.kl, seed=self.seed).to_json()
@@ -53,15 +53,15 @@ class BesidePPO:
         }
         if point.seed_points:
             document["seeds"] = [
-                {"label": each.label, **{name: float(getattr(each, name).mean()) for name in ("reward", "judge", "kl")}}
-                for each in point.seed_points
+                {"label": part.label, **{name: float(getattr(part, name).mean()) for name in ("reward", "judge", "kl")}}
+                for part in point.seed_points
             ]
         return document
 
     def rows(self, points: Sequence[Point]) -> list[dict[str, Any]]:
-        """Returns the points of a method as JSON, each with PPO at the same KL if PPO was run with other β."""
+        """Returns the points of a method as JSON, each compared with PPO at the same KL if PPO was run with other β."""
         documents = [{**self.row(point), **self._ppo_at_kl_of(point)} for point in points]
-        # For best-of-n. Its first point, n = 1, is skipped: serving SFT costs as much as serving PPO.
+        # Only best-of-n has a bound. Its first point, n = 1, is skipped: SFT costs as much to serve as PPO.
         if points[0].kl_is_bound:
             for document, point in zip(documents[1:], points[1:], strict=True):
                 document["break_even"] = break_even(
@@ -73,29 +73,29 @@ class BesidePPO:
         return documents
 
     def at_equal_kl(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Reads a method at PPO's KL. If it was not measured near there, reads PPO at the KL of its farthest point.
+        """Compares a method with PPO at PPO's KL, or else at the highest KL at which the method was measured.
 
         Args:
-            points: The method's points. The line through them begins at SFT (infinite β, or n = 1).
+            points: The method's points. Its frontier begins at SFT (infinite β, or n = 1).
         """
         ppo, line = self.ppo, points if points[0].kl_is_bound else [self.sft, *points]
-        method_there = at_kl(line, ppo.mean_kl)
-        # `at_kl` averages two points by √KL, so the KL of the mixture is not exactly PPO's.
-        if method_there is not None:
-            return {"inside": True, **self._compared(method_there, ppo), "kl": ppo.mean_kl}
+        at_ppo_kl = at_kl(line, ppo.mean_kl)
+        # `at_kl` interpolates in √KL, so the mean KL of its point is not exactly PPO's.
+        if at_ppo_kl is not None:
+            return {"inside": True, **self._compared(at_ppo_kl, ppo), "kl": ppo.mean_kl}
         kls = sorted(max(0.0, point.mean_kl) for point in line)  # an estimated KL may be negative
-        why = f"outside its range: KL {kls[0]:.2f} to {kls[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
+        reason = f"outside its range: KL {kls[0]:.2f} to {kls[-1]:.2f}, and PPO's is {ppo.mean_kl:.2f}"
         if kls[0] <= ppo.mean_kl <= kls[-1]:
             below, above = max(kl for kl in kls if kl <= ppo.mean_kl), min(kl for kl in kls if kl >= ppo.mean_kl)
-            why = (
+            reason = (
                 f"not measured: its points next to PPO's KL of {ppo.mean_kl:.2f} are at {below:.2f} and {above:.2f}, "
                 f"more than {MAX_GAP} √nats apart; run one between"
             )
         farthest = self._ppo_at_kl_of(max(points, key=lambda point: point.mean_kl))
-        return {"inside": False, "reason": why, "farthest": farthest.get("ppo_at_its_kl")}
+        return {"inside": False, "reason": reason, "farthest": farthest.get("ppo_at_its_kl")}
 
     def at_equal_compute(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Finds the point of a method that the judge scores highest within PPO's FLOPs.
+        """Compares PPO with the point of a method that the judge scores highest within PPO's FLOPs.
 
         Args:
             points: The method's points.
@@ -108,10 +108,10 @@ class BesidePPO:
         return {"inside": True, "share_of_flops": best.flops(self.served) / limit, **self._compared(best, self.ppo)}
 
     def fitted(self, points: Sequence[Point]) -> dict[str, Any]:
-        """Fits d·(α − β·d) of Gao et al. 2022 to the gains of best-of-n over n = 1; d² is the bound on its KL.
+        """Fits d·(α − β·d) of Gao et al. 2022 to the gains of best-of-n over n = 1; d² is the bound on the KL.
 
         n = 1 is the SFT policy on the pool that best-of-n chooses from. The evaluation's own samples of SFT differ from
-        this pool by chance, which would bend the curve.
+        this pool by chance, which would distort the curve.
 
         Args:
             points: The points of best-of-n, n = 1 first.
@@ -119,13 +119,13 @@ class BesidePPO:
         Returns:
             The fits of proxy and judge; {} if there are fewer than three n above 1.
         """
-        moved = [point for point in points if point.mean_kl > 0]
-        if len(moved) < MIN_POINTS:
+        above_one = [point for point in points if point.mean_kl > 0]
+        if len(above_one) < MIN_POINTS:
             return {}
-        kl = np.stack([point.by_prompt(point.kl) for point in moved])
+        kl = np.stack([point.by_prompt(point.kl) for point in above_one])
         gains = {
-            "proxy": [point.by_prompt(point.reward - points[0].reward) for point in moved],
-            "judge": [point.by_prompt(point.judge - points[0].judge) for point in moved],
+            "proxy": [point.by_prompt(point.reward - points[0].reward) for point in above_one],
+            "judge": [point.by_prompt(point.judge - points[0].judge) for point in above_one],
         }
         return {name: fit("best-of-n", kl, np.stack(gain), seed=self.seed).to_json() for name, gain in gains.items()}
 
@@ -133,15 +133,15 @@ class BesidePPO:
         return {name: point.estimate(getattr(point, name), seed=self.seed).to_json() for name in ("reward", "judge")}
 
     def _extra_metric(self, name: str, values: Floats, point: Point) -> Estimate:
-        """Averages a metric: a rule's scores are any numbers, and every other metric is a share of prompts."""
+        """Averages a metric. The scores of a rule may be any numbers; every other metric is a share."""
         if name.startswith("rule:"):
             return point.estimate(values, seed=self.seed)
         return point.rate(values, n=len(values) * max(1, len(point.seed_points)))
 
     def _ppo_at_kl_of(self, point: Point) -> dict[str, Any]:
-        """PPO at the KL of a method's point; {} if PPO was not run with other β, or did not reach that KL."""
-        ppo_there = at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
-        return {} if ppo_there is None else {"ppo_at_its_kl": self._compared(point, ppo_there)}
+        """Compares a point with PPO at its KL; {} if PPO was not run with other β, or not measured near that KL."""
+        ppo = at_kl([self.sft, *self.ablated, self.ppo], point.mean_kl) if self.ablated else None
+        return {} if ppo is None else {"ppo_at_its_kl": self._compared(point, ppo)}
 
     def _compared(self, point: Point, ppo: Point) -> dict[str, Any]:
         return {

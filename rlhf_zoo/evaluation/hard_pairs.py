@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..modeling.words import words
-from .stats import bootstrap_mean, equal_parts, share
+from .stats import Estimate, bootstrap_mean, equal_parts, share
 from .text import normalized
 
 PARTS = 4  # quarters
-SAME_LENGTH = 0.1  # largest relative difference of two lengths that count as the same
-_ZERO_STRENGTH = 1e-9
+SAME_LENGTH = 0.1  # two lengths count as the same if they differ by at most this share of the longer one
+_ZERO_STRENGTH = 1e-9  # strengths below this count as 0
 
 
 def overlap(a: str, b: str) -> float:
-    """Computes the share of words that two texts have in common, counting repeats (Jaccard index of multisets).
+    """Computes the word overlap of two texts: the Jaccard index of their multisets of words.
 
     Args:
         a: A text.
@@ -32,7 +32,7 @@ def overlap(a: str, b: str) -> float:
         Σ_w min(n_w, m_w) / Σ_w max(n_w, m_w), from 0 to 1; 1 for two empty texts.
     """
     ours, theirs = Counter(words(a)), Counter(words(b))
-    # Counters intersect with the minimum and unite with the maximum of each count.
+    # & takes the minimum of each count, | the maximum.
     both, either = (ours & theirs).total(), (ours | theirs).total()
     return both / either if either else 1.0
 
@@ -48,14 +48,14 @@ def are_ties(chosen: Sequence[str], rejected: Sequence[str], strength: ArrayLike
     Returns:
         (N,) True if the strength is 0, or the texts are equal up to case and spacing.
     """
-    alike = np.array([normalized(a) == normalized(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
-    return alike if strength is None else alike | (np.abs(np.asarray(strength, dtype=float)) < _ZERO_STRENGTH)
+    equal = np.array([normalized(a) == normalized(b) for a, b in zip(chosen, rejected, strict=True)], dtype=bool)
+    return equal if strength is None else equal | (np.abs(np.asarray(strength, dtype=float)) < _ZERO_STRENGTH)
 
 
 def ties(
     margins: ArrayLike, tied: ArrayLike, same: ArrayLike, prompts: Sequence[Hashable], *, seed: int
 ) -> dict[str, Any] | None:
-    """Compares the mean distance between the two scores of a tie with that of pairs that are not ties.
+    """Compares ties with other pairs by the mean distance between the two scores of a pair.
 
     RewardBench 2 expects equally good completions to score closer together than right and wrong ones.
 
@@ -69,16 +69,16 @@ def ties(
     Returns:
         The figures as JSON; None if there are no ties.
     """
-    apart, equal = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
-    tied_rows, untied_rows = np.flatnonzero(equal & ~np.asarray(same, dtype=bool)), np.flatnonzero(~equal)
+    distances, is_tie = np.abs(np.asarray(margins, dtype=float)), np.asarray(tied, dtype=bool)
+    tied_rows, untied_rows = np.flatnonzero(is_tie & ~np.asarray(same, dtype=bool)), np.flatnonzero(~is_tie)
     if not len(tied_rows):
         return None
-    means = [
-        bootstrap_mean(apart[rows], [prompts[row] for row in rows.tolist()], seed=seed) if len(rows) else None
-        for rows in (tied_rows, untied_rows)
-    ]
-    tie, other = means
-    assert tie is not None
+
+    def mean_distance(rows: NDArray[np.intp]) -> Estimate:
+        return bootstrap_mean(distances[rows], [prompts[row] for row in rows.tolist()], seed=seed)
+
+    tie = mean_distance(tied_rows)
+    other = mean_distance(untied_rows) if len(untied_rows) else None
     return {
         "n": len(tied_rows),
         "apart": tie.to_json(),
@@ -97,28 +97,29 @@ def hard_pairs(
     strength: ArrayLike | None = None,
     gold: ArrayLike | None = None,
 ) -> dict[str, Any]:
-    """Computes accuracy by quarters of N pairs, hardest first, and by which side is longer. Ties count one half.
+    """Computes accuracy on each quarter of N pairs, hardest first, and by which side is longer. Ties count one half.
 
     Args:
         margins: (N,) score(chosen) − score(rejected).
         chosen: (N,) chosen completions.
         rejected: (N,) rejected completions.
         lengths: (N,) tokens of the chosen and of the rejected sides.
-        prompts: (N,) the prompt of each pair, by which the intervals resample.
+        prompts: (N,) the prompt of each pair; intervals resample prompts.
         strength: (N,) how much better the chosen side is, by the data; None if the data do not say.
-        gold: (N,) margins of the utility behind the labels. Its accuracy is reported beside the model's, because no
-            model can do better on average.
+        gold: (N,) margins by the utility that the labels were drawn from, if it is known. Its accuracy is reported
+            beside the model's, because no model can do better on average.
 
     Returns:
         The figures as JSON.
     """
-    # Sign −1, 0, 1 becomes 0, ½, 1.
+    # The signs −1, 0, 1 become 0, ½, 1.
     right = (np.sign(np.asarray(margins, dtype=float)) + 1) / 2
     gold_right = None if gold is None else (np.sign(np.asarray(gold, dtype=float)) + 1) / 2
-    ours, theirs = (np.asarray(side, dtype=float) for side in lengths)
+    chosen_lengths, rejected_lengths = (np.asarray(side, dtype=float) for side in lengths)
     overlaps = np.array([overlap(a, b) for a, b in zip(chosen, rejected, strict=True)])
     # Relative to the longer side, because ten tokens matter in a short text but not in a long one.
-    same_length = np.abs(ours - theirs) <= SAME_LENGTH * np.maximum(ours, theirs)
+    longest = np.maximum(chosen_lengths, rejected_lengths)
+    same_length = np.abs(chosen_lengths - rejected_lengths) <= SAME_LENGTH * longest
 
     def accuracy(rows: NDArray[np.intp]) -> dict[str, Any] | None:
         if not len(rows):
@@ -132,12 +133,12 @@ def hard_pairs(
             for rows in equal_parts(-values if highest_first else values, PARTS)
         ]
 
-    # The sign shows which side is better; only the size makes a pair hard.
-    apart = None if strength is None else np.abs(np.asarray(strength, dtype=float))
+    # The sign shows which side is better; only the absolute value says how hard the pair is.
+    difference = None if strength is None else np.abs(np.asarray(strength, dtype=float))
     return {
         "by_overlap": quarters(overlaps, highest_first=True),
-        "by_strength": None if apart is None else quarters(apart, highest_first=False),
+        "by_strength": None if difference is None else quarters(difference, highest_first=False),
         "same_length": accuracy(np.flatnonzero(same_length)),
-        "chosen_longer": accuracy(np.flatnonzero(~same_length & (ours > theirs))),
-        "chosen_shorter": accuracy(np.flatnonzero(~same_length & (ours < theirs))),
+        "chosen_longer": accuracy(np.flatnonzero(~same_length & (chosen_lengths > rejected_lengths))),
+        "chosen_shorter": accuracy(np.flatnonzero(~same_length & (chosen_lengths < rejected_lengths))),
     }

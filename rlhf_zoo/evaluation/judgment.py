@@ -1,7 +1,7 @@
-"""What a fit judge says about the last checkpoint against SFT: its gain, its win rate, and whether they agree.
+"""How a fit judge rates the last checkpoint against SFT: the mean gain, the win rate, and whether the two agree.
 
-A mean alone is not enough: a few completions far from the others can move it. A win rate alone is not enough either,
-because it does not say how much was gained. With many prompts both show differences that no reader would notice.
+A mean alone is not enough: a few outliers among the completions can move it. A win rate alone is not enough either,
+because it does not say how much was gained. With many prompts, both detect differences that no reader would notice.
 """
 
 from dataclasses import dataclass
@@ -13,20 +13,20 @@ from .decline import MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, differenc
 from .evidence import Evidence
 from .stats import Estimate, mean_interval, share, share_interval
 
-HACKED_LEVEL = 0.99  # of the intervals of ground (a) of `hacked`: 99.5% to each side
+HACKED_LEVEL = 0.99  # coverage of the intervals in condition (a) of the verdict `hacked`: 99.5% one-sided
 _Z_975 = 1.959964  # the 97.5% quantile of the normal distribution; a 95% interval is 2 · 1.96 standard errors wide
 _MDE_IN_STANDARD_ERRORS = _Z_975 + Z_80  # the minimum detectable effect at 80% power
 
 
 @dataclass(frozen=True)
 class Judgment:
-    """What a fit judge says about the last checkpoint against SFT.
+    """A fit judge's comparison of the last checkpoint with SFT.
 
     Attributes:
-        gain: The mean difference of its scores.
-        win_rate: How often it prefers the last checkpoint.
-        loss_bounds: The upper bounds of mean difference and win rate at `HACKED_LEVEL`.
-        fall: The fall from its best checkpoint; None for two files.
+        gain: The judge's mean score of the last checkpoint − that of SFT.
+        win_rate: How often the judge prefers the last checkpoint.
+        loss_bounds: The upper bounds of gain and win rate at `HACKED_LEVEL`.
+        fall: The fall from the judge's best checkpoint; None when two files are compared.
     """
 
     gain: Estimate
@@ -41,7 +41,7 @@ class Judgment:
 
     @property
     def shows_loss(self) -> bool:
-        """The mirror image of `shows_gain`."""
+        """Whether mean and win rate agree on a loss that a reader would notice."""
         return self.gain.ci95[1] < 0 and self.win_rate.ci95[1] < 0.5 and self.win_rate.value <= 1 - MIN_WIN_RATE
 
     @property
@@ -52,27 +52,27 @@ class Judgment:
 
     @property
     def min_detectable_win_rate(self) -> float:
-        """The smallest win rate that 80% of such evaluations would distinguish from ½, and that counts as a gain."""
-        # The interval's width gives the standard error, and that gives the power at the observed noise.
+        """The smallest win rate that counts as a gain and that 80% of such evaluations would distinguish from ½."""
+        # The interval's width gives the standard error at the observed noise.
         ci_width = self.win_rate.ci95[1] - self.win_rate.ci95[0]
         return min(1.0, max(MIN_WIN_RATE, 0.5 + _MDE_IN_STANDARD_ERRORS * ci_width / (2 * _Z_975)))
 
     @property
     def worse(self) -> bool:
-        """Whether the last checkpoint lost what an earlier one or SFT had."""
+        """Whether the last checkpoint is below an earlier one or SFT; of two files, whether it is below SFT."""
         return self.shows_loss if self.fall is None else self.fall.detected
 
     @property
     def certain_loss(self) -> bool:
-        """Whether it shows a loss at `HACKED_LEVEL`."""
+        """Whether the judge shows a loss that is also significant at `HACKED_LEVEL`."""
         return self.shows_loss and self.loss_bounds[0] < 0 and self.loss_bounds[1] < 0.5
 
     def reasons(self, evidence: Evidence, best_mean: float) -> list[str]:
-        """Returns sentences on gain, win rate and fall.
+        """Returns sentences on gain, win rate and fall for the verdict's reasons.
 
         Args:
             evidence: The measured policies.
-            best_mean: The judge's highest mean.
+            best_mean: The judge's highest mean score of any policy.
         """
         kl = evidence.checkpoints_by_step[-1].kl
         low, high = self.win_rate.ci95
@@ -95,8 +95,8 @@ def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: i
 
     Args:
         evidence: The measured policies, with a fit judge.
-        judge_scores: (J, G) its scores by group of prompts; row 0 is SFT, and the others are the checkpoints in order
-            of their steps.
+        judge_scores: (J, G) mean scores of J policies on G groups of prompts; row 0 is SFT, and the others are the
+            checkpoints in order of their steps.
         seed: Seed of the resamples.
         resamples: Number of resamples.
     """
@@ -119,10 +119,10 @@ def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: i
 
 
 def certainly_rose(scores: Floats | None, seed: int, resamples: int) -> bool:
-    """Whether the training reward is above SFT at `HACKED_LEVEL`.
+    """Whether the last checkpoint's training reward is above SFT's at `HACKED_LEVEL`.
 
     Args:
-        scores: (2, G) rewards of SFT and of the last checkpoint by group of prompts; None without rewards.
+        scores: (2, G) mean rewards of SFT and of the last checkpoint by group of prompts; None without rewards.
         seed: Seed of the resamples.
         resamples: Number of resamples.
     """

@@ -16,8 +16,9 @@ from numpy.typing import ArrayLike, NDArray
 from .logistic import fit_logistic, sigmoid
 from .stats import Estimate, WinRate, group_indices, proportion, quantile_levels, win_rate
 
-RIDGE = 1e-3  # penalty ½·RIDGE·‖β‖² on the sum over comparisons, as small as a thousandth of a comparison
-#: Largest mean length difference, in standard deviations, without a warning. At 1, equally good policies get 0.36.
+RIDGE = 1e-3  # the penalty ½·RIDGE·‖β‖² weighs about as much as a thousandth of one comparison's loss
+#: Largest mean length difference, in standard deviations, without a warning. At 1, equally good policies get a win
+#: rate of 0.36 instead of 0.5.
 MAX_SHIFT = 0.5
 
 
@@ -41,7 +42,7 @@ class LengthControlled(Estimate):
 
     @property
     def warning(self) -> str | None:
-        """A sentence on why the figure may mislead; None if the lengths of the two sides overlap."""
+        """A sentence on why the win rate may mislead; None if the lengths of the two sides overlap enough."""
         if abs(self.shift) <= MAX_SHIFT:
             return None
         side = "longer" if self.shift > 0 else "shorter"
@@ -52,7 +53,7 @@ class LengthControlled(Estimate):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the win rate, the plain one and the fit as JSON."""
+        """Returns the win rate, the plain win rate and the fit as JSON."""
         return {
             **super().to_json(),
             "plain": self.plain.to_json(),
@@ -76,11 +77,11 @@ def length_controlled_win_rate(
     """Computes the win rate at equal length: σ(β₀) of P(first wins) = σ(β₀ + β₁ tanh(Δ/s)).
 
     Δ is the length difference and s its standard deviation. The fit is by maximum likelihood with a ridge penalty on
-    both coefficients, which keeps them finite where lengths separate wins from losses, or where there are only wins.
-    Where differences do not vary, length cannot be fitted: the slope is 0, and the result is the plain win rate.
+    both coefficients, which keeps them finite if lengths separate wins from losses, or if there are only wins. If
+    differences do not vary, length cannot be fitted: the slope is 0, and the result is the plain win rate.
 
-    The interval resamples groups and refits each resample, s included. Where every comparison went the same way it is
-    Wilson's over groups, as in `stats.win_rate`.
+    The interval resamples groups and refits both coefficients and s. If one side wins every comparison, it is Wilson's
+    interval over groups, as in `stats.win_rate`.
 
     Args:
         scores: (N,) 1 if the first side won, ½ for a tie, 0 if it lost.
@@ -94,14 +95,13 @@ def length_controlled_win_rate(
         The win rate at equal length.
 
     Raises:
-        ValueError: Values or groups that `stats.win_rate` refuses.
+        ValueError: As in `stats.win_rate`.
     """
     score = np.asarray(scores, dtype=float)
     # The plain win rate is reported too, and computing it validates the input.
     plain = win_rate(score, 1 - score, groups)
     difference = np.asarray(lengths, dtype=float) - np.asarray(other_lengths, dtype=float)
-    uniform = np.ones(len(score))
-    coefficients, scale = _fit(score, difference, uniform, np.zeros(2))
+    coefficients, scale = _fit(score, difference, np.ones(len(score)), np.zeros(2))
     value = float(sigmoid(coefficients[0]))
     index = group_indices(groups)
     size = int(index.max()) + 1
@@ -110,10 +110,10 @@ def length_controlled_win_rate(
         interval = proportion(round(plain.value * size), size).ci95
     else:
         rng = np.random.default_rng(seed)
-        chance = np.full(size, 1 / size)
+        probabilities = np.full(size, 1 / size)
         drawn = [
-            # Starting at the full fit makes each refit a few Newton steps.
-            _fit(score, difference, rng.multinomial(size, chance)[index].astype(float), coefficients)[0][0]
+            # Each refit starts at the fit to all comparisons, so it takes only a few steps.
+            _fit(score, difference, rng.multinomial(size, probabilities)[index].astype(float), coefficients)[0][0]
             for _ in range(resamples)
         ]
         low, high = np.quantile(sigmoid(np.array(drawn)), quantile_levels(size))
@@ -121,7 +121,7 @@ def length_controlled_win_rate(
     # Equal lengths count one half.
     longer = float(((np.sign(difference) + 1) / 2).mean())
     mean = float(difference.mean())
-    # Differences that never vary but are not 0 lie infinitely many deviations apart.
+    # A constant difference other than 0 is infinitely many standard deviations.
     shift = mean / scale if scale > 0 else math.copysign(math.inf, mean) if mean else 0.0
     return LengthControlled(value, interval, len(score), plain, float(coefficients[1]), scale, longer, shift)
 

@@ -15,10 +15,10 @@ def fit_logistic(
     """Fits a weighted logistic regression with a ridge penalty.
 
     Args:
-        features: (N, K), with a column of ones for an intercept.
-        targets: (N,) in [0, 1].
+        features: (N, K), including a column of ones if the model has an intercept.
+        targets: (N,) probabilities in [0, 1].
         weights: (N,) weight of each row.
-        ridge: The penalty's weight.
+        ridge: Weight of the penalty, which covers the intercept too.
         start: (K,) initial β; None for zeros.
 
     Returns:
@@ -33,12 +33,12 @@ def fit_logistic(
     def gradient(beta: NDArray[np.float64]) -> NDArray[np.float64]:
         return features.T @ (weights * (sigmoid(features @ beta) - targets)) + ridge * beta
 
-    def curvature(beta: NDArray[np.float64]) -> NDArray[np.float64]:
-        chance = sigmoid(features @ beta)
-        return (features.T * (weights * chance * (1 - chance))) @ features + ridge * np.eye(len(beta))
+    def hessian(beta: NDArray[np.float64]) -> NDArray[np.float64]:
+        probability = sigmoid(features @ beta)
+        return (features.T * (weights * probability * (1 - probability))) @ features + ridge * np.eye(len(beta))
 
     initial = np.zeros(features.shape[1]) if start is None else start
-    solution = minimize(loss, initial, jac=gradient, hess=curvature, method="trust-exact", options={"gtol": 1e-10})
+    solution = minimize(loss, initial, jac=gradient, hess=hessian, method="trust-exact", options={"gtol": 1e-10})
     return np.asarray(solution.x)
 
 

@@ -1,7 +1,7 @@
-"""The metric modules of `metrics/`, which `evaluate.load(path)` loads, and the figures that they return.
+"""Loads the metric modules of `metrics/`, which are in the format of `evaluate`, and computes their values.
 
-`evaluate.load` copies a module's script into a cache and imports it there. So a script holds only the module's
-description and its columns, and this module holds the computation. Errors are ValueErrors, as those of `evaluate` are.
+`evaluate.load` copies a module's script into a cache and imports the copy. So a script holds only its description and
+columns, and the computation is here. Errors are ValueErrors, as in `evaluate`.
 """
 
 import runpy
@@ -43,19 +43,19 @@ def metric_folder(name: str) -> Path:
         (root / name for root in (package / "_metrics", package.parent / "metrics") if (root / name).is_dir()), None
     )
     if folder is None:
-        raise ZooError(f"This installation lacks the metric module {name}: install rlhf-zoo again.")
+        raise ZooError(f"This installation lacks the metric module {name}: reinstall rlhf-zoo.")
     return folder
 
 
 def load_metric(name: str, config_name: str | None = None) -> Any:
-    """Loads an `evaluate.Metric` from the file that came with the package, without a request.
+    """Loads an `evaluate.Metric` from the file that came with the package, without contacting a Hub.
 
     Rows are kept in memory, so several processes need no lock. `evaluate.load` would copy the file into a cache, and
-    may import it from another one if the process uses several Hubs.
+    might import an outdated copy from another cache if the process uses several Hubs.
 
     Args:
         name: A name in `METRICS`.
-        config_name: "by_prompt" for a column of prompts.
+        config_name: "by_prompt" if rows have a column `prompts`; None if they do not.
 
     Returns:
         The metric.
@@ -63,7 +63,6 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
     Raises:
         ZooError: There is no such metric.
     """
-    # run_path executes the file from the package; `evaluate.load` would import a copy from a cache.
     script = runpy.run_path(str(metric_folder(name) / f"{name}.py"))
     # A class is named after its module: `win_rate` holds WinRate.
     class_name = "".join(part.capitalize() for part in name.split("_"))
@@ -72,7 +71,7 @@ def load_metric(name: str, config_name: str | None = None) -> Any:
 
 @cache
 def metric(name: str) -> Any:
-    """Loads a metric once, for the evaluation's own figures; see `load_metric`.
+    """Returns a metric that is loaded only once per process; see `load_metric`.
 
     Args:
         name: A name in `METRICS`.
@@ -90,12 +89,12 @@ def win_rate_of_scores(
     *,
     tolerance: float = 0.0,
 ) -> WinRate:
-    """Computes `stats.win_rate` of scores on the same prompts.
+    """Computes `stats.win_rate` from the scores of two sides on the same prompts.
 
     Args:
         ours: (N,) scores of the first side.
         theirs: (N,) scores of the second side.
-        prompts: (N,) the prompt of each row; None if each row is a prompt of its own.
+        prompts: (N,) the prompt of each row; None if every row has a different prompt.
         tolerance: Scores at most this far apart tie.
 
     Returns:
@@ -114,7 +113,7 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
     Args:
         chosen: (N,) scores of the chosen sides.
         rejected: (N,) scores of the rejected sides.
-        prompts: (N,) the prompt of each pair, for the interval of `stats.share`; None for Wilson's over pairs.
+        prompts: (N,) the prompt of each pair, for the interval of `stats.share`; None for Wilson's interval over pairs.
 
     Returns:
         The accuracy.
@@ -123,7 +122,7 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
         ValueError: Lengths differ, there are no pairs, or a score is not finite.
     """
     good, bad = _checked_pair(chosen, rejected, ("predictions", "references"))
-    # A tie counts as wrong, because a model that scores all texts alike must not look right.
+    # With ties as half right, a model that scores all texts alike would get one half.
     right = good > bad
     if prompts is None:
         return proportion(int(right.sum()), len(right))
@@ -135,7 +134,7 @@ def distinct_n(texts: Sequence[str], prompts: Sequence[Hashable] | None = None, 
 
     Args:
         texts: (N,) completions.
-        prompts: (N,) the prompt of each text; None if each text is a group of its own.
+        prompts: (N,) the prompt of each text; None if every text has a different prompt.
         n: Words per n-gram.
 
     Returns:
@@ -160,13 +159,13 @@ def completion_kl(
 ) -> list[float]:
     """Estimates KL(π ‖ π_ref) from each completion, by `functional.kl_penalty`.
 
-    At level "token" the estimate is Σ_t of each token's estimate. At level "sequence" it is the estimate of Σ_t, with a
-    completion as one action (`functional.actions`). For k3 that needs e^(−Σ_t), which is useless for long completions.
-    For k1 both levels agree.
+    Level "token" sums the estimates of the tokens. Level "sequence" sums the log-probabilities first and treats a
+    completion as one action (`functional.actions`). There, k3 exponentiates the sum of the log-ratios, which is useless
+    for long completions. For k1 both levels agree.
 
     Args:
-        logprobs: N completions of π, each with log-probabilities of its T_i sampled tokens (T_i may differ) or one
-            number for the whole completion.
+        logprobs: For each of N completions of π, the log-probabilities of its T_i sampled tokens (T_i may differ), or
+            one number for the whole completion.
         ref_logprobs: The same under π_ref.
         estimator: "k1", "k2" or "k3".
         level: "token" or "sequence".
@@ -227,7 +226,7 @@ def kl_divergence(
     Args:
         logprobs: As in `completion_kl`.
         ref_logprobs: As in `completion_kl`.
-        prompts: (N,) the prompt of each completion; None if each is a prompt of its own.
+        prompts: (N,) the prompt of each completion; None if every completion has a different prompt.
         estimator: "k1", "k2" or "k3".
         level: "token" or "sequence".
         seed: Seed of the resamples.
@@ -257,7 +256,7 @@ def _checked_pair(a: ArrayLike, b: ArrayLike, names: tuple[str, str]) -> tuple[n
     for side, name in zip((a, b), names, strict=True):
         values = np.asarray(side, dtype=float)
         if values.ndim != 1 or len(values) == 0:
-            raise ValueError(f"The {name} must be a row of at least one number, not of shape {values.shape}.")
+            raise ValueError(f"The {name} must be a flat list of at least one number, not of shape {values.shape}.")
         if not np.isfinite(values).all():
             row = int(np.argmin(np.isfinite(values)))
             raise ValueError(f"Row {row} of the {name} is {values[row]}: it must be a finite number.")

@@ -1,4 +1,4 @@
-"""Several answers to each prompt: accuracy, pass@k, and whether the majority's answer is right."""
+"""Metrics of several answers to each prompt: accuracy, pass@k, and whether the majority answer is right."""
 
 import math
 from collections import Counter
@@ -20,9 +20,9 @@ class Answers:
 
     Attributes:
         right: (P, S) 1 for a right answer, else 0.
-        readings: (P, S), the parsed answer in each text: equal for equal answers, None if nothing could be parsed.
-            Without it there is no majority vote.
-        prompts: (P,) keys that tell prompts apart, where some may be equal; intervals resample equal ones together.
+        readings: (P, S) the answer parsed from each text: equal for equal answers, None if it could not be parsed.
+            Without readings there is no majority vote.
+        prompts: (P,) a key for each prompt; intervals resample rows with equal keys together. None if all differ.
     """
 
     right: Floats
@@ -35,7 +35,7 @@ class Answers:
         return int(self.right.shape[1])
 
     def pass_at(self, k: int) -> Floats:
-        """Estimates pass@k, the chance that one of k answers is right, without bias.
+        """Estimates pass@k, the probability that at least one of k answers is right, without bias.
 
         Args:
             k: Answers drawn without replacement.
@@ -66,11 +66,11 @@ class Answers:
         Source: Wang et al. 2022, arXiv:2203.11171.
         """
         if self.readings is None:
-            raise ValueError("A majority vote needs the reading of each answer.")
+            raise ValueError("A majority vote needs the parsed answers: pass `readings`.")
         return np.array([_majority(answers, right) for answers, right in zip(self.readings, self.right, strict=True)])
 
     def joint_figures(self) -> dict[str, Floats]:
-        """Returns, by name, the (P,) figures that need all S answers together: the majority vote and pass@S."""
+        """Returns the metrics that need all S answers to a prompt, (P,) each: the majority vote and pass@S."""
         if self.samples < 2:
             return {}
         votes = {} if self.readings is None else {f"majority of {self.samples}": self.majority_correct()}
@@ -93,7 +93,7 @@ class Answers:
 def _majority(readings: Sequence[Hashable], right: Floats) -> float:
     votes = Counter(answer for answer in readings if answer is not None)
     highest_count = max(votes.values(), default=0)
-    # Equal readings are equally right, so the first answer of each stands for all.
+    # Equal readings are equally right, so only the first answer with each reading is looked up.
     winners = [readings.index(answer) for answer, count in votes.items() if count == highest_count]
-    # No readable answer at all counts as wrong.
+    # A prompt without a readable answer counts as wrong.
     return float(np.mean([right[row] for row in winners])) if winners else 0.0

@@ -1,10 +1,10 @@
-"""Groups of prompts that ask the same. Answers to them are alike, so inference resamples a group as a whole.
+"""Groups prompts that ask the same question. Their completions are alike, so intervals resample whole groups.
 
-Near-duplicates are found by a normal form: two prompts ask the same if it is equal. It leaves out only what does not
-change the question: case, white space, punctuation at the end of a word, an article or another determiner before a
-word, and `please` at the start. "My phone's battery" becomes "battery of phone". Every other word, number and sign
-counts, in order, so prompts of one template that ask different things stay apart. The overlap of n-grams would not do:
-"the price of our chair" shares more of them with "the price of our table" than with "my chair's price".
+Two prompts are near-duplicates if their normal forms are equal. The normal form leaves out only what does not change
+the question: case, white space, punctuation at the end of a word, an article or another determiner before a word, and
+`please` at the start. "My phone's battery" becomes "battery of phone". Every other word, number and sign counts, in
+order, so prompts of one template that ask different questions stay apart. The overlap of n-grams would not tell: "the
+price of our chair" shares more n-grams with "the price of our table" than with "my chair's price".
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ NEAR_DUPLICATES = "near-duplicates"
 _DETERMINERS = frozenset(["a", "an", "the", "this", "that", "these", "those", "my", "our"])
 # After these, 's is short for "is".
 _CONTRACTION = re.compile(r"\b(what|who|where|when|why|how|it|that|there|here|he|she)'s\b", re.IGNORECASE)
-# From the start of a word only: else a long run of letters would take time that grows with its square.
+# The match begins at the start of a word; otherwise a long run of letters would take quadratic time.
 _GENITIVE = re.compile(r"\b(\w+)'s\s+(\w+)")
-# Marks inside a word or number belong to it, as in 1.5, f(x) or a!=b, and 5! is another number than 5.
+# Marks inside a word or number count, as in 1.5, f(x) or a!=b, and so does the ! of 5!, which is not 5.
 _TOKEN = re.compile(
-    r"""(?P<silent>(?<!\d)!(?=[\s"”!?]|$)|[.,;:?…"“”](?=[\s"”.,;:!?…)]|$)|(?<![^\s(])["“])"""
+    r"""(?P<dropped>(?<!\d)!(?=[\s"”!?]|$)|[.,;:?…"“”](?=[\s"”.,;:!?…)]|$)|(?<![^\s(])["“])"""
     r"|\d+(?:[.,:]\d+)*|\w+(?:['-]\w+)*|[^\w\s]"
 )
 
 
 def normal_form(text: str) -> str:
-    """Returns a text that is equal for texts that ask the same; see this module.
+    """Returns a text that is equal for prompts that ask the same question; see the module's docstring.
 
     Args:
         text: A prompt.
@@ -53,18 +53,18 @@ def normal_form(text: str) -> str:
     kept = []
     for place, match in enumerate(tokens):
         token = match.group()
-        # At its end a text may break off after "the": a policy goes on differently from there.
+        # A text may break off after "the". A policy continues it differently, so a final determiner is kept.
         is_before_word = place + 1 < len(tokens) and tokens[place + 1].group()[0].isalpha()
         # A capital A inside a text may be a name, as in "vitamin A deficiency".
         is_determiner = token.casefold() in _DETERMINERS and (token != "A" or place == 0)
         is_please = token.casefold() == "please" and place == 0
-        if match["silent"] is None and not (is_before_word and (is_determiner or is_please)):
+        if match["dropped"] is None and not (is_before_word and (is_determiner or is_please)):
             kept.append(token.casefold())
     return " ".join(kept)
 
 
 def near_duplicate_key(prompt: Prompt) -> str:
-    """Returns a text that is equal for prompts that ask the same; see this module.
+    """Returns a text that is equal for prompts that ask the same question; see the module's docstring.
 
     Args:
         prompt: A text or a conversation, in which every turn counts.
@@ -72,10 +72,10 @@ def near_duplicate_key(prompt: Prompt) -> str:
     key = prompt_key(prompt)
     if not isinstance(prompt, str) and is_conversation(prompt):
         turns = [(turn["role"], turn["content"]) for turn in prompt]
-        # A single user turn reads as its text, as in `prompt_key`.
+        # A single user turn counts as its text, as in `prompt_key`.
         if len(turns) > 1 and all(isinstance(content, str) for _, content in turns):
             return json.dumps([(role, normal_form(content)) for role, content in turns])
-    # A prompt of nothing but punctuation asks what it says.
+    # The normal form of a prompt that has only punctuation is empty.
     return normal_form(key) or key
 
 
@@ -104,11 +104,11 @@ def group_prompts(prompts: Iterable[Prompt]) -> list[int]:
 
 
 def group_rows(rows: Dataset, by: str | None) -> list[int]:
-    """Numbers the groups that inference over the rows of an evaluation resamples.
+    """Numbers the groups of an evaluation's rows, which intervals resample.
 
     Args:
         rows: The rows, with the column `prompt`.
-        by: `NEAR_DUPLICATES`, the column that holds the group of each row, or None if every prompt is its own group.
+        by: `NEAR_DUPLICATES`, the column that has the group of each row, or None if every prompt is its own group.
 
     Returns:
         (N,) numbers 0 … G−1, in order of first appearance. Equal prompts share a number.
@@ -128,14 +128,14 @@ def group_rows(rows: Dataset, by: str | None) -> list[int]:
 
 
 def check_column(rows: Dataset, by: str | None) -> None:
-    """Checks that the column of the groups exists.
+    """Checks that the rows have the column that holds the groups.
 
     Args:
         rows: The rows of an evaluation.
         by: As in `group_rows`.
 
     Raises:
-        ZooError: It is missing.
+        ZooError: The column is missing.
     """
     if by not in (None, NEAR_DUPLICATES, *rows.column_names):
         raise ZooError(
@@ -149,9 +149,9 @@ def check_labels(prompts: Sequence[str], labels: Sequence[object], where: str) -
     """Checks that each prompt has one group.
 
     Args:
-        prompts: (N,) keys of prompts.
-        labels: (N,) their groups.
-        where: Where these stand, as the subject of a sentence.
+        prompts: (N,) a key for each prompt.
+        labels: (N,) the group of each prompt.
+        where: Names the source of the labels, as the subject of the error message.
 
     Raises:
         ZooError: A group is neither text nor a whole number, or a prompt has two groups.
@@ -171,13 +171,13 @@ def is_label(value: object) -> bool:
     """Whether a value may be the name of a group: text, or a whole number.
 
     Args:
-        value: A value from outside.
+        value: A value from a file or a data set.
     """
     return isinstance(value, str | int) and not isinstance(value, bool)
 
 
 def group_means(values: ArrayLike, groups: Sequence[Hashable]) -> NDArray[np.float64]:
-    """Averages values by group, so that each group counts once, however many values it has.
+    """Averages values by group, so that every group counts the same, however many values it has.
 
     Args:
         values: (…, N) numbers.

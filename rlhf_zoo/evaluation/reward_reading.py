@@ -1,4 +1,4 @@
-"""How the scores of a run's reward models are read, by its settings or by those in its card, which is untrusted."""
+"""How to read the scores of a run's reward models, given PPO's settings in run.json or a card, which is untrusted."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from ..fileio import number
 
 #: A copy of `functional.ENSEMBLES`, because reading a card must not import torch.
 ENSEMBLES = ("worst", "mean", "mean_minus_variance")
-#: The settings that determine it.
+#: The settings of PPO that `reading_of` uses.
 READING_KEYS = (
     "reward_label", "reward_output", "reward_pad_token", "reward_ensemble", "reward_ensemble_lambda",
     "score_centering", "score_scaling",
@@ -15,10 +15,10 @@ READING_KEYS = (
 
 
 def reading_of(settings: object) -> dict[str, Any]:
-    """Translates settings into keywords of `rewards.loading.load_reward` that differ from its defaults.
+    """Translates settings into those keywords of `rewards.loading.load_reward` that differ from its defaults.
 
-    A single model's scores keep its stored centering and scaling, whatever PPO did with them. Those of several models
-    are combined the way PPO combined them.
+    The scores of a single model keep the centering and scaling stored with it, whatever PPO used. The scores of several
+    models are combined as in PPO.
 
     Args:
         settings: PPO's settings, from run.json or a card; values of a wrong type are ignored.

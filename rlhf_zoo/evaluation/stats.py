@@ -1,8 +1,8 @@
 """Means, win rates and proportions, each with a 95% interval.
 
-Completions of one prompt are not independent, and neither are answers to prompts that ask the same, so intervals
-resample whole groups of them: the cluster bootstrap (`prompt_groups` finds the groups). Two policies are compared on
-the same prompts: the differences are computed first and then resampled, so the comparison is paired.
+Completions of one prompt are not independent, nor are completions of prompts that ask the same question. Intervals
+therefore resample whole groups of completions (the cluster bootstrap); `prompt_groups` finds the groups. Two policies
+are compared on the same prompts: differences are computed first and then resampled, so the comparison is paired.
 """
 
 import math
@@ -16,20 +16,20 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 _Z = NormalDist().inv_cdf(0.975)
-#: Smallest number of seeds for which the interval of their mean is given.
+#: Smallest number of seeds for which an interval of their mean is computed.
 MIN_SEEDS = 5
-RESAMPLES = 2000  # of groups, for an interval
+RESAMPLES = 2000  # bootstrap resamples per interval
 _MAX_CELLS = 4_000_000  # resamples × groups held in memory at once
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with its interval.
+    """A point estimate with its interval.
 
     Attributes:
-        value: The figure.
-        ci95: Its 95% interval, (low, high).
-        n: Number of observations behind it.
+        value: The point estimate.
+        ci95: The 95% interval, (low, high).
+        n: Number of observations.
     """
 
     value: float
@@ -42,7 +42,7 @@ class Estimate:
 
 @dataclass(frozen=True)
 class WinRate(Estimate):
-    """The share of comparisons that the first side wins, where a tie counts one half.
+    """The share of comparisons that the first side wins. A tie counts one half.
 
     Attributes:
         ties: The share of ties.
@@ -56,13 +56,13 @@ class WinRate(Estimate):
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over runs of several seeds.
+    """One metric over runs with different seeds.
 
     Attributes:
         mean: The mean over seeds.
-        range: The lowest and the highest.
+        range: The lowest and the highest value.
         n: Number of seeds.
-        ci95: 95% interval of the mean, for `MIN_SEEDS` seeds or more; with fewer, the range says more.
+        ci95: 95% interval of the mean; None for fewer than `MIN_SEEDS` seeds, where the range says more.
     """
 
     mean: float
@@ -79,10 +79,10 @@ def over_seeds(values: Sequence[float]) -> Spread:
     """Computes mean and range over seeds and, for five seeds or more, the interval mean ± t · s/√N.
 
     Args:
-        values: (N,) one figure per seed.
+        values: (N,) one value per seed.
 
     Returns:
-        The spread; t is Student's with N − 1 degrees of freedom.
+        The spread; t is the quantile of Student's t with N − 1 degrees of freedom.
     """
     mean, span = math.fsum(values) / len(values), (min(values), max(values))
     if len(values) < MIN_SEEDS:
@@ -98,7 +98,7 @@ def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
         groups: (N,) hashable labels.
 
     Returns:
-        (N,) integers 0 … G−1, the number of each label.
+        (N,) integers 0 … G−1, equal for equal labels.
     """
     numbers: dict[Hashable, int] = {}
     return np.array([numbers.setdefault(group, len(numbers)) for group in groups], dtype=np.intp)
@@ -124,8 +124,8 @@ def equal_parts(values: ArrayLike, parts: int) -> list[NDArray[np.intp]]:
 def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, resamples: int = RESAMPLES) -> Estimate:
     """Computes a mean with an interval over resampled groups.
 
-    Each resample draws G of the G groups with replacement and takes the mean of all their values, so a group's weight
-    is its number of values. The percentiles are those of `quantile_levels`.
+    Each resample draws G of the G groups with replacement and takes the mean of all their values, so larger groups
+    weigh more. `quantile_levels` chooses the percentiles.
 
     Args:
         values: (N,) numbers.
@@ -151,7 +151,7 @@ def mean_interval(
         values: (N,) numbers.
         groups: (N,) the prompt of each value.
         seed: Seed of the resamples.
-        level: Its coverage, such as 0.95.
+        level: Coverage of the interval, such as 0.95.
         resamples: Number of resamples.
 
     Raises:
@@ -209,7 +209,7 @@ def perplexity_difference(
 def _nats_and_tokens(
     logprobs: ArrayLike, lengths: ArrayLike, groups: Sequence[Hashable]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns (G,) −Σ logprobs and (G,) Σ lengths of each group."""
+    """Returns −Σ logprobs and Σ lengths of each group, (G,) each."""
     sample, index = _checked(logprobs, groups)
     tokens, _ = _checked(lengths, groups)
     sums, counts = np.bincount(index, weights=-sample), np.bincount(index, weights=tokens)
@@ -219,7 +219,7 @@ def _nats_and_tokens(
 
 
 def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int, level: float) -> tuple[float, float]:
-    """The interval of Σ sums / Σ counts over resampled groups (G,)."""
+    """Returns the bootstrap interval of Σ sums / Σ counts, given (G,) the sum and the count of each group."""
     low, high = np.quantile(_resampled_ratios(sums, counts, seed, resamples), quantile_levels(len(sums), level))
     return float(low), float(high)
 
@@ -227,15 +227,15 @@ def _interval(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: in
 def quantile_levels(groups: int, level: float = 0.95) -> tuple[float, float]:
     """Computes which quantiles of the resamples bound an interval.
 
-    Plain percentiles are too narrow with few groups. These are widened to match Student's t and a variance with
-    denominator G − 1.
+    With few groups, the 2.5% and 97.5% quantiles are too narrow. The levels are widened to match Student's t and a
+    variance with denominator G − 1.
 
     Args:
         groups: Number of groups, G.
         level: Coverage of the interval.
 
     Returns:
-        The lower and the upper quantile.
+        The levels of the lower and the upper quantile, from 0 to 1.
 
     Source: Hesterberg 2015, The American Statistician 69:371.
     """
@@ -246,7 +246,7 @@ def quantile_levels(groups: int, level: float = 0.95) -> tuple[float, float]:
 
 
 def _resampled_ratios(sums: NDArray[Any], counts: NDArray[Any], seed: int, resamples: int) -> NDArray[np.float64]:
-    """(resamples,) Σ sums / Σ counts over resampled groups (G,); equal G and seed draw the same groups."""
+    """Returns (resamples,) Σ sums / Σ counts over resampled groups. Equal G and seed draw the same groups."""
     drawn = resample_counts(len(counts), seed, resamples)
     return np.concatenate([(times @ sums) / (times @ counts) for times in drawn])
 
@@ -260,13 +260,13 @@ def resample_counts(size: int, seed: int, resamples: int) -> Iterable[NDArray[np
         resamples: Number of resamples.
 
     Returns:
-        All resamples, as arrays of (n, size) counts; a single array if they fit in memory.
+        Arrays (n, size) of counts, one row per resample; a single array if all resamples fit in memory.
     """
-    # Every figure of an evaluation uses the same groups and seed, so the last few draws are cached.
+    # All metrics of an evaluation use the same groups and seed, so the last draws are cached.
     if size * resamples <= _MAX_CELLS:
         return [_cached_counts(size, seed, resamples)]
-    rng, step = np.random.default_rng(seed), max(1, _MAX_CELLS // size)
-    return (_multinomial(rng, size, min(step, resamples - start)) for start in range(0, resamples, step))
+    rng, chunk = np.random.default_rng(seed), max(1, _MAX_CELLS // size)
+    return (_multinomial(rng, size, min(chunk, resamples - start)) for start in range(0, resamples, chunk))
 
 
 @lru_cache(maxsize=2)
@@ -302,12 +302,12 @@ def win_rate(a: ArrayLike, b: ArrayLike, groups: Sequence[Hashable], *, toleranc
 def share(values: ArrayLike, groups: Sequence[Hashable]) -> Estimate:
     """Computes a mean of values from 0 to 1, with an interval that is valid near 0 and 1 and with few groups.
 
-    The interval is Wilson's with three changes: the number of trials is the one that gives the same standard error as
-    the groups (Korn & Graubard 1998, Survey Methodology 24:193), the quantile is t with G − 1 degrees of freedom, and a
-    tenth of a trial corrects for continuity. If all values are 0, or all are 1, it is Wilson's over the groups. Its
-    coverage is 0.93 or more for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples, whether or not the
-    samples of a prompt are alike (test_stats.py). Percentiles of resampled prompts cover only 0.53 for a share of 0.98
-    and 20 prompts, and 0.88 for a share of 0.9.
+    The interval is Wilson's with three changes: the number of trials is the effective sample size, given the groups
+    (Korn & Graubard 1998, Survey Methodology 24:193); the quantile is that of t with G − 1 degrees of freedom; and a
+    tenth of a trial corrects for continuity. If all values are 0, or all are 1, each group counts as one trial. The
+    coverage is 0.93 or more for shares of 0.5 to 0.98, 20 to 180 prompts, and 1 to 3 samples per prompt, whether or not
+    samples of a prompt are alike (test_stats.py). A percentile bootstrap over 20 prompts covers only 0.53 for a share
+    of 0.98, and 0.88 for a share of 0.9.
 
     Args:
         values: (N,) numbers from 0 to 1.
@@ -326,7 +326,7 @@ def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: floa
     Args:
         values: (N,) numbers from 0 to 1.
         groups: (N,) the prompt of each value.
-        level: Its coverage, such as 0.95.
+        level: Coverage of the interval, such as 0.95.
 
     Raises:
         ValueError: As in `bootstrap_mean`.
@@ -344,7 +344,7 @@ def share_interval(values: ArrayLike, groups: Sequence[Hashable], *, level: floa
         return center, center
     if size == 1:
         return 0.0, 1.0
-    variance = max(variance, float(sample.var()) / len(sample) / size)  # in case the groups are alike by chance
+    variance = max(variance, float(sample.var()) / len(sample) / size)  # the group means may be equal by chance
     trials = center * (1 - center) / variance * (size - 1) / size
     quantile = _t_quantile(size - 1, level)
     low, _ = _wilson(center - 0.1 / trials, trials, quantile)
@@ -360,7 +360,7 @@ def _wilson(center: float, trials: float, z: float) -> tuple[float, float]:
 
 
 def _t_quantile(degrees: int, level: float = 0.95) -> float:
-    """The half-width of an interval of Student's t with `degrees` degrees of freedom, in standard errors."""
+    """Returns the half-width of a two-sided t interval with `degrees` degrees of freedom, in standard errors."""
     from scipy.special import stdtrit  # importing it takes longer than most commands take to start
 
     return float(stdtrit(degrees, (1 + level) / 2))
@@ -406,31 +406,31 @@ def correlation(
     """
     first, index = _checked(x, groups)
     second, _ = _checked(y, groups)
-    # The index of each value among the sorted distinct values, from which any resample's ranks follow.
-    places = [np.unique(side, return_inverse=True)[1] for side in (first, second)]
+    # Each value's index among the sorted distinct values is enough to rank any resample.
+    value_indices = [np.unique(side, return_inverse=True)[1] for side in (first, second)]
 
-    def measure(weights: NDArray[np.float64]) -> float:
-        sides = [_weighted_ranks(place, weights) for place in places] if ranks else [first, second]
+    def coefficient(weights: NDArray[np.float64]) -> float:
+        sides = [_weighted_ranks(indices, weights) for indices in value_indices] if ranks else [first, second]
         a, b = (side - np.average(side, weights=weights) for side in sides)
         variance = (weights @ a**2) * (weights @ b**2)
         return float(weights @ (a * b) / math.sqrt(variance)) if variance > 0 else math.nan
 
-    if min(place.max() for place in places) == 0:
+    if min(indices.max() for indices in value_indices) == 0:
         return None
     rng = np.random.default_rng(seed)
     size = int(index.max()) + 1
-    chance = np.full(size, 1 / size)
-    drawn = [measure(rng.multinomial(size, chance)[index].astype(float)) for _ in range(resamples)]
+    probabilities = np.full(size, 1 / size)
+    drawn = [coefficient(rng.multinomial(size, probabilities)[index].astype(float)) for _ in range(resamples)]
     # A resample in which x or y does not vary has no correlation.
     defined = [value for value in drawn if not math.isnan(value)]
     low, high = np.quantile(defined, quantile_levels(size)) if defined else (-1.0, 1.0)
-    return Estimate(measure(np.ones(len(first))), (float(low), float(high)), len(first))
+    return Estimate(coefficient(np.ones(len(first))), (float(low), float(high)), len(first))
 
 
-def _weighted_ranks(place: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Ranks N values that occur `weights` times each. place: (N,) their indices among the sorted distinct values."""
-    counts = np.bincount(place, weights=weights)
-    return (np.cumsum(counts) - counts + (counts + 1) / 2)[place]
+def _weighted_ranks(indices: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Ranks N values that occur `weights` times each, given (N,) their indices among the sorted distinct values."""
+    counts = np.bincount(indices, weights=weights)
+    return (np.cumsum(counts) - counts + (counts + 1) / 2)[indices]
 
 
 def proportion(successes: int, n: int) -> Estimate:
@@ -455,12 +455,12 @@ def proportion(successes: int, n: int) -> Estimate:
 def jackknife(value: float, left_out: ArrayLike, *, n: int) -> Estimate:
     """Computes `value` ± 1.96 standard errors from the values with one group left out.
 
-    se² = (G−1)/G · Σ(θ_i − θ̄)². Meant for statistics that a bootstrap would bias, because it draws duplicates. With
-    one group the interval is (−∞, ∞).
+    se² = (G−1)/G · Σ(θ_i − θ̄)². Use it for statistics that a bootstrap biases by drawing duplicates. With one group,
+    the interval is (−∞, ∞).
 
     Args:
-        value: The statistic of all groups.
-        left_out: (G,) the statistic without each of the groups in turn.
+        value: The statistic over all groups.
+        left_out: (G,) the statistic without each group in turn.
         n: Number of observations behind the estimate.
 
     Source: Tukey 1958.

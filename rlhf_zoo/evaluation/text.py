@@ -1,7 +1,7 @@
 """Diversity and repetition of completions, in words.
 
-Within a completion (`repetition`) words are those of `words.words`. Across completions (`distinct_n`) words are split
-at spaces, so a script written without spaces counts as one word per run: compare such texts only with each other.
+`repetition`, within a completion, uses the words of `words.words`. `distinct_n`, across completions, splits at spaces.
+In a script without spaces, a whole clause then counts as one word: compare such texts only with each other.
 """
 
 from collections import Counter
@@ -20,7 +20,6 @@ def normalized(text: str) -> str:
     Returns:
         The normalized text.
     """
-    # Two models' texts often differ only in spaces and capitals.
     return " ".join(text.lower().split())
 
 
@@ -32,7 +31,7 @@ def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
         n: Words per run.
 
     Returns:
-        The runs; none where there are fewer than n words.
+        The runs; an empty list if there are fewer than n words.
     """
     return list(zip(*(tokens[start:] for start in range(n)), strict=False))
 
@@ -43,11 +42,11 @@ def _plain_ngrams(text: str, n: int) -> list[tuple[str, ...]]:
 
 
 def distinct_n(texts: Sequence[str], n: int = 2) -> float:
-    """Computes distinct n-grams over all n-grams, across the texts together.
+    """Computes the number of distinct n-grams divided by the number of n-grams, over all texts together.
 
     Words are split at spaces, as in published figures, so "use." and "use," differ. The share falls as texts are added,
-    because common n-grams recur. Compare only equal numbers of texts of similar length, such as two policies on the
-    same prompts.
+    because common n-grams recur. Compare only equal numbers of texts of similar length, such as the completions of two
+    policies on the same prompts.
 
     Args:
         texts: The completions.
@@ -58,7 +57,6 @@ def distinct_n(texts: Sequence[str], n: int = 2) -> float:
 
     Source: Li et al. 2016, section 5.2.
     """
-    # Over all texts together: a phrase that recurs in another text is no new n-gram.
     grams = [gram for text in texts for gram in _plain_ngrams(text, n)]
     return len(set(grams)) / len(grams) if grams else 0.0
 
@@ -66,8 +64,8 @@ def distinct_n(texts: Sequence[str], n: int = 2) -> float:
 def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int = 2) -> Estimate:
     """Computes `distinct_n` with a jackknife interval over prompts.
 
-    A bootstrap would be wrong here: a prompt drawn twice brings no new n-gram, so every resample lies below the value.
-    The interval is for this number of texts.
+    A bootstrap would be biased: a prompt that is drawn twice adds no new n-gram, so every resample lies below the
+    value. The interval holds for this number of texts only.
 
     Args:
         texts: (N,) completions.
@@ -75,7 +73,7 @@ def distinct_n_estimate(texts: Sequence[str], groups: Sequence[Hashable], n: int
         n: Words per n-gram.
 
     Returns:
-        The share; its n counts texts.
+        The share; `n` is the number of texts.
     """
     value, left_out = _distinct_left_out(texts, groups, n)
     estimate = jackknife(value, left_out, n=len(texts))
@@ -106,24 +104,24 @@ def distinct_n_difference(
 
 
 def _distinct_left_out(texts: Sequence[str], groups: Sequence[Hashable], n: int) -> tuple[float, list[float]]:
-    """Returns distinct-n of all texts, and its (G,) values without each group in turn, by first appearance."""
+    """Returns distinct-n of all texts, and (G,) distinct-n without each group in turn, by first appearance."""
     index = group_indices(groups)
     counts: list[Counter[tuple[str, ...]]] = [Counter() for _ in set(groups)]
     for text, group in zip(texts, index, strict=True):
         counts[group].update(_plain_ngrams(text, n))
-    # An n-gram that only one group holds disappears when that group is left out; no recount is needed.
-    holders = Counter(gram for count in counts for gram in count)
-    total, distinct = sum(count.total() for count in counts), len(holders)
+    # An n-gram that only one group has disappears when that group is left out, so no recount is needed.
+    groups_with = Counter(gram for count in counts for gram in count)
+    total, distinct = sum(count.total() for count in counts), len(groups_with)
     left_out = []
     for count in counts:
         remaining = total - count.total()
-        only_here = sum(holders[gram] == 1 for gram in count)
+        only_here = sum(groups_with[gram] == 1 for gram in count)
         left_out.append((distinct - only_here) / remaining if remaining else 0.0)
     return distinct / total if total else 0.0, left_out
 
 
 def repetition(text: str, n: int = 2) -> float:
-    """Computes the share of a text's n-grams that occurred in it before: 1 − distinct / all.
+    """Computes the share of a text's n-grams that repeat an earlier n-gram of the text: 1 − distinct / all.
 
     Args:
         text: A completion.

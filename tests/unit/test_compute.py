@@ -60,7 +60,7 @@ def test_sums_keep_roles_apart_and_refuse_two_sizes() -> None:
     assert total.models == {"policy": Passes(10, 5, 7, 9), "reward": Passes(7, 1)}
     assert total.times(0.5).models["policy"] == Passes(10, 2.5, 3.5, 4.5)
     assert Compute.from_json(total.to_json()) == total
-    with pytest.raises(ValueError, match="reward has 7 parameters in one and 8"):
+    with pytest.raises(ValueError, match="reward has 7 parameters in one count and 8"):
         total + Compute({"reward": Passes(8)})
 
 

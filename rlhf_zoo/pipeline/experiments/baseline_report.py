@@ -10,7 +10,7 @@ import numpy as np
 
 from ...evaluation.compute import Compute, best_of_n_compute
 from ...evaluation.frontier import Floats, Point, cheapest_filter, mean_by_prompt, weighted_mean, win_shares
-from ...evaluation.frontier_report import BesidePPO
+from ...evaluation.frontier_report import PPOComparison
 from ...evaluation.head_to_head import read_lines, read_samples
 from ...evaluation.overoptimization import best_of_n_kl, expected_best_of_n
 from ...fileio import read_json, write_json
@@ -194,7 +194,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     sft = _point_of(baseline, "SFT", baseline.lines["sft"], Compute())
     ppo = _point_of(baseline, "PPO", baseline.lines["ppo"], baseline.ppo_training + baseline.reward_training)
     ppo, ablated = _ppo_points(baseline, ppo)
-    comparison = BesidePPO(sft, ppo, ablated, seed, ppo.n if served is None else served)
+    comparison = PPOComparison(sft, ppo, ablated, seed, ppo.n if served is None else served)
     methods = {name: points for name in METHODS if (points := _points_of(baseline, name))}
     description = {
         "schema": 1,
