@@ -1,4 +1,4 @@
-"""Compares a policy with its SFT policy, on the same prompts and random numbers: all metrics and all completions."""
+"""Compares a policy with its SFT policy on the same prompts and random numbers: all metrics and all completions."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -36,17 +36,17 @@ _SIDES = ("sft", "ppo")
 
 @dataclass(frozen=True)
 class HeadToHead:
-    """The measurements of SFT, of PPO (the policy) and of the control (SFT again with other random numbers).
+    """The measurements of SFT, of PPO (the policy) and of the control (SFT with other random numbers).
 
     Attributes:
         evaluator: The reference, the reward and the judges.
-        measurements: For sft, ppo and control: completions and their scores, one entry per (prompt, sample).
+        measurements: The name sft, ppo or control -> its completions and scores, one entry per (prompt, sample).
         prompts: The prompt of each completion.
         samples: Completions per prompt.
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that are also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
-        answers: Name of a rule that checks answers -> policy (sft or ppo) -> reading (strict or lenient) -> answers.
+        answers: Name of a rule that checks answers -> sft or ppo -> reading (strict or lenient) -> answers.
         row_groups: The group of each row's prompt, see `prompt_groups`; None if every prompt is its own group.
     """
 
@@ -62,12 +62,12 @@ class HeadToHead:
 
     @property
     def judge(self) -> str:
-        """The name of the headline's judge: the first that the recipe names, and the only one that the verdict uses."""
+        """The name of the headline judge: the first judge in the recipe, and the only one that the verdict uses."""
         return self.evaluator.judge.name
 
     @cached_property
     def groups(self) -> list[int]:
-        """For each completion, the number of its prompt's group. Intervals resample these groups."""
+        """The number of the group of each completion's prompt. Intervals resample these groups."""
         if self.row_groups is None:
             return number_prompts(self.prompts)
         return np.repeat(self.row_groups, self.samples).tolist()
@@ -99,7 +99,7 @@ class HeadToHead:
             "difference": self._difference(),
             "win_rate": headline["win_rate"],
             "win_rate_at_equal_length": self._win_rate_at_equal_length(),
-            # SFT against itself: a win rate near ½, which shows how noisy the other win rates are.
+            # SFT against itself: a win rate near ½, whose distance from ½ shows the noise.
             "control": headline["control"],
         }
         # Without a training reward, the judge has nothing to agree with.
@@ -108,10 +108,10 @@ class HeadToHead:
         return figures
 
     def judge_gain(self, policy: PreTrainedModel | None, rows: Dataset) -> Estimate:
-        """Estimates how much higher than SFT the headline's judge scores a policy on these prompts.
+        """Estimates how much higher than SFT the headline judge scores a policy on these prompts.
 
         Args:
-            policy: The policy to measure, with the same random numbers; None for the policy that was compared.
+            policy: A policy to measure with the same random numbers; None for the policy that was compared.
             rows: The rows that were passed to `head_to_head`.
 
         Returns:
@@ -129,7 +129,7 @@ class HeadToHead:
         return bootstrap_mean(differences, self.groups, seed=self.seed)
 
     def jsonl(self) -> str:
-        """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its figures."""
+        """Returns samples.jsonl: a line for each (prompt, sample), with every policy's completion and its metrics."""
         lines = []
         for i, prompt in enumerate(self.prompts):
             row: dict[str, object] = {"prompt": display_text(prompt), "sample": i % self.samples}
@@ -139,7 +139,7 @@ class HeadToHead:
 
     @cached_property
     def pairs(self) -> dict[str, dict[str, PairReport]]:
-        """The pair judges' reports on ppo against SFT, and on the control against SFT: {judge: {side: report}}."""
+        """{judge: {side: report}}: the reports of pair judges on ppo and on the control, both against SFT."""
         theirs, prompt_texts = self.measurements["sft"].completions, [plain_text(prompt) for prompt in self.prompts]
         return {
             judge.name: {
@@ -174,13 +174,13 @@ class HeadToHead:
         return {**facts, **self._check_entry(judge.name)}
 
     def _self_agreement(self) -> Estimate | None:
-        """How well the headline's judge agrees with itself on SFT and the policy; see `split_half`."""
-        # Both policies answered the same prompts, so their rows have the same groups.
+        """How well the headline judge agrees with itself on SFT and the policy; see `split_half`."""
+        # Both policies answered the same prompts, so the groups are the same for both.
         rows = [np.reshape(self.measurements[side].judges[self.judge], (-1, self.samples)) for side in _SIDES]
         return split_half(np.concatenate(rows), self.groups[:: self.samples] * len(_SIDES), seed=self.seed)
 
     def _check_entry(self, judge: str) -> dict[str, Any]:
-        """Returns the entry `check` with a judge's results on labeled pairs; {} if it has none."""
+        """Returns {"check": a judge's results on labeled pairs}; {} if it has none."""
         return {"check": self.checks[judge].to_json()} if judge in self.checks else {}
 
     def _scoring_judge_figures(self, name: str, description: str) -> dict[str, Any]:
@@ -196,7 +196,7 @@ class HeadToHead:
         }
 
     def _answer_figures(self, name: str) -> dict[str, Any]:
-        """Both policies' figures by a rule that checks answers, and the paired difference of their accuracies."""
+        """Both policies' accuracy by a rule that checks answers, and the paired difference."""
         sft, ppo = (self.answers[name][side] for side in _SIDES)
         return {
             reading: {
@@ -223,7 +223,7 @@ class HeadToHead:
         return {**figures, **self._check_entry(name)}
 
     def _policy_metrics(self, side: str) -> dict[str, Any]:
-        # The metric modules group by the texts of prompts, so the number of each group serves as a text.
+        # The metric modules group by text, so the number of each group is passed as a text.
         measured, prompt_keys = self.measurements[side], list(map(str, self.groups))
         kl = {"predictions": measured.logprobs, "references": measured.ref_logprobs}
         return {
@@ -246,9 +246,9 @@ class HeadToHead:
         }
 
     def _difference(self) -> dict[str, Any]:
-        """The figures of ppo minus those of sft, over the same resampled prompts.
+        """The metrics of ppo minus those of sft, over the same resampled prompts.
 
-        KL has no difference, because it is itself relative to SFT.
+        KL is left out, because it is relative to SFT already.
         """
         ours, theirs = (self.measurements[side] for side in ("ppo", "sft"))
         values_by_name = {
@@ -264,7 +264,7 @@ class HeadToHead:
             if a
         }
         for n in (1, 2):
-            # Distinct-n needs a jackknife: drawing a prompt twice, as a bootstrap does, adds no new n-gram.
+            # Distinct-n needs a jackknife: a bootstrap draws prompts twice, which adds no new n-gram.
             estimate = distinct_n_difference(ours.completions, theirs.completions, self.groups, n)
             differences[f"distinct_{n}"] = estimate.to_json()
         perplexity = perplexity_difference(
@@ -283,7 +283,7 @@ class HeadToHead:
         return estimate
 
     def _preferences(self) -> np.ndarray:
-        """1 if the headline's judge prefers the policy, 0 if it prefers SFT, ½ for a tie."""
+        """(N,) 1 if the headline judge prefers the policy's completion, 0 if it prefers SFT's, ½ for a tie."""
         if self.judge in self.pairs:
             return np.asarray(self.pairs[self.judge]["ppo"].scores)
         return preferences(self.measurements["ppo"].judges[self.judge], self.measurements["sft"].judges[self.judge])
@@ -293,17 +293,17 @@ class HeadToHead:
         return length_controlled_win_rate(self._preferences(), ours, theirs, self.groups, seed=self.seed).to_json()
 
     def _agreement(self) -> dict[str, Any]:
-        """Agreement of reward and judge: Spearman's ρ within each policy, and how often they prefer the same side."""
+        """Agreement of reward and judge: Spearman's ρ for each policy, and how often both prefer the same side."""
         agreement: dict[str, object] = {}
         for side in _SIDES:
-            # Within each policy, because the difference between policies would inflate the correlation.
+            # For each policy alone, because the difference between policies would inflate the correlation.
             reward, judged = self.measurements[side].reward, self.measurements[side].judges[self.judge]
             estimate = correlation(reward, judged, self.groups, seed=self.seed, ranks=True)
             agreement[side] = None if estimate is None else estimate.to_json()
         # 1 if reward and judge prefer the same side, 0 if they prefer opposite sides, ½ if one of them ties.
         reward_wins = preferences(self.measurements["ppo"].reward, self.measurements["sft"].reward)
         judge_wins = self._preferences()
-        # If one of them only has ties, it prefers no side, so there is no agreement to measure.
+        # If reward or judge has only ties, there is no agreement to measure.
         only_ties = (reward_wins == 0.5).all() or (judge_wins == 0.5).all()
         agreement["same_side"] = None if only_ties else self._mean((1 - np.abs(reward_wins - judge_wins)).tolist())
         return agreement
@@ -320,12 +320,12 @@ def preferences(ours: Sequence[float], theirs: Sequence[float]) -> np.ndarray:
         (N,) 1 if ours is higher, 0 if theirs is, ½ for a tie (within `TIE_TOLERANCE`).
     """
     difference = np.subtract(ours, theirs)
-    # Equal texts may score differently in different batches, by rounding error.
+    # The scores of equal texts may differ by rounding error between batches.
     return np.where(np.abs(difference) <= TIE_TOLERANCE, 0.5, difference > 0)
 
 
 def random_keys(size: int, samples: int) -> list[tuple[int, ...]]:
-    """Builds the keys of the random numbers, the same for every policy of an evaluation.
+    """Builds the keys of the random numbers, which are the same for every policy of an evaluation.
 
     Args:
         size: Number of completions.
@@ -334,7 +334,7 @@ def random_keys(size: int, samples: int) -> list[tuple[int, ...]]:
     Returns:
         (size,) keys (stream, prompt, sample).
     """
-    # The keys name prompt and sample, so each completion has its own random numbers in any batch.
+    # The keys contain prompt and sample, so a completion's random numbers do not depend on its batch.
     return [(STREAM, i // samples, i % samples) for i in range(size)]
 
 
@@ -359,7 +359,7 @@ def head_to_head(
         seed: Seed of the sampling and of the resamples.
         reward_judges: Names of the judges that were also the training reward.
         checks: Each judge's results on labeled pairs, by its name.
-        group: How prompts that ask the same are found, as in `group_rows`.
+        group: How to group prompts that ask the same: `by` of `group_rows`.
 
     Returns:
         The measurements of all three.
@@ -376,14 +376,14 @@ def head_to_head(
             evaluator,
             prompts,
             keys=random_keys(len(prompts), samples),
-            # The control needs another seed: with the same one SFT would write the same texts again.
+            # The control needs another seed: with the same seed, SFT would write the same texts again.
             seed=seed + (name == "control"),
             desc=f"evaluating {name}",
             columns=columns,
         )
         for name, model in policies.items()
     }
-    # Rules that check answers run again on each completion, for accuracy and pass@k.
+    # Rules that check answers are applied again to each completion, for accuracy and pass@k.
     answers_by_judge = {
         judge.name: {
             side: {
@@ -431,8 +431,8 @@ def read_samples(path: Path, prompts: Sequence[Prompt], per_prompt: int) -> list
         rows = read_lines(path)
     except (FileNotFoundError, ValueError) as error:
         raise ZooError(f"{path} cannot be read ({error}): {remedy}") from error
-    # White space at the end does not make another prompt.
+    # Prompts that differ only in trailing white space count as equal.
     expected = [display_text(prompt).rstrip() for prompt in prompts for _ in range(per_prompt)]
     if [row["prompt"].rstrip() for row in rows] != expected:
-        raise ZooError(f"{path} holds other prompts than the data set: {remedy}")
+        raise ZooError(f"{path} has other prompts than the data set: {remedy}")
     return rows

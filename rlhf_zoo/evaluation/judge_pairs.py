@@ -1,4 +1,4 @@
-"""Checks the judge of rollouts on pairs of known order, whose scores stand in the pair file or in the rollouts."""
+"""Checks the judge of rollouts on pairs of known order. The judge's scores are in the pair file or in the rollouts."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,14 +12,14 @@ from .judges.check import JudgeCheck, PairCheck, check_pairs
 from .probes import Completions
 from .rollout_files import Rollouts, check_number, message_text, rows_of
 
-#: The columns of a pair besides the scores. Those are `judge_chosen`, `judge_rejected`, and the same of `reward`.
+#: The text columns of a pair. The score columns are `judge_chosen`, `judge_rejected`, and the same for `reward`.
 TEXTS = ("prompt", "chosen", "rejected")
 SIDES = ("chosen", "rejected")
 
 
 @dataclass(frozen=True)
 class _Scores:
-    """The scores of the rollouts' texts: (prompt, text) -> all scores of that text."""
+    """The scores of the texts in the rollouts: (prompt, text) -> all scores of that text."""
 
     judge: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=lambda: defaultdict(list))
     reward: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=lambda: defaultdict(list))
@@ -42,13 +42,13 @@ def check_judge(
     Args:
         sides: The policy's completions and SFT's.
         labeled: Labeled pairs, in a file or as rows: `prompt`, `chosen`, `rejected`, and `judge_chosen` and
-            `judge_rejected`, the judge's scores, or texts that the rollouts have. `reward_chosen` and
-            `reward_rejected` show whether judge and reward err alike.
-        own: Pairs of the policies' own outputs, likewise.
+            `judge_rejected`, the judge's scores. Scores may be missing for texts in the rollouts. `reward_chosen` and
+            `reward_rejected` show whether judge and reward make the same errors.
+        own: Pairs of the policies' own outputs, in the same form.
         seed: Seed of the resamples.
 
     Returns:
-        The check; None without pairs.
+        The results; None without pairs.
 
     Raises:
         ZooError: A row is wrong, or a score of the judge is neither in the pair nor in the rollouts.
@@ -113,7 +113,7 @@ def _pair_of_scores(
     row: Mapping[str, Any], column: str, texts: Mapping[str, str],
     rollout_scores: Mapping[tuple[str, str], Sequence[float]], where: str,
 ) -> tuple[float, float] | None:  # fmt: skip
-    """Returns the scores of both sides in the row, or else their means in the rollouts; None if one is in neither."""
+    """Returns both sides' scores: from the row, else the mean in the rollouts. None if either score is in neither."""
     scores = []
     for side in SIDES:
         name = f"{column}_{side}"

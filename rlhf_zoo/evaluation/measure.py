@@ -1,4 +1,4 @@
-"""The tools that measure completions: sampling, reward, KL and the judges."""
+"""Measures a policy: samples completions and computes their reward, their KL and the judges' scores."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ from .judges.rule import RuleJudge
 from .judges.scalar import FunctionJudge, Judge
 from .reward_reading import reading_of
 
-MAX_COMPLETIONS = 64  # completions whose logits under both policies are in memory at once
-MAX_LOGITS = 2**28  # logits of one policy in memory at once; a large vocabulary leaves room for fewer completions
+MAX_COMPLETIONS = 64  # completions whose logits are in memory at once
+MAX_LOGITS = 2**28  # logits of one policy that are in memory at once; with a large vocabulary, this is the lower limit
 
 
 def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:
-    """Computes how many texts' logits fit in memory at once.
+    """Computes for how many texts the logits fit in memory at once.
 
     Args:
         policy: The model; its vocabulary determines the size.
-        tokens: Tokens per text.
+        tokens: Maximum number of tokens in a text.
 
     Returns:
         A number from 1 to `MAX_COMPLETIONS`.
     """
-    # The embedding may be padded beyond the tokenizer's vocabulary, and the logits are as wide as the embedding.
+    # The embedding may be padded beyond the tokenizer's vocabulary, and the logits have the size of the embedding.
     embedding: Any = policy.get_input_embeddings()
     return max(1, min(MAX_COMPLETIONS, MAX_LOGITS // (tokens * embedding.weight.shape[0])))
 
@@ -88,12 +88,12 @@ class Evaluator:
 
     @property
     def judge(self) -> Judge:
-        """The headline's judge."""
+        """The headline judge."""
         return self.panel.scoring[0]
 
     @property
     def with_headline_judge(self) -> Evaluator:
-        """A copy with only the headline's judge."""
+        """A copy with only the headline judge."""
         return replace(self, panel=Panel(self.panel.scoring[:1]))
 
     def sample(
@@ -110,7 +110,7 @@ class Evaluator:
         Args:
             policy: The model to sample from.
             prompts: (N,) texts or conversations.
-            keys: (N,) keys of the random numbers.
+            keys: (N,) keys of the random numbers, see `head_to_head.random_keys`.
             seed: Seed of the sampling.
             desc: Label of the progress bar.
 
@@ -143,12 +143,12 @@ class Evaluator:
         Args:
             batch: The sampled token ids with their prompts.
             batch_rows: The rows of prompts, texts and columns that are in the batch.
-            prompts: All prompts.
-            texts: All completions.
-            columns: The prompts' other columns.
+            prompts: (N,) the prompts of all batches.
+            texts: (N,) the completions of all batches.
+            columns: Name -> (N,) values of the prompts' other columns.
 
         Returns:
-            (batch,) total rewards; [] without a reward.
+            (B,) the total reward of each row of the batch; [] without a reward.
         """
         if self.rewards is None:
             return []
@@ -165,15 +165,15 @@ class PolicyMeasurements:
 
     Attributes:
         completions: The texts.
-        reward: The training reward; [] without one.
-        length: Tokens of each completion.
-        ended: Whether the completion stopped by itself.
-        judges: Scores by judge.
-        exact_kl: Σ_t KL(π‖π_SFT) of the distributions that the tokens were drawn from, nats per completion. Its mean
+        reward: The training reward; [] if there is no reward.
+        length: The number of tokens.
+        ended: Whether the completion ended by itself.
+        judges: Name of the judge -> its scores.
+        exact_kl: Σ_t KL(π‖π_SFT) of the distributions that the tokens were sampled from, nats per completion. The mean
             estimates the same quantity as the mean of `kl`, with less noise.
-        logprobs: Log π of each drawn token, nats.
-        ref_logprobs: Log π_SFT of each drawn token, nats.
-        tokens: The drawn token ids.
+        logprobs: Log π of each sampled token, nats.
+        ref_logprobs: Log π_SFT of each sampled token, nats.
+        tokens: The sampled token ids.
     """
 
     completions: list[str]
@@ -217,16 +217,16 @@ class PolicyMeasurements:
 
 
 def repeat_prompts(rows: Dataset, samples: int) -> tuple[list[int], list[Any], dict[str, list[Any]]]:
-    """Repeats each row `samples` times, with the repeats of a row adjacent.
+    """Repeats each row `samples` times. The copies of a row are adjacent.
 
     Args:
-        rows: Prompts, with other columns.
-        samples: Number of repeats.
+        rows: (P,) rows with a prompt and other columns.
+        samples: Number of copies of each row.
 
     Returns:
-        For each repeat the index of its row, its prompt, and its other columns.
+        (P · samples,) the index of the row, the prompt, and the values of each other column.
     """
-    # Samples of a row must be adjacent, because other modules reshape to (rows, samples).
+    # Callers reshape to (rows, samples), so the copies of a row must be adjacent.
     row_indices = [index for index in range(len(rows)) for _ in range(samples)]
     columns = rows.select(row_indices).to_dict()
     return row_indices, columns["prompt"], columns_for_functions(columns)
@@ -244,16 +244,17 @@ def measure(
 ) -> PolicyMeasurements:
     """Samples one completion for each prompt and measures it, on the reference's device.
 
-    Two policies with equal keys and seed use the same random numbers. Several processes share the batches.
+    Two policies with equal keys and seed use the same random numbers. If there are several processes, they share the
+    batches.
 
     Args:
-        policy: The model to measure.
+        policy: The model to measure. It is moved to the reference's device.
         evaluator: The reference, the reward and the judges.
         prompts: (N,) texts or conversations.
         keys: (N,) keys of the random numbers.
         seed: Seed of the sampling.
         desc: Label of the progress bar.
-        columns: The prompts' other columns, one value per prompt, which reward functions may read.
+        columns: Name -> (N,) values of the prompts' other columns, which reward functions may read.
 
     Returns:
         The completions with their metrics.
@@ -262,14 +263,14 @@ def measure(
     move(policy, evaluator.reference.device)
     samples = evaluator.sample(policy, prompts, keys=keys, seed=seed, desc=desc)
     metrics_by_batch: dict[int, _BatchMetrics] = {}
-    # Logits over the whole vocabulary are the largest tensors here, so a batch is split by their size.
+    # Logits over the whole vocabulary are the largest tensors here, so their size limits the micro-batches.
     micro_batches, start = MicroBatches(rows_at_once(policy, evaluator.max_new_tokens)), 0
     with Progress(len(prompts), f"{desc}: reward and KL", "sample", leave=False) as bar:
         for number, batch in enumerate(samples.batches):
             bar.update(start - bar.n)
             batch_rows = slice(start, start + len(batch))
             start += len(batch)
-            # Every process has all samples and scores its own share; `gather_in_order` merges the shares.
+            # Every process has all samples but scores only its own batches; `gather_in_order` merges the results.
             if not distributed.is_my_batch(number):
                 continue
             reward = evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns or {})
@@ -289,11 +290,11 @@ def measure(
             values += batch_values
     reward, exact, logprobs, ref_logprobs = merged
     judge_scores = {
-        # A paid judge comes last, so that an error in a free one costs nothing.
+        # Paid judges come last, so that an error in a free judge costs nothing.
         judge.name: scores(judge, prompts, samples.texts, columns)
         for judge in cheapest_first(evaluator.panel.scoring)
     }
-    # The token ids are kept, because decoding a text and encoding it again may give other ids.
+    # The token ids are kept, because decoding and encoding may give other ids.
     tokens = [list(row) for batch in samples.batches for row in batch.token_lists()]
     return PolicyMeasurements(
         completions=samples.texts,
@@ -316,33 +317,30 @@ _BatchMetrics = tuple[list[float], list[float], list[list[float]], list[list[flo
 def _kl_to_reference(
     policy: PreTrainedModel, evaluator: Evaluator, batch: Samples, rows: Sequence[int]
 ) -> tuple[list[float], list[list[float]]]:
-    """Returns each completion's exact KL to the reference, summed over tokens, and log π_ref of each token, in nats."""
+    """Returns the exact KL of each completion, summed over tokens, and log π_ref of each token, in nats."""
     batch = batch.select(slice(rows[0], rows[-1] + 1)).to(evaluator.reference.device)
     logits = response_logits(evaluator.reference, batch, temperature=evaluator.temperature)
     reference = selected_logprobs(logits, batch.completion_ids)
     if policy is evaluator.reference:
-        # SFT against itself: 0 exactly, without a second forward pass.
+        # The KL of the reference to itself is exactly 0, which saves a forward pass.
         exact = torch.zeros_like(reference)
     else:
-        # Both at the sampling temperature: this is the KL of the distributions that the tokens were drawn from.
+        # At the sampling temperature, so this is the KL of the distributions that the tokens were sampled from.
         exact = exact_kl(response_logits(policy, batch, temperature=evaluator.temperature), logits)
     return exact.masked_fill(~batch.mask, 0).sum(1).tolist(), _rows(reference, batch)
 
 
 def _rows(values: torch.Tensor, batch: Samples) -> list[list[float]]:
-    """Splits values (B, T) into each completion's own tokens."""
+    """Returns the values (B, T) of each completion's tokens, without padding."""
     return [row[is_token].tolist() for row, is_token in zip(values, batch.mask, strict=True)]
 
 
 def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
-    """Loads what an evaluation needs: the SFT policy as reference, PPO's reward, and the recipe's judges.
+    """Loads the SFT policy as reference, PPO's reward, and the recipe's judges.
 
     Args:
         context: The run.
         reference_path: Checkpoint of the SFT policy.
-
-    Returns:
-        The evaluator.
     """
     ppo = context.settings("ppo")
     tokenizer = load_tokenizer(reference_path)
@@ -353,9 +351,9 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
     if names := reward_names(ppo.data.reward_model_path):
         paths = [parent(context, name).path for name in names]
         move_to_device = partial(on_device, use_cpu=ppo.trainer.use_cpu)
-        load_options = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as PPO loads it
+        load_options = Loading(dtype="auto", attention=ppo.model.attn_implementation)  # as in PPO
         loader, reading = ppo.data.reward_model_loader, reading_of(vars(ppo.trainer))
-        # The reward model comes first, because `reward_weights` begins with it.
+        # The reward model comes first, because the first of the `reward_weights` is its weight.
         rewards.insert(
             0, load_reward(paths, tokenizer, place=move_to_device, options=load_options, loader=loader, **reading)
         )
@@ -378,14 +376,11 @@ def make_evaluator(context: RunContext, reference_path: Path) -> Evaluator:
 
 
 def reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
-    """Returns the judges that are also PPO's training reward, so their scores prove nothing.
+    """Returns the names of the judges that are also PPO's training reward, so that their scores prove nothing.
 
     Args:
         context: The run.
         evaluator: The loaded reward and judges.
-
-    Returns:
-        The judges' names.
     """
     ppo = context.settings("ppo")
     has_reward_model = ppo.data.reward_model_path is not None
@@ -401,15 +396,12 @@ def reward_judges(context: RunContext, evaluator: Evaluator) -> frozenset[str]:
 def weighted_functions(
     names: Sequence[str] | None, weights: Sequence[float] | None, *, has_reward_model: bool
 ) -> frozenset[str]:
-    """Selects the reward functions whose weight is not 0.
+    """Returns the names of the reward functions whose weight is not 0.
 
     Args:
         names: Names of the reward functions.
         weights: The weight of the reward model, if there is one, then of each function; None for 1 each.
         has_reward_model: Whether there is a reward model.
-
-    Returns:
-        The names of these functions.
     """
     names = names or []
     # The first weight is the reward model's.
@@ -421,35 +413,29 @@ def weighted_functions(
 
 
 def function_judges(evaluator: Evaluator, functions: Collection[str]) -> frozenset[str]:
-    """Finds the judges that are one of these functions, whatever unit (words or tokens) either counts in.
+    """Returns the names of the judges that are one of these functions, even if they differ in `unit` (words or tokens).
 
     Args:
         evaluator: The judges.
         functions: Names of reward functions.
-
-    Returns:
-        The judges' names.
     """
     judges = (judge for judge in evaluator.panel.scoring if isinstance(judge, FunctionJudge | RuleJudge))
-    # A length in words and one in tokens are the same incentive.
+    # A length in words and a length in tokens are the same incentive.
     rewarded_targets = set(map(_without_unit, functions))
     return frozenset(judge.name for judge in judges if _without_unit(judge.target) in rewarded_targets)
 
 
 def _without_unit(target: str) -> str:
-    """Removes the argument `unit` from NAME(KEY=…, unit=…), and the parentheses if no argument is left."""
+    """Removes the argument `unit` from NAME(KEY=…, unit=…), and the parentheses if no argument remains."""
     stripped = re.sub(r"""unit *= *(['"])\w+\1 *,? *|\)$""", "", target).rstrip(" ,(")
     return stripped.replace(" ", "")
 
 
 def reward_model_judges(evaluator: Evaluator) -> frozenset[str]:
-    """Finds the judges whose weights equal those of the training reward's model, whatever their names.
+    """Returns the names of the judges whose weights equal those of a reward model, whatever they are called.
 
     Args:
         evaluator: The reward and the judges.
-
-    Returns:
-        The judges' names.
     """
     models = evaluator.rewards.models if evaluator.rewards is not None else []
     return frozenset(

@@ -1,12 +1,12 @@
-"""Fits published forms of a policy's score against its distance from the SFT model, d = √KL, and finds their peak.
+"""Fits published functional forms of a policy's gain over SFT by its distance d = √KL, and finds their peak.
 
-Gao, Schulman & Hilton 2022 (arXiv:2210.10760), §3: as a proxy is optimized, the gain over the SFT model follows
+Gao, Schulman & Hilton 2022 (arXiv:2210.10760), §3: as a proxy reward is optimized, the gain over the SFT model follows
 
     RL:         R(d) = d (α − β log d)     peak at d = exp(α/β − 1), of height β d
     best-of-n:  R(d) = d (α − β d)         peak at d = α / 2β, of height α² / 4β
 
-with R(0) = 0 by construction. Both are linear in (α, β), so least squares finds them. A form only describes what was
-observed. It is not used outside the observed range of d, or if it does not fit.
+with R(0) = 0 by construction. Both are linear in (α, β), so least squares fits them. A fit only describes what was
+observed. It is not used outside the observed range of d, or if the form does not fit.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Floats = NDArray[np.float64]
 
 #: Smallest number of points: two for the coefficients, and one more to show a misfit.
 MIN_POINTS = 3
-MIN_PATTERN_POINTS = 6  # fewer points have too few orders of the residuals for a p-value of 0.01
-MISFIT_LEVEL = 0.01  # p-value below which residuals do not look like noise
-_MIN_ERROR = 0.1  # share of the median standard error; no point weighs more than 100 points with the median error
+MIN_PATTERN_POINTS = 6  # with fewer points, there are too few permutations for a p-value of 0.01
+MISFIT_LEVEL = 0.01  # p-value below which residuals are not just noise
+_MIN_ERROR = 0.1  # lower bound of standard errors, relative to the median; no weight exceeds 100 times the median's
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Peak:
     """The highest point of a fitted form.
 
     Attributes:
-        d: Its position, √nats.
+        d: Its distance from SFT, √nats.
         gain: Its gain over SFT, in the units of the score.
     """
 
@@ -64,13 +64,13 @@ class Fit:
         points: Number of checkpoints fitted.
         observed: Smallest and largest d > 0.
         residuals: (points,) observed − fitted gain, by increasing d.
-        r_squared: Share of the (weighted) variance of the gains about their mean that the form explains.
-        scatter: Weighted squared residuals divided by those that measurement noise would leave; None if unknown.
-        scatter_p: How often noise alone would leave as much.
+        r_squared: Share of the weighted variance of the gains that the form explains; None if the gains do not vary.
+        scatter: Sum of weighted squared residuals, divided by its expectation under measurement noise; None if unknown.
+        scatter_p: How often noise alone would give as large a scatter; None if unknown.
         pattern_p: How often residuals in random order would be as smooth along d; None if there are too few points.
-        fits: False if the residuals are larger than noise and smooth; None if there are too few points to tell.
-        peak: None unless these data identify it.
-        no_peak: A sentence on why there is no peak.
+        fits: False if the residuals are both smooth and larger than noise; None if there are too few points to tell.
+        peak: The peak; None unless the data identify it.
+        no_peak: A sentence on why there is no peak; None if there is a peak.
     """
 
     form: Form
@@ -125,24 +125,24 @@ def fit(
     Points have the weight 1/error², or equal weights if errors are unknown. Points with d = 0 carry no information on
     α and β and are left out.
 
-    Intervals. With (K, P), whole prompts are resampled, the same ones for all checkpoints, so comparisons are paired.
+    Intervals: with (K, P) gains, whole prompts are resampled, the same for all checkpoints, so comparisons are paired.
     With means and errors, means are drawn from independent normal distributions. With means alone, α and β are drawn
-    from their t distribution given the residuals. Each checkpoint is a separate policy and scatters beyond measurement
-    noise: if residuals exceed that noise, the intervals are widened by √scatter (Birge 1932).
+    from their t distribution given the residuals. Each checkpoint is a separate policy, so points may scatter beyond
+    measurement noise. If the residuals exceed that noise, the intervals are widened by √scatter (Birge 1932).
 
-    A form does not fit if both of these hold: noise alone would leave such residuals in less than 1% of cases, and
+    A form does not fit if both of these hold: noise alone would give such residuals in less than 1% of cases, and
     residuals in random order would be as smooth along d in less than 1% (von Neumann's ratio, by permutation). Both are
-    needed: scatter alone is not a bend, and noise that checkpoints share, such as that of the SFT score, is smooth
-    along d. If errors are unknown, the second condition decides.
+    needed: large scatter may have no pattern, and noise that checkpoints share, such as that of the SFT score, is
+    smooth along d. If errors are unknown, only the second condition is tested.
 
-    A peak is reported if the form fits, the intervals of β and of the peak's height lie above 0, and the interval of
-    its position lies within the observed range of d. The data then show both the rise and the fall.
+    A peak is reported if the form fits, the intervals of β and of the peak's gain lie above 0, and the interval of the
+    peak's d lies within the observed range. The data then show both the rise and the fall.
 
     Args:
         form: "rl" or "best-of-n".
-        kl: (K,) KL of each checkpoint in nats, or (K, P) by prompt.
-        gains: Scores − the SFT model's: (K, P) on the same P prompts, or (K,) means.
-        errors: (K,) standard errors of mean gains; computed from (K, P) gains.
+        kl: KL in nats: (K,) of each checkpoint, or (K, P) by prompt.
+        gains: Scores minus those of the SFT model: (K, P) on the same P prompts, or (K,) means.
+        errors: (K,) standard errors of mean gains; None if unknown, or if gains are (K, P), from which they follow.
         seed: Seed of the resamples.
         resamples: Number of resamples.
 
@@ -150,7 +150,7 @@ def fit(
         The fit.
 
     Raises:
-        ValueError: Shapes do not match, a value is not finite, or there are fewer than three distinct d > 0.
+        ValueError: Shapes do not match, a value is not finite, or fewer than three distinct d are above 0.
     """
     points = _points(kl, gains, errors)
     rng = np.random.default_rng(seed)
@@ -200,7 +200,7 @@ def _coefficient_draws(
     rng: np.random.Generator,
     resamples: int,
 ) -> tuple[Floats, float | None, float | None]:
-    """Returns (B, 2) draws of the coefficients, and the scatter of the points with its p-value, None if unknown."""
+    """Returns (B, 2) draws of (α, β), and the scatter of the points with its p-value (None if unknown)."""
     scatter = scatter_p = None
     if points.error is None:
         draws = _t_draws(design, coefficients, misfit, rng, resamples)
@@ -209,9 +209,9 @@ def _coefficient_draws(
         draws = _solve(form, drawn_d, drawn, points.weights)
         scatter, scatter_p = _scatter(misfit, drawn - points.means, design, points.weights)
         if scatter is not None:
-            # Points that scatter more than their noise widen the intervals accordingly.
+            # If points scatter more than their noise, the intervals are wider.
             draws = coefficients + (draws - coefficients) * math.sqrt(max(1.0, scatter))
-    return draws[np.isfinite(draws).all(1)], scatter, scatter_p  # a resample may leave all d at 0
+    return draws[np.isfinite(draws).all(1)], scatter, scatter_p  # in a resample, every d may be 0
 
 
 @dataclass(frozen=True)
@@ -223,8 +223,8 @@ class _Points:
         scores: (K,) or (K, P) gains.
         means: (K,) mean gains.
         error: (K,) standard errors of the means; None if unknown.
-        distances: (K,) d = √KL of the mean KL.
-        weights: (K,) weights of the least squares.
+        distances: (K,) d, the root of the mean KL.
+        weights: (K,) weights for least squares.
     """
 
     nats: Floats
@@ -236,12 +236,12 @@ class _Points:
 
     @property
     def n(self) -> int:
-        """What intervals resample: the number of prompts, or of checkpoints if gains are means."""
+        """The number of observations: prompts, or checkpoints if gains are means."""
         return self.scores.shape[1] if self.scores.ndim == 2 else len(self.means)
 
 
 def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Points:
-    """Returns the points of a fit with their weights. Raises ValueError as `fit` does."""
+    """Checks the input of `fit` and returns its points with their weights. Raises ValueError as `fit` does."""
     nats, scores = _checked(kl, gains)
     mean_kl = nats.mean(1) if nats.ndim == 2 else nats
     # The pattern test needs the residuals in order of distance.
@@ -259,17 +259,17 @@ def _points(kl: ArrayLike, gains: ArrayLike, errors: ArrayLike | None) -> _Point
     error = _errors(scores) if errors is None else _checked_errors(errors, len(mean_kl))[order]
     if error is not None and not np.median(error) > 0:
         error = None
-    # The floor keeps one nearly noiseless point from deciding the whole fit.
+    # Without the lower bound, one point with almost no error would decide the whole fit.
     weights = np.ones(len(means)) if error is None else 1 / np.maximum(error, _MIN_ERROR * np.median(error)) ** 2
     return _Points(nats, scores, means, error, distances, weights)
 
 
 def best_of_n_kl(n: ArrayLike) -> Floats:
-    """Computes the KL of best-of-n from the policy that it samples from: log n − (n−1)/n.
+    """Computes the KL of best-of-n to the policy that it samples from: log n − (n−1)/n.
 
-    Exact if scores are continuous, so no two samples tie (Stiennon et al. 2020, arXiv:2009.01325, App. G.3). Otherwise
-    an upper bound, for example for a language model, which may write the same completion twice (Beirami et al. 2024,
-    arXiv:2401.01879).
+    This is exact if scores are continuous, so that no two samples tie (Stiennon et al. 2020, arXiv:2009.01325, App.
+    G.3). Otherwise it is an upper bound, for example for a language model, which may write the same completion twice
+    (Beirami et al. 2024, arXiv:2401.01879).
 
     Args:
         n: N ≥ 1, any shape.
@@ -282,7 +282,7 @@ def best_of_n_kl(n: ArrayLike) -> Floats:
 
 
 def best_of_n_weights(pool: int, n: int) -> Floats:
-    """Computes the chance that the sample of each rank is the best of n drawn without replacement.
+    """Computes the probability of each rank to be the best of n samples drawn without replacement.
 
     Args:
         pool: The number of samples, N.
@@ -291,7 +291,7 @@ def best_of_n_weights(pool: int, n: int) -> Floats:
     Returns:
         (N,) C(i−1, n−1) / C(N, n) for rank i = 1 … N, lowest first; they sum to 1.
     """
-    # Binomials could overflow, so ranks go from the top down: w(i − 1) = w(i) · (i − n) / (i − 1).
+    # Binomials could overflow, so weights are computed from the top rank down: w(i − 1) = w(i) · (i − n) / (i − 1).
     ranks = np.arange(pool, 1, -1, dtype=float)
     return np.asarray(np.cumprod(np.r_[n / pool, np.maximum(ranks - n, 0) / (ranks - 1)])[::-1], dtype=float)
 
@@ -300,15 +300,15 @@ def expected_best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLi
     """Computes the expected score of the sample that the proxy ranks first among n.
 
     The average is over all subsets of size n. It is unbiased for every n ≤ N, with far less noise than a single draw
-    (Nakano et al. 2021, arXiv:2112.09332). Ties of the proxy count as if broken at random.
+    (Nakano et al. 2021, arXiv:2112.09332). Ties of the proxy count as broken at random.
 
     Args:
-        proxy: (P, N) the proxy's scores of one pool of N samples per prompt.
+        proxy: (P, N) the proxy's scores of a pool of N samples per prompt.
         sizes: The values of n.
-        judge: (P, N) another scorer's scores of the same samples; None for the proxy's own.
+        judge: (P, N) the scores to average, of the same samples; None for the proxy's scores.
 
     Returns:
-        (len(sizes), P) the judge's expected score of the proxy's choice, or the proxy's own.
+        (len(sizes), P) the expected score of the best of n for each n and prompt.
 
     Raises:
         ValueError: A score is not finite.
@@ -322,13 +322,13 @@ def expected_best_of_n(proxy: ArrayLike, sizes: Sequence[int], *, judge: ArrayLi
     begins = np.ones(ranked.shape, dtype=bool)
     begins[:, 1:] = ranked[:, 1:] != ranked[:, :-1]
     # Each run of tied samples gets a number; `begins` is True in column 0, so runs never cross prompts.
-    tied = np.cumsum(begins.ravel()) - 1
-    shared = (np.bincount(tied, weights=values.ravel()) / np.bincount(tied))[tied].reshape(values.shape)
-    return np.stack([shared @ best_of_n_weights(scores.shape[1], n) for n in sizes])
+    run = np.cumsum(begins.ravel()) - 1
+    run_means = (np.bincount(run, weights=values.ravel()) / np.bincount(run))[run].reshape(values.shape)
+    return np.stack([run_means @ best_of_n_weights(scores.shape[1], n) for n in sizes])
 
 
 def _bend(form: Form, d: Floats) -> Floats:
-    """The term that −β multiplies: d log d, or d²."""
+    """Returns the term whose coefficient is −β: d log d, or d²."""
     if form == "rl":
         # d log d tends to 0 with d, but log 0 is not finite.
         return d * np.log(np.where(d > 0, d, 1.0))
@@ -362,7 +362,7 @@ def _checked_errors(errors: ArrayLike, size: int) -> Floats:
 
 
 def _redraw(points: _Points, error: Floats, rng: np.random.Generator, resamples: int) -> tuple[Floats, Floats]:
-    """Returns (B, K) resampled mean gains and (B, K) resampled d, or (K,) if KL is known only by checkpoint."""
+    """Returns (B, K) resampled mean gains and (B, K) resampled d; d is (K,) if KL is known by checkpoint only."""
     if points.scores.ndim == 1:
         return points.means + error * rng.standard_normal((resamples, len(points.means))), points.distances
     prompts = points.n
@@ -372,8 +372,8 @@ def _redraw(points: _Points, error: Floats, rng: np.random.Generator, resamples:
 
 
 def _scatter(misfit: float, noise: Floats, design: Floats, weights: Floats) -> tuple[float | None, float | None]:
-    """Returns misfit / the mean misfit of noise (B, K), and how often noise has as much; None if noise has none."""
-    # Residuals of noise after fitting the form to it. The form is linear, so the curve itself cancels.
+    """Returns `misfit` / the mean misfit of (B, K) noise, and its p-value; None, None if the noise is all 0."""
+    # The residuals of fitting the form to the noise alone. The form is linear, so the true curve cancels.
     root = np.sqrt(weights)
     projected = noise - (np.linalg.lstsq(design * root[:, None], (noise * root).T, rcond=None)[0].T @ design.T)
     noise_misfit = (projected**2) @ weights
@@ -384,7 +384,7 @@ def _scatter(misfit: float, noise: Floats, design: Floats, weights: Floats) -> t
 
 
 def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
-    """Solves least squares for each row of y (B, K), by the normal equations: (B, 2). d: (K,) or (B, K)."""
+    """Returns (B, 2) the least-squares (α, β) of each row of y (B, K) at d (K,) or (B, K), by normal equations."""
     g = _bend(form, d)
     dd, dg, gg = ((weights * column * other).sum(-1) for column, other in ((d, d), (d, g), (g, g)))
     dy, gy = ((weights * column * y).sum(-1) for column in (d, g))
@@ -393,17 +393,17 @@ def _solve(form: Form, d: Floats, y: Floats, weights: Floats) -> Floats:
 
 
 def _t_draws(design: Floats, center: Floats, misfit: float, rng: np.random.Generator, size: int) -> Floats:
-    """Draws (B, 2) coefficients from their t distribution, with the residuals' variance as the error variance."""
+    """Draws (B, 2) coefficients from their t distribution; the error variance is estimated from the residuals."""
     degrees = len(design) - 2
     factor = np.linalg.cholesky(np.linalg.inv(design.T @ design))
-    # A draw of the error variance; dividing a normal draw by its root makes a t draw.
+    # Draws of the error's standard deviation; a normal draw scaled by one of them is a draw from t.
     scale = np.sqrt(misfit / rng.chisquare(degrees, size))
     return center + scale[:, None] * (rng.standard_normal((size, 2)) @ factor.T)
 
 
 def _pattern(residuals: Floats, scale: float, rng: np.random.Generator, resamples: int) -> float | None:
-    """Computes how often residuals (K,) in random order have squared steps as small (von Neumann 1941, one-sided)."""
-    # Residuals that are all rounding error have no pattern.
+    """Computes how often (K,) residuals in random order have as small squared steps (von Neumann 1941, one-sided)."""
+    # If all residuals are rounding error, there is no pattern to test.
     if len(residuals) < MIN_PATTERN_POINTS or np.ptp(residuals) <= 1e-12 * scale:
         return None
     shuffled = rng.permuted(np.tile(residuals, (resamples, 1)), axis=1)
@@ -418,17 +418,17 @@ def _interval(value: float, draws: Floats, n: int) -> Estimate:
 
 
 def _top(form: Form, alpha: Floats, beta: Floats) -> tuple[Floats, Floats]:
-    """Returns position and height of the highest point; infinite if β ≤ 0, since the form then rises forever."""
-    bends = beta > 0
-    safe = np.where(bends, beta, 1.0)
+    """Returns d and gain of the highest point; infinite if β ≤ 0, since the form then rises without limit."""
+    has_peak = beta > 0
+    safe_beta = np.where(has_peak, beta, 1.0)
     with np.errstate(over="ignore"):
         if form == "rl":
-            place = np.exp(alpha / safe - 1)
-            height = safe * place
+            d = np.exp(alpha / safe_beta - 1)
+            gain = safe_beta * d
         else:
-            place = np.maximum(alpha, 0.0) / (2 * safe)
-            height = safe * place**2
-    return np.where(bends, place, np.inf), np.where(bends, height, np.inf)
+            d = np.maximum(alpha, 0.0) / (2 * safe_beta)
+            gain = safe_beta * d**2
+    return np.where(has_peak, d, np.inf), np.where(has_peak, gain, np.inf)
 
 
 def _peak(
@@ -439,19 +439,18 @@ def _peak(
 
     if fits is False:
         return no_peak("the form does not fit these scores")
-    # With β ≤ 0 the curve keeps rising.
     if beta.ci95[0] <= 0:
         return no_peak(f"β is {beta.value:.3g} ({_span(beta.ci95)}), so the curve may not bend down at all")
-    places, heights = _top(form, draws[:, 0], draws[:, 1])
-    top = _top(form, np.array(alpha.value), np.array(beta.value))
-    place, height = (_interval(float(value), drawn, n) for value, drawn in zip(top, (places, heights), strict=True))
+    values = _top(form, np.array(alpha.value), np.array(beta.value))
+    drawn_values = _top(form, draws[:, 0], draws[:, 1])
+    d, gain = (_interval(float(value), drawn, n) for value, drawn in zip(values, drawn_values, strict=True))
     low, high = observed
     within = f"d from {low:.3g} to {high:.3g} was observed"
-    if not low <= place.value <= high:
-        return no_peak(f"the curve would peak at d = {place.value:.3g}, and {within}")
-    if place.ci95[0] < low or place.ci95[1] > high or height.ci95[0] <= 0:
-        return no_peak(f"the peak lies somewhere in d = {_span(place.ci95)}, and {within}")
-    return Peak(place, height), None
+    if not low <= d.value <= high:
+        return no_peak(f"the curve would peak at d = {d.value:.3g}, and {within}")
+    if d.ci95[0] < low or d.ci95[1] > high or gain.ci95[0] <= 0:
+        return no_peak(f"the peak lies somewhere in d = {_span(d.ci95)}, and {within}")
+    return Peak(d, gain), None
 
 
 def _span(ends: tuple[float, float]) -> str:

@@ -26,7 +26,7 @@ def compare_with_references(
     column: str,
     temperature: float | None = None,
 ) -> dict[str, Any]:
-    """Computes how often the headline's judge prefers SFT, and PPO, to a reference answer, with one sample per prompt.
+    """Computes how often the headline judge prefers SFT, and PPO, to a reference answer, with one sample per prompt.
 
     Special tokens are removed from the answers, as they are from completions.
 

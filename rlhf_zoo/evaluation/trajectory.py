@@ -59,7 +59,7 @@ class Trajectory:
         samples: Completions per prompt.
         sft: The SFT policy's measurements.
         checkpoints: The measurements of the checkpoints, in order of their steps.
-        judge: Name of the headline's judge.
+        judge: Name of the headline judge.
         seed: Seed of sampling, permutations and resamples.
         reliability: What is known about the judge.
         reward_effects: The last checkpoint's habits (families of probes that fired), with their effect on the reward.
@@ -240,7 +240,7 @@ def evaluate_checkpoints(
     def measure_policy(policy: PreTrainedModel, desc: str, seed: int = seed) -> PolicyMeasurements:
         return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
-    # The verdict uses only the headline's judge. Each further judge would have to score every checkpoint too.
+    # The verdict uses only the headline judge. Each further judge would have to score every checkpoint too.
     judge, evaluator = evaluator.judge.name, evaluator.with_headline_judge
     # The probes compare with SFT under other random numbers. With the same numbers, a policy that hardly changed would
     # write SFT's texts again.

@@ -62,7 +62,7 @@ def choose_trivial(
 
 
 def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
-    """Scores trivial policies by the headline's judge, on the prompts and samples of a comparison.
+    """Scores trivial policies by the headline judge, on the prompts and samples of a comparison.
 
     A language model is paid for each text, so it only judges the constants.
 

@@ -174,7 +174,7 @@ def open_panel(
         elif kind == "llm":
             model = _open_llm(argument, llm, folder / "llm")
             comparing.append(model)
-            # As the headline's judge, it must also score single completions.
+            # As the headline judge, it must also score single completions.
             if place == 0:
                 scoring.append(model)
         elif kind == "pairs":

@@ -158,7 +158,7 @@ def _learned(facts: StageFacts) -> str:
 
 
 def _main_judge(facts: StageFacts) -> dict[str, Any]:
-    """Returns the headline's judge with its figures."""
+    """Returns the headline judge with its figures."""
     judge = facts.evaluation.get("judge") or {}
     return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
