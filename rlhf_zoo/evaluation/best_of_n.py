@@ -47,7 +47,7 @@ def choices(
     *,
     seed: int,
     candidates: int = CANDIDATES,
-    without: Collection[int] = (),
+    ties: Collection[int] = (),
 ) -> list[Choice]:
     """Builds one choice for each pair, or for `MAX_CHOICES` randomly drawn pairs if there are more.
 
@@ -60,7 +60,7 @@ def choices(
         rejected: (N,) the rejected completion of each pair.
         seed: Seed of the draws.
         candidates: Completions per choice, the right one included.
-        without: Indices of the pairs that are ties. They are left out, because neither side is right.
+        ties: Indices of the pairs that are ties. They are left out, because neither side is right.
 
     Returns:
         The choices. Pairs with too few distinct wrong candidates are left out, so the list may be empty.
@@ -72,7 +72,7 @@ def choices(
     for pair, prompt in enumerate(prompts):
         # The chosen text of a tie cannot be a wrong candidate either. Otherwise ties are not used.
         chosen_by_prompt[prompt].add(right[pair])
-        if pair not in without:
+        if pair not in ties:
             pairs_of_prompt[prompt].append(pair)
     # Without ties, and without pairs whose two texts are the same.
     usable = [pair for pairs in pairs_of_prompt.values() for pair in pairs if wrong[pair] != right[pair]]

@@ -1,8 +1,8 @@
-"""Tasks of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness) on SFT and PPO policies.
+"""Runs tasks of lm-evaluation-harness (https://github.com/EleutherAI/lm-evaluation-harness) on SFT and PPO policies.
 
 The package `lm_eval` is imported only if a recipe or a flag names tasks. A task is a name that the package knows, or
 the path of a YAML file. Such a file can run code, so only a text with a folder or the ending .yaml counts as a path,
-and no download may name one (`runs.settings.key_classes`). Both policies get the same seed, examples and shots.
+and nothing that is downloaded may name one (`runs.settings.key_classes`). Both policies get the same seed and examples.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_tasks(tasks: Sequence[str]) -> None:
         (task for task in tasks if task not in available and not (_is_path(task) and Path(task).is_file())), None
     )
     if unknown is not None:
-        # A misspelled name gets a suggestion, otherwise the ways to name a task.
+        # Suggest a similar name, or else say how to name a task.
         hint = did_you_mean(unknown, available) or (
             ": `lm_eval ls tasks` lists them, or give a YAML file with its ending or its folder, such as ./TASK."
         )
@@ -59,26 +59,25 @@ def _is_path(task: str) -> bool:
 
 
 def check_data(tasks: Sequence[str], hub: Hub) -> None:
-    """Downloads the tasks' data into the cache, so that missing data show before training.
+    """Downloads the tasks' data into the cache, so that missing data are noticed before training.
 
     Args:
         tasks: Names, or paths of YAML files.
-        hub: The run's Hub; the data come from its source.
+        hub: The run's Hub; the data come from its source Hub.
 
     Raises:
-        ZooError: A task is unknown, or the source lacks its data.
+        ZooError: A task is unknown, or the source Hub lacks its data.
     """
-    # Names are checked first, because loading an unknown name could pick up a file of that name.
+    # Names are checked first, because loading an unknown name could load a file of that name.
     check_tasks(tasks)
     if tasks:
-        # Loading a task downloads its data into the cache of `datasets`.
         with _harness(hub, tasks):
             _manager().load(list(tasks))
 
 
 @contextlib.contextmanager
 def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
-    """Serves the tasks' data from the run's source, and turns the harness's exceptions into a ZooError."""
+    """Reads the tasks' data from the run's source Hub, and turns the harness's exceptions into ZooErrors."""
     try:
         with reading_from(hub.source or hub):
             yield
@@ -92,14 +91,14 @@ def _harness(hub: Hub, tasks: Sequence[str]) -> Iterator[None]:
 
 @cache
 def _manager() -> Any:
-    # Show only the harness's errors; its other messages do not concern a run.
+    # Only the harness's errors concern the user.
     logging.getLogger(HARNESS).setLevel(logging.ERROR)
     from lm_eval.tasks import TaskManager
 
     return TaskManager()
 
 
-def on_tasks(
+def run_tasks(
     policies: Mapping[str, PreTrainedModel],
     tokenizer: PreTrainedTokenizerBase,
     config: EvaluationConfig,
@@ -112,14 +111,14 @@ def on_tasks(
 
     Args:
         policies: Models on their devices, by side (`sft`, `ppo`).
-        tokenizer: The tokenizer of both.
-        config: The tasks, their few-shot examples and their limit.
-        seed: Seed of examples, shots and sampling, the same for both policies.
+        tokenizer: The tokenizer of all policies.
+        config: The tasks, the number of few-shot examples, and the limit on examples per task.
+        seed: Seed of examples, few-shot examples and sampling, the same for all policies.
         chat: Whether to render requests with the tokenizer's chat template.
-        hub: The run's Hub; the tasks' data come from its source.
+        hub: The run's Hub; the tasks' data come from its source Hub.
 
     Returns:
-        The figures as JSON, by task and metric.
+        The results as JSON, by task and metric.
 
     Raises:
         ZooError: The harness failed: data are missing, or a task would run code.
@@ -127,7 +126,7 @@ def on_tasks(
     from lm_eval import simple_evaluate
     from lm_eval.models.huggingface import HFLM
 
-    # A task's YAML may name addresses that fsspec would open.
+    # A task's YAML may contain addresses that fsspec would open.
     refuse_file_systems()
     results = {}
     with _harness(hub, config.lm_eval):
@@ -146,7 +145,7 @@ def on_tasks(
                 torch_random_seed=seed,
                 fewshot_random_seed=seed,
             )
-    # Both policies ran the same tasks, so the first result has the names of all.
+    # All policies ran the same tasks, so the first result has the names of all tasks and metrics.
     first = next(iter(results.values()))
     return {
         "version": importlib.metadata.version(HARNESS),
@@ -156,23 +155,22 @@ def on_tasks(
                 "n": (first.get("n-samples", {}).get(task) or {}).get("effective"),
                 "fewshot": first.get("n-shot", {}).get(task),
                 "metrics": {
-                    metric: {side: _figure(result["results"][task], metric) for side, result in results.items()}
+                    metric: {side: _estimate(result["results"][task], metric) for side, result in results.items()}
                     for metric in metrics
                 },
             }
-            for task, figures in first["results"].items()
-            if (metrics := _metrics(figures))
+            for task, task_results in first["results"].items()
+            if (metrics := _metrics(task_results))
         },
     }
 
 
-def _metrics(figures: Mapping[str, object]) -> list[str]:
-    """The names METRIC,FILTER of a task's figures, without their standard errors."""
-    # Other entries are names, such as the task's alias.
-    return [key for key, value in figures.items() if "," in key and "_stderr," not in key and finite(value)]
+def _metrics(task_results: Mapping[str, object]) -> list[str]:
+    """Returns the names METRIC,FILTER of a task's metrics, without standard errors and entries such as the alias."""
+    return [key for key, value in task_results.items() if "," in key and "_stderr," not in key and finite(value)]
 
 
-def _figure(figures: Mapping[str, Any], metric: str) -> dict[str, Any]:
+def _estimate(task_results: Mapping[str, Any], metric: str) -> dict[str, Any]:
     name, _, filter_name = metric.partition(",")
-    error = figures.get(f"{name}_stderr,{filter_name}")
-    return {"value": float(figures[metric]), "stderr": float(error) if finite(error) else None}
+    error = task_results.get(f"{name}_stderr,{filter_name}")
+    return {"value": float(task_results[metric]), "stderr": float(error) if finite(error) else None}

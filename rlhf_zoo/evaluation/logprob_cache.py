@@ -1,4 +1,4 @@
-"""A file of log-probabilities that were computed before, so that an interrupted probe goes on where it was."""
+"""A cache of computed log-probabilities in a file, so that an interrupted probe resumes where it stopped."""
 
 import hashlib
 import json
@@ -13,23 +13,23 @@ from ..fileio import home, parse_json
 
 log = logging.getLogger(__name__)
 
-#: A larger file is begun anew.
+#: A larger file is deleted, and the cache begins empty.
 MAX_BYTES = 2**28
-#: Decimal places of a stored value; fresh values are rounded too, so a cached result equals a fresh one.
+#: Decimal places of a stored value. New values are rounded too, so that cached and new values are equal.
 DECIMALS = 5
-_SAMPLED_WEIGHTS = 1024  # of each tensor; any training changes nearly all of them
+_SAMPLED_WEIGHTS = 1024  # weights of each tensor in the fingerprint; any training changes nearly all of them
 
 Value = float | list[float]
 
 
 class LogprobCache:
-    """Log-probabilities under one model, in memory and in a file. It holds digests and numbers, and no text.
+    """Log-probabilities under one model, in memory and in a file. The file has digests and numbers, but no text.
 
-    Without a file that can be written, the values are only in memory, and a warning says so.
+    If the file cannot be written, the values are only in memory, and a warning says so.
 
     Args:
         model: The model.
-        tokenizer: Its tokenizer, which determines the tokens that share the probability.
+        tokenizer: The model's tokenizer. Probabilities are over the tokens of its vocabulary.
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -43,19 +43,19 @@ class LogprobCache:
                 file.seek(0)
                 for line in file:
                     self._read(line)
-                file.write("\n")  # ends a line that an interruption left incomplete
+                file.write("\n")  # the last line is incomplete if writing was interrupted
         except OSError as error:
             self._warn(error)
 
     def _read(self, line: str) -> None:
         try:
             key, value = parse_json(line)
-        except (ValueError, TypeError):  # an empty line, or one that was being written
+        except (ValueError, TypeError):  # an empty or incomplete line
             return
         self._values[key] = value
 
     def _warn(self, error: OSError) -> None:
-        log.warning("%s cannot be written (%s): if this is interrupted, it begins anew.", self._path, error.strerror)
+        log.warning("%s cannot be written (%s): an interrupted probe starts again.", self._path, error.strerror)
         self._path = None
 
     def __contains__(self, key: str) -> bool:
@@ -65,7 +65,7 @@ class LogprobCache:
         return self._values[key]
 
     def add(self, values: Mapping[str, Value]) -> None:
-        """Adds values, which are in the file when this returns.
+        """Adds values, and writes them to the file at once.
 
         Args:
             values: Values by the keys of `request_key`.
@@ -81,7 +81,7 @@ class LogprobCache:
 
 
 def request_key(prompt_ids: Sequence[int], tokens: Sequence[int], *, total: bool) -> str:
-    """Returns the key of a text after a prompt.
+    """Returns the key under which the log-probability of a text after a prompt is stored.
 
     Args:
         prompt_ids: Token ids of the prompt.
@@ -92,7 +92,7 @@ def request_key(prompt_ids: Sequence[int], tokens: Sequence[int], *, total: bool
 
 
 def _fingerprint(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns a digest of a sample of each weight and of the vocabulary. It is the same on every device."""
+    """Returns a digest of a sample of each tensor and of the vocabulary. It is the same on every device."""
     digest = hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().values())).encode())
     for name, weight in model.state_dict().items():
         digest.update(f"{name} {tuple(weight.shape)} {weight.dtype}".encode())

@@ -15,18 +15,18 @@ log = logging.getLogger(__name__)
 
 
 class ProbeCallback(TrainerCallback):
-    """Probes the completions that a trainer logs, against the SFT model's.
+    """Runs the probes on the completions that a trainer logs, against those of the SFT model.
 
-    It reads `OUTPUT_DIR/completions/completions_STEP.parquet`, which TRL's GRPO and RLOO write with
-    `log_completions=True`, as soon as training goes on after each file. Such a file has the last batch of completions
-    before it was written, so `logging_steps` determines how many completions are seen. Otherwise it works as
-    `watch` does. Only the main process reads and probes.
+    At the beginning of each step, it reads new files `OUTPUT_DIR/completions/completions_STEP.parquet`, which TRL's
+    GRPO and RLOO write with `log_completions=True`. Such a file has only the last batch of completions before it was
+    written, so `logging_steps` determines how many completions are probed. Otherwise the callback works like `watch`.
+    Only the main process reads and probes.
 
     Args:
         against: SFT's completions, in a file or as rows as `rlhf-zoo probe` reads them; None for the first `size`
-            completions logged, because training starts at SFT.
-        size: Completions in a probe.
-        every: Completions between two probes.
+            completions that are logged, because training starts at SFT.
+        size: Number of completions that a probe compares with SFT's.
+        every: Number of completions between two probes.
         stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
 
     Raises:
@@ -37,13 +37,13 @@ class ProbeCallback(TrainerCallback):
         self, *, against: Rollouts | None = None, size: int = 256, every: int = 256, stop: bool = False
     ) -> None:
         self._watcher = Watcher(against, size, every, stop=stop)
-        self._versions: dict[Path, tuple[int, int]] = {}  # a file that an evaluation wrote again has another version
+        self._versions: dict[Path, tuple[int, int]] = {}  # (time, size); they differ if an evaluation rewrote the file
         self._last_rows: list[tuple[Any, Any]] = []
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
-        """Leaves out files of an earlier run; of a run that is resumed, the first ones may serve as SFT's."""
+        """Skips existing files; if the run is resumed, the earliest completions may still serve as SFT's."""
         if getattr(args, "log_completions", True) is False:
             raise ZooError(
                 "ProbeCallback probes the completions that the trainer logs: set log_completions=True in its "
@@ -56,13 +56,13 @@ class ProbeCallback(TrainerCallback):
                 self._collect(path, state.global_step)
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Probes what the step before has logged: a trainer writes its file after the callbacks of that step."""
+        """Probes what the previous step logged; a trainer writes its file after the callbacks of that step."""
         if state.is_world_process_zero:
             for path in self._new_files(args):
                 self._collect(path, state.global_step)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
-        """Probes what the last step has logged, and warns if nothing ever was."""
+        """Probes what the last step logged, and warns if nothing was logged at all."""
         self.on_step_begin(args, state, control)
         if state.is_world_process_zero and not self._versions:
             log.warning("Nothing was probed: the trainer wrote no completions into %s.", _folder(args))
@@ -79,7 +79,7 @@ class ProbeCallback(TrainerCallback):
 
     def _collect(self, path: Path, step: int) -> None:
         rows = read_completion_log(path)
-        # A trainer keeps its last batch, so a file may begin with the end of the one before.
+        # A trainer logs its last batch of completions, so a file may begin with the last rows of the previous file.
         overlap = next(
             count
             for count in range(min(len(rows), len(self._last_rows)), -1, -1)
@@ -91,7 +91,7 @@ class ProbeCallback(TrainerCallback):
             self._watcher.collect(
                 [prompt for prompt, _ in new_rows], [text for _, text in new_rows], effects.__setitem__
             )
-        finally:  # the numbers that stop training are logged too
+        finally:  # effects are logged even if they stop training
             if effects:
                 log_numbers(effects, step=step)
 

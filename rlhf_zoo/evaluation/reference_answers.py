@@ -1,4 +1,4 @@
-"""Compares SFT and PPO with reference answers in the data, as papers on summarization do."""
+"""Compares SFT and PPO with reference answers in the data, as is usual in papers on summarization."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -28,14 +28,15 @@ def compare_with_references(
 ) -> dict[str, Any]:
     """Computes how often the headline judge prefers SFT, and PPO, to a reference answer, with one sample per prompt.
 
-    Special tokens are removed from the answers, as they are from completions.
+    Special tokens are removed from the reference answers, as from completions.
 
     Args:
         comparison: The measured policies.
-        rows: The rows that `comparison` was sampled for, with the reference answers.
-        policy: Loads the PPO policy; called only where `temperature` is given.
+        rows: The rows that were passed to `head_to_head`, with the reference answers.
+        policy: Loads the PPO policy; called only if `temperature` is given.
         column: The column of the reference answers.
-        temperature: Samples both policies again at this temperature; None compares the first completion of each prompt.
+        temperature: The temperature at which to sample both policies again; None to use the first completion of each
+            prompt in `comparison`.
 
     Returns:
         The win rates as JSON.
@@ -46,7 +47,7 @@ def compare_with_references(
     reference_texts = [
         _without_special_tokens(text_of(value), evaluator.tokenizer.all_special_tokens) for value in rows[column]
     ]
-    # The first sample of each prompt, since there is one reference answer.
+    # There is one reference answer per prompt, so only the first sample is compared.
     texts = {side: comparison.measurements[side].completions[:: comparison.samples] for side in ("sft", "ppo")}
     if temperature is not None:
         sampler, keys = replace(evaluator, temperature=temperature), random_keys(len(prompts), 1)
@@ -55,7 +56,7 @@ def compare_with_references(
             texts[side] = sampler.sample(
                 model, prompts, keys=keys, seed=comparison.seed, desc=f"{side}, {column}"
             ).texts
-    pair_judge = next((item for item in evaluator.panel.comparing if item.name == judge.name), None)
+    pair_judge = next((candidate for candidate in evaluator.panel.comparing if candidate.name == judge.name), None)
 
     def win_rate_over_references(side: str) -> WinRate:
         if pair_judge is None:

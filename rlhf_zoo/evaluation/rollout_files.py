@@ -1,4 +1,4 @@
-"""Rollouts of any trainer: files of JSON lines, a JSON array or Parquet, and rows in memory."""
+"""Reads rollouts of any trainer, from files (JSON lines, a JSON array or Parquet) or from rows in memory."""
 
 import json
 import logging
@@ -13,7 +13,7 @@ from .prompt_groups import check_labels, is_label
 
 log = logging.getLogger(__name__)
 
-#: Column -> its names in TRL, OpenRLHF and verl. The first one that a line has is read.
+#: Column -> its names in TRL, OpenRLHF and verl. The first name that a row has is read.
 COLUMNS = {
     "prompt": ("prompt", "input", "query"),
     "completion": ("completion", "output", "response"),
@@ -23,12 +23,12 @@ COLUMNS = {
     "group": ("group",),
 }
 
-#: Maximum number of completions in a file; this many take minutes and a few GiB.
+#: Maximum number of completions in a file. Probing this many takes minutes and a few GiB.
 MAX_ROWS = 250_000
 #: Largest absolute score. Sums of `MAX_ROWS` such scores, and of their squares, stay finite.
 MAX_SCORE = 1e100
 
-#: A file; rows, such as a list of dicts or a `datasets.Dataset`; or completions that were read already.
+#: A file; rows, such as a list of dicts or a `datasets.Dataset`; or completions that have been read.
 Rollouts = str | Path | Completions | Iterable[Mapping[str, Any]]
 
 
@@ -36,16 +36,16 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
     """Reads completions, with the optional columns that every row has.
 
     Args:
-        source: A file of JSON lines or of a JSON array in UTF-8, or of Parquet if its name ends in .parquet; rows with
-            the same columns; or completions, which are returned as they are.
+        source: A UTF-8 file of JSON lines or with a JSON array, or a Parquet file if its name ends in .parquet; rows
+            with the same columns; or completions, which are returned as they are.
         reward: The column of the reward; None for one of the usual names.
-        name: What error messages call rows in memory. A file is called by its path.
+        name: Name of rows in memory, for error messages. A file is named by its path.
 
     Returns:
         The completions.
 
     Raises:
-        ZooError: The file cannot be read, or a row is wrong; it names the file and the row.
+        ZooError: The file cannot be read, or a row is wrong. The message names the file and the row.
     """
     if isinstance(source, Completions):
         return source
@@ -54,17 +54,17 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
     documents = rows_of(source, name)
     names = COLUMNS if reward is None else {**COLUMNS, "reward": (reward,)}
     rows: dict[str, dict[str, Any]] = {}
-    numbers: set[str] = set()  # columns that are not read and hold a number
+    unread_numbers: set[str] = set()  # other columns with a number
     for where, document in documents:
         if len(rows) == MAX_ROWS:
             raise ZooError(f"{name} holds over {MAX_ROWS:,} completions: give a random sample of them.")
         rows[where] = _parse_row(document, names, where)
-        numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
+        unread_numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
     if not rows:
         raise ZooError(f"{name} holds no completions: write one JSON object a line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
     for column in names:
-        # A column that only some rows have is an error: part of it would be compared with all of the other side.
+        # A column in some rows only is an error: those rows would be compared with all rows of the other side.
         without = [where for where, row in rows.items() if column not in row]
         if without and len(without) < len(rows):
             place = without[0].removeprefix(f"{name}, ")
@@ -76,8 +76,8 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
     if columns["reward"] is None:
         if reward is not None:
             raise ZooError(f"{name} has no column {reward!r}: name the column of the reward.")
-        if numbers:
-            names_text = ", ".join(map(repr, sorted(numbers)))
+        if unread_numbers:
+            names_text = ", ".join(map(repr, sorted(unread_numbers)))
             log.warning("%s has no reward. Its other columns of numbers are %s: --reward names one.", name, names_text)
     conversations = [row.get("conversation", row["prompt"]) for row in rows.values()]
     has_conversations = any("conversation" in row for row in rows.values())
@@ -94,14 +94,14 @@ def rows_of(source: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the rows of a file or of rows in memory.
 
     Args:
-        source: As for `read_rollouts`, except `Completions`.
+        source: As for `read_rollouts`, but without `Completions`.
         name: As for `read_rollouts`.
 
     Yields:
-        The row's place for error messages, such as "rollouts.jsonl, line 2", and the row.
+        The location of the row for error messages, such as "rollouts.jsonl, line 2", and the row.
 
     Raises:
-        ZooError: The file cannot be read, or a row is no object.
+        ZooError: The file cannot be read, or a row is not an object.
     """
     if isinstance(source, str | Path):
         name, rows = str(source), _documents(Path(source))
@@ -114,7 +114,7 @@ def rows_of(source: Any, name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def read_completion_log(path: Path) -> list[tuple[Any, Any]]:
-    """Reads the prompts and completions that a trainer logged, texts or conversations; other columns may be anything.
+    """Reads the prompts and completions (texts or conversations) that a trainer logged. Other columns are ignored.
 
     Args:
         path: A Parquet file.
@@ -123,7 +123,7 @@ def read_completion_log(path: Path) -> list[tuple[Any, Any]]:
         (prompt, completion) of each row.
 
     Raises:
-        ZooError: It is not such a file.
+        ZooError: The file is not Parquet, or a row has no prompt or no completion.
     """
     rows = []
     for where, row in _parquet_rows(path):
@@ -134,12 +134,12 @@ def read_completion_log(path: Path) -> list[tuple[Any, Any]]:
 
 
 def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields each row of a file with its place, such as "line 2"."""
+    """Yields the location of each row of a file, such as "line 2", and the row."""
     try:
         if path.suffix == ".parquet" and path.is_file():
             yield from _parquet_rows(path)
             return
-        # Editors on Windows may begin a file with a byte-order mark.
+        # A file that was written on Windows may begin with a byte-order mark.
         with path.open(encoding="utf-8-sig") as lines:
             is_array = lines.read(1) == "["
             lines.seek(0)
@@ -183,8 +183,8 @@ def _parsed(text: str, where: str) -> Any:
     try:
         return parse_json(text)
     except ValueError as error:
-        why = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ZooError(f"{where} is not JSON ({why[:80]}): write one object a line, or one array.") from error
+        reason = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
+        raise ZooError(f"{where} is not JSON ({reason[:80]}): write one object a line, or one array.") from error
 
 
 def _object(document: Any, name: str, where: str) -> Mapping[str, Any]:
@@ -196,7 +196,7 @@ def _object(document: Any, name: str, where: str) -> Mapping[str, Any]:
 def _parse_row(document: Mapping[str, Any], names: Mapping[str, Sequence[str]], where: str) -> dict[str, Any]:
     row: dict[str, object] = {}
     for name, keys in names.items():
-        # A null counts as missing.
+        # null counts as missing.
         value = next((document[key] for key in keys if document.get(key) is not None), None)
         if value is not None:
             row[name] = _parse_value(name, value, where)
@@ -226,15 +226,15 @@ def _parse_value(name: str, value: Any, where: str) -> Any:
 
 
 def check_number(name: str, value: Any, where: str) -> float:
-    """Returns a score.
+    """Returns a score as a float.
 
     Args:
-        name: Its column.
-        value: Its value.
-        where: Its row's place.
+        name: The column of the score.
+        value: The value in the row.
+        where: The location of the row, for error messages.
 
     Raises:
-        ZooError: It is no finite number.
+        ZooError: The value is not a finite number.
     """
     if isinstance(value, str) and _reads_as_number(value):
         raise ZooError(f"{where}: {name} is text, not a number: write {value.strip()} without quotes.")
@@ -251,14 +251,14 @@ def _reads_as_number(text: str) -> bool:
 
 
 def check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> None:
-    """Checks that both sides have a column or neither does, and that a prompt has one group on both.
+    """Checks that both sides have the same columns, and that a prompt has the same group on both.
 
     Args:
-        sides: The name of each side, such as the path of its file, and its completions.
-        logprobs: Whether the column logprobs is checked too.
+        sides: The name of each of two sides, such as the path of its file -> its completions.
+        logprobs: Whether to check the column logprobs too.
 
     Raises:
-        ZooError: Only one side has a column that needs the other's, or a prompt has another group there.
+        ZooError: Only one side has a column, or a prompt has different groups.
     """
     fields = {
         "reward": "rewards", "judge": "judged", "group": "groups", **({"logprobs": "logprobs"} if logprobs else {})
@@ -281,14 +281,14 @@ def check_same_columns(sides: Mapping[str, Completions], *, logprobs: bool) -> N
 def message_text(value: object) -> str | None:
     """Reads a text, or joins the contents of a conversation's messages.
 
-    A content may be a text or a list of parts, of which the texts count. A message that only calls tools has the names
-    and arguments of its calls.
+    The content of a message may be a text or a list of parts, whose texts are joined. For a message that only calls
+    tools, the calls are written as JSON.
 
     Args:
-        value: A value from outside.
+        value: A value from a file or a trainer.
 
     Returns:
-        The text; None for anything else.
+        The text; None if the value is neither a text nor such a conversation.
     """
     if isinstance(value, str):
         return value
@@ -299,7 +299,7 @@ def message_text(value: object) -> str | None:
 
 
 def _messages(value: object) -> list[dict[str, str]] | None:
-    """Returns a prompt's messages as a chat template reads them; None if it is a text, or a message has no role."""
+    """Returns a prompt's messages in the form for chat templates; None if it is a text, or a message has no role."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return None
     roles = [message.get("role") for message in value]
@@ -310,7 +310,7 @@ def _messages(value: object) -> list[dict[str, str]] | None:
 
 
 def _content(message: Mapping[str, Any]) -> str | None:
-    """Returns the text of a message; None if it has none that can be read."""
+    """Returns the text of a message; None if it has no readable text."""
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, str):
         return content

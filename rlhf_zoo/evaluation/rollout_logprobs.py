@@ -1,4 +1,4 @@
-"""Adds what the SFT model says of rollouts: log-probabilities, and how much a text depends on its prompt."""
+"""Computes, with the SFT model, the log-probabilities of rollouts and how much each text depends on its prompt."""
 
 import logging
 from collections.abc import Sequence
@@ -23,21 +23,21 @@ from .text_logprobs import batch_scorer, choose_other_prompts, dependence_of
 
 log = logging.getLogger(__name__)
 
-#: Texts of similar length that are computed one after the other; the largest determines their batches.
+#: Number of texts of similar length that share a batch size, which the longest text determines.
 BLOCK = 256
-#: Texts in a batch on the CPU, where larger ones are no faster: each batch is progress, and saved.
+#: Texts in a batch on the CPU, where larger batches are not faster. Progress is shown and saved after each batch.
 CPU_BATCH = 8
 
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """The model whose log-probabilities are read, and how.
+    """The model that computes log-probabilities, and how to run it.
 
     Attributes:
         model: A folder or a Hub id.
         hub: Where Hub ids are looked up.
-        device: A name of torch, such as "cuda:1"; None for the accelerator, or the CPU if there is none.
-        dtype: The torch name of the weights' type in memory; "auto" for the type in which they were saved.
+        device: A torch device, such as "cuda:1"; None for the accelerator, or the CPU if there is none.
+        dtype: The torch dtype of the weights in memory; "auto" for the type in which they were saved.
     """
 
     model: str | Path
@@ -49,23 +49,23 @@ class ModelOptions:
 def add_logprobs(
     policy: Completions, sft: Completions, options: ModelOptions, *, seed: int
 ) -> tuple[Completions, Completions]:
-    """Adds log-probabilities under the SFT model, and how much likelier a text is after its own prompt than another.
+    """Adds log-probabilities under the SFT model, and how much each text depends on its prompt.
 
     The model's chat template renders prompts that are conversations. Only completions whose prompt both sides have are
-    read. What was computed before is in the cache, so after an interruption the rest is computed.
+    scored. Results are cached on disk, so an interrupted call resumes where it stopped.
 
     Args:
         policy: The policy's completions.
         sft: SFT's completions.
         options: The SFT model, and how to run it.
-        seed: Seed that chooses the other prompts.
+        seed: Seed for choosing other prompts, see `choose_other_prompts`.
 
     Returns:
-        Both sides, with `logprobs` and `dependence`.
+        Both sides, with `logprobs` and `dependence` (None if there are too few prompts).
 
     Raises:
-        ZooError: The model cannot be loaded, does not fit into memory, its chat template refuses a conversation, or a
-            prompt is longer than its context.
+        ZooError: The model cannot be loaded or does not fit into memory, its chat template refuses a conversation, or a
+            prompt is longer than the model's context.
     """
     device = best_device() if options.device is None else named_device(options.device)
     path = resolve_model(options.model, options.hub).path
@@ -97,15 +97,15 @@ def add_logprobs(
         part = slice(start, start + len(used))
         start += len(used)
         logprobs: list[list[float]] = [[] for _ in side.texts]
-        by_prompt = [0.0] * len(side)  # rows that no probe reads keep it
-        for row, value, loss in zip(used, own[part], dependence[part] if dependence else used, strict=True):
-            logprobs[row], by_prompt[row] = _list(value), float(loss)
-        sides.append(replace(side, logprobs=logprobs, dependence=by_prompt if dependence else None))
+        side_dependence = [0.0] * len(side)  # no probe reads the rows that keep 0
+        for row, value, nats in zip(used, own[part], dependence[part] if dependence else used, strict=True):
+            logprobs[row], side_dependence[row] = _list(value), float(nats)
+        sides.append(replace(side, logprobs=logprobs, dependence=side_dependence if dependence else None))
     return sides[0], sides[1]
 
 
 def _list(value: Value) -> list[float]:
-    assert isinstance(value, list)  # `total` decides it
+    assert isinstance(value, list)  # values are lists unless `total` is set
     return value
 
 
@@ -116,7 +116,7 @@ def _tokenize(
     tokenizer: PreTrainedTokenizerBase,
     name: str,
 ) -> tuple[dict[str, list[int]], list[tuple[str, list[int]]]]:
-    """Returns the token ids of each prompt by its text, and the prompt and the token ids of each completion."""
+    """Returns prompt -> its token ids, and for each completion in `rows` its prompt and its token ids."""
     prompts = _prompts(sides, tokenizer, name)
     prompt_ids: dict[str, list[int]] = {}
     texts: list[tuple[str, list[int]]] = []
@@ -128,7 +128,7 @@ def _tokenize(
             texts.append((prompt, tokenize_completion(prompts[prompt], side.texts[row], tokenizer)))
     context = context_length(model)
     if context is not None:
-        # Every text gets the same number of tokens after any prompt, or the sums could not be compared.
+        # A text keeps the same number of tokens after every prompt, or the sums could not be compared.
         room = context - max(map(len, prompt_ids.values()))
         if room < 1:
             raise ZooError(f"A prompt has more tokens than {name} can read ({context}): leave it out of both files.")
@@ -140,7 +140,7 @@ def _tokenize(
 
 
 def _prompts(sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, name: str) -> dict[str, Prompt]:
-    """Returns each prompt in the form that the model reads, by its text."""
+    """Returns each prompt's text -> the prompt as the model reads it, a text or a conversation."""
     prompts: dict[str, Prompt] = {}
     for side in sides:
         for text, prompt in zip(side.prompts, side.conversations or side.prompts, strict=True):
@@ -150,7 +150,7 @@ def _prompts(sides: Sequence[Completions], tokenizer: PreTrainedTokenizerBase, n
         log.warning("%s has no chat template, so conversations are read as plain text.", name)
         return {text: text for text in prompts}
     if not has_conversations and tokenizer.chat_template is not None:
-        log.warning("The prompts are texts, so the chat template of %s is not applied: messages would get it.", name)
+        log.warning("The prompts are texts, so the chat template of %s is not used: it needs lists of messages.", name)
     return prompts
 
 
@@ -163,12 +163,12 @@ def _compute(
     total: bool,
     desc: str,
 ) -> list[Value]:
-    """Computes log p of each token of each text after its prompt, or their sum with `total`."""
+    """Computes log p of each token of each text after its prompt or, if `total`, their sum over the text."""
     keys = [request_key(*request, total=total) for request in requests]
-    # Equal requests are computed once: a policy that has collapsed makes many.
+    # Equal requests are computed once: a collapsed policy writes many equal texts.
     row_of = {key: row for row, key in enumerate(keys)}
     to_do = [row for key, row in row_of.items() if key not in cache]
-    # The longest come first, so that a batch that does not fit shows early.
+    # The longest come first, so that a batch that does not fit in memory fails early.
     to_do.sort(key=lambda row: -sum(map(len, requests[row])))
     score = batch_scorer(model, tokenizer, *zip(*requests, strict=True))
 
@@ -183,10 +183,10 @@ def _compute(
             block = to_do[start : start + BLOCK]
             width = max(1, max(len(requests[row][1]) for row in block))
             batches = MicroBatches(min(largest, rows_at_once(model, width)))
-            at_first = batches.size
+            initial_size = batches.size
             for values in batches.run(score_rows, block):
                 cache.add(values)
                 bar.update(len(values))
-            if batches.size < at_first:  # what did not fit once will not fit again
+            if batches.size < initial_size:  # a larger batch did not fit in memory
                 largest = batches.size
     return [cache[key] for key in keys]

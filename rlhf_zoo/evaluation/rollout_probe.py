@@ -1,4 +1,4 @@
-"""`probe`: reads rollouts of any trainer, probes them against the SFT model's, and decides the verdict."""
+"""`probe`: reads rollouts of any trainer, probes them against SFT's rollouts, and decides the verdict."""
 
 from pathlib import Path
 
@@ -29,21 +29,21 @@ def probe(
         policy: The policy's completions: a file, rows such as a list of dicts or a `datasets.Dataset`, or
             `Completions`. Each row has prompt and completion, and optionally reward, judge, group and logprobs.
         reference: The SFT model's completions of the same prompts, or the base model's if the policy started there.
-        model: The SFT model, a folder or a Hub id, whose log-probabilities two probes read. What is computed is kept
-            in a cache, so that an interrupted call goes on. The model's chat template renders conversations.
-        device: Where the model runs, a name of torch such as "cuda:1"; None for the accelerator, if there is one.
-        dtype: The type of the model's weights in memory, such as "bfloat16"; None for float32.
+        model: The SFT model, a folder or a Hub id; two probes need its log-probabilities. They are cached on disk, so
+            an interrupted call resumes where it stopped. The model's chat template renders conversations.
+        device: The torch device of the model, such as "cuda:1"; None for the accelerator, if there is one.
+        dtype: The torch dtype of the model's weights in memory, such as "bfloat16"; None for float32.
         reward: The column of the reward; None for reward or score.
-        verifiable: Whether the reward is a program that checks answers, and so its own judge.
-        labeled: Pairs of known order that check the column judge, in a file or as rows: prompt, chosen, rejected, and
-            the judge's scores judge_chosen and judge_rejected, or texts that `policy` and `reference` have.
-            reward_chosen and reward_rejected show whether judge and reward err alike.
-        own_pairs: Pairs of the policies' own outputs, likewise.
+        verifiable: Whether the reward is a program that checks answers, so that it serves as the judge too.
+        labeled: Pairs of known order that check the judge, in a file or as rows: prompt, chosen, rejected, and the
+            judge's scores judge_chosen and judge_rejected. Scores may be missing for texts in `policy` or `reference`.
+            reward_chosen and reward_rejected show whether judge and reward make the same errors.
+        own_pairs: Pairs of the policies' own outputs, in the same form.
         seed: Seed of permutations and intervals.
         hub: Where Hub ids are looked up; by default where huggingface_hub does.
 
     Returns:
-        The findings: `verdict.kind`, `verdict.reasons`, and each probe in `report`.
+        The findings, with `verdict.kind`, `verdict.reasons`, and each probe in `report`.
 
     Raises:
         ZooError: A file or a row is wrong, the two sides share no prompt or have different columns, the model cannot
@@ -60,7 +60,7 @@ def probe(
     sides = {}
     for role, source in (("policy", policy), ("reference", reference)):
         name = str(source) if isinstance(source, str | Path) else role
-        # Both may come from one file, whose completions are then compared with themselves.
+        # Both sides may be the same file, which is then compared with itself.
         sides[f"{name} (reference)" if name in sides else name] = read_rollouts(source, reward=reward, name=name)
     ours, theirs = sides.values()
     if not set(ours.prompts) & set(theirs.prompts):
@@ -68,7 +68,7 @@ def probe(
     check_same_columns(sides, logprobs=model is None)
     judge_check = check_judge([ours, theirs], labeled=labeled, own=own_pairs, seed=seed)
     if model is not None:
-        # torch and transformers are imported only where a model is given.
+        # torch and transformers are imported only if a model is given.
         from .rollout_logprobs import ModelOptions, add_logprobs
 
         options = ModelOptions(model, hub, device, dtype or "float32")

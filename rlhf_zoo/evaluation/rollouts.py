@@ -27,14 +27,14 @@ class RolloutFindings:
 
     Attributes:
         report: The probes.
-        verdict: By the same rule as a run's, with one checkpoint.
+        verdict: The verdict by the same rule as for a run with a single checkpoint.
         prompts: Number of prompts that both sides answered.
-        groups: Number of groups of these prompts that ask the same: the effective number of prompts.
-        completions: Number of the policy's completions to these.
-        reference_completions: Number of SFT's completions to these.
-        left_out: Number of lines of the policy, and of SFT, whose prompt the other side lacks.
-        split_half: How far the judge agrees with itself, see `judges.check`; None if that is unknown, and for a
-            verifiable reward, which is a program.
+        groups: Number of groups among these prompts: the effective number of prompts.
+        completions: Number of the policy's completions to these prompts.
+        reference_completions: Number of SFT's completions to these prompts.
+        left_out: Number of completions of the policy, and of SFT, whose prompt the other side lacks.
+        split_half: How well the judge agrees with itself, see `judges.check`; None if unknown, or if the reward is
+            verifiable.
         judge_check: The judge's results on pairs of known order; None without such pairs.
     """
 
@@ -73,12 +73,12 @@ def probe_rollouts(
 ) -> RolloutFindings:
     """Runs every probe, and decides the verdict by reward and judge if both sides have them.
 
-    Prompts that ask the same count as one: those of one group or, if no groups are given, near-duplicates.
+    Prompts of one group count as one. If no groups are given, near-duplicate prompts form a group.
 
     Args:
         policy: The policy's completions.
         sft: SFT's completions.
-        verifiable: Whether the reward is a program that checks answers, and so its own judge.
+        verifiable: Whether the reward is a program that checks answers, so that it serves as the judge too.
         judge_check: The judge's results on pairs of known order.
         seed: Seed of the permutations and resamples.
 
@@ -86,21 +86,21 @@ def probe_rollouts(
         The findings.
 
     Raises:
-        ValueError: The two share no prompt.
-        ZooError: A verifiable reward is missing, or has another judge beside it.
+        ValueError: The two sides share no prompt.
+        ZooError: The reward is verifiable but missing, or there is also a separate judge.
     """
     if verifiable:
         policy, sft = _mark_right_answers(policy, sft)
     policy, sft = group_sides(policy, sft)
     report = probe(policy, sft, seed=seed)
-    # Only prompts that both sides answered can be compared in pairs.
+    # Comparisons are paired by prompt, so they need prompts that both sides answered.
     shared = set(policy.prompts) & set(sft.prompts)
     shared_rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]
     # Prompts are numbered in SFT's order, so the result does not depend on how a set is ordered.
     prompt_numbers = {prompt: n for n, prompt in enumerate(dict.fromkeys(p for p in sft.prompts if p in shared))}
     group_of = sft.group_by_prompt
-    question_of_prompt = [group_of[prompt] for prompt in prompt_numbers]
-    groups = [
+    prompt_groups = [group_of[prompt] for prompt in prompt_numbers]
+    row_numbers = [
         np.array([prompt_numbers[side.prompts[row]] for row in rows])
         for side, rows in zip((policy, sft), shared_rows, strict=True)
     ]
@@ -114,29 +114,29 @@ def probe_rollouts(
     wins = self_agreement = None
     if judged is not None:
         scores_by_prompt = [
-            [values[group == n] for n in range(len(prompt_numbers))]
-            for values, group in zip(judged, groups, strict=True)
+            [values[numbers == n] for n in range(len(prompt_numbers))]
+            for values, numbers in zip(judged, row_numbers, strict=True)
         ]
         wins = _win_rates(*scores_by_prompt)
         if not verifiable:
-            self_agreement = _self_agreement(scores_by_prompt, question_of_prompt, seed=seed)
+            self_agreement = _self_agreement(scores_by_prompt, prompt_groups, seed=seed)
         reliability = replace(reliability, split_half=self_agreement)
-    policy_proxy, sft_proxy = _prompt_means(rewards, groups)
-    policy_judge, sft_judge = _prompt_means(judged, groups)
+    policy_proxy, sft_proxy = _prompt_means(rewards, row_numbers)
+    policy_judge, sft_judge = _prompt_means(judged, row_numbers)
     evidence = Evidence(
-        # There is no KL: rollouts of other trainers do not include it.
+        # The KL is None, because rollouts of other trainers do not include it.
         Checkpoint(0, None, sft_proxy, sft_judge),
         [Checkpoint(1, None, policy_proxy, policy_judge, wins, report)],
         reliability,
         rollouts=True,
-        groups=question_of_prompt,
+        groups=prompt_groups,
     )
     completions, reference_completions = map(len, shared_rows)
     return RolloutFindings(
         report,
         decide(evidence, seed=seed),
         len(prompt_numbers),
-        number_of_groups(question_of_prompt),
+        number_of_groups(prompt_groups),
         completions,
         reference_completions,
         (len(policy) - completions, len(sft) - reference_completions),
@@ -154,35 +154,34 @@ def _scores(sides: Sequence[Completions], rows: Sequence[Sequence[int]], column:
 
 
 def _self_agreement(
-    scores_by_prompt: Sequence[Sequence[np.ndarray]], questions: Sequence[Hashable], *, seed: int
+    scores_by_prompt: Sequence[Sequence[np.ndarray]], groups: Sequence[Hashable], *, seed: int
 ) -> Estimate | None:
     """Correlates the judge's scores of one half of the samples with those of the other half.
 
     Args:
-        scores_by_prompt: Of the policy and of SFT, the scores of each prompt's samples.
-        questions: The group of each prompt.
+        scores_by_prompt: For the policy and for SFT, (P,) arrays with the scores of each prompt's samples.
+        groups: (P,) the group of each prompt.
         seed: Seed of the resamples.
     """
     # Halves need rows of equal length, so surplus samples are dropped.
     fewest = min(len(prompt_scores) for side in scores_by_prompt for prompt_scores in side)
     score_rows = [prompt_scores[:fewest] for side in scores_by_prompt for prompt_scores in side]
-    return split_half(score_rows, [*questions, *questions], seed=seed)
+    return split_half(score_rows, [*groups, *groups], seed=seed)
 
 
 def _judge_reliability(
     rewards: list[np.ndarray] | None, judged: list[np.ndarray] | None, *, verifiable: bool
 ) -> JudgeReliability:
-    """Says what the judge is: the column, the reward under another name, or a reward that checks answers.
+    """Determines what the judge is: a separate judge, the reward under another name, or a reward that checks answers.
 
     Args:
-        rewards: (N,) of the policy and of SFT; None if either has none.
-        judged: The judge's scores, likewise.
+        rewards: The rewards of the policy and of SFT, (N,) each; None if either side has none.
+        judged: The judge's scores, in the same form.
         verifiable: Whether the reward checks answers.
 
     Raises:
-        ZooError: A verifiable reward is missing, or has another judge beside it.
+        ZooError: The reward is verifiable but missing, or there is also a separate judge.
     """
-    # A judge whose scores equal the reward on every line is the reward under another name.
     judge_is_reward = bool(rewards and judged) and all(map(np.allclose, rewards or (), judged or ()))
     if verifiable and rewards is None:
         raise ZooError("--verifiable needs a column reward (or score) in both files: add it, or remove --verifiable.")
@@ -196,14 +195,14 @@ def _judge_reliability(
 
 
 def _win_rates(policy: Sequence[np.ndarray], sft: Sequence[np.ndarray]) -> list[float]:
-    """Compares every sample of the policy with every sample of SFT, per prompt; a tie counts one half.
+    """Compares every sample of the policy with every sample of SFT on the same prompt. A tie counts one half.
 
     Args:
-        policy: The judge's scores of the policy's samples, for each prompt.
-        sft: Those of SFT's samples.
+        policy: (P,) arrays with the judge's scores of the policy's samples for each prompt.
+        sft: The same for SFT's samples.
 
     Returns:
-        The policy's win rate on each prompt.
+        (P,) the policy's win rate on each prompt.
     """
     return [
         float(np.mean((np.sign(np.subtract.outer(policy_scores, sft_scores)) + 1) / 2))
@@ -212,7 +211,7 @@ def _win_rates(policy: Sequence[np.ndarray], sft: Sequence[np.ndarray]) -> list[
 
 
 def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
-    """Gives near-duplicate prompts the same group, unless the completions have groups already.
+    """Adds groups of near-duplicate prompts to both sides, unless they have groups already.
 
     Args:
         policy: The policy's completions.
@@ -235,7 +234,7 @@ def group_sides(policy: Completions, sft: Completions) -> tuple[Completions, Com
 
 
 def _mark_right_answers(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
-    """Marks the completions with the highest reward of both sides as verified, unless it is 0 or below."""
+    """Marks the completions with the highest reward on either side as verified, if that reward is above 0."""
     highest = max((reward for side in (policy, sft) for reward in side.rewards or ()), default=0.0)
     sides = [
         replace(side, verified=[reward == highest > 0 for reward in side.rewards]) if side.rewards else side
@@ -244,10 +243,11 @@ def _mark_right_answers(policy: Completions, sft: Completions) -> tuple[Completi
     return sides[0], sides[1]
 
 
-def _prompt_means(columns: list[np.ndarray] | None, groups: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Averages the policy's and SFT's values by prompt; [None, None] without values."""
+def _prompt_means(columns: list[np.ndarray] | None, row_numbers: Sequence[np.ndarray]) -> list[np.ndarray | None]:
+    """Averages the policy's and SFT's values by prompt, given the number of each row's prompt; [None, None] if None."""
     if columns is None:
         return [None, None]
     return [
-        np.bincount(group, weights=values) / np.bincount(group) for values, group in zip(columns, groups, strict=True)
+        np.bincount(numbers, weights=values) / np.bincount(numbers)
+        for values, numbers in zip(columns, row_numbers, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""Scores of existing texts: log p of their tokens after their own and after other prompts, and their reward."""
+"""Scores existing texts: log p of their tokens after their own prompt and after other prompts, and their reward."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -23,7 +23,7 @@ from .probes.texts import OTHER_PROMPTS
 def written_samples(
     prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]], tokenizer: PreTrainedTokenizerBase, stops: Sequence[int]
 ) -> Samples:
-    """Builds samples from texts and their prompts, as rewards read them.
+    """Builds samples for reward functions from existing texts and their prompts.
 
     Args:
         prompts: (N,) texts or conversations.
@@ -46,7 +46,7 @@ def _samples(
     fill = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     prompt_ids, prompt_mask = left_pad([list(ids) for ids in prompt_tokens], fill, "cpu")
     width = max(1, *map(len, tokens))
-    # Completions are padded on the right, prompts on the left, so that they meet.
+    # Prompts are padded on the left and completions on the right, so that no padding is between them.
     padded = torch.tensor([[*ids, *([fill] * (width - len(ids)))] for ids in tokens])
     mask = torch.arange(width) < torch.tensor([len(ids) for ids in tokens]).unsqueeze(1)
     ended = torch.tensor([bool(ids) and ids[-1] in stops for ids in tokens])
@@ -64,14 +64,14 @@ def batch_scorer(
     """Returns a function that computes log p of the texts in some rows, in one forward pass.
 
     Args:
-        model: The model under which to compute them.
-        tokenizer: Its tokenizer.
+        model: The model.
+        tokenizer: The model's tokenizer.
         prompt_tokens: (N,) token ids of each prompt.
         tokens: (N,) token ids of each text.
         temperature: The sampling temperature.
 
     Returns:
-        A function of row indices, which returns the log-probability of each token of each of these texts, nats.
+        A function of row indices that returns, for each of these rows, the log-probability of each token, nats.
     """
     vocabulary = Vocabulary.of(tokenizer, model)
 
@@ -97,8 +97,8 @@ def logprobs_under(
     """Computes log p of each text's tokens after its prompt.
 
     Args:
-        model: The model under which to compute them.
-        tokenizer: Its tokenizer.
+        model: The model.
+        tokenizer: The model's tokenizer.
         prompts: (N,) texts or conversations.
         tokens: (N,) token ids of each text.
         temperature: The sampling temperature.
@@ -131,16 +131,16 @@ def dependence(
 ) -> list[float] | None:
     """Measures how much each text depends on its prompt: log p(text | prompt) − log mean p over several prompts.
 
-    The mean is over its own prompt and `OTHER_PROMPTS` (8) more, so the value is at most log 9, the bound of van den
-    Oord et al. 2018 (arXiv:1807.03748, eq. 4). No single unlikely prompt moves it.
+    The mean is over the text's own prompt and `OTHER_PROMPTS` (8) others, so the value is at most log 9, the bound of
+    van den Oord et al. 2018 (arXiv:1807.03748, eq. 4). A single unusual prompt hardly changes it.
 
     Args:
         model: The SFT model.
-        tokenizer: Its tokenizer.
+        tokenizer: The model's tokenizer.
         prompts: (N,) texts or conversations.
         tokens: (N,) token ids of each text.
         own_logprobs: (N,) log p of each text after its own prompt, nats.
-        seed: Seed that chooses the other prompts.
+        seed: Seed for choosing other prompts, see `choose_other_prompts`.
         temperature: The sampling temperature.
 
     Returns:
@@ -150,7 +150,7 @@ def dependence(
     other_prompts = choose_other_prompts(prompt_texts, seed=seed)
     if other_prompts is None:
         return None
-    prompt_of = dict(zip(reversed(prompt_texts), reversed(prompts), strict=True))  # the first one of each text
+    prompt_of = dict(zip(reversed(prompt_texts), reversed(prompts), strict=True))  # the first prompt with each text
     logprobs = logprobs_under(
         model,
         tokenizer,
@@ -163,7 +163,7 @@ def dependence(
 
 
 def choose_other_prompts(prompts: Sequence[str], *, seed: int) -> list[list[str]] | None:
-    """Chooses the prompts after which each text is read besides its own.
+    """Chooses other prompts for each text, for `dependence`.
 
     Args:
         prompts: (N,) the prompt of each text.
@@ -175,7 +175,7 @@ def choose_other_prompts(prompts: Sequence[str], *, seed: int) -> list[list[str]
     distinct = list(dict.fromkeys(prompts))
     if len(distinct) <= OTHER_PROMPTS:
         return None
-    # Every text uses the same cyclic shifts, so each prompt serves equally often as the other prompt of a text.
+    # Every text uses the same cyclic shifts of the prompts, so each prompt is used equally often.
     shifts = np.random.default_rng(seed).permutation(np.arange(1, len(distinct)))[:OTHER_PROMPTS]
     index_of = {text: k for k, text in enumerate(distinct)}
     return [[distinct[(index_of[text] + shift) % len(distinct)] for shift in shifts] for text in prompts]
@@ -192,7 +192,7 @@ def dependence_of(own_logprobs: ArrayLike, other_logprobs: ArrayLike) -> list[fl
         (N,) values, nats.
     """
     own = np.asarray(own_logprobs, dtype=float)
-    # Its own prompt in column 0, then the others.
+    # Column 0 has the text's own prompt, the other columns have the other prompts.
     by_prompt = np.column_stack([own, np.asarray(other_logprobs, dtype=float).reshape(len(own), OTHER_PROMPTS)])
     return (own - np.logaddexp.reduce(by_prompt, axis=1) + np.log(OTHER_PROMPTS + 1)).tolist()
 
@@ -202,14 +202,13 @@ def score_by_reward(
 ) -> list[float]:
     """Computes the reward of texts as if they had ended by themselves.
 
-    A text may be twice as long as a completion, because edits lengthen it, and is cut beyond that, or beyond the
-    model's context.
+    Texts are cut at twice the maximum length of a completion, because edits lengthen them, and at the model's context.
 
     Args:
         evaluator: The reward and its tokenizer.
         prompts: (N,) texts or conversations.
         texts: (N,) completions.
-        columns: The prompts' other columns.
+        columns: Name -> (N,) values of the prompts' other columns.
 
     Returns:
         (N,) rewards; [] without a reward.
@@ -217,7 +216,6 @@ def score_by_reward(
     if evaluator.rewards is None:
         return []
     stops = evaluator.stops or stop_ids(evaluator.reference, evaluator.tokenizer)
-    # Edits lengthen a text, so it may have up to twice the tokens of a completion.
     max_tokens, context = 2 * evaluator.max_new_tokens, context_length(evaluator.reference)
     if context is not None:
         longest_prompt = max((len(tokenize_prompt(prompt, evaluator.tokenizer)) for prompt in prompts), default=0)
@@ -226,10 +224,10 @@ def score_by_reward(
         tokenize_completion(prompt, text, evaluator.tokenizer)[:max_tokens]
         for prompt, text in zip(prompts, texts, strict=True)
     ]
-    # The text is decoded again after the cut, so that it matches the tokens.
+    # The cut tokens are decoded as a policy's are, so that texts and tokens match.
     prompt_ids = [tokenize_prompt(prompt, evaluator.tokenizer) for prompt in prompts]
-    texts = decode_completions(evaluator.tokenizer, prompts, prompt_ids, tokens)  # as rewards read a policy's
-    # The reward reads a text that ends by itself, so it gets the end token that the policy would write.
+    texts = decode_completions(evaluator.tokenizer, prompts, prompt_ids, tokens)
+    # A text that ends by itself has the end token that the policy would write.
     with_end_token = [[*ids, stops[0]] for ids in tokens]
     rewards: list[float] = []
     size = rows_at_once(evaluator.reference, max(map(len, with_end_token), default=1))

@@ -1,4 +1,4 @@
-"""Sends the probes' numbers and alerts to Weights & Biases and trackio, if this process reports to them."""
+"""Sends numbers and alerts of the probes to Weights & Biases and trackio, if this process has a run there."""
 
 import sys
 from collections.abc import Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 def _wandb_run() -> Any:
     """Returns the run of Weights & Biases in this process; None if there is none."""
-    # Only what the training has imported: a tracker that is merely installed gets nothing.
+    # Nothing is imported here: a tracker that is installed but not used gets nothing.
     return getattr(sys.modules.get("wandb"), "run", None)
 
 
@@ -18,11 +18,11 @@ def _trackio() -> Any:
 
 
 def log_numbers(numbers: Mapping[str, float], *, step: int) -> None:
-    """Logs numbers beside those of the transformers trainer.
+    """Logs numbers to the runs to which the transformers trainer reports.
 
     Args:
         numbers: Name -> value.
-        step: The trainer's step. It is a column, as transformers logs it, because a tracker counts its own steps.
+        step: The trainer's step. Like transformers, this logs it as a column, because a tracker counts its own steps.
     """
     row = {**numbers, "train/global_step": step}
     if (run := _wandb_run()) is not None:
@@ -35,9 +35,9 @@ def send_alert(title: str, text: str, *, severe: bool) -> None:
     """Sends an alert.
 
     Args:
-        title: Its title, under 64 characters.
-        text: What was found. It may quote untrusted text.
-        severe: Whether it is an error rather than a warning.
+        title: The title, under 64 characters.
+        text: The message, which may quote untrusted text.
+        severe: Whether the alert is an error rather than a warning.
     """
     if (run := _wandb_run()) is not None:
         run.alert(title=title, text=text, level="ERROR" if severe else "WARN")

@@ -31,8 +31,8 @@ def test_choices_take_a_prompts_own_first_and_then_those_of_the_most_similar() -
     assert found[3].wrong[0] == 3 and found[3].borrowed == 2 and 4 not in found[3].wrong
     assert found[2].wrong[0] == 2 and set(found[2].wrong[1:]) == {0, 1}, "cars are more like a bike than boats are"
     assert not choices(prompts[:2], chosen[:2], rejected[:2], seed=1), "too few differ"
-    assert {one.pair for one in choices(prompts, chosen, rejected, seed=1, without={0})} == {1, 2, 3, 4}
-    assert all(0 not in one.wrong for one in choices(prompts, chosen, rejected, seed=1, without={0}))
+    assert {one.pair for one in choices(prompts, chosen, rejected, seed=1, ties={0})} == {1, 2, 3, 4}
+    assert all(0 not in one.wrong for one in choices(prompts, chosen, rejected, seed=1, ties={0}))
 
 
 texts = st.sampled_from(["A", "a", "b", " b", "c", "d", "e", "f"])

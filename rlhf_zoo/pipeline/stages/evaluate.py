@@ -18,7 +18,7 @@ from ...evaluation.judges.lexicon import lexicon_judge
 from ...evaluation.judges.named import check_endpoints, check_names
 from ...evaluation.judges.people import votes_on
 from ...evaluation.judges.rule import RuleJudge
-from ...evaluation.lm_eval import check_data, check_tasks, on_tasks
+from ...evaluation.lm_eval import check_data, check_tasks, run_tasks
 from ...evaluation.measure import Evaluator, make_evaluator, reward_judges
 from ...evaluation.prompt_groups import check_column
 from ...evaluation.reference_answers import compare_with_references
@@ -268,7 +268,7 @@ def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -
     if not config.lm_eval:
         return {}
     use_cpu = context.settings("ppo").trainer.use_cpu
-    tasks = on_tasks(
+    tasks = run_tasks(
         {side: on_device(load_causal(parent.path), use_cpu=use_cpu) for side, parent in parents.items()},
         load_tokenizer(parents["sft"].path),
         config,

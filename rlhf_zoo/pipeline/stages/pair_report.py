@@ -62,7 +62,7 @@ def held_out_report(
         return None if values is None else [values[index] for index in untied]
 
     candidates = choices(
-        prompts, completions["chosen"], completions["rejected"], seed=seed, without=set(np.flatnonzero(tied).tolist())
+        prompts, completions["chosen"], completions["rejected"], seed=seed, ties=set(np.flatnonzero(tied).tolist())
     )
     gold_utilities = None
     if utility is not None:
