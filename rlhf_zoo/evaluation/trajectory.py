@@ -1,6 +1,6 @@
-"""Measures every checkpoint of a PPO run: scores, KL and probes, and the verdict over them.
+"""Measures every checkpoint of a PPO run (scores, KL and probes) and decides the verdict over them.
 
-It uses validation prompts, because the recommended checkpoint is chosen here. The test split measures the choice.
+The prompts are validation prompts, because they select the recommended checkpoint. Test prompts then measure it.
 """
 
 from __future__ import annotations
@@ -52,21 +52,21 @@ class _CheckpointMeasurements:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """The checkpoints of a run and its SFT policy, on the same prompts.
+    """The measurements of a run's checkpoints and of its SFT policy on the same prompts.
 
     Attributes:
-        prompts: Number of prompts.
+        prompts: Number of prompts, P.
         samples: Completions per prompt.
         sft: The SFT policy's measurements.
         checkpoints: The measurements of the checkpoints, in order of their steps.
         judge: Name of the headline judge.
         seed: Seed of sampling, permutations and resamples.
-        reliability: What is known about the judge.
-        reward_effects: The last checkpoint's habits (families of probes that fired), with their effect on the reward.
-        trivial: The trivial policies chosen here for comparison.
-        confirmation: The candidate's step and its gain on other prompts, once measured.
+        reliability: The facts about the judge.
+        reward_effects: How much the last checkpoint's habits (families of probes that fired) change the reward.
+        trivial: The trivial policies chosen on these prompts.
+        confirmation: The candidate's step, and its gain on test prompts; None until it is measured.
         prompt_source: The split and data of the prompts, see `evaluated_part`.
-        groups: The group of each prompt, see `prompt_groups`; None if every prompt is its own group.
+        groups: (P,) the group of each prompt, see `evaluation.prompt_groups`; None if every prompt is its own group.
     """
 
     prompts: int
@@ -96,7 +96,7 @@ class Trajectory:
     def verdict_at_recommended(self) -> Verdict | None:
         """The verdict over the checkpoints up to the recommended one; None if that is the last, or there is none.
 
-        How habits change the reward was measured on the last checkpoint's texts, so it is unknown here.
+        The effects of habits on the reward are left out, because they were measured on the last checkpoint's texts.
         """
         step = self.verdict.recommended
         if step is None or step == self.checkpoints[-1].step:
@@ -118,21 +118,20 @@ class Trajectory:
         return range(self.prompts) if self.groups is None else self.groups
 
     def with_confirmation(self, gain: Estimate) -> Trajectory:
-        """Adds the candidate's gain over SFT on other prompts. It is measured only once.
+        """Returns a copy with the candidate's gain over SFT on test prompts.
 
         Args:
             gain: The gain of the current candidate.
-
-        Returns:
-            A copy with the confirmation.
         """
         candidate = self.verdict.candidate
-        assert candidate is not None  # the caller has measured it
+        assert candidate is not None  # the caller measured its gain
         return replace(self, confirmation=(candidate, gain))
 
     def _policies(self) -> list[Checkpoint]:
-        """SFT, as step 0, and the checkpoints, as the verdict reads them."""
-        checkpoints = [self._policy(each.step, each.measurements, each.report) for each in self.checkpoints]
+        """SFT (step 0) and the checkpoints in the form for `Evidence`."""
+        checkpoints = [
+            self._policy(checkpoint.step, checkpoint.measurements, checkpoint.report) for checkpoint in self.checkpoints
+        ]
         return [self._policy(0, self.sft, None), *checkpoints]
 
     def _policy(self, step: int, measured: PolicyMeasurements, report: Report | None) -> Checkpoint:
@@ -159,21 +158,24 @@ class Trajectory:
             "judge_reliability": self.reliability.to_json(),
             "sft": self._estimates(self.sft),
             "checkpoints": [
-                {"step": each.step, **self._estimates(each.measurements), "fired": list(each.report.fired)}
-                for each in self.checkpoints
+                {
+                    "step": checkpoint.step,
+                    **self._estimates(checkpoint.measurements),
+                    "fired": list(checkpoint.report.fired),
+                }
+                for checkpoint in self.checkpoints
             ],
             "fits": {"proxy": self._fit("reward"), "judge": self._fit("judge")},
-            # The verdict uses the last checkpoint's probes, so only these are written in full.
+            # The verdict uses only the last checkpoint's probes, so only these are written in full.
             "probes": self.checkpoints[-1].report.to_json(),
         }
 
     def arrays(self) -> dict[str, Any]:
-        """Returns scores and KL by prompt of SFT (step 0) and each checkpoint, for analysis without a model."""
-        measured_by_step = [(0, self.sft), *((each.step, each.measurements) for each in self.checkpoints)]
-        scores = {
-            name: [self._by_prompt(measured, name).tolist() for _, measured in measured_by_step] for name in _METRICS
-        }
-        return {"schema": 1, "seed": self.seed, "steps": [step for step, _ in measured_by_step], **scores}
+        """Returns {metric: (policies, P)} for SFT (step 0) and the checkpoints, for analyses that need no model."""
+        measurements = [self.sft, *(checkpoint.measurements for checkpoint in self.checkpoints)]
+        means = {name: [self._by_prompt(measured, name).tolist() for measured in measurements] for name in _METRICS}
+        steps = [0, *(checkpoint.step for checkpoint in self.checkpoints)]
+        return {"schema": 1, "seed": self.seed, "steps": steps, **means}
 
     def _values(self, measured: PolicyMeasurements, name: str) -> Sequence[float]:
         return {"reward": measured.reward, "judge": measured.judges[self.judge], "kl": measured.exact_kl}[name]
@@ -189,12 +191,12 @@ class Trajectory:
         return {name: estimate.to_json() for name, estimate in estimates.items()}
 
     def _fit(self, name: str) -> dict[str, Any] | None:
-        """Fits Gao et al.'s form for RL to the checkpoints; None if there are fewer than three."""
+        """Fits Gao et al.'s form for RL to the checkpoints; None if fewer than three KLs differ."""
         kl = np.stack([self._by_prompt(checkpoint.measurements, "kl") for checkpoint in self.checkpoints])
         if len({round(float(d), 6) for d in root_kl(kl.mean(1)) if d > 0}) < MIN_POINTS:
             return None
         base = self._by_prompt(self.sft, name)
-        # Gains by prompt, so that the fit's intervals can resample prompts across all checkpoints at once.
+        # Gains by prompt, so that the fit can resample the same prompts for all checkpoints.
         gains = np.stack([self._by_prompt(checkpoint.measurements, name) - base for checkpoint in self.checkpoints])
         kl, gains = (group_means(values, self.prompt_groups) for values in (kl, gains))
         return fit("rl", kl, gains, seed=self.seed).to_json()
@@ -214,7 +216,7 @@ def evaluate_checkpoints(
         context: The run.
         source: The data set.
         evaluator: The reference, the reward and the judges.
-        reliability: What is known about the judge.
+        reliability: The facts about the judge.
 
     Returns:
         The trajectory, or a sentence on why there is none.
@@ -227,11 +229,11 @@ def evaluate_checkpoints(
     if not paths:
         return "There is no verdict, because no checkpoint of the run is on this machine."
     try:
-        # The SFT checkpoint's tokenizer decides which prompts are short enough.
+        # The tokenizer of the SFT checkpoint determines which prompts are short enough.
         rows = evaluation_rows(context, source, "validation", path=context.checkpoint("sft").path)
     except ZooError as error:
         return f"There is no verdict, because there are no validation prompts: {error}"
-    # The first rows are all distinct prompts. A verdict compares policies prompt by prompt.
+    # A verdict compares policies prompt by prompt, so only the first rows are used, whose prompts all differ.
     rows = rows.select(range(min(config.checkpoint_prompts, count_distinct_prompts(rows["prompt"]))))
     count, groups = len(rows), group_rows(rows, config.group)
     row_indices, prompts, columns = repeat_prompts(rows, config.checkpoint_samples)
@@ -240,10 +242,10 @@ def evaluate_checkpoints(
     def measure_policy(policy: PreTrainedModel, desc: str, seed: int = seed) -> PolicyMeasurements:
         return measure(policy, evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
-    # The verdict uses only the headline judge. Each further judge would have to score every checkpoint too.
+    # The verdict uses only the headline judge, so other judges do not score the checkpoints.
     judge, evaluator = evaluator.judge.name, evaluator.with_headline_judge
-    # The probes compare with SFT under other random numbers. With the same numbers, a policy that hardly changed would
-    # write SFT's texts again.
+    # The probes compare with SFT under other random numbers. Under the same random numbers, a policy that hardly
+    # changed would write the same texts as SFT.
     sft = measure_policy(evaluator.reference, "validating SFT")
     sft_again = measure_policy(evaluator.reference, "validating SFT again", seed + 1)
     completion_groups = [groups[row] for row in row_indices]
@@ -255,7 +257,7 @@ def evaluate_checkpoints(
         policy_completions = _completions(evaluator, prompts, result, completion_groups, seed)
         report = probe(policy_completions, sft_completions, seed=seed)
         checkpoints.append(_CheckpointMeasurements(step, result, report))
-    # Self-agreement is measured over SFT and the last checkpoint.
+    # The judge's self-agreement is measured over SFT and the last checkpoint.
     judged = [np.reshape(side.judges[judge], (count, -1)) for side in (sft, checkpoints[-1].measurements)]
     return Trajectory(
         count,
@@ -282,8 +284,8 @@ def _reward_effects(
     policy: Completions,
     sft: Completions,
 ) -> list[RewardEffect]:
-    """Measures the effect on the reward of the families that fired and can be added to texts and removed."""
-    # Without rewards, the effect of an edit cannot be measured.
+    """Measures how much the habits that fired change the reward, if they can be added to texts and removed."""
+    # Without rewards, no effect can be measured.
     text_edits = make_edits(report, policy, sft) if policy.rewards and sft.rewards else []
     if not text_edits:
         return []
@@ -294,7 +296,7 @@ def _reward_effects(
     def judged(texts: Sequence[str]) -> list[float]:
         return scores(evaluator.judge, prompts, texts, columns)
 
-    # Unedited texts are tokenized and scored like edited ones, so the scores differ only by the edit.
+    # Unedited texts are tokenized and scored in the same way as edited texts, so that only the edit matters.
     sft_rewards, policy_rewards, sft_judged = rewards(sft.texts), rewards(policy.texts), judged(sft.texts)
     return [
         RewardEffect.of(

@@ -1,4 +1,4 @@
-"""Compares trivial policies with SFT and PPO: chosen on validation prompts, scored on test prompts."""
+"""Chooses trivial policies on validation prompts, and compares them with SFT and PPO on test prompts."""
 
 from collections.abc import Mapping, Sequence
 
@@ -32,12 +32,12 @@ def choose_trivial(
     *,
     samples: int,
 ) -> list[TrivialPolicy]:
-    """Chooses trivial policies from what SFT and PPO wrote to validation prompts. No judge is asked.
+    """Chooses trivial policies from SFT's and PPO's completions to validation prompts, without the judges.
 
     Args:
-        evaluator: The training reward; its judges are not asked.
+        evaluator: The evaluator, of which only the training reward is used.
         prompts: (N,) prompts, each repeated for its samples.
-        columns: The prompts' other columns.
+        columns: Name -> (N,) values of the prompts' other columns.
         sft: The SFT policy's completions.
         ppo: The PPO policy's completions.
         samples: Completions per prompt.
@@ -48,11 +48,10 @@ def choose_trivial(
     first_of_each = slice(None, None, samples)
     distinct_prompts = prompts[first_of_each]
     columns = {name: values[first_of_each] for name, values in columns.items()}
-    # Without a reward there is no favorite, and the other policies remain.
     favorite = None
     if sft.reward and ppo.reward:
         favorites = candidates([*sft.completions, *ppo.completions], [*sft.reward, *ppo.reward])
-        # A constant answers every prompt, so each candidate is scored after all of them.
+        # A constant is written after every prompt, so each candidate is scored after all prompts.
         means = [
             np.mean(score_by_reward(evaluator, distinct_prompts, [text] * len(distinct_prompts), columns))
             for text in favorites
@@ -64,12 +63,12 @@ def choose_trivial(
 def score_trivial(comparison: HeadToHead, policies: Sequence[TrivialPolicy], rows: Dataset) -> TrivialScores:
     """Scores trivial policies by the headline judge, on the prompts and samples of a comparison.
 
-    A language model is paid for each text, so it only judges the constants.
+    Each text that a language model judges costs money, so it judges only the constants.
 
     Args:
         comparison: The measured policies.
         policies: The trivial policies that `choose_trivial` returned.
-        rows: The rows that `comparison` was sampled for.
+        rows: The rows that were passed to `head_to_head`.
 
     Returns:
         The scores.
@@ -86,7 +85,7 @@ def _score(
     sft, ppo = (comparison.measurements[side].completions for side in ("sft", "ppo"))
     repeats = 1
     if policy.kind == "constant":
-        # Every sample of a prompt is the same text, so it is scored once and the score is repeated below.
+        # All samples of a prompt are the same text. It is scored once, and the score is repeated below.
         repeats, texts = comparison.samples, [policy.text] * len(prompts)
     elif policy.kind == "ending":
         texts = [with_ending(text, policy.text) for text in sft]

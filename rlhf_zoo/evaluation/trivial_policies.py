@@ -1,9 +1,9 @@
-"""Policies that need no training, as baselines for a policy and for its judge.
+"""Trivial policies, which need no training, as baselines for a policy and for its judge.
 
-A constant writes the same text after every prompt. The others are SFT's completions with the ending whose share rose
-most under PPO, and PPO's own completions shuffled among prompts. They are chosen on validation prompts without the
-judge, and measured on test prompts. If a judge prefers a constant to SFT, a policy can win without reading the prompt,
-so the judge's preference means little.
+A constant writes the same text after every prompt. The other trivial policies are SFT's completions with the ending
+whose share rose most under PPO, and PPO's own completions shuffled among prompts. They are chosen on validation prompts
+without the judge, and measured on test prompts. If a judge prefers a constant to SFT, a policy can win without reading
+the prompt, so the judge's preference means little.
 """
 
 from collections import Counter
@@ -14,10 +14,10 @@ from typing import Any, Literal
 from .stats import Estimate, WinRate
 
 Kind = Literal["constant", "ending", "shuffled"]
-MAX_CANDIDATES = 16  # texts with the highest reward after their own prompts
+MAX_CANDIDATES = 16  # texts that may become the reward's favorite completion
 MAX_ENDING_WORDS = 6
-MIN_RISE = 0.05  # in the share of completions; a smaller rise is not a habit
-_MIN_RISE_KEPT = 0.8  # share of the largest rise that a longer ending must have to replace a shorter one
+MIN_RISE = 0.05  # smallest rise of an ending's share of completions that counts as a habit
+_MIN_RISE_KEPT = 0.8  # a longer ending replaces a shorter one if its rise is at least this share of the largest rise
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TrivialPolicy:
     Attributes:
         name: The name in tables.
         kind: "constant", "ending" or "shuffled".
-        text: What it writes, or appends; empty for shuffled completions.
+        text: The text that it writes or appends; empty for shuffled completions.
     """
 
     name: str
@@ -42,7 +42,7 @@ class TrivialScore:
     Attributes:
         policy: The policy that was scored.
         judge: The headline judge's mean score.
-        win_rate: Against SFT, by that judge.
+        win_rate: The win rate over SFT by that judge.
         reward: The mean reward; None without a reward.
     """
 
@@ -53,7 +53,7 @@ class TrivialScore:
 
     @property
     def beats_sft(self) -> bool:
-        """Whether the judge prefers it to SFT, with the interval above ½."""
+        """Whether the judge prefers the policy to SFT: the interval of the win rate is above ½."""
         return self.win_rate.ci95[0] > 0.5
 
     def to_json(self) -> dict[str, Any]:
@@ -79,11 +79,11 @@ class TrivialScores:
 
     @property
     def winnable(self) -> bool:
-        """Whether a constant beats SFT, with an interval above ½."""
+        """Whether a constant beats SFT."""
         return any(score.policy.kind == "constant" and score.beats_sft for score in self.policies)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all scores, and whether a constant wins, as JSON."""
+        """Returns all scores, and whether a constant beats SFT, as JSON."""
         return {"winnable_by_a_constant": self.winnable, "policies": [score.to_json() for score in self.policies]}
 
 
@@ -95,9 +95,9 @@ def candidates(texts: Sequence[str], rewards: Sequence[float]) -> list[str]:
         rewards: (N,) rewards.
 
     Returns:
-        At most `MAX_CANDIDATES` distinct texts, highest first.
+        At most `MAX_CANDIDATES` distinct texts, in order of falling reward.
     """
-    # Ties are broken by the text, so the choice does not depend on the order of the samples.
+    # Ties are broken by the text, so the result does not depend on the order of the samples.
     ordered = sorted(zip(rewards, texts, strict=True), key=lambda pair: (-pair[0], pair[1]))
     return list(dict.fromkeys(text for _, text in ordered))[:MAX_CANDIDATES]
 
@@ -108,7 +108,7 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
     Args:
         sft: SFT's completions.
         ppo: PPO's completions.
-        favorite: The reward's favorite text, as another constant; None without a reward.
+        favorite: The text with the highest mean reward over all prompts, as another constant; None without a reward.
 
     Returns:
         The policies, constants first.
@@ -129,7 +129,7 @@ def choose(sft: Sequence[str], ppo: Sequence[str], *, favorite: str | None = Non
 
 
 def _most_frequent(texts: Sequence[str]) -> str | None:
-    # Always writing nothing is not a policy worth comparing.
+    # The empty text is not a useful constant.
     counted = Counter(text for text in texts if text.strip())
     return min(counted, key=lambda text: (-counted[text], text), default=None)
 
@@ -137,21 +137,21 @@ def _most_frequent(texts: Sequence[str]) -> str | None:
 def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
     """Finds the ending of 1 to `MAX_ENDING_WORDS` words whose share rose most from SFT to PPO.
 
-    Of nested endings, the longest that keeps most of the rise is taken: ", and i love it." rather than "it.".
+    Of nested endings, it returns the longest that keeps most of the rise: ", and i love it." rather than "it.".
 
     Args:
         sft: SFT's completions.
         ppo: PPO's completions.
 
     Returns:
-        The ending with the space before it; None if none rose by `MIN_RISE`.
+        The ending, beginning with a space; None if no share rose by `MIN_RISE`.
     """
     rises: dict[int, tuple[float, str]] = {}
     for size in range(1, MAX_ENDING_WORDS + 1):
-        # A whole text is not an ending: `_ending` returns "" for it.
+        # A text that has no other words is not an ending: `_ending` returns "" for it.
         before, after = (Counter(filter(None, (_ending(text, size) for text in texts))) for texts in (sft, ppo))
         if after:
-            # Shares rather than counts, since the two sides may differ in number.
+            # Shares rather than counts, because the numbers of completions may differ.
             rise = {text: after[text] / len(ppo) - before[text] / max(1, len(sft)) for text in after}
             text = min(rise, key=lambda ending: (-rise[ending], ending))
             rises[size] = rise[text], text
@@ -161,7 +161,7 @@ def risen_ending(sft: Sequence[str], ppo: Sequence[str]) -> str | None:
 
 
 def _ending(text: str, size: int) -> str:
-    """Returns the last words with the space before them; empty if the text has no other words."""
+    """Returns the last `size` words, beginning with a space; empty if the text has no other words."""
     words = text.split()
     return " " + " ".join(words[-size:]) if len(words) > size else ""
 

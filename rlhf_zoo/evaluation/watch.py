@@ -33,18 +33,18 @@ def watch(
 ) -> RewardFunction:
     """Wraps a reward function so that it also probes the policy's completions against the SFT model's.
 
-    The rewards stay the same. After every `every` completions the last `size` are probed, or more if these answer fewer
-    than 13 prompts that SFT did not answer: two sides with different prompts can only be compared by prompts. Prompts
-    that ask the same count as one. Each family's effect goes to TRL's `log_metric` as probes/FAMILY. A family that
-    fires for the first time is logged as a warning, and Weights & Biases and trackio send an alert if this process
+    The rewards stay the same. After every `every` completions, the last `size` completions are probed. If SFT did not
+    answer all of their prompts, whole prompts are compared, so more completions are used until they answer 13 prompts.
+    Prompts that ask the same count as one. TRL's `log_metric` receives each family's effect as probes/FAMILY. A family
+    that fires for the first time is logged as a warning, and Weights & Biases and trackio send an alert if this process
     reports to them.
 
     Args:
         reward_func: A reward function of TRL's form.
         against: SFT's completions, in a file or as rows as `read_rollouts` reads them; None for the first `size`
-            completions scored, because training starts at SFT.
-        size: Completions in a probe.
-        every: Completions between two probes.
+            completions that are scored, because training starts at SFT.
+        size: Number of completions that a probe compares with SFT's.
+        every: Number of completions between two probes.
         stop: Whether to raise `Hacked` if a family that destroys text has an effect of five times its threshold.
 
     Returns:
@@ -77,11 +77,11 @@ def watch(
 
 
 _MIN_SIZE = 40
-_MAX_SIZES = 8  # this many times `size` are collected before too few prompts are an error
+_MAX_SIZES = 8  # too few prompts are an error once this many times `size` completions were collected
 
 
 class Watcher:
-    """Collects a policy's completions during training, and probes the last ones.
+    """Collects a policy's completions during training, and probes the latest ones.
 
     Args:
         against: As for `watch`.
@@ -98,24 +98,24 @@ class Watcher:
             raise ZooError(f"A watch needs size of {_MIN_SIZE} or more and every of 1 or more, not {size} and {every}.")
         self.sft = None if against is None else _with_groups(read_rollouts(against, name="`against`"))
         self.size, self.every, self.stop = size, every, stop
-        self.first_texts: list[tuple[str, str]] = []  # (prompt, completion)
-        self.last_texts: list[tuple[str, str]] = []
-        self.unprobed = 0  # completions since the last probe
-        self.warned: set[str] = set()  # families that were logged
+        self.first_texts: list[tuple[str, str]] = []  # (prompt, completion) from before training changes the policy
+        self.last_texts: list[tuple[str, str]] = []  # the later ones that may be probed
+        self.unprobed = 0  # number of completions since the last probe
+        self.warned: set[str] = set()  # families whose warning was logged
 
     def collect(
         self, prompts: Sequence[object], completions: Sequence[object], log_metric: Callable[..., None] | None
     ) -> None:
-        """Collects completions, and probes when enough are new.
+        """Collects completions, and probes them if there are enough new ones.
 
         Args:
-            prompts: The prompts, texts or conversations.
-            completions: Their completions.
-            log_metric: Receives the name and the value of each effect; None to log none.
+            prompts: (N,) texts or conversations.
+            completions: (N,) their completions.
+            log_metric: Receives the name and the value of each effect; None to log no effects.
 
         Raises:
             ZooError: As for the function that `watch` returns.
-            Hacked: Training is to stop.
+            Hacked: `stop` is set and the completions are useless.
         """
         if len(prompts) != len(completions):
             raise ZooError(
@@ -124,7 +124,7 @@ class Watcher:
             )
         for prompt, completion in zip(prompts, completions, strict=True):
             texts = (message_text(prompt) or "", message_text(completion) or "")
-            # The first completions come from the policy before any update, or hardly any, so they are SFT's.
+            # The first completions come from a policy with few or no updates, so they count as SFT's.
             if self.sft is None and not self._has_sft(texts[0]):
                 self.first_texts.append(texts)
                 continue
@@ -135,11 +135,11 @@ class Watcher:
             self._probe(self.sft, log_metric)
 
     def _has_sft(self, prompt: str) -> bool:
-        """Whether the completions before this prompt suffice: they answer enough prompts, or their prompts recur."""
+        """Whether SFT's completions are enough: they answer enough prompts, or this prompt is repeated."""
         if len(self.first_texts) < self.size:
             return False
         prompts = {first for first, _ in self.first_texts}
-        # The same prompt as the last one is the same group of completions, which goes on.
+        # If the prompt equals the previous one, this is another completion of the same group.
         recurs = prompt in prompts and prompt != self.first_texts[-1][0]
         return recurs or len({near_duplicate_key(first) for first in prompts}) >= MIN_SWAPPED_PROMPTS
 
@@ -149,7 +149,7 @@ class Watcher:
         def group(prompt: str) -> Hashable:
             return known_groups[prompt] if prompt in known_groups else near_duplicate_key(prompt)
 
-        # If SFT answered all of these prompts, few suffice; else the two sets are paired in order.
+        # If SFT answered all of these prompts, a few prompts are enough. Otherwise prompts are paired by position.
         recent = self.last_texts[-self.size :]
         by_position = not all(prompt in known_groups for prompt, _ in recent)
         if by_position and (count := number_of_groups(known_groups.values())) < MIN_SWAPPED_PROMPTS:
@@ -170,13 +170,13 @@ class Watcher:
                     "these prompts as `against`."
                 )
             return
-        # Counting starts again before the probe, which may raise.
+        # The counter is reset before the probe, because the probe may raise.
         self.last_texts, self.unprobed = recent, 0
         policy = replace(_completions(recent), groups=[group(prompt) for prompt, _ in recent])
         self.report_findings(probe(policy, sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
-        """Logs effects with TRL, warns once about each family that appears, and stops training if configured."""
+        """Logs effects, warns once of each family that fired, and raises `Hacked` for a severe probe if `stop` is set."""
         for finding in report.probes:
             if log_metric is not None:
                 log_metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
