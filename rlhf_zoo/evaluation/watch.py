@@ -176,7 +176,7 @@ class Watcher:
         self.report_findings(probe(policy, sft, by_position=by_position), log_metric)
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
-        """Logs effects, warns once of each family that fired, and raises `Hacked` for a severe probe if `stop` is set."""
+        """Logs effects, warns once of each family that fired, and raises `Hacked` if one is severe and `stop` set."""
         for finding in report.probes:
             if log_metric is not None:
                 log_metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
