@@ -34,21 +34,25 @@ DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
 @RECIPE
 @click.option("--method", required=True, type=click.Choice([*OPTIONS]), help="What to compare PPO with.")
 @click.option(
-    "--beta", metavar="LIST", help="dpo, rloo: values of β.  [default: half of PPO's kl_coef, kl_coef, twice kl_coef]"
+    "--beta",
+    metavar="LIST",
+    help="Values of β, for dpo and rloo.  [default: half of PPO's kl_coef, kl_coef, twice kl_coef]",
 )
-@seeds_option(f"All but best-of-n: runs per β.  [default: {DEFAULT_SEEDS}]", default=None)
+@seeds_option(f"Training runs of each β; not for best-of-n.  [default: {DEFAULT_SEEDS}]", default=None)
 @click.option(
     "--learning_rate",
     "--learning-rate",
     "learning_rate",
     type=click.FloatRange(min=0, min_open=True),
-    help="All but best-of-n.  [default: PPO's; SFT's for sft]",
+    help="Learning rate; not for best-of-n.  [default: PPO's; SFT's for sft]",
 )
-@click.option("--pool", type=click.IntRange(min=1), help=f"best-of-n: samples per prompt.  [default: {DEFAULT_POOL}]")
+@click.option(
+    "--pool", type=click.IntRange(min=1), help=f"Samples per prompt, for best-of-n.  [default: {DEFAULT_POOL}]"
+)
 @click.option(
     "--served",
     type=click.IntRange(min=0),
-    help="Completions to serve: their compute is added to that of training.  [default: as many as are evaluated]",
+    help="Number of completions whose compute is added to that of training.  [default: as many as are evaluated]",
 )
 @finished_run_options("Run this method again, even if it is finished.")
 @json_option("Print frontier.json instead of tables.")
@@ -66,9 +70,9 @@ def baseline(
 ) -> None:
     """Compare PPO with a simpler method: at equal KL to the SFT policy, and at equal compute.
 
-    It needs a finished run of the recipe, starts from its SFT policy, and learns from its pairs, prompts and reward.
-    Finished parts are not run again. PPO's card gets a table of the results; `rlhf-zoo push --resume RUN` sends it.
-    Keys of the recipe are flags as for `rlhf-zoo run`, and must be those of the run.
+    It needs a finished run of the recipe. The method starts from the run's SFT policy, and learns from its pairs,
+    prompts and reward. Finished parts are not run again. PPO's card gets a table of the results, which `rlhf-zoo push
+    --resume RUN` publishes. Keys of the recipe are flags as for `rlhf-zoo run`, with the values of the run.
 
     \b
     Example:
@@ -110,7 +114,7 @@ def read_betas(text: str, method: Method) -> list[float]:
     """Reads the option --beta.
 
     Args:
-        text: Its value, such as "0.05,0.1".
+        text: The value of the option, such as "0.05,0.1".
         method: The method.
 
     Returns:
@@ -130,7 +134,7 @@ def read_betas(text: str, method: Method) -> list[float]:
 def _show(frontier: Mapping[str, Any]) -> None:
     extra_metrics = list(frontier["sft"]["extra_metrics"])
     rows = [_policy_row("SFT", frontier["sft"], extra_metrics), _policy_row("PPO", frontier["ppo"], extra_metrics)]
-    # No FLOPs for ablations: their training is not counted, so FLOPs of serving alone would look like the total.
+    # Ablations show no FLOPs: their training is not counted, so the FLOPs of serving would look like the total.
     rows += [[*_policy_row(point["label"], point, extra_metrics)[:-1], ""] for point in frontier["ppo_ablation"]]
     for policy in (frontier["trivial"] or {}).get("policies", []):
         reward = interval(policy["reward"]) if policy["reward"] else ""
@@ -164,7 +168,7 @@ def _show(frontier: Mapping[str, Any]) -> None:
 
 
 def _show_curve(frontier: Mapping[str, Any]) -> None:
-    """Prints best-of-n's curve, the filter that reaches PPO's reward, and after how many completions PPO pays off."""
+    """Prints best-of-n's curve, the filter that reaches PPO's reward, and when PPO costs less than best-of-n."""
     from ..publishing.cards.markdown import estimate
 
     for score, fit in frontier["fits"].get("best-of-n", {}).items():

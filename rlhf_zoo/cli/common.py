@@ -16,7 +16,7 @@ from .options import LM_EVAL_TASKS
 
 
 def command_line() -> str:
-    """The command line that the user typed, for run records and for the message that a run is locked by it."""
+    """Returns the command line that the user typed, for run records and for the message about a locked run."""
     return shlex.join(["rlhf-zoo", *sys.argv[1:]])
 
 
@@ -41,7 +41,7 @@ def check_repo(repo: str, form: str, *, subject: str = "--repo") -> None:
     Args:
         repo: The name.
         form: The expected form, for the error message.
-        subject: The option that gave it, for the error message.
+        subject: The option that gave the name, for the error message.
 
     Raises:
         ZooError: No Hub could have a repository of this name.
@@ -73,16 +73,16 @@ def stage_directories(run: Path) -> list[Path]:
         run: A run directory, or a stage's directory.
 
     Returns:
-        A stage's directory itself, or those of all stages of a run.
+        The directories of all stages of the run; for a stage's directory, only that.
 
     Raises:
-        ZooError: It is neither.
+        ZooError: `run` is neither.
     """
     if (run / "run.json").is_file():
         return [run]
     directories = [run / stage for stage in STAGES if (run / stage / "run.json").is_file()]
     if not directories:
-        raise ZooError(f"No run in {run}: pass one such as runs/tiny-world.")
+        raise ZooError(f"There is no run in {run}: pass a run directory, such as runs/tiny-world.")
     return directories
 
 
@@ -113,7 +113,7 @@ def run_flags(
     Args:
         ctx: The context of the command.
         recipe: A name or a folder.
-        stage: The stage that the command runs, if it runs a single one. A key without a prefix then belongs to it.
+        stage: The stage that the command runs, to which keys without a prefix then belong; None if it runs several.
         check_names: Whether to check the names of judges and rewards.
 
     Returns:

@@ -26,7 +26,7 @@ from .tables import print_json, stdout_console
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Votes accepted from one address in an hour; in a minute a sixth of that, but at least 10.",
+    help="Maximum number of votes from one address per hour; per minute a sixth of that, but at least 10.",
 )
 @click.option(
     "--ablation",
@@ -38,21 +38,21 @@ from .tables import print_json, stdout_console
 @SOURCE_HUB
 @TRUST
 @TRUST_RUN
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen here.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=7860,
     show_default=True,
-    help="Listen on this port; 0 takes a free one.",
+    help="Port to listen on; 0 takes a free one.",
 )
-@click.option("--open", "show", is_flag=True, help="Open it in a browser, if this machine has a screen.")
+@click.option("--open", "show", is_flag=True, help="Open the page in a browser, if this machine has a screen.")
 def compare(
     ppo: str, votes: str | None, runs: tuple[str, ...], hub: str | None, source_hub: str | None, **options: Any
 ) -> None:
     """Open the comparison page: SFT and PPO side by side.
 
-    It also shows training step by step, a blind test, and PPO's card.
+    PPO is NAMESPACE/NAME[@TAG] or a folder. The page also shows training step by step, a blind test, and PPO's card.
 
     \b
     Example:
@@ -79,22 +79,25 @@ def compare(
 @click.argument("run", metavar="RUN|REPO")
 @click.option("--prompt", required=True, help="The text to complete.")
 @click.option("--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="sft is the same as --step 0.")
-@click.option("--step", type=click.IntRange(min=0), help="The checkpoint; 0 is where PPO began.  [default: the last]")
+@click.option(
+    "--step", type=click.IntRange(min=0), help="Step of the checkpoint; 0 is PPO's start.  [default: the last]"
+)
 @click.option("--revision", help="The tag or commit of a repository, as in REPO@TAG.")
 @click.option(
-    "--old", help="The policy that ratios divide by: a step, folder or repository.  [default: the checkpoint before]"
+    "--old",
+    help="The policy in the ratios' denominator: a step, folder or repository.  [default: the checkpoint before]",
 )
-@click.option("--sft", help="The reference.  [default: the run's SFT model]")
+@click.option("--sft", help="The reference policy.  [default: the run's SFT model]")
 @click.option("--reward", help="The reward model.  [default: the run's]")
 @click.option(
     "--reward_funcs",
     "--reward-funcs",
     multiple=True,
-    help="A reward function of REPO that may be imported.",
+    help="A reward function of REPO that may be imported; may be repeated.",
 )
 @click.option("--columns", help='The prompt\'s other columns for reward functions, as JSON: \'{"answer": "4"}\'.')
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the sample.")
-@click.option("--temperature", type=float, help="[default: the run's]")
+@click.option("--temperature", type=float, help="Sampling temperature.  [default: the run's]")
 @click.option("--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="[default: the run's]")
 @HUB
 @SOURCE_HUB
@@ -114,7 +117,8 @@ def trace(
 ) -> None:
     """Sample one completion of a PPO checkpoint, and show PPO's quantities for each token.
 
-    They are log π, log π_ref, KL, reward, value, δ, advantage (before whitening) and ratio to the checkpoint before.
+    The quantities are log π, log π_ref, KL, reward, value, δ, advantage (before whitening), and the ratio to the
+    checkpoint before.
 
     \b
     Example:

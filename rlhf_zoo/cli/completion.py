@@ -1,4 +1,4 @@
-"""`rlhf-zoo completion`: the script with which a shell completes the command line."""
+"""`rlhf-zoo completion`: the script that lets a shell complete the command line."""
 
 import click
 

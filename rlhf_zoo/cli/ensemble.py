@@ -15,7 +15,7 @@ from .tables import interval, table
 
 @click.command(cls=RecipeCommand)
 @RECIPE
-@seeds_option("Reward models, including the recipe's own.", minimum=2, default=3)
+@seeds_option("Number of reward models, including the recipe's own.", minimum=2, default=3)
 @finished_run_options("Train the additional reward models again, even if they are finished.")
 @json_option("Print overview.json instead of a table.")
 @click.pass_context
@@ -24,8 +24,8 @@ def ensemble(
 ) -> None:
     """Train the reward model under several seeds, and show where the models disagree.
 
-    All train on the same pairs. Missing data, SFT and the recipe's own reward model are made first, and finished
-    models are not trained again. If the run was evaluated, the completions of PPO are scored too. Nothing is
+    All models train on the same pairs. Missing data, SFT policy and the recipe's own reward model are made first, and
+    finished models are not trained again. If the run was evaluated, PPO's completions are scored too. Nothing is
     published; `rlhf-zoo push` sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
 
     \b

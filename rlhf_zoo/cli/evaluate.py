@@ -16,13 +16,13 @@ from .common import command_line, parse_columns, run_flags
 from .layout import RecipeCommand
 from .open_run import locked, open_hub
 from .options import LM_EVAL, LM_EVAL_TASKS, json_option, run_options
-from .tables import print_json, say, table
+from .tables import print_json, print_text, table
 from .train import run_one
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
 
-#: Options that set a key of the recipe, and that key.
+#: The key of the recipe that each of these options sets.
 KEY_OF_OPTION = {
     "prompts": "evaluation.prompts", "samples": "evaluation.samples", "group": "evaluation.group",
     "llm": "evaluation.llm",
@@ -48,12 +48,12 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
 @click.option("--samples", type=click.IntRange(min=1), help="Completions of each prompt.  [default: 3]")
 @click.option(
     "--group",
-    help="Prompts that ask the same: near-duplicates, a column with their group, or none.  [default: near-duplicates; "
-    "of a RECIPE its key evaluation.group]",
+    help="How prompts that ask the same are grouped: near-duplicates, a column with the group, or none.  [default: "
+    "near-duplicates; for a RECIPE its key evaluation.group]",
 )
 @click.option("--reward", help="The reward model; 'none' uses none.  [default: that of its run or card]")
 @click.option("--split", help="Split of the prompts.  [default: what its training held out, else test]")
-@click.option("--temperature", type=float, help="[default: that of the policy's training]")
+@click.option("--temperature", type=float, help="Sampling temperature.  [default: that of the policy's training]")
 @click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: that of the policy's training]")
 @run_options
 @LM_EVAL
@@ -62,19 +62,19 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
 def evaluate(
     ctx: click.Context, subject: str, judges: tuple[str, ...], llm: str | None, as_json: bool, **options: Any
 ) -> None:
-    """Compare PPO with SFT on held-out prompts, or any policy with any other.
+    """Compare PPO with SFT on held-out prompts, or any policy with another.
 
-    RECIPE compares the PPO and SFT policies of its run. POLICY is NAMESPACE/NAME[@TAG], a model's folder, or a run
-    directory of PPO; its prompts come from the data set of its run or card, or from --dataset_name. With --push_to_hub
-    the figures go into the policy's card.
+    For a RECIPE, the PPO and SFT policies of its run are compared. A POLICY is NAMESPACE/NAME[@TAG], a model's folder,
+    or a run directory of PPO. Its prompts come from the data set that its run or card names, or from --dataset_name.
+    With --push_to_hub the figures go into the policy's card.
 
-    Judges: classifier (labeled texts of the data set), reward:MODEL (another reward model), reward:MODEL#LABEL (of a
-    classifier, the probability of one label), rule:REWARD (a reward function or verifier), llm:MODEL (at
-    OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's), pairs:MODULE:FUNCTION and
-    MODULE:FUNCTION (your own).
+    Judges: classifier (trained on labeled texts of the data set), reward:MODEL (another reward model),
+    reward:MODEL#LABEL (a classifier's probability of one label), rule:REWARD (a reward function or verifier), llm:MODEL
+    (at OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's votes), pairs:MODULE:FUNCTION and
+    MODULE:FUNCTION (your own functions).
 
-    Any key of `rlhf-zoo recipes keys recipe` is a flag of a RECIPE; a POLICY takes --dataset_name, --dataset_revision,
-    --dataset_config, --columns and --seed (1).
+    For a RECIPE, any key of `rlhf-zoo recipes keys recipe` is a flag. A POLICY takes --dataset_name,
+    --dataset_revision, --dataset_config, --columns and --seed (default 1).
 
     \b
     Example:
@@ -107,7 +107,7 @@ def _evaluate_policy(
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Evaluates a policy that is not a recipe's run. `keys` has POLICY_OPTIONS, prompts and samples."""
+    """Evaluates a policy that is not a recipe's run. `keys` has POLICY_OPTIONS, prompts, samples and group."""
     unused_option = next((name for name in RUN_OPTIONS if options[name]), None)
     if ctx.meta[LM_EVAL_TASKS] is not None:
         unused_option = "lm_eval"
@@ -185,7 +185,7 @@ def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
 
 
 def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns this command's options as keys of recipe.yaml. Raises ZooError if an option and a key set the same."""
+    """Returns this command's options as keys of recipe.yaml. Raises ZooError if an option and a flag set one key."""
     keys_of_options = {key: keys[name] for name, key in KEY_OF_OPTION.items() if keys[name] is not None}
     if judges:
         keys_of_options |= {"evaluation.judge": judges[0], "evaluation.judges": list(judges[1:])}
@@ -198,7 +198,7 @@ def _recipe_keys(judges: tuple[str, ...], keys: Mapping[str, Any], flags: Mappin
 
 
 def _policy_keys(ctx: click.Context) -> dict[str, Any]:
-    """Returns the flags of a POLICY, which are SHARED_KEYS. Raises ZooError for others."""
+    """Returns the flags of a POLICY, which are SHARED_KEYS. Raises ZooError for other flags."""
     from ..plugins import did_you_mean
     from ..runs.settings.parse import parse_flags
     from ..runs.settings.values import coerce
@@ -262,12 +262,12 @@ def _show(document: Mapping[str, Any]) -> None:
     table("The policy minus the other, paired by prompt", ["", "difference"], differences)
     for judge in (document.get("votes") or {}).values():
         if judge["problem"]:
-            say(judge["problem"], err=True)
+            print_text(judge["problem"], err=True)
     for name, judge in document["judges"].items():
         if unfit := (judge.get("check") or {}).get("unfit"):
-            say(f"{name}: {unfit}", err=True)
+            print_text(f"{name}: {unfit}", err=True)
         if unreadable := unread(judge):
-            say(f"{name}: {unreadable}", err=True)
+            print_text(f"{name}: {unreadable}", err=True)
         if judge.get("is_training_reward") and not judge.get("checks_answers"):
             click.echo(
                 f"{name} is the policy's own reward: it shows that training worked, not that answers got better.",

@@ -37,8 +37,8 @@ def export(
     """Upload a repository of the embedded Hub to another Hub, with its history of commits, branches and tags.
 
     Commits get new ids and dates there, and the description of each names the original commit. Files do not change:
-    rlhf_card.json and README.md still name parents as on the embedded Hub. Run it again to resume after an
-    interruption, or to send new commits. A repository there with any other content is left alone.
+    rlhf_card.json and README.md still name parents as on the embedded Hub. Run the command again to resume after an
+    interruption, or to send new commits. A repository there with other content is not changed.
 
     \b
     Example:
@@ -70,16 +70,16 @@ def export(
     names: dict[str, list[str]] = {}
     for name, commit in [*exported.branches.items(), *exported.tags.items()]:
         names.setdefault(commit, []).append(name)
-    rows = [[here, there, " ".join(names.get(there, []))] for here, there in exported.commits.items()]
+    rows = [[source, target, " ".join(names.get(target, []))] for source, target in exported.commits.items()]
     table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
     click.echo(
-        f"{url} holds {repository}: {exported.sent} commits were sent now, and the files of all tags were checked."
+        f"{url} holds {repository}: {exported.sent} new commits were sent, and the files of all tags were checked."
     )
     if exported.left_out:
         click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(exported.left_out)}.")
     click.echo(
-        "Its cards and rlhf_card.json still name parents and commits of the embedded Hub: the table above, and the "
-        "line Exported-From of each commit, give the new commit of each."
+        "Its cards and rlhf_card.json still name parents and commits of the embedded Hub: the table above, and each "
+        "commit's line Exported-From, show which new commit stands for which."
     )
 
 
@@ -94,9 +94,9 @@ def export(
 def add(path: str, repository: str, license_name: str | None, source: str | None, as_json: bool) -> None:
     """Put a model on the embedded Hub, from a folder or a GGUF file.
 
-    It may be a language model, a reward model, or a sentence embedder for `relevance`. Recipes then name it by
-    NAMESPACE/NAME, as they would on the Hugging Face Hub, and adapters and cards name it as their base. A GGUF file is
-    unpacked into float32 safetensors.
+    The model may be a language model, a reward model, or a sentence embedder for `relevance`. Recipes then name it by
+    NAMESPACE/NAME, as on the Hugging Face Hub, and adapters and cards name it as their base. A GGUF file is unpacked
+    into float32 safetensors.
 
     \b
     Example:

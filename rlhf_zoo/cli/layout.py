@@ -1,4 +1,4 @@
-"""The layout of help: commands and options under headings, and no sentence cut."""
+"""The layout of help: commands and options under headings, with complete sentences."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-#: A length that no first sentence reaches: click shortens to a line only what is longer than its limit.
+#: More characters than any summary has. Click would shorten a summary that is longer than its limit.
 UNLIMITED = 1000
 RUN_HEADING = "Run and Hub options"
 
@@ -43,7 +43,7 @@ class Group(click.Group):
     """A group whose help shows the whole first sentence of each command."""
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """The names of the commands, by the heading that they stand under.
+        """Returns the names of the commands, by heading.
 
         Args:
             ctx: The context of the group.

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: bool) -> None:
     """Draw the tree of what a model was made from.
 
-    SFT policy, reward model, data and base models stand there at their commits. Each line shows the stage, recipe,
-    step and figures of that model's card. The tree marks repositories that no longer exist.
+    It shows the SFT policy, reward model, data and base models, each at its commit, with the stage, recipe, step and
+    figures from its card. Repositories that no longer exist are marked.
 
     \b
     Example:
@@ -89,11 +89,11 @@ def reproduce(
 ) -> None:
     """Train a published checkpoint again, and compare weights and metrics.
 
-    The recipe comes from its recipe.json. Runs only the stage that made it, from the published checkpoints of the
-    stages before, up to its step. Nothing is published. Run it again to resume an interrupted run, or to compare a
-    finished one again.
+    The recipe comes from the checkpoint's recipe.json. Only the stage that made the checkpoint runs, up to its step,
+    from the published checkpoints of earlier stages. Nothing is published. Run the command again to resume an
+    interrupted run, or to compare a finished run again.
 
-    Exit code 0: weights and metrics are bit-equal. 1: they differ, and a table says where. 2: it could not be run.
+    Exit code 0: weights and metrics are bit-equal. 1: they differ, and a table says where. 2: training could not run.
 
     \b
     Example:

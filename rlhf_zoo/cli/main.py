@@ -62,7 +62,7 @@ class LazyGroup(Group):
     """A group that imports a command when it is used."""
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """The names of the commands, by what a user wants to do.
+        """Returns the names of the commands, by what a user wants to do.
 
         Args:
             ctx: The context of the group.
@@ -110,7 +110,7 @@ def cli() -> None:
 
 
 def _click_error(error: click.ClickException) -> str:
-    """The message of a click error, which has one or two sentences, as a single one that says where to find help."""
+    """Turns the message of a click error, one or two sentences, into one that also says where to find help."""
     first, _, more = error.format_message().partition(". ")
     sentence = first + (f", {more[0].lower()}{more[1:]}" if more else "")
     if sentence.endswith("?"):
@@ -120,7 +120,7 @@ def _click_error(error: click.ClickException) -> str:
 
 
 def _user_error(error: BaseException) -> str | None:
-    """The message for an error that the user can fix, such as a full disk or a wrong path; None for a bug."""
+    """Returns the message for an error that the user can fix, such as a full disk; None for a bug."""
     from ..hub.client.refusals import is_disk_full
 
     path = getattr(error, "filename", None)
@@ -136,7 +136,7 @@ def _user_error(error: BaseException) -> str | None:
 
 
 def _stdout_is_closed() -> bool:
-    """Whether the program that reads stdout has closed the pipe, as `| head` does."""
+    """Returns whether the program that reads stdout has closed the pipe, as `| head` does."""
     try:
         sys.stdout.flush()
     except BrokenPipeError:
@@ -156,8 +156,8 @@ def _treat_as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None
 def _fail(sentence: str) -> NoReturn:
     """Prints the error and exits with code 2.
 
-    With several processes, the main one prints it, and the launcher then ends the others, which wait. The launcher
-    always prints a summary of its own, so the message also goes into the file from which it reads the cause.
+    With several processes, the main one prints it. The others wait until the launcher ends them. The launcher always
+    prints a summary of its own, so the message also goes into the file from which the launcher reads the cause.
     """
     _wait_for_launcher()
     sentence = printable(sentence)  # the system, click or a library may have written it
@@ -192,8 +192,8 @@ def main() -> None:
     if distributed.launched_count() > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # hides DDP's advice to developers
     if not sys.warnoptions:
-        # Users cannot act on warnings for developers, pin_memory without an accelerator is harmless, and the output of
-        # an FSDP2 module, which that warning forbids changing in place, is never changed here.
+        # Users cannot act on warnings for developers. pin_memory without an accelerator is harmless. The warning about
+        # FSDP2-wrapped modules forbids changing their output in place, which this package never does.
         ignored = (
             (DeprecationWarning, ""),
             (FutureWarning, ""),
@@ -240,7 +240,7 @@ def main() -> None:
 
 
 def hf_main() -> None:
-    """Runs `hf rlhf-zoo`: like `main`, but with time to save after Ctrl-C, which `hf` does not give an extension."""
+    """Runs `hf rlhf-zoo`: like `main`, but with time to save after Ctrl-C, which `hf` gives to no extension."""
     from ..hub.client.extension import foreground
 
     with foreground():

@@ -49,8 +49,8 @@ from .options import SOURCE_HUB, TRUST, UserPath
 def new(folder: Path, columns: str | None, memory: float | None, source_hub: str | None, **options: Any) -> None:
     """Write a recipe for a model and data of your own.
 
-    It reads their files, and prints each choice with its reason. It trains nothing and downloads no weights. Data
-    are folders, files of JSON lines, or repositories NAMESPACE/NAME[@REVISION].
+    It reads the files of the model and the data, and prints each choice with its reason. It trains nothing and
+    downloads no weights. Data are folders, files of JSON lines, or repositories NAMESPACE/NAME[@REVISION].
 
     \b
     Example:
@@ -76,7 +76,7 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
             recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)
     for setting, value, reason in recipe.decisions:
-        # Values come from the data and the tokenizer: one with a newline must not look like another setting.
+        # Values come from the data and the tokenizer, so a value with a newline must not look like another setting.
         click.echo(printable(" ".join(f"{setting}: {value} ({reason})".split("\n"))))
     click.echo(recipe.plan.line)
     arguments = shlex.quote(str(folder)) + (f" --source_hub {shlex.quote(source_hub)}" if source_hub else "")

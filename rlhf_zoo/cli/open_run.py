@@ -33,7 +33,7 @@ def open_hub(
         push_to_hub: Whether the command publishes.
         source: The value of --source_hub. None chooses the default source, whose name is not printed. 'none' is for a
             command that uses a single Hub.
-        option: The option that gave `flag`.
+        option: The option whose value `flag` is, for messages.
     """
     from ..hub.client.connect import choose, choose_source, connect
 
@@ -85,7 +85,7 @@ def run_context(
 ) -> Iterator[tuple[RunContext, Publisher | None]]:
     """Loads the recipe, locks the run directory, connects to the Hub, and opens the run as `open_run` does.
 
-    With several processes, the main one does this; the others receive the context from it and publish nothing.
+    With several processes, the main one does this. The others receive the context from it and publish nothing.
 
     Args:
         recipe: A name, a folder or a loaded recipe.
@@ -95,13 +95,13 @@ def run_context(
         source_hub: The value of --source_hub.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
-        writes: Whether the command writes into the run directory, which is then locked against other commands.
+        writes: Whether the command writes into the run directory, so that other commands must be locked out of it.
         **options: See `RunOptions`.
     """
     if not distributed.is_main_process():
         from ..hub.client.connect import reload_clients
 
-        # This call receives what the main process sends below, and does not call `dict`.
+        # This call receives what the main process sends below. `dict` is only a placeholder and is not called.
         context, environment = distributed.from_main_process(dict)
         # Clients of the Hub, other libraries included, read its address and token from the environment.
         for name, value in environment.items():
@@ -320,7 +320,7 @@ def publishing(
 
 
 def _earlier_namespace(directory: Path, base: Path | None, hub: Hub) -> str | None:
-    """Returns the namespace that the run's earlier stages were published under on this Hub; None if there is none."""
+    """Returns the namespace under which the run's earlier stages were published on this Hub; None if they were not."""
     from ..runs.record import StageRecord
 
     for folder in (directory, *([base] if base else [])):

@@ -72,15 +72,15 @@ LM_EVAL = click.option(
     metavar="TASKS",
     expose_value=False,
     callback=_store_tasks,
-    help="Also measure SFT and PPO on tasks of lm-evaluation-harness, if installed: TASK,TASK or YAML files.",
+    help="Also measure SFT and PPO on tasks of lm-evaluation-harness (if installed): TASK,TASK or YAML files.",
 )
 SOURCE_HUB = click.option(
     "--source_hub",
     "--source-hub",
     cls=RunOption,
     envvar="RLHF_ZOO_SOURCE_HUB",
-    help="Hub of the models and data that --hub lacks: an address, 'local' or 'none'.  "
-    "[default: HF_ENDPOINT, or the Hugging Face Hub]",
+    help="Hub for models and data that --hub does not have: an address, 'local' or 'none'.  "
+    "[default: HF_ENDPOINT, else the Hugging Face Hub]",
 )
 
 
@@ -112,7 +112,7 @@ TRUST_RUN = click.option(
     is_flag=True,
     expose_value=False,
     callback=_trusting("..hub.client.run_signature"),
-    help="Use code and addresses named by a run directory that your rlhf-zoo on this machine did not write.",
+    help="Use the code and addresses that the run directory names, even if your rlhf-zoo did not write it.",
 )
 HUB = click.option("--hub", cls=RunOption, help="'local' (the embedded Hub) or an address.")
 OUTPUT_DIR = click.option(
@@ -127,7 +127,7 @@ PATIENCE = click.option(
     "--patience",
     cls=RunOption,
     type=click.FloatRange(min=0),
-    help="Seconds to wait at the end for a Hub that fails.  [default: 180]",
+    help="Seconds to keep trying at the end if the Hub fails.  [default: 180]",
 )
 
 #: Options that replace models of a PPO checkpoint's lineage.
@@ -157,7 +157,7 @@ run_options = with_options(
     click.option(
         "--namespace",
         cls=RunOption,
-        help="Publish under this name.  [default: the run's, else local, or the token's owner]",
+        help="User or organization to publish under.  [default: the run's, else local, or the token's owner]",
     ),
     PRIVATE,
     PATIENCE,
@@ -165,7 +165,7 @@ run_options = with_options(
         "--resume",
         cls=RunOption,
         type=click.Choice(["auto"]),
-        help="auto, the default: resume from the newest complete checkpoint, or start from step 0.",
+        help="auto, the default: resume from the newest complete checkpoint, else start at step 0.",
     ),
     click.option("--restart", cls=RunOption, is_flag=True, help="Discard the run so far and start again."),
     OVERWRITE,

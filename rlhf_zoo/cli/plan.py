@@ -32,7 +32,7 @@ def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
     """Connects a command that only reads to the Hubs that `rlhf-zoo run` would read from without --hub.
 
     Args:
-        needed: Whether the recipe names anything on a Hub. If not, no Hub is started.
+        needed: Whether the recipe names anything on a Hub. If not, the command connects to no Hub.
         source: The value of --source_hub.
     """
     from ..hub.client.connect import DEFAULT_HUB
@@ -45,9 +45,11 @@ def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
 @click.command(cls=RecipeCommand)
 @RECIPE
 @click.option("--gpu", help="h100:8, rtx4090, 24gb:2, cpu, …  [default: this machine's, else the recipe's]")
-@click.option("--lora", is_flag=True, help="Assume that every stage trains LoRA adapters on weights in bfloat16.")
-@click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="Also assume that these weights are in 4 bits.")
-@click.option("--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Tokens of the longest prompt.")
+@click.option("--lora", is_flag=True, help="Assume LoRA adapters on weights in bfloat16, in every stage.")
+@click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="Assume LoRA adapters on weights in 4 bits.")
+@click.option(
+    "--prompt_length", "--prompt-length", type=click.IntRange(min=1), help="Number of tokens of the longest prompt."
+)
 @click.option("--detail", is_flag=True, help="Also show the memory of each phase and of each model.")
 @SOURCE_HUB
 @json_option()
@@ -177,12 +179,12 @@ def _print_tables(stage: StagePlan) -> None:
 def print_plan_line(
     recipe: Recipe, flags: Mapping[str, Mapping[str, Any]], *, hub: Hub, stage: str | None = None
 ) -> None:
-    """Prints the plan of a command that is about to train, in one line on stderr. Never raises ZooError.
+    """Prints the plan of a command that is about to train, in one line on stderr. A ZooError is printed, not raised.
 
     Args:
         recipe: The recipe.
         flags: The flags by stage.
-        hub: Where the command finds models.
+        hub: The Hub of the models.
         stage: The only stage that will run; None for all.
     """
     from ..modeling import distributed

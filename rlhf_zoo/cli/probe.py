@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     "--against",
     required=True,
     type=UserPath(exists=True, dir_okay=False),
-    help="Completions of the SFT model for the same prompts, in another file.",
+    help="File with the SFT model's completions of the same prompts.",
 )
 @click.option("--model", help="The SFT model, a folder or NAMESPACE/NAME[@TAG]: two probes read its log-probabilities.")
 @click.option("--device", help="Where the model runs, such as cpu or cuda:1.  [default: the accelerator, else cpu]")
@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     "--labeled",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="Labeled pairs that check the column judge: prompt, chosen, rejected, judge_chosen, judge_rejected.",
+    help="File of labeled pairs that check the judge: prompt, chosen, rejected, judge_chosen, judge_rejected.",
 )
 @click.option(
     "--own_pairs",
     "--own-pairs",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="Labeled pairs of completions in the two files, which have the judge's scores: prompt, chosen, rejected.",
+    help="File of labeled pairs of completions that the two files hold with judge scores: prompt, chosen, rejected.",
 )
 @HUB
 @SOURCE_HUB
@@ -86,11 +86,11 @@ def probe(
 ) -> None:
     """Test completions of any trainer for a hacked reward, and give the verdict.
 
-    They are compared with those of the SFT model.
+    The completions are compared with those of the SFT model.
 
-    COMPLETIONS is a file of JSON lines, a JSON array or Parquet, with prompt and completion, as TRL, OpenRLHF or verl
-    write them (or input and output), and optionally reward (or score), judge, logprobs of the tokens under the SFT
-    model, and group, the same for prompts that ask the same.
+    COMPLETIONS is a file of JSON lines, a JSON array or Parquet, as TRL, OpenRLHF or verl write it. Its columns are
+    prompt and completion (or input and output). Optional columns are reward (or score), judge, logprobs (of the tokens
+    under the SFT model), and group (the same for prompts that ask the same).
 
     \b
     Example:
@@ -164,7 +164,7 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
 
 
 def _judge_lines(result: RolloutFindings) -> list[str]:
-    """Returns sentences on how the judge orders pairs of known order."""
+    """Returns sentences on how well the judge orders labeled pairs."""
     check = result.judge_check
     lines = []
     for pairs, part in (("labeled pairs", check and check.labeled), ("own pairs", check and check.own)):

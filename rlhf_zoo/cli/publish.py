@@ -19,7 +19,7 @@ from .options import OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 def card(run: Path, step: int | None) -> None:
     """Write the cards of a run again, from its directory alone.
 
-    RUN is a run's directory, or that of one of its stages.
+    RUN is the directory of a run, or of one of its stages.
 
     \b
     Example:
@@ -30,16 +30,16 @@ def card(run: Path, step: int | None) -> None:
 
     for folder in stage_directories(run):
         StageRecord(folder).check_own()
-        # A stage's directory is inside that of its run, which training locks.
+        # Training locks the directory of the run, which contains the directories of its stages.
         with locked(folder.absolute().parent if folder.name in STAGES else folder):
             click.echo(str(make_card(folder, step=step)))
 
 
 @click.command()
 @click.argument("run", type=UserPath())
-@click.option("--resume", is_flag=True, help="Send the rest of what training was to publish, to the same Hub.")
+@click.option("--resume", is_flag=True, help="Send what training was to publish and has not sent yet, to the same Hub.")
 @click.option("--hub", help="'local' or an address.  [default: as for the training commands]")
-@click.option("--namespace", help="Publish under this name.  [default: local, or the token's owner]")
+@click.option("--namespace", help="User or organization to publish under.  [default: local, or the token's owner]")
 @PRIVATE
 @PATIENCE
 @OVERWRITE
@@ -54,10 +54,10 @@ def push(
     base: str | None,
     **options: Any,
 ) -> None:
-    """Send what a run saved and the Hub does not have yet.
+    """Send the checkpoints and cards of a run that the Hub does not have yet.
 
-    Checkpoints go in the order in which they were saved, with their cards. --resume sends the stages that training
-    was to publish, to the Hub and the namespace chosen then.
+    RUN is the directory of a run, or of one of its stages. Checkpoints are sent in the order in which they were saved.
+    With --resume, the stages that training was to publish go to the Hub and namespace that were chosen for it.
 
     \b
     Example:
@@ -78,7 +78,7 @@ def push(
         destination = next((document["publish"] for document in documents if document.get("publish")), None)
         if destination is None:
             raise ZooError(f"{run} was not to be published: leave --resume out, and name a Hub with --hub.")
-        sends_token = "://" in str(destination["hub"])  # a forged address would get the user's token
+        sends_token = "://" in str(destination["hub"])  # a forged address would receive the user's token
         if sends_token and not all(StageRecord(folder).is_own() for folder in folders):
             raise ZooError(
                 f"{run} was not written by your rlhf-zoo, or was changed since, and names {destination['hub']} as the "

@@ -10,7 +10,7 @@ import click
 from ..errors import ZooError
 from .open_run import open_hub
 from .options import HUB, UserPath, json_option
-from .tables import print_json, say, table
+from .tables import print_json, print_text, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -22,7 +22,7 @@ _SHOWN_FILES = 5
 @click.command()
 @click.argument("repository", metavar="REPOSITORY[@REVISION]")
 @click.option("--output_dir", "--output-dir", type=UserPath(), help="Folder for the files.")
-@click.option("--list", "listing", is_flag=True, help="Show its checkpoints with reward and KL; fetch nothing.")
+@click.option("--list", "listing", is_flag=True, help="List the checkpoints with reward and KL; download nothing.")
 @HUB
 @json_option()
 def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | None, as_json: bool) -> None:
@@ -38,7 +38,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
       rlhf-zoo pull local/tiny-world-ppo --list --hub local
     """
     if listing and output_dir is not None:
-        raise ZooError("--list fetches nothing: leave out --output_dir.")
+        raise ZooError("--list downloads nothing: leave out --output_dir.")
     if listing and "@" in repository:
         raise ZooError(f"--list shows all checkpoints: write {repository.partition('@')[0]} without a revision.")
     with open_hub(hub, push_to_hub=False) as connected:
@@ -51,7 +51,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected), hub=connected.name)
         _print_notes(pulled, repository.partition("@")[2])
         if not as_json:
-            say(str(pulled.path))
+            print_text(str(pulled.path))
             return
         names = ("repo", "revision", "commit", "path", "files", "bytes", "refetched", "unrelated")
         document = {name: getattr(pulled, name) for name in names}
@@ -60,15 +60,15 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
 
 
 def _print_notes(pulled: Pulled, revision: str) -> None:
-    """Prints to stderr what the user should know besides the path. `revision` is the one that was asked for."""
+    """Prints to stderr what the user should know besides the path. `revision` is the requested revision."""
     if revision and pulled.revision != revision:  # other programs need the tag
-        say(f"{revision} is the tag {pulled.revision}.", err=True)
+        print_text(f"{revision} is the tag {pulled.revision}.", err=True)
     if pulled.outage is not None:
-        say(f"The Hub does not answer ({pulled.outage}): this is the copy in the cache.", err=True)
+        print_text(f"The Hub does not answer ({pulled.outage}): this is the copy in the cache.", err=True)
     if pulled.refetched:
-        say(f"Differed from this revision and were fetched again: {_first_names(pulled.refetched)}", err=True)
+        print_text(f"Differed from this revision and were fetched again: {_first_names(pulled.refetched)}", err=True)
     if pulled.unrelated:
-        say(f"Not part of this revision and left untouched: {_first_names(pulled.unrelated)}", err=True)
+        print_text(f"Not part of this revision and left untouched: {_first_names(pulled.unrelated)}", err=True)
 
 
 def _first_names(names: list[str]) -> str:

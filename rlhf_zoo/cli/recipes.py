@@ -18,7 +18,7 @@ from .common import run_flags
 from .layout import Group, RecipeCommand
 from .options import RECIPE, SOURCE_HUB, UserPath, json_option
 from .plan import hub_for_reading
-from .tables import print_json, say, table
+from .tables import print_json, print_text, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -84,14 +84,14 @@ def recipes_show(recipe: str) -> None:
     for name in ("recipe", *loaded.stages):
         for path in loaded.sources(name):
             folder = "" if path.parent == loaded.folder else f"{path.parent.name}/"
-            say(f"# {folder}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
+            print_text(f"# {folder}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
 
 
 @recipes.command("copy")
 @RECIPE
 @click.argument("target", type=UserPath())
 def recipes_copy(recipe: str, target: Path) -> None:
-    """Copy a recipe, to edit it.
+    """Copy a recipe into a new folder, to edit it.
 
     \b
     Example:
@@ -155,7 +155,7 @@ def _check_on_hub(
 
     last_hub = hub.source or hub
     failure = last_hub.outage()
-    if failure is not None:  # try a Hub that does not answer only once, not for each name
+    if failure is not None:  # so that a Hub that does not answer is not tried again for each name
         last_hub = replace(last_hub, offline=True)
         hub = last_hub if hub.source is None else replace(hub, source=last_hub)
     unchecked = {
@@ -220,8 +220,8 @@ def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iter
 def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     """List the keys that a stage takes, in its YAML or as flags.
 
-    Keys of this package come first, then those of trl and transformers. WORD leaves only keys with this word in the
-    name or the meaning.
+    Keys of this package come first, then those of trl and transformers. With WORD, only keys that have it in the name
+    or the meaning are listed.
 
     \b
     Example:
@@ -238,7 +238,7 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
         }
     else:
         keys = dict(declared_keys(stage))
-    rows = [  # argparse, for which trl and transformers write, needs a percent sign twice
+    rows = [  # trl and transformers write help texts for argparse, where %% stands for a percent sign
         [name, key.type, str(key.default), " ".join(key.help.replace("%%", "%").split())]
         for name, key in sorted(keys.items(), key=lambda entry: (not entry[1].own, entry[0]))
         if _matches(word, name, key.help)
@@ -252,8 +252,8 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
 
 
 def _matches(word: str | None, key: str, meaning: str) -> bool:
-    """Whether a key's name holds the word, or its meaning has a word that begins with it."""
+    """Returns whether a key's name contains the word, or its meaning has a word that begins with it."""
     if word is None:
         return True
     name = word.strip("-").replace("-", "_").lower()
-    return name in key.lower() or any(each.startswith(name) for each in re.findall(r"\w+", meaning.lower()))
+    return name in key.lower() or any(other.startswith(name) for other in re.findall(r"\w+", meaning.lower()))

@@ -27,9 +27,9 @@ log = logging.getLogger(__name__)
 def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     """Run every stage of a recipe in miniature, as a test.
 
-    Each stage takes a few steps, on miniatures of its models and data and with a separate Hub. A miniature has the
-    model's configuration class, vocabulary size, special tokens and chat template, and the data's columns; its
-    weights are random. Nothing is downloaded. The exit code is 1 if a stage fails.
+    Each stage takes a few steps, on miniatures of its models and data, with a Hub of its own. A miniature model has the
+    configuration class, vocabulary size, special tokens and chat template of the model, and random weights. Miniature
+    data have the columns of the data. Nothing is downloaded. The exit code is 1 if a stage fails.
 
     \b
     Example:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     "--ablation",
     metavar="REPO",
     multiple=True,
-    help="Another run from the same SFT checkpoint; may be repeated. Give PPO itself for none.  [default: by recipe]",
+    help="Another run from the same SFT checkpoint; may be repeated. Give PPO itself for none.  [default: those of the "
+    "namespace]",
 )
 @click.option("--private/--public", default=None, help="Visibility.  [default: private if one of its models is]")
 @HUB
@@ -44,8 +45,8 @@ def deploy(
 ) -> None:
     """Make or update a Space with the comparison page: SFT and PPO side by side, with rewards and KL.
 
-    It is one commit, and pins each model to its current commit. If the account may not have Gradio Spaces, the Space
-    becomes a static page of completions that are sampled on this machine.
+    PPO is NAMESPACE/NAME[@TAG]. The Space is written in one commit, and pins each model to its current commit. If the
+    account may not have Gradio Spaces, the Space becomes a static page of completions that this machine samples now.
 
     \b
     Example:
@@ -78,7 +79,7 @@ def deploy(
 
 def _print_result(name: str, deployed: Deployed, models: SpaceModels, hub: Hub) -> None:
     state = "created" if deployed.created else "updated" if deployed.changed else "unchanged"
-    # The embedded Hub stops with this command, so its address would be of no use.
+    # The embedded Hub stops with this command, so nobody could use its address.
     location = f"{name} on the embedded Hub" if hub.kind == "local" else deployed.url
     kind = "a live page" if deployed.sdk == "gradio" else "a static page"
     click.echo(f"Space: {location} ({kind}, {state}, commit {deployed.commit[:10]})")
@@ -105,7 +106,7 @@ def _print_result(name: str, deployed: Deployed, models: SpaceModels, hub: Hub) 
 
 
 def _add_to_collection(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
-    """Puts the Space into its recipe's Collection. Only prints a message if the Hub or token has no Collections."""
+    """Puts the Space into its recipe's Collection; prints a message if the Hub or the token cannot."""
     from ..publishing.collections import collect
 
     if models.recipe is None:
@@ -120,5 +121,5 @@ def _add_to_collection(models: SpaceModels, space: str, hub: Hub, *, private: bo
 space = Group(
     "space",
     commands={"deploy": deploy},
-    help="The comparison page as a Space.\n\n\b\nExample:\n  rlhf-zoo space deploy local/tiny-world-ppo --hub local",
+    help="The comparison page in a Space.\n\n\b\nExample:\n  rlhf-zoo space deploy local/tiny-world-ppo --hub local",
 )

@@ -38,9 +38,9 @@ COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens",
     multiple=True,
     required=True,
     metavar="KEY=LIST",
-    help="Values of a key of PPO: kl_coef=0.02,0.05,0.1. Repeat it for the combinations of several keys.",
+    help="Values of a key of PPO: kl_coef=0.02,0.05,0.1. Repeat the option to combine several keys.",
 )
-@seeds_option("PPO runs of each combination.")
+@seeds_option("Number of PPO runs of each combination.")
 @run_options
 @LM_EVAL
 @json_option("Print overview.json at the end instead of a table.")
@@ -48,10 +48,10 @@ COLUMNS = {"reward": "reward", "judge": "judge", "kl": "KL", "length": "tokens",
 def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as_json: bool, **options: Any) -> None:
     """Train PPO under every combination of values and seeds, and compare the runs.
 
-    SFT and reward model are the recipe's own and are trained once. The chosen checkpoint of each run becomes a tag of
-    RECIPE-ppo, such as kl-coef-0.05-seed-2, which `rlhf-zoo pull` and `compare` take. After Ctrl-C run the same command
-    to resume; finished runs are not trained again. Figures are means over PPO's seeds with their range, or, from five
-    seeds on, with the 95% interval of the mean. Other keys are flags as for `rlhf-zoo run`.
+    All runs share the recipe's SFT policy and reward model. The chosen checkpoint of each run becomes a tag of
+    RECIPE-ppo, such as kl-coef-0.05-seed-2, for `rlhf-zoo pull` and `compare`. After Ctrl-C run the same command to
+    resume; finished runs are not trained again. Figures are means over PPO's seeds with their range, or with the 95%
+    interval of the mean from five seeds on. Other keys are flags as for `rlhf-zoo run`.
 
     \b
     Example:
@@ -89,7 +89,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
 @click.command(cls=RecipeCommand)
 @RECIPE
 @click.option("--kl_coef", "--kl-coef", "kl_coef", required=True, metavar="LIST", help="Values of β: 0,0.02,0.1,0.5.")
-@seeds_option("PPO runs of each value.")
+@seeds_option("Number of PPO runs of each value.")
 @run_options
 @json_option("Print overview.json at the end instead of a table.")
 @click.pass_context
@@ -106,10 +106,10 @@ def ablate(
 ) -> None:
     """Train PPO under several KL penalties and compare the runs.
 
-    Each run is published as RECIPE-kl-coef-VALUE-ppo, and `rlhf-zoo compare` on one of them has a slider over all. SFT
-    and reward model are the recipe's own, in the same run directory; finished models are not trained again. Other keys
-    are flags as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with their range. Runs are
-    compared at their last step; --ppo.release recommended compares the steps that their verdicts recommend.
+    Each run is published as RECIPE-kl-coef-VALUE-ppo. `rlhf-zoo compare` on one of them has a slider over all of them.
+    All runs share the recipe's SFT policy and reward model; finished models are not trained again. Other keys are flags
+    as for `rlhf-zoo run`. With --seeds, figures are means over PPO's seeds, with their range. Runs are compared at
+    their last step, or with --ppo.release recommended at the steps that their verdicts recommend.
 
     \b
     Example:
@@ -122,7 +122,7 @@ def ablate(
     loaded, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
     _check_ppo(loaded, "ablate")
     values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
-    # What a penalty does shows at the end: a recommended step may lie before the reward is hacked.
+    # The last step shows what a penalty does: a recommended step may come before the reward is hacked.
     flags = with_keys(flags, "ppo", {"release": flags.get("ppo", {}).get("release", "last")})
     with locked(run), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
         from rich.console import Console
@@ -159,11 +159,11 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
     """Reads the options --grid.
 
     Args:
-        options: Their values, such as ["kl_coef=0.02,0.05"].
+        options: The values of the options, such as ["kl_coef=0.02,0.05"].
         flags: The other flags of PPO.
 
     Returns:
-        Key -> its values, each once.
+        The values of each key, without repetitions.
 
     Raises:
         ZooError: A key is not a key of PPO, has a wrong value, or is given twice.
@@ -188,7 +188,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
 
 
 def _key_types(keys: Iterable[str]) -> dict[str, Any]:
-    """The types of PPO's keys. Imports the dataclass, which is slow, only for a type that its source does not say."""
+    """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source lacks a type."""
     from ..runs.settings.declared import declared_keys
 
     declared = {key: entry.hint for key, entry in declared_keys("ppo").items()}
@@ -222,11 +222,11 @@ def _check_key(key: str, flags: Mapping[str, Any]) -> None:
 
 
 def read_values(key: str, text: str, *, flags: Mapping[str, Any]) -> dict[str, list[float]]:
-    """Reads the option of an ablation as a grid.
+    """Reads the option of an ablation as a grid with one key.
 
     Args:
         key: A key of PPO whose values are numbers.
-        text: Its values, such as "0,0.02,0.1".
+        text: The value of the option, such as "0,0.02,0.1".
         flags: The other flags of PPO.
 
     Raises:
@@ -245,7 +245,7 @@ def _check_ppo(recipe: Recipe, verb: str) -> None:
 
 
 def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> None:
-    """Prints a table of figures over seeds and verdicts, one row per setting, and then the probes that fire."""
+    """Prints a table of figures and verdicts, one row per setting, and then the probes that fire."""
     from rich.table import Table
 
     from ..pipeline.experiments.runner import group_by_setting

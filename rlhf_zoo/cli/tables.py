@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Columns that users copy from; their cells stay on one line.
 COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "step")
-#: A table never breaks a word of up to this many letters.
+#: A table never breaks a word of at most this many letters.
 UNBROKEN = 16
 
 
@@ -29,11 +29,11 @@ def print_json(document: object) -> None:
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
-def say(text: str, *, err: bool = False) -> None:
+def print_text(text: str, *, err: bool = False) -> None:
     """Prints text that may contain names or answers from outside, with terminal control characters escaped.
 
     Args:
-        text: Such text.
+        text: The text.
         err: Whether to print to stderr.
     """
     click.echo(printable(text), err=err)
@@ -43,7 +43,7 @@ def stdout_console(min_width: int) -> Console:
     """Returns a console for stdout.
 
     Args:
-        min_width: The least width in columns of a file or a pipe, which has no width of its own.
+        min_width: Minimum width in columns if stdout is a file or a pipe, which has no width of its own.
     """
     from rich.console import Console
 
@@ -64,12 +64,12 @@ def interval(estimate: Mapping[str, Any], *, digits: int = 2, sign: str = "") ->
 
 
 def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
-    """Prints a table that breaks lines between words. On a terminal that is too narrow it loses its padding.
+    """Prints a table that breaks lines between words. On a terminal that is too narrow, it has no padding.
 
     Args:
         title: The title above the table; "" for none.
         columns: The column headings.
-        rows: The rows, with cells as text.
+        rows: The rows, as lists of cells.
     """
     from rich import box
     from rich.cells import cell_len
@@ -100,7 +100,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         title=printable(title) or None, box=box.SIMPLE_HEAD, padding=0 if compact else (0, 1), show_edge=not compact
     )
     widths = dict(enumerate(min_widths))
-    # Columns that need the least come first, so that what they do not use goes to the wide ones.
+    # Columns that need the least space come first, so that the wide columns get what those leave.
     for position, index in enumerate(sorted(widths, key=lambda index: full_widths[index] - min_widths[index])):
         extra = min(full_widths[index] - min_widths[index], spare // (len(columns) - position))
         widths[index] += extra

@@ -99,8 +99,8 @@ def stage_command(stage: Stage) -> click.Command:
 def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> None:
     """Run every check of PPO that needs no training.
 
-    The exit code is 2 if one fails. It takes the flags of `rlhf-zoo ppo`, writes nothing into the run directory and
-    publishes nothing.
+    The exit code is 2 if a check fails. The command takes the flags of `rlhf-zoo ppo`, writes nothing into the run
+    directory and publishes nothing.
 
     \b
     Example:
@@ -242,7 +242,7 @@ def _show_rounds(rounds: Sequence[Mapping[str, Any]]) -> None:
 def _next_steps(context: RunContext) -> list[str]:
     from ..runs.checkpoint_choice import is_best
 
-    # In an environment that make built, the program may not be on the PATH.
+    # The program of an environment that make built may not be on the PATH.
     program = Path(sys.argv[0])
     not_on_path = program.name == "rlhf-zoo" and shutil.which(program.name) is None
     zoo = shlex.quote(os.path.relpath(program)) if not_on_path else "rlhf-zoo"

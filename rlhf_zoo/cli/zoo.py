@@ -13,7 +13,7 @@ from ..runs.registry import STAGES
 from .common import check_namespace
 from .open_run import open_hub
 from .options import HUB, UserPath, json_option
-from .tables import print_json, say, table
+from .tables import print_json, print_text, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
@@ -24,11 +24,15 @@ _README = "recipes/README.md"
 
 
 @click.command()
-@click.option("--namespace", help="User or organization.  [default: local, or the token's owner]")
+@click.option("--namespace", help="A user or organization.  [default: local, or the token's owner]")
 @click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
 @click.option("--recipe", help="Only models of this recipe.")
-@click.option("--base", help="Only models that started from this one, NAMESPACE/NAME or NAME.")
-@click.option("--sort", type=click.Choice(_SORT_KEYS), help="The best or newest first.  [default: by recipe and stage]")
+@click.option("--base", help="Only models that started from this model, NAMESPACE/NAME or NAME.")
+@click.option(
+    "--sort",
+    type=click.Choice(_SORT_KEYS),
+    help="Sort by this column, best or newest first.  [default: by recipe and stage]",
+)
 @click.option("--reverse", is_flag=True, help="Reverse the order.")
 @HUB
 @json_option("Print JSON, with 95% intervals and sample sizes.")
@@ -115,7 +119,7 @@ def _show(namespace: str, entries: list[Entry], *, why_none: str) -> None:
     table(namespace, ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"], rows)
     for entry in entries:
         if entry.note:
-            say(f"{entry.repo}: {entry.note}", err=True)
+            print_text(f"{entry.repo}: {entry.note}", err=True)
     if any(figure and not figure.held_out for entry in entries for figure in (entry.reward, entry.kl)):
         click.echo("* the last value that training logged; the others are on held-out prompts", err=True)
 
@@ -140,4 +144,4 @@ def _make_collections(entries: list[Entry], namespace: str, hub: Hub) -> None:
         with refusals_as(f"The Spaces of {namespace} cannot be listed on {hub.name}", "try again later."):
             spaces = [space.id for repo in ppo for space in hub.api().list_spaces(author=namespace, models=repo)]
         slug = collect(recipe, namespace, repos, next(iter(spaces), None), hub=hub)
-        say(f"Collection of {recipe}: {slug}", err=True)
+        print_text(f"Collection of {recipe}: {slug}", err=True)

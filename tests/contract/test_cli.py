@@ -209,7 +209,7 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
         ("run tiny-world --hub embedded", "--hub is 'embedded': use 'local' or an address"),
         ("run tiny-world --namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
         ("compare x --port seven", "Invalid value for '--port': 'seven' is not a valid integer"),
-        ("card nowhere", "No run in nowhere: pass one such as runs/tiny-world."),
+        ("card nowhere", "There is no run in nowhere: pass a run directory, such as runs/tiny-world."),
     ],
 )
 def test_mistakes_found_at_once(tmp_path, arguments, message):

@@ -327,7 +327,7 @@ def test_what_a_user_reads(here, there, tmp_path):
     lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == STEPS + 4 and lines[0].startswith("[1/8] ") and lines[-1].startswith("[8/8] ")
     assert lines[1].endswith(" Step 0: 2 files (0.1 MB), 0 deleted")
-    assert f"{there.url}/{TARGET} holds {SOURCE}: 8 commits were sent now" in " ".join(done.stdout.split())
+    assert f"{there.url}/{TARGET} holds {SOURCE}: 8 new commits were sent" in " ".join(done.stdout.split())
     assert "still name parents and commits of the embedded Hub" in done.stdout
     assert there.token not in done.stdout + done.stderr
     done = zoo(*arguments, *to, "--json", home=tmp_path / "user", RLHF_ZOO_HUB_TOKEN=there.token)

@@ -157,7 +157,7 @@ def test_a_users_own_files(at_module_hub, commits, tmp_path, pull):
     with pytest.raises(ZooError, match=r"config\.json exists, and .* was not written by a pull of"):
         pull(f"{REPO}@4", "--output_dir", "mine")
     assert tree(tmp_path / "mine") == digests({"config.json": b"my own"})
-    with pytest.raises(ZooError, match="--list fetches nothing: leave out --output_dir"):
+    with pytest.raises(ZooError, match="--list downloads nothing: leave out --output_dir"):
         pull(REPO, "--list", "--output_dir", "out")
 
     assert pull(f"{REPO}@4", "--output_dir", "out").exit_code == 0

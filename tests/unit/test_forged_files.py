@@ -13,7 +13,7 @@ from rlhf_zoo.app.page import held_out, subject
 from rlhf_zoo.cli import main
 from rlhf_zoo.cli.lineage import lineage
 from rlhf_zoo.cli.publish import card
-from rlhf_zoo.cli.tables import print_json, say, table
+from rlhf_zoo.cli.tables import print_json, print_text, table
 from rlhf_zoo.errors import PrintableFormatter, ZooError
 from rlhf_zoo.fileio import MAX_DEPTH, MAX_JSON, parse_json, read_json
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
@@ -134,7 +134,7 @@ def test_no_text_controls_the_terminal(capsys: pytest.CaptureFixture[str]) -> No
     written = capsys.readouterr().out
     assert json.loads(written) == {CONTROLS: CONTROLS, "é": "日本"} and "日本" in written
     table(CONTROLS, [CONTROLS], [[CONTROLS]])
-    say(CONTROLS, err=True)
+    print_text(CONTROLS, err=True)
     with pytest.raises(SystemExit) as end:
         main._fail(f"{CONTROLS}.")
     shown = capsys.readouterr()
