@@ -1,4 +1,4 @@
-"""How often a reward model ranks the right completion first among several, measured on your own pairs.
+"""Measures how often a reward model ranks the right completion first among several, on the run's own pairs.
 
 RewardBench 2 uses one chosen and three rejected completions per prompt, so random guessing is right in a quarter of the
 cases, not in half of them as with pairs (Malik et al. 2025, arXiv:2506.01937). A pair has only one rejected completion.

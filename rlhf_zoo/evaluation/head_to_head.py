@@ -99,7 +99,7 @@ class HeadToHead:
             "difference": self._difference(),
             "win_rate": headline["win_rate"],
             "win_rate_at_equal_length": self._win_rate_at_equal_length(),
-            # SFT against itself: a win rate near ½, whose distance from ½ shows the noise.
+            # SFT against itself: its win rate differs from ½ only by noise.
             "control": headline["control"],
         }
         # Without a training reward, the judge has nothing to agree with.

@@ -2,7 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +21,8 @@ SIDES = ("chosen", "rejected")
 class _Scores:
     """The scores of the texts in the rollouts: (prompt, text) -> all scores of that text."""
 
-    judge: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=lambda: defaultdict(list))
-    reward: Mapping[tuple[str, str], Sequence[float]] = field(default_factory=lambda: defaultdict(list))
+    judge: Mapping[tuple[str, str], Sequence[float]]
+    reward: Mapping[tuple[str, str], Sequence[float]]
 
     @classmethod
     def of(cls, sides: Sequence[Completions]) -> "_Scores":

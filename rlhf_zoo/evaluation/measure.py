@@ -44,7 +44,7 @@ from .judges.scalar import FunctionJudge, Judge
 from .reward_reading import reading_of
 
 MAX_COMPLETIONS = 64  # completions whose logits are in memory at once
-MAX_LOGITS = 2**28  # logits of one policy that are in memory at once; with a large vocabulary, this is the lower limit
+MAX_LOGITS = 2**28  # logits of one policy that are in memory at once; the tighter limit if the vocabulary is large
 
 
 def rows_at_once(policy: PreTrainedModel, tokens: int) -> int:

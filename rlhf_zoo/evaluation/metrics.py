@@ -37,7 +37,6 @@ def metric_folder(name: str) -> Path:
     if name not in METRICS:
         hint = did_you_mean(name, METRICS) or f": there are {', '.join(METRICS)}."
         raise ZooError(f"There is no metric {name!r}{hint}")
-    # The wheel holds the files under `_metrics`, a checkout beside the package.
     package = Path(__file__).parents[1]
     folder = next(
         (root / name for root in (package / "_metrics", package.parent / "metrics") if (root / name).is_dir()), None
@@ -103,7 +102,7 @@ def win_rate_of_scores(
     Raises:
         ValueError: Lengths differ, there are no rows, or a score is not finite.
     """
-    a, b = _checked_pair(ours, theirs, ("predictions", "references"))
+    a, b = _checked_pair(ours, theirs)
     return win_rate(a, b, _groups(prompts, len(a)), tolerance=tolerance)
 
 
@@ -121,9 +120,9 @@ def preference_accuracy(chosen: ArrayLike, rejected: ArrayLike, prompts: Sequenc
     Raises:
         ValueError: Lengths differ, there are no pairs, or a score is not finite.
     """
-    good, bad = _checked_pair(chosen, rejected, ("predictions", "references"))
-    # With ties as half right, a model that scores all texts alike would get one half.
-    right = good > bad
+    chosen_scores, rejected_scores = _checked_pair(chosen, rejected)
+    # If ties counted one half, a model that scores all texts alike would get one half.
+    right = chosen_scores > rejected_scores
     if prompts is None:
         return proportion(int(right.sum()), len(right))
     return share(right.astype(float), _groups(prompts, len(right)))
@@ -251,9 +250,9 @@ def _groups(prompts: Sequence[Hashable] | None, size: int) -> list[Hashable]:
     return list(prompts)
 
 
-def _checked_pair(a: ArrayLike, b: ArrayLike, names: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+def _checked_pair(predictions: ArrayLike, references: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     sides = []
-    for side, name in zip((a, b), names, strict=True):
+    for side, name in ((predictions, "predictions"), (references, "references")):
         values = np.asarray(side, dtype=float)
         if values.ndim != 1 or len(values) == 0:
             raise ValueError(f"The {name} must be a flat list of at least one number, not of shape {values.shape}.")
@@ -263,6 +262,6 @@ def _checked_pair(a: ArrayLike, b: ArrayLike, names: tuple[str, str]) -> tuple[n
         sides.append(values)
     if len(sides[0]) != len(sides[1]):
         raise ValueError(
-            f"There are {len(sides[0])} {names[0]} and {len(sides[1])} {names[1]}: each row needs both of them."
+            f"There are {len(sides[0])} predictions and {len(sides[1])} references: each row needs both of them."
         )
     return sides[0], sides[1]

@@ -3,7 +3,7 @@
 Two prompts are near-duplicates if their normal forms are equal. The normal form leaves out only what does not change
 the question: case, white space, punctuation at the end of a word, an article or another determiner before a word, and
 `please` at the start. "My phone's battery" becomes "battery of phone". Every other word, number and sign counts, in
-order, so prompts of one template that ask different questions stay apart. The overlap of n-grams would not tell: "the
+order, so prompts of one template that ask different questions stay apart. The overlap of n-grams would not work: "the
 price of our chair" shares more n-grams with "the price of our table" than with "my chair's price".
 """
 
@@ -151,7 +151,7 @@ def check_labels(prompts: Sequence[str], labels: Sequence[object], where: str) -
     Args:
         prompts: (N,) a key for each prompt.
         labels: (N,) the group of each prompt.
-        where: Names the source of the labels, as the subject of the error message.
+        where: The source of the labels, as the subject of the error message.
 
     Raises:
         ZooError: A group is neither text nor a whole number, or a prompt has two groups.

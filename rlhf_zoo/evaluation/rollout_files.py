@@ -61,7 +61,7 @@ def read_rollouts(source: Rollouts, *, reward: str | None = None, name: str = "t
         rows[where] = _parse_row(document, names, where)
         unread_numbers |= {key for key, value in document.items() if finite(value)} - set().union(*names.values())
     if not rows:
-        raise ZooError(f"{name} holds no completions: write one JSON object a line, with prompt and completion.")
+        raise ZooError(f"{name} holds no completions: write one JSON object per line, with prompt and completion.")
     columns: dict[str, list[Any] | None] = {}
     for column in names:
         # A column in some rows only is an error: those rows would be compared with all rows of the other side.
@@ -152,7 +152,7 @@ def _documents(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
                 return
             yield from _numbered(_parsed(lines.read(), str(path)), str(path))
     except UnicodeDecodeError as error:
-        raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object a line.") from error
+        raise ZooError(f"{path} is not UTF-8 ({error.reason}): write one JSON object per line.") from error
     except OSError as error:
         raise ZooError(
             f"{path} cannot be read ({error.strerror}): give a file of JSON lines, a JSON array or Parquet."
@@ -184,7 +184,7 @@ def _parsed(text: str, where: str) -> Any:
         return parse_json(text)
     except ValueError as error:
         reason = f"{error.msg}, character {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else str(error)
-        raise ZooError(f"{where} is not JSON ({reason[:80]}): write one object a line, or one array.") from error
+        raise ZooError(f"{where} is not JSON ({reason[:80]}): write one object per line, or one array.") from error
 
 
 def _object(document: Any, name: str, where: str) -> Mapping[str, Any]:

@@ -244,7 +244,7 @@ def _mark_right_answers(policy: Completions, sft: Completions) -> tuple[Completi
 
 
 def _prompt_means(columns: list[np.ndarray] | None, row_numbers: Sequence[np.ndarray]) -> list[np.ndarray | None]:
-    """Averages the policy's and SFT's values by prompt, given the number of each row's prompt; [None, None] if None."""
+    """Averages the policy's and SFT's values by prompt, given each row's prompt number; [None, None] without values."""
     if columns is None:
         return [None, None]
     return [

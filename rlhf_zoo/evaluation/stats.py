@@ -129,7 +129,7 @@ def bootstrap_mean(values: ArrayLike, groups: Sequence[Hashable], *, seed: int, 
 
     Args:
         values: (N,) numbers.
-        groups: (N,) the prompt of each value.
+        groups: (N,) the group of each value, such as its prompt.
         seed: Seed of the resamples.
         resamples: Number of resamples.
 

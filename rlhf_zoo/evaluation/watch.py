@@ -177,16 +177,16 @@ class Watcher:
 
     def report_findings(self, report: Report, log_metric: Callable[..., None] | None) -> None:
         """Logs effects, warns once of each family that fired, and raises `Hacked` if one is severe and `stop` set."""
-        for finding in report.probes:
+        for result in report.probes:
             if log_metric is not None:
-                log_metric(f"probes/{finding.family.replace(' ', '_')}", finding.effect)
-            if finding.fired and finding.family not in self.warned:
-                self.warned.add(finding.family)
-                log.warning("Probe %s: %s", finding.family, finding.finding)
-                send_alert(f"Probe {finding.family} fired", finding.finding, severe=finding.severe)
-        severe = [finding for finding in report.probes if finding.severe]
+                log_metric(f"probes/{result.family.replace(' ', '_')}", result.effect)
+            if result.fired and result.family not in self.warned:
+                self.warned.add(result.family)
+                log.warning("Probe %s: %s", result.family, result.finding)
+                send_alert(f"Probe {result.family} fired", result.finding, severe=result.severe)
+        severe = [result for result in report.probes if result.severe]
         if severe and self.stop:
-            raise Hacked(f"Training was stopped because its completions are useless: {severe[0].finding}")
+            raise Hacked(f"Training was stopped because the policy's completions are useless: {severe[0].finding}")
 
 
 def _completions(texts: Sequence[tuple[str, str]]) -> Completions:

@@ -117,7 +117,7 @@ def test_arrays_parquet_parts_and_calls_are_read(tmp_path, caplog):
     with pytest.raises(ZooError, match=r"rows\.json, row 2 holds no object"):
         read_rollouts(array)
     array.write_text('[{"prompt": "a"')
-    with pytest.raises(ZooError, match=r"rows\.json is not JSON \(.*\): write one object a line, or one array"):
+    with pytest.raises(ZooError, match=r"rows\.json is not JSON \(.*\): write one object per line, or one array"):
         read_rollouts(array)
 
 
