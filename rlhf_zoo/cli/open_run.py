@@ -113,7 +113,7 @@ def run_context(
         reload_clients()
         yield replace(context, publish=False), None
         return
-    before = dict(os.environ)
+    old_environment = dict(os.environ)
     loaded, directory = resolve_run(recipe, output_dir=output_dir, namespace=namespace)
     to_lock = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
@@ -130,8 +130,8 @@ def run_context(
             **options,
         ) as run,
     ):
-        names = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
-        changed = {name: os.environ.get(name) for name in names}
+        names = old_environment.keys() | os.environ.keys()
+        changed = {name: os.environ.get(name) for name in names if old_environment.get(name) != os.environ.get(name)}
         context, _ = run
         # `replace` makes a copy without the settings that this process has cached.
         distributed.from_main_process(lambda: (replace(context), changed))

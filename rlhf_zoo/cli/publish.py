@@ -77,7 +77,7 @@ def push(
     if resume:
         destination = next((document["publish"] for document in documents if document.get("publish")), None)
         if destination is None:
-            raise ZooError(f"{run} was not to be published: leave --resume out, and name a Hub with --hub.")
+            raise ZooError(f"{run} was trained without publishing: leave --resume out, and name a Hub with --hub.")
         sends_token = "://" in str(destination["hub"])  # a forged address would receive the user's token
         if sends_token and not all(StageRecord(folder).is_own() for folder in folders):
             raise ZooError(

@@ -84,10 +84,10 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
 @contextlib.contextmanager
 def _zoo_home(folder: Path) -> Iterator[None]:
     """Sets RLHF_ZOO_HOME, with its Hub and caches, to a folder; restores the environment at the end."""
-    before = dict(os.environ)
+    old_environment = dict(os.environ)
     os.environ["RLHF_ZOO_HOME"] = str(folder.absolute())
     try:
         yield
     finally:
         os.environ.clear()
-        os.environ.update(before)
+        os.environ.update(old_environment)

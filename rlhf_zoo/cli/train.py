@@ -243,15 +243,15 @@ def _next_steps(context: RunContext) -> list[str]:
     from ..runs.checkpoint_choice import is_best
 
     # The program of an environment that make built may not be on the PATH.
-    program = Path(sys.argv[0])
-    not_on_path = program.name == "rlhf-zoo" and shutil.which(program.name) is None
-    zoo = shlex.quote(os.path.relpath(program)) if not_on_path else "rlhf-zoo"
+    path = Path(sys.argv[0])
+    not_on_path = path.name == "rlhf-zoo" and shutil.which(path.name) is None
+    program = shlex.quote(os.path.relpath(path)) if not_on_path else "rlhf-zoo"
     hub = f" --hub {context.hub.label}"
     last = list(context.recipe.stages)[-1]
-    card = f"{zoo} card {shlex.quote(str(context.directory / last))}"
+    card = f"{program} card {shlex.quote(str(context.directory / last))}"
     if not context.publish:
-        return [card, f"{zoo} push {shlex.quote(str(context.directory))}{hub}"]
+        return [card, f"{program} push {shlex.quote(str(context.directory))}{hub}"]
     repo = context.repo(last)
-    compare = [f"{zoo} compare {repo}{hub}"] if last == "ppo" else []
+    compare = [f"{program} compare {repo}{hub}"] if last == "ppo" else []
     revision = "@best" if is_best(context.record(last)) else ""
-    return [*compare, f"{zoo} pull {repo}{revision}{hub}", card]
+    return [*compare, f"{program} pull {repo}{revision}{hub}", card]

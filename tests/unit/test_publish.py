@@ -341,7 +341,7 @@ def test_push_resume_sends_what_was_to_be_published_to_where_it_was_to_go(thread
     done = zoo("push", "--resume", "run", **env)
     (tmp_path / "home" / "zoo").mkdir(parents=True, exist_ok=True)
     shutil.copy(run_signature.home() / run_signature.KEY_FILE, tmp_path / "home" / "zoo")  # this test wrote the run
-    assert done.returncode == 2 and "run was not to be published: leave --resume out" in done.stderr
+    assert done.returncode == 2 and "run was trained without publishing: leave --resume out" in done.stderr
     publish = {"hub": thread_hub.url, "namespace": "elsewhere", "private": True}
     StageRecord(tmp_path / "run" / "ppo").write(publish=publish)
     done = zoo("push", "--resume", "run", **env)

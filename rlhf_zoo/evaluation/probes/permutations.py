@@ -113,7 +113,7 @@ class Permutations:
 
         Args:
             values: (M, …) a value of each completion.
-            columns: The M completions, by their numbers.
+            columns: (M,) the indices of these completions.
 
         Returns:
             (n, …) sums.
@@ -131,7 +131,7 @@ class Permutations:
 
         Args:
             values: (M, M) a value of each pair.
-            columns: The M completions, by their numbers.
+            columns: (M,) the indices of these completions.
 
         Returns:
             (n,) sums.
