@@ -11,7 +11,7 @@ from rlhf_zoo.modeling.special_tokens import train_tokenizer
 from rlhf_zoo.pipeline.stages.train import train_stage
 from rlhf_zoo.pipeline.stages.trainers import make_trainer
 from rlhf_zoo.publishing import plots
-from rlhf_zoo.publishing.cards.data import DataPart, of_stage
+from rlhf_zoo.publishing.cards.data import DataPart, trained_on
 from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.publishing.cards.parts import Draw, Metric, StageCard
 from rlhf_zoo.runs.context import Publisher, RunContext
@@ -43,7 +43,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 
 def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
-    yield of_stage(facts), [("loss", facts.latest_metrics.get("loss"), "loss of the toy")]
+    yield trained_on(facts), [("loss", facts.latest_metrics.get("loss"), "loss of the toy")]
 
 
 def _draw(facts: StageFacts, draw: Draw) -> None:
@@ -58,7 +58,7 @@ CARD = StageCard(
     json_columns={"loss": "loss"},
     measured=_measured,
     draw=_draw,
-    words=lambda facts: {"toy_loss": facts.latest_metrics.get("loss")},
+    variables=lambda facts: {"toy_loss": facts.latest_metrics.get("loss")},
     unmeasured=lambda facts: ["all but its loss"],
 )
 TOY = Stage(

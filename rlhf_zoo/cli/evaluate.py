@@ -230,7 +230,7 @@ def _policy_keys(ctx: click.Context) -> dict[str, Any]:
 
 def _show(document: Mapping[str, Any]) -> None:
     from ..publishing.cards.markdown import estimate
-    from ..publishing.cards.report import FIGURES, answer_rows, unread
+    from ..publishing.cards.report import FIGURES, answer_rows, unparsed_note
 
     rows, differences = [], []
     for key, title in FIGURES.items():
@@ -266,8 +266,8 @@ def _show(document: Mapping[str, Any]) -> None:
     for name, judge in document["judges"].items():
         if unfit := (judge.get("check") or {}).get("unfit"):
             print_text(f"{name}: {unfit}", err=True)
-        if unreadable := unread(judge):
-            print_text(f"{name}: {unreadable}", err=True)
+        if note := unparsed_note(judge):
+            print_text(f"{name}: {note}", err=True)
         if judge.get("is_training_reward") and not judge.get("checks_answers"):
             click.echo(
                 f"{name} is the policy's own reward: it shows that training worked, not that answers got better.",

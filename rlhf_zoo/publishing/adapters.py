@@ -1,4 +1,4 @@
-"""Makes published adapters name a base model that others can download, and checks early that there is one."""
+"""Writes a downloadable base model into published adapters, and checks before training that there will be one."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ def check_bases(context: RunContext, stage: str, parents: Mapping[str, ParentChe
     Raises:
         ZooError: No Hub has the base.
     """
-    if stage == "sft" or folder_under(context, stage) is not None:
+    if stage == "sft" or local_base(context, stage) is not None:
         check_plan(context, stage)
         return
     base = parents["sft"]
@@ -65,7 +65,7 @@ def check_plan(context: RunContext, stage: str) -> None:
     settings = context.settings(stage)
     if not settings.model.use_peft:
         return
-    if (folder := folder_under(context, stage)) is not None:
+    if (folder := local_base(context, stage)) is not None:
         raise ZooError(
             f"The adapter of the stage {stage} (use_peft) cannot be published, because its base, the model in "
             f"{folder}, is on no Hub: upload it (`hf upload NAMESPACE/NAME {folder}`; for the embedded Hub "
@@ -85,7 +85,7 @@ def check_plan(context: RunContext, stage: str) -> None:
             raise _merged_base_missing(stage, "set push_merged in sft.yaml")
 
 
-def folder_under(context: RunContext, stage: str) -> str | None:
+def local_base(context: RunContext, stage: str) -> str | None:
     """Returns the local folder with the base of a stage's adapter.
 
     Args:
@@ -93,7 +93,7 @@ def folder_under(context: RunContext, stage: str) -> str | None:
         stage: Name of the stage.
 
     Returns:
-        The folder, as the recipe names it. None if the base is no folder, or `push --base` recorded its repository.
+        The folder as the recipe names it; None if the base is not a folder, or `push --base` recorded its repository.
     """
     model = context.settings(stage).model
     name = model.model_name_or_path
@@ -102,7 +102,7 @@ def folder_under(context: RunContext, stage: str) -> str | None:
 
 
 def _is_published(context: RunContext, folder: Path) -> bool:
-    """Whether `name_base` recorded, for a stage of this run, the repository on this Hub with the model of a folder."""
+    """Whether `name_base` recorded a repository on this Hub for the model in a folder."""
     for document in (context.record(stage).read() for stage in STAGES):
         if (document.get("publish") or {}).get("hub") != context.hub.label:
             continue
@@ -113,7 +113,7 @@ def _is_published(context: RunContext, folder: Path) -> bool:
 
 
 def reason_not_to_publish(context: RunContext) -> str | None:
-    """Returns why a run is not published by default: the base of an adapter is a local folder.
+    """Returns why a run is not published by default, namely that the base of an adapter is a local folder.
 
     Args:
         context: The run.
@@ -124,7 +124,7 @@ def reason_not_to_publish(context: RunContext) -> str | None:
     for stage, keys in context.recipe.stages.items():
         if not {**keys, **context.flags.get(stage, {})}.get("use_peft"):
             continue
-        if (folder := folder_under(context, stage)) is not None:
+        if (folder := local_base(context, stage)) is not None:
             return (
                 f"the base of the adapter of the stage {stage}, the model in {folder}, is on no Hub. Once it is, "
                 f"`rlhf-zoo push {shlex.quote(str(context.directory))} --base NAMESPACE/NAME` publishes the run."
@@ -136,8 +136,8 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
     """Records the repository of a local model that is the base of a run's adapters.
 
     Args:
-        context: The run, on the Hub that it is sent to.
-        stages: The stages that are sent.
+        context: The run, with the Hub to publish to.
+        stages: The stages to publish.
         name: NAMESPACE/NAME[@REVISION] of the model.
 
     Raises:
@@ -157,7 +157,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             if base is None or role not in ("base", "sft"):
                 continue
             hub, commit = ask(repo, context.hub, commit_on)
-            # The weights must be equal, because the adapter was trained on those in the folder.
+            # The adapter was trained on the weights in the folder, so the repository must have the same.
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS_SUFFIX}")}
             remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))
             equal = {
@@ -178,7 +178,7 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
 
 
 def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | None:
-    """Returns the folder of a parent, if it is the base of the stage's adapters."""
+    """Returns the local folder that the stage's adapters have as their base; None if `parent` is not that base."""
     for checkpoint in record.checkpoints() if parent.get("folder") else ():
         if (checkpoint / ADAPTER_CONFIGS[0]).is_file():
             base = Path(read_json(checkpoint / ADAPTER_CONFIGS[0]).get("base_model_name_or_path") or "")
@@ -194,7 +194,7 @@ def _merged_base_missing(stage: str, remedy: str) -> ZooError:
 
 
 def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, folder: Path) -> dict[str, Path | None]:
-    """Writes the files that replace a checkpoint's own when it is published.
+    """Writes files that replace those of a checkpoint when it is published.
 
     Adapters name their base by repository, push_dtype rounds the weights, and push_critic may leave out the critic.
 
@@ -205,7 +205,7 @@ def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, f
         folder: Folder to write the changed files into.
 
     Returns:
-        Path in the repository -> the file in `folder` to send; None for a file that is not sent.
+        Path in the repository -> the file to send instead; None for a file to leave out.
 
     Raises:
         ZooError: The base of an adapter is on no Hub.
@@ -226,10 +226,10 @@ def file_overrides(context: RunContext, record: StageRecord, checkpoint: Path, f
 def _write_adapter_configs(
     context: RunContext, document: Mapping[str, Any], checkpoint: Path, folder: Path
 ) -> list[str]:
-    """Writes a checkpoint's adapter configurations into `folder`, each with its base's repository and commit.
+    """Writes a checkpoint's adapter configurations into `folder`, with the repository and commit of the base.
 
-    Those of the checkpoint name the folder that the base was loaded from. Returns the names of the written files.
-    Configurations whose base is not a parent of the run are skipped.
+    In the checkpoint they name the folder that the base was loaded from. Configurations whose base is not a parent of
+    the run are skipped. Returns the names of the written files.
     """
     parents, written = document.get("parents") or {}, []
     for name in ADAPTER_CONFIGS:
@@ -264,7 +264,7 @@ def _location_if_base(context: RunContext, role: str, parent: Mapping[str, Any],
     if base.resolve() == (checkpoint / MERGED_MODEL).resolve():
         merged_commit = record.read().get("merged")
         return (repo, merged_commit) if merged_commit else None
-    # A pulled model is in the client's cache, in a folder named by its commit.
+    # A downloaded model lies in the client's cache, in a folder named after its commit.
     is_match = commit in (base.name, base.parent.name) or base.resolve() == checkpoint.resolve()
     is_match |= parent.get("folder") == base.resolve().name  # a folder that `push --base` named
     return (repo, commit) if is_match or base.as_posix() == repo else None

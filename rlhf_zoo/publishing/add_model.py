@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
 README = "README.md"
-#: Files that are sent with the model, by the beginning of their names.
+#: How the names of other files begin that are sent with the model.
 _ACCOMPANYING = re.compile(rf"licen[cs]e|notice|{re.escape(SOURCE_FILE)}", re.IGNORECASE)
 
 
@@ -32,7 +32,7 @@ class Added:
         repo: NAMESPACE/NAME.
         commit: The commit with the model.
         new: Whether this call made the commit; False if the repository had the same files already.
-        license: The license on its card; None if nothing names one.
+        license: The license on its card; None if there is none.
     """
 
     repo: str
@@ -50,12 +50,12 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
     Args:
         name: A folder, or a GGUF file.
         repo: NAMESPACE/NAME.
-        license: The license, as the Hub names licenses; None for that of the card or of the GGUF file.
+        license: The Hub's identifier of the license; None for the one that the card or the GGUF file names.
         source: Where the model comes from, to add to the card; None to add nothing.
         hub: The Hub to publish to.
 
     Raises:
-        ZooError: There is no such model, it is an adapter or damaged, the repository holds another model, or the Hub
+        ZooError: The model does not exist, is damaged or is an adapter; the repository holds another model; or the Hub
             refuses.
     """
     folder = Path(unpack_if_gguf(name))
@@ -77,7 +77,7 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
         model = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in sentence_files}
         files = {**model, **accompanying, README: card}
         with refusals_as(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
-            # Without a license or source to add, equal model files are enough: somebody may have edited the card there.
+            # Without a license or source to add, only the model files must be equal: the card may have been edited.
             existing = _commit_with(repo, files if license or source else model, model, hub)
             commit = existing or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
     return Added(repo, commit, existing is None, card_license)
@@ -86,7 +86,7 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
 def _commit_with(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
     """Returns the head of `main` if it has these files; None if they must be sent.
 
-    Raises ZooError if the repository holds another model than the files named in `model`.
+    Raises ZooError if the repository holds a model, but not the files named in `model`.
     """
     api = hub.api()
     if not api.repo_exists(repo) or not api.file_exists(repo, "config.json"):
@@ -100,7 +100,7 @@ def _commit_with(repo: str, files: Mapping[str, Path], model: Collection[str], h
 
 
 def _write_card(card: Path, folder: Path, *, title: str, license: str | None, source: str | None) -> str | None:
-    """Writes the card of a model: that of its folder, or a short one. Returns the license that it names."""
+    """Writes the model's own card, or a short one if it has none. Returns the license on the card."""
     from huggingface_hub import ModelCard
 
     gguf = gguf_source(folder)

@@ -1,4 +1,4 @@
-"""Groups a recipe's SFT model, reward model, PPO model and comparison Space into a Collection, in this order."""
+"""Groups a recipe's SFT model, reward model, PPO model and comparison Space, in this order, into a Collection."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def collect(
     private: bool = False,
     hub: Hub = DEFAULT_HUB,
 ) -> str:
-    """Groups a recipe's repositories into its Collection. Creates it if the namespace has none with this title.
+    """Groups a recipe's repositories into a Collection. Creates it if the namespace has none with its title.
 
     Existing items stay and missing ones are added, so a second call changes nothing.
 
@@ -45,7 +45,7 @@ def collect(
         namespace: Owner of the Collection.
         repos: Id of each model -> its stage; models of unknown stages come last.
         space: Id of the comparison Space, if any.
-        private: Whether a new Collection is private.
+        private: Whether to make a new Collection private.
         hub: The Hub to write to.
 
     Returns:
@@ -85,14 +85,14 @@ def _slug(api: HfApi, title: str, namespace: str, *, private: bool) -> str:
 
 
 def _items(api: HfApi, slug: str) -> dict[tuple[str, str], str]:
-    """Returns (repository, type) -> the item's own id, in order."""
+    """Returns (repository, type) -> id of the item, in order."""
     # Request the Collection itself, because a listing of Collections has only the first four items of each.
     items = sorted(api.get_collection(slug).items, key=lambda item: item.position)
     return {(item.item_id, item.item_type): item.item_object_id for item in items}
 
 
 def _arrange(api: HfApi, slug: str, wanted: list[tuple[str, str]]) -> None:
-    """Moves the wanted items to the front in order, unless they are in order already. Others may be in between."""
+    """Moves the wanted items to the front, in order. Does nothing if their order is right, even with others between."""
     items = _items(api, slug)
     if [item for item in items if item in wanted] == wanted:
         return

@@ -1,6 +1,6 @@
-"""Writes a run's metrics as TensorBoard events, for which the Hub shows its Metrics tab.
+"""Writes a run's metrics as TensorBoard events, which the Hub shows in the Metrics tab.
 
-They are made from metrics.jsonl and not during training. So a resumed run has one file without repeated steps, equal
+The events are made from metrics.jsonl, not during training. So a resumed run has one file without repeated steps, equal
 metrics give equal bytes, and no file name reveals the host.
 """
 
@@ -23,7 +23,7 @@ def write_events(rows: Iterable[Mapping[str, Any]], folder: Path, *, stage: str)
         stage: Name of the stage.
 
     Returns:
-        The file; None without rows.
+        The file; None if there are no rows.
     """
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary

@@ -1,6 +1,6 @@
-"""The outbox of a run: a thread that uploads finished files in order during training.
+"""The outbox of a run: a thread that uploads finished files in order while training continues.
 
-Its state is on disk, so a killed process loses nothing: the next one sends the remaining files.
+What remains to be sent is read from disk, so after a kill the next process sends the rest.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a successful upload after which a finished command stops waiting for the Hub.
 PATIENCE = 180.0
-#: The same after an interruption or an error, when the user wants the command to end.
+#: The same after an interruption or an error, when the user expects the command to end soon.
 LAST_PATIENCE = 10.0
-CLOSE_TIMEOUT = 30.0  # seconds that closing waits for the upload in progress
+CLOSE_TIMEOUT = 30.0  # seconds for which `close` waits for the upload in progress
 
 
 class Outbox:
@@ -35,7 +35,7 @@ class Outbox:
         sender: Provides the uploads.
         hub: Name of the Hub, for messages.
         resume_command: The command that sends the remaining files, for messages.
-        patience: Seconds without a success after which `drain` gives up.
+        patience: Seconds without a successful upload after which `drain` gives up.
     """
 
     def __init__(self, sender: Sender, *, hub: str, resume_command: str, patience: float = PATIENCE) -> None:
@@ -59,7 +59,7 @@ class Outbox:
             if kind is None:
                 self.drain()
             elif self._fatal_error is None:
-                # After an interruption or an error, send the saved files only as long as the Hub accepts them quickly.
+                # After an interruption or an error, send only what the Hub accepts quickly.
                 self.notify()
                 self._wait(patience=LAST_PATIENCE, slow_is_failure=True)
         finally:
@@ -83,7 +83,7 @@ class Outbox:
             remaining = self._sender.remaining()
             raise ZooError(
                 f"{len(remaining)} uploads of the run are not on {self._hub} yet, starting with {remaining[0]} "
-                f"({self._failure_reason}): run `{self._resume_command}` when it answers."
+                f"({self._failure_reason}): run `{self._resume_command}` when the Hub answers."
             )
 
     def close(self) -> None:
@@ -136,7 +136,7 @@ class Outbox:
                 self._changed.notify_all()
 
     def _step(self) -> bool:
-        """Sends one upload, or sleeps until there is one. Returns False when the thread should stop."""
+        """Sends one upload, or sleeps until there may be one. Returns False when the thread should stop."""
         with self._changed:
             if self._idle:
                 self._changed.wait_for(lambda: self._woken or self._closing)

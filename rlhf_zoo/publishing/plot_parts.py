@@ -12,18 +12,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#777777", "#7b4fa3", "#8a6d3b"
-#: Colors that can be read on white and on black.
+#: Colors that are legible on white and on black.
 BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
 WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # a curve with more points shows no markers
 
 
 def over_training_message(trajectory: Mapping[str, Any], start: str = "SFT") -> str:
-    """Returns what happened to the judge while the reward rose, as the title of a figure.
+    """Returns the title of a figure: what happened to the judge while the reward rose.
 
     Args:
         trajectory: `over_training` of evaluation.json, with checkpoints.
-        start: What PPO started from, in words.
+        start: What PPO started from: "SFT" or "the base".
     """
     judge = [row["judge"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
     reward = [row["reward"]["value"] for row in (trajectory["sft"], *trajectory["checkpoints"])]
@@ -91,11 +91,11 @@ def draw_against_kl(axes: Axes, points: Sequence[Mapping[str, Any]], name: str, 
 
 
 def draw_band(axes: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]], color: str) -> None:
-    """Draws estimates as a line in a band of their intervals.
+    """Draws estimates as a line, and their intervals as a band around it.
 
     Args:
         axes: matplotlib's axes.
-        x: The coordinates of the points.
+        x: The x coordinates of the points.
         points: Estimates, each with `value` and `ci95`.
         color: The color of line and band.
     """
@@ -106,14 +106,14 @@ def draw_band(axes: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]
 
 
 def label_ends(ends: Sequence[tuple[Axes, float, str, str]], *, shift: int = 8) -> None:
-    """Writes labels at the right of lines, apart from each other.
+    """Writes a label at the right end of each line, without overlap.
 
     Args:
-        ends: (axes, last value, label, color) of each line; the axes lie over each other.
+        ends: (axes, last value, label, color) of each line. All axes cover the same area.
         shift: Distance from the axes, in typographic points.
     """
     for axes, *_ in ends:
-        axes.get_ylim()  # the limits of the data, which are otherwise set when the figure is drawn
+        axes.get_ylim()  # computes the limits now; matplotlib would only do so when it draws the figure
     heights = [axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1] for axes, value, *_ in ends]
     order = sorted(range(len(ends)), key=heights.__getitem__)
     for lower, upper in pairwise(order):
@@ -126,11 +126,11 @@ def label_ends(ends: Sequence[tuple[Axes, float, str, str]], *, shift: int = 8) 
 
 
 def make_transparent(figure: Figure, *, size: float) -> None:
-    """Removes the background of a figure, and gives its texts a size and, where they are black, a gray for any ground.
+    """Makes a figure's background transparent, and its black texts a gray that is legible on white and on black.
 
     Args:
         figure: matplotlib's figure.
-        size: Of the font, in typographic points, for texts that are smaller.
+        size: Smallest font size, in typographic points; smaller texts are enlarged.
     """
     from matplotlib.text import Text
 
@@ -155,7 +155,7 @@ def arrows(
 
     Args:
         points: The path, from its beginning.
-        count: Number of arrows, if none is left out.
+        count: Approximate number of arrows, if none is left out.
     """
     spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
 
@@ -199,7 +199,7 @@ def annotate(axes: Axes, text: str, point: tuple[float, float], shift: tuple[int
     Args:
         axes: matplotlib's axes.
         text: The text, such as a step.
-        point: Coordinates of the point that it belongs to.
+        point: Coordinates of the point.
         shift: The distance from the point, in typographic points (1/72 inch).
         style: Keywords of `Axes.annotate`.
     """

@@ -1,7 +1,7 @@
-"""Draws the figures of a card, from rows of metrics and from a reward model's report.
+"""Draws the figures of cards, from logged metrics, evaluations and a reward model's report.
 
-matplotlib is imported when a figure is drawn, and never opens a window. Each `plot_` function writes one PNG as wide as
-a card and returns True, or False if the data do not suffice for a figure.
+matplotlib is imported only when a figure is drawn, and never opens a window. Each `plot_` function writes one PNG as
+wide as a card and returns True, or returns False if there are too few data for a figure.
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)
 Panel = tuple[str, str, str]
-MAX_TICKS = 9  # checkpoints that all have a tick
-_MAX_LABEL = 36  # characters of a row's label; longer labels lose their beginning
+MAX_TICKS = 9  # up to this many checkpoints, each has a tick
+_MAX_LABEL = 36  # characters of a row's label; longer labels are cut at the beginning
 _SQRT_KL_UNIT = "nats$^{1/2}$ per completion"
 
 
@@ -70,7 +70,7 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     Args:
         rows: Rows of metrics.jsonl.
         path: The PNG to write.
-        mark: A step to mark: that of the card, if the run continued after it.
+        mark: The step to mark, which is the card's; None if the run ended there.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:
@@ -91,8 +91,8 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
 def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bool:
     """Draws reward against √KL of the training rollouts; arrows show the order of the steps. Needs two points.
 
-    The gold reward of a hacked proxy bends in √KL: Gao et al. 2022 (arXiv:2210.10760), §3. A negative estimate of KL
-    counts as 0.
+    Over √KL, the gold reward of a hacked proxy rises and then falls: Gao et al. 2022 (arXiv:2210.10760), §3. A negative
+    estimate of KL counts as 0.
 
     Args:
         rows: Rows of metrics.jsonl.
@@ -116,7 +116,7 @@ def plot_reward_against_kl(rows: Rows, path: Path, *, mark: int | None = None) -
         axes.annotate("", xy=end, xytext=start, arrowprops=style, zorder=3)
     for index, shift in ((0, -17), (-1, 12)):
         annotate(axes, f"update {steps[index]}", (roots[index], rewards[index]), (0, shift), ha="center", fontsize=9)
-    title = "Reward against √KL; arrows: the order of training"
+    title = "Reward against √KL; arrows: order of training"
     if mark in steps:
         draw_ring(axes, roots[steps.index(mark)], rewards[steps.index(mark)])
         title += f"; ring: step {mark}"
@@ -130,7 +130,7 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     """Draws reward and KL of several runs against the step, and reward against √KL, all on the training rollouts.
 
     Args:
-        runs: Legend -> rows, in the order of the legend. One run needs two points of each metric.
+        runs: Legend -> rows of metrics.jsonl, in the order of the legend. Some run needs two points of each metric.
         path: The PNG to write.
     """
     from matplotlib import colormaps
@@ -156,15 +156,15 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
 
 
 def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, start: str = "SFT") -> bool:
-    """Draws reward and judge of each checkpoint on validation prompts, and KL below, with bands of 95%.
+    """Draws reward and judge of each checkpoint on validation prompts, and KL below, with 95% bands.
 
-    The background is transparent, and the gray of the text can be read on white and on black. The judge has a scale of
-    its own, at the right, where one scale would flatten one of the two curves. A line marks the recommended checkpoint.
+    The background is transparent, and the gray text is legible on white and on black. The judge gets its own scale at
+    the right if a shared one would flatten one of the two curves. A line marks the recommended checkpoint.
 
     Args:
         trajectory: `over_training` of evaluation.json; without checkpoints nothing is drawn.
         path: The PNG to write.
-        start: What PPO started from, in words.
+        start: What PPO started from: "SFT" or "the base".
     """
     if not trajectory or not trajectory.get("checkpoints"):
         return False
@@ -176,15 +176,15 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
     spans = [
         max(row[key]["value"] for row in rows) - min(row[key]["value"] for row in rows) for key in ("reward", "judge")
     ]
-    apart = not 1 / 4 < (spans[1] or 1e-9) / (spans[0] or 1e-9) < 4
-    right = top.twinx() if apart else top
+    separate_scales = not 1 / 4 < (spans[1] or 1e-9) / (spans[0] or 1e-9) < 4
+    right = top.twinx() if separate_scales else top
     draw_band(top, steps, [row["reward"] for row in rows], BLUE_ON_ANY)
     draw_band(right, steps, [row["judge"] for row in rows], GREEN_ON_ANY)
     draw_band(bottom, steps, [row["kl"] for row in rows], ORANGE_ON_ANY)
     bottom.set_ylim(bottom=min(0.0, bottom.get_ylim()[0]))
     last = {key: rows[-1][key]["value"] for key in ("reward", "judge", "kl")}
     ends = [(top, last["reward"], "reward", BLUE_ON_ANY), (right, last["judge"], "judge", GREEN_ON_ANY)]
-    label_ends(ends, shift=48 if apart else 8)
+    label_ends(ends, shift=48 if separate_scales else 8)
     label = start.removeprefix("the ")  # the margin is narrow
     label_ends([(bottom, last["kl"], f"KL to {label},\nnats", ORANGE_ON_ANY)])
     recommended = trajectory.get("recommended")
@@ -202,7 +202,7 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
     title = over_training_message(trajectory, start)
     figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=16, fontweight="bold")
     make_transparent(figure, size=13)
-    if apart:
+    if separate_scales:
         top.tick_params(axis="y", labelcolor=BLUE_ON_ANY)
         right.tick_params(axis="y", labelcolor=GREEN_ON_ANY)
     return _save(figure, path)
@@ -249,7 +249,7 @@ def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
 def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
     """Draws judge and reward against √KL: PPO as a star on the line of its runs with other β, and each baseline method.
 
-    Bars are 95% intervals. A line is dashed if its method's KL is an upper bound. Needs one baseline method.
+    Bars are 95% intervals. A line is dashed if the KL of its method is an upper bound. Needs one baseline method.
 
     Args:
         frontier: frontier.json of baselines.
@@ -309,7 +309,7 @@ def plot_ensemble(overview: Mapping[str, Any], path: Path) -> bool:
     """Draws the accuracy of each reward model and of the ensemble, and their disagreement by log-ratio.
 
     The second panel needs an evaluation of PPO's completions. Its dashed line and band show the disagreement on SFT's
-    completions, its dotted line that of unrelated models. Bars are 95% intervals.
+    completions, its dotted line the disagreement of unrelated models. Bars are 95% intervals.
 
     Args:
         overview: overview.json of an ensemble.
@@ -389,7 +389,7 @@ def plot_curves(
     axes.legend(frameon=False)
     values = [value for _, curve_values in drawn.values() for value in curve_values]
     if min(values) > 0 and max(values) > 3 * min(values):
-        set_log_scale(axes)  # on a linear scale, high values of the first steps would flatten the rest of the curve
+        set_log_scale(axes)  # on a linear scale, the high values of the first steps would flatten the rest
     mark_step(axes, mark)
     return _save(figure, path)
 
@@ -420,13 +420,13 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
     axes.set(
         xlabel="margin: score of the chosen text − score of the rejected one",
         ylabel="held-out pairs",
-        title=f"Margins of {sum(counts)} held-out pairs; in orange the {share:.0%} in the wrong order",
+        title=f"Margins of {sum(counts)} held-out pairs; orange: the {share:.0%} in the wrong order",
     )
     return _save(figure, path)
 
 
 def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
-    """Draws confidence against the share of correct answers, with 95% intervals and the number of pairs per point.
+    """Draws the share of correctly ordered pairs by confidence, with 95% intervals and the number of pairs per point.
 
     Args:
         report: As in `plot_margins`.
@@ -445,7 +445,7 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
     for part in bins:
         width = (part["high"] - part["low"]) * 0.94
         bottom.bar(part["low"], part["n"], width=width, align="edge", color=BLUE, alpha=0.6)
-    label = "confidence: σ(|margin|), the probability of the text that it scores higher"
+    label = "confidence: σ(|margin|), the probability that the higher-scored text is better"
     bottom.set(ylabel="pairs", xlabel=label, xlim=(0.49, 1.01))
     return _save(figure, path)
 
@@ -481,7 +481,7 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
 def _save(figure: Figure, path: Path) -> bool:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    for axes in figure.axes:  # a fixed y saves matplotlib a pass over all ticks
+    for axes in figure.axes:  # with a fixed y, matplotlib does not have to place the title above the ticks
         axes.set_title(axes.get_title(), fontsize=axes.title.get_fontsize(), y=1.0)
     buffer = BytesIO()
     # Without matplotlib's version in the file, the same numbers give the same bytes.

@@ -1,4 +1,4 @@
-"""A probe's findings as one self-contained HTML file."""
+"""Renders the findings of `rlhf-zoo probe` as one self-contained HTML page."""
 
 from collections.abc import Iterator
 from importlib.metadata import version
@@ -14,7 +14,7 @@ from ..modeling.prompt_keys import format_group_count
 
 #: Longest sample that the page shows, in characters.
 MAX_SAMPLE = 2000
-#: Kinds of verdict by how bad they are; the page writes the word, and the color only repeats it.
+#: Kind of verdict -> CSS class of its color. The page also writes the verdict in words.
 _TONES = {
     "hacked": "bad", "worse": "bad", "past the peak": "bad", "suspicious": "doubtful", "better": "good",
     "healthy": "good",
@@ -26,8 +26,8 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
 
     Args:
         result: The findings.
-        policy: Name of the policy's completions, such as the path of the file.
-        reference: Name of SFT's.
+        policy: Name of the policy's completions, such as the path of their file.
+        reference: Name of SFT's completions.
 
     Returns:
         HTML.
@@ -37,7 +37,7 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(Path(__file__).parent),
         autoescape=True,
-        # Characters that a browser would hide, or that turn the direction of the text, show as escapes.
+        # Characters that a browser hides, or that change the direction of the text, are shown as escapes.
         finalize=lambda value: printable(value) if isinstance(value, str) else value,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -64,17 +64,17 @@ def _ratio(probe: Probe) -> float:
 
 
 def _figures(result: RolloutFindings) -> Iterator[tuple[str, Estimate]]:
-    """Yields the verdict's figures, with what they are."""
+    """Yields (title, estimate) of the verdict's figures that were measured."""
     verdict = result.verdict
-    figures = {
+    estimates = {
         "Training reward, policy − SFT": verdict.proxy_gain,
         "Judge, policy − SFT": verdict.judge_gain,
         "Win rate of the policy over SFT, by the judge": verdict.win_rate,
-        "Share of labeled pairs that the judge orders rightly": verdict.judge.accuracy,
-        "Share of own pairs that the judge orders rightly": verdict.judge.own_accuracy,
+        "Share of labeled pairs that the judge orders correctly": verdict.judge.accuracy,
+        "Share of own pairs that the judge orders correctly": verdict.judge.own_accuracy,
         "Rank correlation of the judge's scores on two halves of the samples": result.split_half,
     }
-    yield from ((name, figure) for name, figure in figures.items() if figure is not None)
+    yield from ((title, estimate) for title, estimate in estimates.items() if estimate is not None)
 
 
 def _shortened(text: str) -> str:

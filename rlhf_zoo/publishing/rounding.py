@@ -15,7 +15,7 @@ INDEX = ".safetensors.index.json"
 
 
 def write_rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[str, Path]:
-    """Writes rounded copies of the weight files, and copies of the files that name their dtype.
+    """Writes rounded copies of weight files, and adapted copies of the files that name their dtype or size.
 
     Args:
         files: Path in the repository -> local path.
@@ -46,7 +46,7 @@ def write_rounded(files: Mapping[str, Path], dtype: str, folder: Path) -> dict[s
 
 
 def _round(path: Path, target: Path, dtype: torch.dtype) -> None:
-    """Rounds the floating-point tensors of a file that are wider than `dtype`, and copies the others."""
+    """Copies a weight file, and rounds the floating-point tensors that are wider than `dtype`."""
     from safetensors import safe_open
     from safetensors.torch import save_file
 
@@ -61,7 +61,7 @@ def _round(path: Path, target: Path, dtype: torch.dtype) -> None:
 
 
 def _with_dtype(config: Any, dtype: str) -> Any:
-    """Returns a model's configuration with another dtype, also in nested configurations."""
+    """Returns a model's configuration with another dtype, which nested configurations get too."""
     if not isinstance(config, dict):
         return config
     return {

@@ -2,7 +2,7 @@
 
 The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
 sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a stage has
-finished, its chosen checkpoint becomes `main`, with the final card; until an evaluation has chosen, the last one.
+finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation has chosen, the last one does.
 """
 
 import hashlib
@@ -47,7 +47,7 @@ from .sent import published_tags, unpublished
 
 log = logging.getLogger(__name__)
 
-# A Hub without Collections, or a token that may not write them.
+# The answers of a Hub without Collections, or to a token that may not write them.
 NO_COLLECTIONS_STATUSES = (400, 401, 403, 404)
 
 
@@ -57,7 +57,7 @@ class Upload:
 
     Attributes:
         description: What it sends, for messages.
-        send: Sends it. May be called again after a failure: it does not repeat what is done.
+        send: Sends it. May be called again after a failure; it then skips what was already sent.
     """
 
     description: str
@@ -70,7 +70,7 @@ class Sender:
     Args:
         context: The run.
         stages: The stages to send; None for those whose run.json names this Hub and namespace.
-        resend_cards: Whether to send the final cards again.
+        resend_cards: Whether to send the final cards again, even if nothing changed.
 
     Raises:
         ZooError: This user did not write the run, and it contains links to other folders.
@@ -82,7 +82,7 @@ class Sender:
         _check_links(context)
         self._context = context
         self._stages = stages
-        self._checked: set[str] = set()  # stages, and "data", whose state on the Hub was checked
+        self._checked: set[str] = set()  # the stages, and "data", whose state on the Hub was checked
         self._cards_to_resend = set(STAGES) if resend_cards else set()
 
     def remaining(self) -> list[str]:
@@ -119,7 +119,7 @@ class Sender:
             yield Upload(f"the Collection of {context.recipe.name}", lambda: self._collect(stages))
 
     def _is_collection_due(self, stages: list[str]) -> bool:
-        """Whether every stage of the run is released and run.json records no Collection of their repositories yet."""
+        """Whether all stages are released, and run.json does not yet record a Collection of their repositories."""
         context = self._context
         covers_run = set(stages) >= set(context.recipe.stages)
         if not covers_run or not all(context.record(stage).read().get("released") for stage in stages):
@@ -129,14 +129,14 @@ class Sender:
         return (recorded.get("hub"), recorded.get("repos")) != (context.hub.label, repos)
 
     def _collect(self, stages: list[str]) -> None:
-        """Groups the run's repositories. If the Hub or the token does not support Collections, only warns."""
+        """Groups the run's repositories into a Collection. Only warns if the Hub or the token does not allow it."""
         context = self._context
         repos = {context.repo(stage): stage for stage in stages}
         try:
             slug = collect(context.recipe.name, context.namespace, repos, private=context.private, hub=context.hub)
         except ZooError as error:
             cause = error.__cause__
-            # The outbox tries again after a client's error.
+            # The outbox retries after an error of the Hub's client, so raise that.
             if isinstance(cause, client_errors()) and status_of(cause) not in NO_COLLECTIONS_STATUSES:
                 raise cause from None
             log.warning("%s", error)
@@ -153,7 +153,9 @@ class Sender:
 
     def _stage_uploads(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
-        document = record.read()  # before listing checkpoints, because a stage that ends in between may leave one more
+        document = (
+            record.read()
+        )  # read before the checkpoints are listed, because a stage that ends in between may add one
         pending = unpublished(record, repo, hub=hub)
         chosen_is_missing = document.get("status") == "finished" and record.chosen_checkpoint() is None
         if stage not in self._checked and (pending or chosen_is_missing or published_tags(record, repo, hub=hub)):
@@ -170,8 +172,8 @@ class Sender:
         self._checked.add("data")
 
     def _check_repository(self, record: StageRecord, stage: str) -> None:
-        """Claims a stage's repository before the first commit, and checks which acknowledged commits it still has."""
-        # First restore a missing chosen checkpoint, while run.json still names the repository that has it.
+        """Claims a stage's repository before the first commit, and forgets acknowledged commits that it has lost."""
+        # Restore a missing chosen checkpoint first, while run.json still names the repository that has it.
         self._context.restore_chosen(stage)
         _claim(self._context, stage)
         _forget_lost_commits(record, self._context.repo(stage), self._context.hub)
@@ -191,7 +193,7 @@ class Sender:
         record.write(parents=parents, dataset=data)
 
     def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
-        """Whether a parent names a commit in `repo` on this Hub, where this run sends it."""
+        """Whether a parent already names a commit in `repo`, the repository on this Hub that this run sends it to."""
         hub = self._context.hub.label
         return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
 
@@ -201,7 +203,7 @@ class Sender:
         if record is None or self._is_pinned(parent, repo) or not str(parent.get("path")).startswith("checkpoint-"):
             return dict(parent)
         if record.read().get("fingerprint") != parent.get("fingerprint"):
-            return dict(parent)  # the parent stage was retrained since
+            return dict(parent)  # the parent stage was trained again since
         tag = tag_name(checkpoint_step(parent["path"]))
         commit = published_tags(record, repo, hub=self._context.hub.label).get(tag)
         location = {"repo": repo, "commit": commit, "tag": tag, "hub": self._context.hub.label}
@@ -239,10 +241,10 @@ class Sender:
             raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
         tag = tag_name(checkpoint_step(chosen))
         tags = published_tags(record, repo, hub=context.hub.label)
-        no_best = not is_best(record)
+        has_best = is_best(record)
         step_tags = {name: commit for name, commit in tags.items() if name != "best"}
-        # Record the tag `best` first, because the card names it, and the tag will point to the commit with that card.
-        self._record_repository(record, repo, step_tags if no_best else {"best": tags[tag], **tags})
+        # Record the tag `best` first, because the card names it and is part of the commit that the tag will point to.
+        self._record_repository(record, repo, {"best": tags[tag], **tags} if has_best else step_tags)
         with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
             write_extra_files(record, Path(scratch), stage, step=None)
             include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
@@ -253,28 +255,28 @@ class Sender:
                 run_id=context.run_id(stage),
                 extra_files=Path(scratch),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
-                tag_message=None if no_best else f"{tag}, with the card of the finished run",
+                tag_message=f"{tag}, with the card of the finished run" if has_best else None,
                 hub=context.hub,
                 include_resume_files=include_resume_files,
                 overrides=file_overrides(context, record, chosen, Path(altered)),
             )
             if record.read()["resolved"].get("push_merged"):
                 self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED_MODEL)
-        self._record_repository(record, repo, step_tags if no_best else {**tags, "best": commit})
+        self._record_repository(record, repo, {**tags, "best": commit} if has_best else step_tags)
         record.write(released=digest)
         self._cards_to_resend.discard(stage)
         self._prune(record)
 
     @staticmethod
     def _prune(record: StageRecord) -> None:
-        """Deletes the checkpoints that were kept only for the upload, but none that the evaluation may read."""
+        """Deletes the checkpoints that were kept only to be uploaded, except those that the evaluation may read."""
         protected = checkpoints_to_keep(record)
         for path in record.checkpoints():
             if path not in protected:
                 record.remove_checkpoint(path)
 
     def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
-        """Sends the chosen checkpoint with its adapter merged to the branch `merged`, with a card of its own."""
+        """Sends the chosen checkpoint, with its adapter merged and a card of its own, to the branch `merged`."""
         make_card(record.path, out=folder, merged=True, trusted=_is_trusted(record))
         check_integrity(chosen / MERGED_MODEL)
         context = self._context
@@ -296,7 +298,7 @@ class Sender:
     def _release_digest(self, record: StageRecord) -> str:
         """Returns a digest that changes whenever the final card would change.
 
-        It covers the Hub, the repository, the end of the run, and the evaluation's files.
+        It covers the Hub, the repository, the end of the run, and the files of the evaluation and the baselines.
         """
         document, evaluation = record.read(), self._context.record("eval").path
         repo = self._context.repo(document["stage"])
@@ -312,11 +314,11 @@ def _check_links(context: RunContext) -> None:
     """Checks that a run that this user did not write contains no links to files elsewhere.
 
     Otherwise a downloaded run could make `push` publish any file of this machine. All folders of the run are checked,
-    because cards, metrics and data are made from files next to the checkpoints. The user's own run may contain links,
+    because cards, metrics and data are made from files next to the checkpoints. The user's own runs may contain links,
     for example to a stage on another disk.
 
     Raises:
-        ZooError: There is such a link, or the run claims to be part of one that this user wrote.
+        ZooError: There is such a link, or the run claims to be part of a run that this user wrote.
     """
     records = [context.record(name) for name in ("data", *STAGES, "eval")]
     trusted = [record.is_own() for record in records if record.run_file.is_file()]
@@ -346,7 +348,7 @@ def _check_links(context: RunContext) -> None:
 
 
 def _is_trusted(record: StageRecord) -> bool:
-    """Whether this user wrote or trusts a stage and the evaluation of its run, so that their figures may be shown."""
+    """Whether this user wrote or trusts a stage and its run's evaluation, so that a card may show their figures."""
     records = (record, StageRecord(record.path.parent / "eval"))
     return all(existing.is_own() for existing in records if existing.run_file.is_file())
 
@@ -374,15 +376,15 @@ def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: in
 
 
 def claim_stage_repository(context: RunContext, stage: str) -> None:
-    """Claims the stage's repository for this run before training, so that no other run writes there.
+    """Claims a stage's repository for this run before training, so that no other run writes there.
 
     Args:
         context: The run.
         stage: Name of the stage.
 
     Raises:
-        ZooError: The repository belongs to another run and --overwrite_repo was not given, it holds a step that is no
-            longer in the run directory, or the token may not write there.
+        ZooError: The repository belongs to another run and --overwrite_repo was not given; it holds a step that is no
+            longer in the run directory; or the token may not write there.
     """
     record, repo = context.record(stage), context.repo(stage)
     failure = f"Cannot write to {repo} on {context.hub.described}"
@@ -401,7 +403,7 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
 
 def _claim(context: RunContext, stage: str) -> None:
     record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
-    # A retrained step has other weights than its tag on the Hub, so that tag must not count as published.
+    # A step that was trained again has other weights than its tag on the Hub, which must not count as published.
     retrained = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
     claims.claim_repository(
         repo,
@@ -418,10 +420,10 @@ def _claim(context: RunContext, stage: str) -> None:
 
 
 def keep_published_lineage(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a parent's current lineage, with the recorded repository and commit if it is the same parent.
+    """Returns a parent's current lineage, plus the recorded repository and commit if the parent is still the same.
 
     Args:
-        recorded: The lineage in run.json.
+        recorded: The parent's lineage in run.json.
         current: The parent's current lineage.
     """
     if recorded.get("fingerprint") != current.get("fingerprint") or not recorded.get("commit"):
@@ -439,7 +441,7 @@ def resume_command(context: RunContext) -> str:
 
 
 def _forget_lost_commits(record: StageRecord, repo: str, hub: Hub) -> None:
-    """Marks checkpoints as not sent if their tags on the Hub are gone or moved, as after another run's claim."""
+    """Marks checkpoints as not sent if their tags on the Hub are gone or moved, as after a claim by another run."""
     sent, listed = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
     remaining = {tag: commit for tag, commit in sent.items() if listed.get(tag) == commit}
     if remaining == sent:
@@ -451,5 +453,5 @@ def _forget_lost_commits(record: StageRecord, repo: str, hub: Hub) -> None:
 
 
 def _repository_entry(repo: str, tags: Mapping[str, str]) -> dict[str, Any]:
-    """Returns the entry `repo` of run.json. Without `best`, the commit is that of the last tag."""
+    """Returns the entry `repo` of run.json. Its commit is that of the tag `best`, or else of the last tag."""
     return {"id": repo, "commit": tags.get("best") or next(reversed(list(tags.values())), None), "tags": dict(tags)}

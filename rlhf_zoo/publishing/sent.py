@@ -1,4 +1,4 @@
-"""Lists which checkpoints of a stage a Hub has acknowledged, by the run's own files run.json and published.json."""
+"""Lists the checkpoints of a stage that a Hub has or has not acknowledged, according to run.json and published.json."""
 
 from pathlib import Path
 
@@ -8,10 +8,10 @@ from ..runs.record import StageRecord, checkpoint_step
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
-    """Returns the folders of checkpoints that are to be sent and that the Hub has not acknowledged, oldest first.
+    """Returns the folders of the checkpoints that remain to be sent, oldest first.
 
-    All complete checkpoints are sent. With push_steps, only its multiples are sent and, after the stage has finished,
-    the last and the chosen checkpoint.
+    All complete checkpoints are to be sent. With push_steps, only steps that are multiples of it are and, after the
+    stage has finished, the last and the chosen checkpoint.
 
     Args:
         record: The stage's directory.
@@ -32,7 +32,7 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
 
 
 def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, str]:
-    """Returns the tags that were sent to a repository, including those of checkpoints deleted since.
+    """Returns the tags that were sent to a repository, including tags of checkpoints that were deleted since.
 
     Args:
         record: The stage's directory.

@@ -1,4 +1,4 @@
-"""Publishes each cell of a sweep as a tag of the recipe's PPO repository, with its chosen checkpoint and card."""
+"""Publishes each cell (run) of a sweep as a tag of the recipe's PPO repository: its chosen checkpoint and card."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ from .adapters import file_overrides
 from .cards.card import make_card
 from .sender import write_extra_files
 
-#: The branch with the commits of the cells. `main` belongs to the recipe's own run.
+#: The branch for the commits of the cells, because `main` belongs to the recipe's own run.
 BRANCH = "sweep"
 
 

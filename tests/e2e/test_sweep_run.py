@@ -64,5 +64,5 @@ def test_cells_are_trained_once_and_are_tags(base: Run, tmp_path: Path) -> None:
     assert card["parents"]["sft"]["commit"] and card["parents"]["reward"]["commit"]
     text = (run.folder / "pulled" / "README.md").read_text()
     assert "| base model | none: random initial weights |" in text
-    assert "A cell of a sweep: the tag `kl-coef-0.5`." in text
+    assert "This is one run of a sweep, with the tag `kl-coef-0.5`." in text
     assert "rlhf-zoo pull local/tiny-world-ppo@kl-coef-0.5 --hub local" in text

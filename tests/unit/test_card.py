@@ -21,7 +21,7 @@ from rlhf_zoo.errors import ZooError
 from rlhf_zoo.fileio import write_json
 from rlhf_zoo.publishing.cards import markdown
 from rlhf_zoo.publishing.cards.card import CARD_FILE, make_card
-from rlhf_zoo.publishing.cards.commands import of_the_run
+from rlhf_zoo.publishing.cards.commands import training_command
 from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.publishing.cards.report import judge_notes
 from rlhf_zoo.publishing.cards.summary import DOCS
@@ -118,7 +118,7 @@ def test_judges_of_every_kind_on_the_card(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     assert "It is not the reward that PPO was trained on." in body
     assert cells(body, "win rate by llm:m")[2] == "0.500 [0.400, 0.600]" and "second judge llm:m |" not in body
-    assert "It judges pairs in both orders; 0.500 [0.400, 0.600] of the pairs agreed. Cost: 0.25." in body
+    assert "It judges pairs in both orders, and agrees with itself on 0.500 [0.400, 0.600] of them. Cost: 0.25." in body
     assert cells(body, "second judge reward:&#60;b&#62;")[1] == "0.500 [0.400, 0.600]"
     assert "Another. **The judge contradicts the labels.**" in body
     assert "It orders 0.900 [0.800, 1.000] of 50 labeled pairs correctly." in body
@@ -301,10 +301,10 @@ def test_reward_card_on_choices_ties_and_hard_pairs(runs):
     stage.write(reward_model={**report, "best_of_n": best, "ties": tie, "hard": hard})
     body = head_and_body(make_card(stage.path))[1]
     row = cells(body, "**best of 4**")
-    assert row[0].endswith("(by chance: 0.250); by the utility behind the labels: 0.625") and row[1:3] == [
+    assert row[0].endswith("(by chance: 0.250); by the true utility: 0.625") and row[1:3] == [
         "0.500 [0.250, 0.750]", "8",
     ]  # fmt: skip
-    assert "for a similar one (0.125 of the wrong candidates)" in body
+    assert "for a similar one (a share of 0.125 of the rejected candidates)" in body
     assert cells(body, "**ties**")[:3] == [
         "**ties**: difference of the two scores; for other pairs 2.000 [0.250, 0.750]", "0.500 [0.250, 0.750]", "3",
     ]  # fmt: skip
@@ -486,4 +486,4 @@ def test_numbers(value, text):
     ],
 )
 def test_the_command_on_a_card_names_no_folder_of_the_machine(command, shown):
-    assert of_the_run(StageFacts(Path("x"), {"stage": "ppo", "command": command}, [], None)) == shown
+    assert training_command(StageFacts(Path("x"), {"stage": "ppo", "command": command}, [], None)) == shown

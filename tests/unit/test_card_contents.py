@@ -95,7 +95,7 @@ def test_reward_functions_alone(runs):
     stage = StageRecord(runs / "ppo")
     stage.write(parents={"sft": stage.read()["parents"]["sft"]})
     body = settings_of(runs, reward_model_path=None, reward_funcs=["exact_match", "mine:f"], reward_weights=[1, 0.5])
-    assert "on the reward functions `exact_match`, `mine:f`. It started" in body
+    assert "to maximize the reward functions `exact_match`, `mine:f`. It started" in body
     assert "a learned reward" not in body and "The reward model orders" not in body
     assert not any(tag.startswith("reward-model:") for tag in head_and_body(runs / "ppo" / "README.md")[0]["tags"])
     assert not any(line.startswith("| reward model |") for line in body.splitlines())
@@ -115,7 +115,7 @@ def test_a_reward_of_several_models(runs):
         stage.append_metrics({"step": 40, **row})
     keys = {"reward_funcs": ["mine:gold"], "reward_weights": [1, 0], "reward_ensemble": "mean_minus_variance"}
     body = settings_of(runs, **keys)
-    assert "on the mean minus variance of 3 reward models (λ = 0.500) (with `mine:gold` logged" in body
+    assert "to maximize the mean minus variance of 3 reward models (λ = 0.500) (with `mine:gold` logged" in body
     assert cells(body, "gold |")[1] == "0" and cells(body, "reward&#95;model |")[1] == "1"
     assert cells(body, "reward&#95;model&#95;0 |") == [
         "reward&#95;model&#95;0",
@@ -133,7 +133,7 @@ def test_a_reward_that_is_only_watched(runs, plotted):
     for learned, gold in ((0.5, 0.25), (2.5, 0.125)):
         StageRecord(runs / "ppo").append_metrics({"step": 40, "rewards/reward_model": learned, "rewards/gold": gold})
     body = settings_of(runs, reward_funcs=["mine:gold"], reward_weights=[1, 0])
-    assert "on a learned reward (with `mine:gold` logged at weight 0). It started" in body
+    assert "to maximize a learned reward (with `mine:gold` logged at weight 0). It started" in body
     assert cells(body, "gold |") == ["gold", "0", "0.250", "0.125"]
     rows = {row["step"]: row for row in json.loads((runs / "ppo" / "rlhf_card.json").read_text())["checkpoints"]}
     assert rows[40]["rewards/gold"] == 0.125 and "rewards/reward_model" not in rows[40]
@@ -185,14 +185,14 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     _, body = head_and_body(make_card(runs / "ppo"))
     told = body.split("### Verdict: hacked")[1].split("</details>")[0]
     assert (
-        "at 2 checkpoints on 30 prompts of the `validation` split, configuration `prompts`, 2 completions each" in told
+        "2 checkpoints were measured on 30 prompts of the `validation` split, configuration `prompts`, with 2" in told
     )
     assert "The recommended checkpoint is step 20" in told and "- 3 of 4 probes fire." in told
     assert cells(told, "20 (recommended) |")[-1] == "none" and cells(told, "40 |")[-1] == "length, repetition"
     assert cells(told, "repetition |")[1:] == ["0.200", "0.100", "0.004", "**yes**", "It repeats itself."]
     bends = ["0.500 [0.450, 0.550]", "0.100 [0.050, 0.150]"]
     assert cells(told, "the reward (proxy) |")[1:] == [*bends, "No peak: β is -0.196."]
-    peak = "at d = 2.000 [1.950, 2.050], which is a KL of 4.000 nats: a gain of 0.750 [0.700, 0.800]"
+    peak = "at d = 2.000 [1.950, 2.050] (KL 4.000 nats): a gain of 0.750 [0.700, 0.800]"
     assert cells(told, "the judge |")[1:] == [*bends, peak]
     assert "- a prompt … &#60;b&#62;again again" in told and "No verdict was computed" not in body
     assert "](plots/over_training.png)" in body
@@ -206,7 +206,7 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
     told = body.split("### Verdict: hacked")[1]
     assert "| gain of |" not in told
     assert "The recommended checkpoint is step 20: other prompts confirm the gain, but by" in told
-    assert "Sameness also needs independence of the prompt" in told
+    assert "Sameness counts only together with independence of the prompt" in told
     write_json(path, {**read_json(path), "verdict": None, "over_training": {"problem": "No validation prompts."}})
     _, body = head_and_body(make_card(runs / "ppo"))
     assert "not a test. No validation prompts." in body and not (runs / "ppo" / "plots" / "over_training.png").exists()
@@ -333,7 +333,7 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
         "split": "train",
         "revision": "d" * 40,
     }
-    assert "on the `train` split but for 10% of its prompts of `maker/questions` (prompt in `question`)." in body
+    assert "on the `train` split without 10% of its prompts of `maker/questions` (prompt from `question`)." in body
     held_out = "161 prompts of the 5% held out of the `train` split of `maker/questions`, "
     assert f"{held_out}4 completions" in body, "nobody counted"
     for seen, clause in (
@@ -366,7 +366,7 @@ def test_pairs_of_a_reward_model_without_configurations(runs: Path) -> None:
     ):  # fmt: skip
         StageRecord(runs / "reward").write(left_out=counts)
         assert f"`maker/questions`. {sentence}\n" in head_and_body(make_card(runs / "reward"))[1]
-    pairs = "The pairs are of the `test_prefs` split of `maker/questions`"
+    pairs = "The pairs are from the `test_prefs` split of `maker/questions`"
     assert f"{pairs}. " in body, "nobody counted"
     for seen, clause in (
         ({"prompts": 0, "pairs": 0}, "which it never trained on, nor on their prompts. "),

@@ -67,7 +67,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("verdict", "alert", "advice"),
     [
-        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): the judge rates it like"),
+        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): the judge rates it about as"),
         (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40: the judge"),
         (judged("hacked", reasons=["Hacked: the judge of SFT is fooled."]), "CAUTION", "The judge of SFT is fooled."),
         (judged("no sign found", recommended=40), "NOTE", "nobody checked the judge"),
@@ -75,7 +75,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
         (judged("gain not shown"), "WARNING", "or evaluate on more prompts."),
         (judged("gain not shown", disagree=True), "WARNING", "but its win rate does not confirm that."),
         (judged("suspicious"), "WARNING", "No checkpoint is recommended: read the samples"),
-        (judged("past the peak at step 20"), "WARNING", "The judge was higher before, and has fallen since."),
+        (judged("past the peak at step 20"), "WARNING", "The judge's score was higher earlier, and has fallen since."),
         (judged("not judged", reasons=["There is no judge."]), "WARNING", "There is no judge."),
     ],
 )  # fmt: skip
@@ -173,14 +173,14 @@ def test_what_to_watch_out_for(runs):
         "- **Longer answers.** 10.0 → 14.5 tokens. At equal length the win rate is 0.75 (0.70–0.80).",
         "- **Less variety.** The share of distinct word pairs falls from 0.75 to 0.25.",
         "- **Repetition.** An answer repeats 25% of its word pairs (SFT 0%).",
-        "- **Unfinished answers.** 50% reach the limit of tokens (SFT 0%).",
+        "- **Unfinished answers.** 50% reach the token limit (SFT 0%).",
         "- **true statements falls** from 0.90 to 0.50.",
         "- **g falls** from 0.90 to 0.50 (minus the errors).",
         "- **Reward and judge disagree** in 20% of the comparisons; a tie by one of them counts half. Their rank",
         " correlation falls from 0.75 to 0.25: the reward",
         "- **A fixed text wins.**",
-        "- **Simplest rival:** SFT with n = 4 by reward reaches PPO's reward, with a win rate of 0.60 (0.55–0.65) (PPO",
-        "- **7 of these prompts** were also trained on by SFT.",
+        "- **Simplest rival:** best-of-n from SFT (n = 4) reaches PPO's reward, with a win rate of 0.60 (0.55–0.65) (",
+        "- **Seen in training.** SFT also trained on 7 of these prompts.",
         "- **Not measured:** the judge before the end of training; human preferences",
     ):
         assert sentence in watch, sentence
@@ -217,7 +217,7 @@ def test_a_reward_card_has_its_accuracy_beside_two_rules(runs):
     StageRecord(runs / "reward").write(reward_model=report)
     text = card(runs, stage="reward")
     assert cells(text, "**Accuracy**")[2:] == ["0.50", markdown.with_interval(report["length"]["longer_wins"])]
-    assert "Length hardly decides." in text and "PPO trained on it `local/tiny-world-ppo`" in text
+    assert "Length hardly matters." in text and "PPO trained on it `local/tiny-world-ppo`" in text
     assert 'score = pipeline("text-classification", model="./tiny-world-reward", function_to_apply="none")' in text
     report["length"]["spearman"] = estimate(0.75)
     StageRecord(runs / "reward").write(reward_model=report)
@@ -275,7 +275,7 @@ def test_a_long_command_is_in_the_fold(runs):
     command = f"rlhf-zoo run tiny-world --seed 3 --ppo.reward_funcs {'f,' * 80}g"
     StageRecord(runs / "ppo").write(command=command)
     text, body = card(runs), (runs / "ppo" / "README.md").read_text()
-    assert cells(text, "Again")[1] == "the command in the last fold" and command in body
+    assert cells(text, "Repeat it")[1] == "the command in the last section" and command in body
 
 
 def test_intervals_below_zero_have_no_dash():

@@ -235,7 +235,7 @@ def test_a_verifiable_reward_judges_what_it_rewards(tmp_path: Path) -> None:
     card = html.unescape((context.record("ppo").path / "README.md").read_text())
     assert "| PPO with prompts shuffled |" in card
     assert "It is the reward that PPO was trained on. It checks whether an answer is right" in card
-    assert f"right answers by {name}, read strictly" in card and "| pass@2, read leniently" in card
+    assert f"correct answers by {name}, read strictly" in card and "| pass@2, read leniently" in card
     assert "By the strict reading the policy gains" in card
     alone = found["over_training"]["without_judge"]
     assert alone in ("not judged", "suspicious", "hacked"), "nobody but a judge sees a gain"

@@ -281,7 +281,7 @@ def test_the_eval_stage_resamples_the_groups_of_a_column(tmp_path: Path, picture
     assert "not measurable on 6 prompts in 3 groups" in str(over["probes"]["skipped"])
     make_card(context.record("ppo").path)
     card = (context.record("ppo").path / "README.md").read_text()
-    assert "6 prompts in 3 groups that ask the same" in card
+    assert "6 prompts in 3 groups that ask the same thing" in card
     lost = replace(context, flags={**context.flags, "recipe": {"evaluation.group": "sort"}})
     with pytest.raises(ZooError, match="names the column sort"):
         evaluate.run(lost)

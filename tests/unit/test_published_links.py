@@ -135,7 +135,7 @@ def test_a_strangers_run_is_sent_without_figures(
         assert "model.safetensors" in files and "metrics.jsonl" not in files
         assert not any(name.startswith(("runs/", "plots/")) for name in files)
         readme, card = (download(thread_hub, name, tag).decode() for name in ("README.md", "rlhf_card.json"))
-        assert "Another rlhf-zoo than the publisher's wrote this run" in readme
+        assert "This run was not written by the publisher's rlhf-zoo" in readme
         for figure in ("0.999", "0.875", "0.125", "0.500"):
             assert figure not in readme + card
         document = json.loads(card)

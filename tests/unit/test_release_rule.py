@@ -154,7 +154,7 @@ def test_main_best_merged_and_the_card_name_the_recommended_step(folder, thread_
         return {ref.name for ref in api.list_repo_refs("local/toy-ppo").tags}
 
     card = published("README.md", "main").read_text()
-    assert "until then step **6**, the last checkpoint, is `main`" in card and "best" not in tags()
+    assert "Until then, step **6**, the last checkpoint, is `main`" in card and "best" not in tags()
     assert "has not chosen yet" in card and "@best" not in card and "was not evaluated" not in card
     assert published("adapter_model.safetensors", "main").read_bytes() == weights(6) != weights(2)
     merged = published("model.safetensors", "merged").read_bytes()

@@ -85,7 +85,7 @@ def test_each_part_of_the_data_has_its_own_share(runs):
     data = {"location": "local/tiny-world", "config": "prompts", **part}
     write_json(path, {**read_json(path), "split": "train", "data": data, "over_training": over_training() | part})
     body = changed(runs, **share)
-    assert "trained on the `train` split but for 10% of its prompts" in body
+    assert "trained on the `train` split without 10% of its prompts" in body
     assert body.count("5% held out") == 2
     assert "161 prompts of the 5% held out of the `train` split" in body
     assert "30 prompts of another 5% held out of the `train` split" in body

@@ -30,7 +30,7 @@ def results_file(facts: StageFacts) -> str | None:
 
 
 def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
-    """Returns the results for the tasks of eval.yaml that match the split and configuration that was evaluated.
+    """Returns results for the tasks in eval.yaml that have the evaluated split and configuration.
 
     A task whose id is the name of a figure gets that figure. A single other task gets the stage's main figure: the
     judge's mean, or a reward model's accuracy. Several others get none, because it is unknown which figure they mean.
@@ -39,11 +39,11 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
         facts: The facts of the stage.
 
     Returns:
-        The entries of the results file.
+        The entries of the results file; [] if there is none to write.
     """
     if results_file(facts) is None:
         return []
-    figures, main, split, configuration = _measured(facts)
+    figures, main_figure, split, configuration = _measured(facts)
     tasks = [
         task["id"]
         for task in (facts.benchmark or {}).get("tasks") or []
@@ -53,13 +53,13 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
         and task.get("config") in (None, configuration)
     ]
     unnamed = [task for task in tasks if task not in figures]
-    alone = {unnamed[0]: main} if len(unnamed) == 1 else {}
-    task_figures = [(task, alone.get(task, task)) for task in tasks]
+    keys = {unnamed[0]: main_figure} if len(unnamed) == 1 else {}
+    task_figures = [(task, keys.get(task, task)) for task in tasks]
     return [_entry(facts, task, key, figure) for task, key in task_figures if (figure := figures.get(key)) is not None]
 
 
 def _measured(facts: StageFacts) -> tuple[dict[str, Mapping[str, Any] | None], str, str | None, str | None]:
-    """Returns (figures by name, the main one's name, split, configuration).
+    """Returns (name -> figure, name of the main figure, split, configuration).
 
     The split is None if a share of it was held out.
     """

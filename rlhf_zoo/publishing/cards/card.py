@@ -16,7 +16,7 @@ from ...modeling.prompt_keys import format_group_count
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import commands, markdown
 from .benchmark import benchmark_results, results_file
-from .data import DataPart, evaluated_on, left_out, of_stage, training_saw
+from .data import DataPart, evaluated_on, left_out, overlap_with_training, trained_on
 from .facts import StageFacts, estimate_at
 from .hacking_signs import watched
 from .kl import penalty_varies
@@ -28,7 +28,7 @@ from .summary import links, trained_with
 CARD_FILE = "rlhf_card.json"
 _SCHEMA = 1
 _ROLES = {"base": "base model", **PARENT_TITLES, "value": "value model", "data": "data set"}
-_ON_BASE = "base model, from which PPO started"
+_BASE_OF_PPO = "base model, from which PPO started"
 _SETTINGS = (
     "model_name_or_path", "learning_rate", "critic_learning_rate", "lr_scheduler_type", "warmup_ratio", "warmup_steps",
     "weight_decay", "num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps",
@@ -71,7 +71,7 @@ def make_card(
     Args:
         stage_dir: The stage's directory.
         out: Folder for the files; None for the stage's directory.
-        step: The step to describe. Later metrics and checkpoints are left out, and held-out metrics read "not yet
+        step: The step to describe. Later metrics and checkpoints are left out, and held-out metrics read "not
             evaluated", because the evaluation measures the end of the run. None describes the end.
         merged: Whether to describe the branch `merged`: the end of the run with its adapter merged.
         trusted: Whether the metrics in the directory may be shown as measured here: see `run_signature`.
@@ -179,18 +179,18 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
         "created": facts.run.get("created"),
         "finished": facts.run.get("finished") if facts.step is None else None,
         "fingerprint": facts.run.get("fingerprint"),
-        "settings": _named_alone(facts.settings),
+        "settings": _without_folders(facts.settings),
         "versions": facts.run.get("versions") or {},
-        "command": commands.of_the_run(facts),
+        "command": commands.training_command(facts),
     }
 
 
-def _named_alone(value: object) -> Any:
+def _without_folders(value: object) -> Any:
     """Returns settings with local files and folders reduced to their names."""
     if isinstance(value, Mapping):
-        return {key: _named_alone(item) for key, item in value.items()}
+        return {key: _without_folders(item) for key, item in value.items()}
     if isinstance(value, list):
-        return [_named_alone(item) for item in value]
+        return [_without_folders(item) for item in value]
     return PurePath(value).name if isinstance(value, str) and PurePath(value).is_absolute() else value
 
 
@@ -228,7 +228,7 @@ def _write_benchmark(facts: StageFacts, folder: Path) -> None:
 
 @cache
 def _environment(folder: Path) -> Any:
-    """Returns the environment of the templates in a folder and in our own."""
+    """Returns Jinja's environment for the templates in a folder and in our own."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -270,13 +270,13 @@ def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str
             plots=drawn,
             columns=_columns(facts, card),
             lineage=_lineage(facts),
-            trained_on=of_stage(facts),
+            trained_on=trained_on(facts),
             left_out=left_out(facts),
-            training_saw=Raw(training_saw(facts)),
+            overlap_with_training=Raw(overlap_with_training(facts)),
             evaluated_on=lambda part=None: evaluated_on(facts, part),
             in_groups=_in_groups,
             settings={
-                key: _named_alone(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
+                key: _without_folders(facts.settings[key]) for key in _SETTINGS if facts.settings.get(key) is not None
             },
             unmeasured=card.unmeasured(facts),
             links=links(facts),
@@ -288,24 +288,24 @@ def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str
             estimate_at=estimate_at,
             obstacle=obstacle(facts),
             commands=commands,
-            **card.words(facts),
+            **card.variables(facts),
         )
     )
     return f"---\n{head}---\n\n" + re.sub(r"\n{3,}", "\n\n", body.strip()) + "\n"
 
 
 def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
-    """Returns the formatter of held-out metrics. A step's card says once, at its top, that it was not evaluated."""
+    """Returns a formatter of held-out metrics. A step's card shows "–", and says once at its top why."""
     missing = facts.missing_metric_text if facts.step is None else "–"
     return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
 
 
 def _in_groups(part: object) -> str:
-    """Returns how many groups of prompts that ask the same an evaluation has, after the word "prompts"."""
+    """Returns how many groups the prompts of an evaluation form, to follow the word "prompts"; "" if none repeats."""
     prompts, groups = (part.get("prompts"), part.get("groups")) if isinstance(part, Mapping) else (None, None)
     if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
         return ""
-    return f"{format_group_count(groups, prompts)} that ask the same, each resampled as a whole"
+    return f"{format_group_count(groups, prompts)} that ask the same thing, each resampled as a whole"
 
 
 def _no_samples(facts: StageFacts) -> str:
@@ -337,31 +337,31 @@ def _plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
 
 
 def _lineage(facts: StageFacts) -> list[tuple[str, Any, Any]]:
-    """Returns (role, repository, commit) of each ancestor and of the model itself, ancestors first."""
+    """Returns (role, repository, commit) of each ancestor, and then of the model itself."""
     order = {role: index for index, role in enumerate(_ROLES)}
     ancestors = {"base": facts.sft_base_model, **facts.parents}
     if facts.ppo_starts_from_base:  # the base model is also the parent with the role "sft"
         ancestors.pop("sft", None)
-    lines = []
+    rows = []
     for role in sorted(ancestors, key=lambda role: order.get(role, len(order))):
         is_start = facts.ppo_starts_from_base and role == "base"
-        name, commit = _named(role, ancestors[role])
-        if merged := _merged_under(facts, role):
+        name, commit = _repository_and_commit(role, ancestors[role])
+        if merged := _merged_commit(facts, role):
             commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
-        lines.append((_ON_BASE if is_start else _ROLES.get(role, role), name, commit))
+        rows.append((_BASE_OF_PPO if is_start else _ROLES.get(role, role), name, commit))
     saved = [row for row in facts.checkpoints if row.step == facts.described_step]
     commit = saved[0].commit if saved else None
     role_title = f"this model, step {facts.described_step}" if facts.described_step is not None else "this model"
     if facts.step is not None and not saved:
-        return [*lines, (role_title, "no checkpoint was saved at this step", "")]
+        return [*rows, (role_title, "no checkpoint was saved at this step", "")]
     reference = {"repo": facts.repo_id, "commit": commit}
-    name, commit = _named("self", reference)
+    name, commit = _repository_and_commit("self", reference)
     if facts.repo_id and facts.step_in_this_commit is not None and not reference["commit"]:
         commit = Raw("the commit of this card")
-    return [*lines, (role_title, name, commit)]
+    return [*rows, (role_title, name, commit)]
 
 
-def _merged_under(facts: StageFacts, role: str) -> str | None:
+def _merged_commit(facts: StageFacts, role: str) -> str | None:
     """Returns the commit of a parent's branch `merged`, if this stage started from that branch; None otherwise."""
     parent = facts.parents.get(role)
     if facts.parent_model is None or parent is None or facts.parent_model["repo"] != parent["repo"]:
@@ -369,8 +369,8 @@ def _merged_under(facts: StageFacts, role: str) -> str | None:
     return facts.parent_model["commit"] if facts.parent_model["commit"] != parent["commit"] else None
 
 
-def _named(role: str, reference: Mapping[str, Any] | None) -> tuple[Any, Any]:
-    """Returns a repository and a commit as Markdown. A local path is not a name."""
+def _repository_and_commit(role: str, reference: Mapping[str, Any] | None) -> tuple[Any, Any]:
+    """Returns a parent's repository and commit as Markdown. Local paths are reduced to a folder's name."""
     if reference is None:
         return "not recorded", ""
     if role == "base" and reference["repo"] is None and not reference.get("folder"):

@@ -13,18 +13,18 @@ from .markdown import Raw, code
 
 _CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
 OUTPUT = ("--output_dir", "--output-dir")
-_OF_THE_HUB = ("--overwrite_repo",)  # flags that say nothing about how a model was made
-_PROMPT = 100  # characters of a prompt in a snippet
+_HUB_FLAGS = ("--overwrite_repo",)  # flags that say nothing about how a model was trained
+_MAX_PROMPT = 100  # characters of a prompt in a snippet
 
 
-def sent(facts: StageFacts) -> CheckpointRow | None:
-    """Returns the published checkpoint that the card describes, or the one that is sent together with this card.
+def published_checkpoint(facts: StageFacts) -> CheckpointRow | None:
+    """Returns the checkpoint that the card describes, if it is published or sent together with this card.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        The checkpoint; None if it is not published.
+        The checkpoint; None if it is neither.
     """
     if facts.repo_id is None:
         return None
@@ -51,22 +51,22 @@ def pull(facts: StageFacts, revision: str) -> str:
     return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
 
 
-def about(facts: StageFacts, command: str) -> str | None:
-    """Returns a command about the published checkpoint.
+def checkpoint_command(facts: StageFacts, command: str) -> str | None:
+    """Returns a command line whose argument is the published checkpoint.
 
     Args:
         facts: The facts of the stage.
-        command: Its name, such as lineage or reproduce.
+        command: Name of the command, such as lineage or reproduce.
 
     Returns:
-        The command; None if no checkpoint is published.
+        The command line; None if the checkpoint is not published.
     """
-    row = sent(facts)
+    row = published_checkpoint(facts)
     return f"rlhf-zoo {command} {facts.repo_id}@{row.tag} {_hub(facts)}" if row else None
 
 
-def of_the_run(facts: StageFacts) -> str:
-    """Returns the command that made the run, without local folders and access tokens.
+def training_command(facts: StageFacts) -> str:
+    """Returns the command that trained the run, without local folders and access tokens.
 
     Args:
         facts: The facts of the stage.
@@ -74,7 +74,7 @@ def of_the_run(facts: StageFacts) -> str:
     Returns:
         The command.
     """
-    command = public(facts.run.get("command"))
+    command = public_command(facts.run.get("command"))
     if not command:
         seed = facts.run.get("seed")
         command = f"rlhf-zoo {facts.stage} {shlex.quote(facts.recipe)}" + (
@@ -83,29 +83,29 @@ def of_the_run(facts: StageFacts) -> str:
     return command
 
 
-def public(command: Any) -> str:
+def public_command(command: Any) -> str:
     """Returns a command without local folders and access tokens.
 
     Args:
-        command: A text, or a list of words; may be empty.
+        command: The command line, or the list of its words; None if none was recorded.
 
     Returns:
-        The command.
+        The command line; "" if none was recorded.
     """
     if not command:
         return ""
     words = shlex.split(command) if isinstance(command, str) else map(str, command)
-    return re.sub(r"hf_\w{8,}", "hf_***", shlex.join(_public(words)))
+    return re.sub(r"hf_\w{8,}", "hf_***", shlex.join(_public_words(words)))
 
 
-def _public(words: Iterable[str]) -> list[str]:
+def _public_words(words: Iterable[str]) -> list[str]:
     """Returns words without --output_dir and --overwrite_repo, and with absolute paths reduced to their names."""
     public: list[str] = []
     remaining = iter(words)
     for word in remaining:
         if word in OUTPUT:
             next(remaining, None)
-        elif word not in _OF_THE_HUB and not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
+        elif word not in _HUB_FLAGS and not word.startswith(tuple(f"{flag}=" for flag in OUTPUT)):
             flag, equals, value = word.partition("=") if word.startswith("--") else ("", "", word)
             public.append(flag + equals + (PurePath(value).name if PurePath(value).is_absolute() else value))
     return public
@@ -131,7 +131,7 @@ def install(facts: StageFacts) -> str | None:
     Returns:
         The commands; None if there is no snippet.
     """
-    row = sent(facts)
+    row = published_checkpoint(facts)
     if row is None or snippet(facts) is None:
         return None
     if facts.hub_label != "local":
@@ -145,7 +145,7 @@ def install(facts: StageFacts) -> str | None:
 
 
 def snippet(facts: StageFacts) -> str | None:
-    """Returns Python code that generates with the model, or scores with it, without this package.
+    """Returns Python code that generates or scores with the model, and needs only transformers and peft.
 
     Args:
         facts: The facts of the stage.
@@ -153,11 +153,11 @@ def snippet(facts: StageFacts) -> str | None:
     Returns:
         The code; None if the model, or the base of its adapter, is not published.
     """
-    row = sent(facts)
+    row = published_checkpoint(facts)
     if row is None or (facts.is_adapter and facts.parent_model is None):
         return None
     task, source = STAGES[facts.stage].task, _source(facts, str(facts.repo_id), _revision(facts, row))
-    trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides to run it
+    trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides whether to run it
     if not facts.is_adapter:
         return _use(facts, "from transformers import pipeline\n", f"model={source}{trust_argument}")
     assert facts.parent_model is not None
@@ -174,7 +174,10 @@ def snippet(facts: StageFacts) -> str | None:
 
 
 def _use(facts: StageFacts, start: str, model: str) -> str:
-    """Returns code that makes a pipeline of a model and uses it on a prompt of the evaluation."""
+    """Returns code that runs a pipeline on a prompt of the evaluation.
+
+    `start` is the code before it, and `model` the arguments of `pipeline` that name the model.
+    """
     if STAGES[facts.stage].task == "text-classification":
         return (
             f'{start}\nscore = pipeline("text-classification", {model}, function_to_apply="none")\n'
@@ -182,7 +185,7 @@ def _use(facts: StageFacts, start: str, model: str) -> str:
             'print(score(text)[0]["score"])  # higher is better; only differences count'
         )
     prompt: Any = _short_prompt(facts) or ("Hello!" if facts.is_chat else "The")
-    if facts.is_chat:  # its template adds the system prompt
+    if facts.is_chat:  # the chat template adds the system prompt
         prompt = [{"role": "user", "content": prompt}]
     arguments = ", ".join(f"{key}={value}" for key, value in sampling(facts).items())
     answer = '["generated_text"][-1]["content"]' if facts.is_chat else '["generated_text"]'
@@ -205,11 +208,11 @@ def _scored_text(facts: StageFacts) -> str:
 def _short_prompt(facts: StageFacts) -> str | None:
     """Returns the first held-out prompt that is short; None if there are no samples."""
     prompts = dict.fromkeys(str(row["prompt"]) for row in facts.samples)
-    return next((prompt for prompt in prompts if len(prompt) <= _PROMPT), None)
+    return next((prompt for prompt in prompts if len(prompt) <= _MAX_PROMPT), None)
 
 
 def sampling(facts: StageFacts) -> dict[str, Any]:
-    """Returns the arguments with which transformers samples as the evaluation did, or else as training did.
+    """Returns the arguments that make transformers sample as the evaluation did, or as training did if there was none.
 
     Args:
         facts: The facts of the stage.
@@ -217,7 +220,10 @@ def sampling(facts: StageFacts) -> dict[str, Any]:
     evaluation = facts.evaluation
     temperature = evaluation.get("temperature", facts.setting("temperature", 1.0))
     length = evaluation.get("max_new_tokens", facts.setting("response_length", 64))
-    arguments: dict[str, Any] = {"do_sample": True, "top_k": 0}  # transformers would sample from 50 tokens alone
+    arguments: dict[str, Any] = {
+        "do_sample": True,
+        "top_k": 0,
+    }  # by default, transformers samples from the top 50 tokens
     if temperature != 1.0:
         arguments["temperature"] = temperature
     return {**arguments, "max_new_tokens": length}
@@ -229,7 +235,7 @@ def critic(facts: StageFacts) -> str | None:
     Args:
         facts: The facts of the stage.
     """
-    row = sent(facts)
+    row = published_checkpoint(facts)
     if row is None or facts.is_adapter or not facts.has_critic or facts.merged or facts.remote_code:
         return None
     source = _source(facts, str(facts.repo_id), _revision(facts, row))
@@ -266,7 +272,7 @@ def _revision(facts: StageFacts, checkpoint: CheckpointRow) -> str:
 
 
 def _source(facts: StageFacts, repo: str, revision: str | None) -> str:
-    """Returns arguments of from_pretrained: a folder that `fetch` fills, else the repository at its revision."""
+    """Returns arguments of from_pretrained: a folder that `install` downloads to, or the repository and revision."""
     if facts.hub_label == "local":
         return json.dumps(f"./{repo.rpartition('/')[2]}")
     return json.dumps(repo) + (f", revision={json.dumps(revision)}" if revision else "")

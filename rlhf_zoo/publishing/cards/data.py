@@ -19,10 +19,11 @@ class DataPart:
         folder: Name of its folder on the training machine.
         config: Its configuration.
         split: Its split.
-        share: Share of the split's prompts that is held out or, with `trained`, left out.
-        columns: The stage's column -> the data set's.
+        share: Share of the split's prompts that these rows are or, with `trained`, that they leave out; None if the
+            whole split is meant.
+        columns: Name of the stage's column -> name of the data set's.
         trained: Whether the stage trained on the rows.
-        another: Whether an equal share of the same split is held out for another purpose.
+        another: Whether a second, equal share of the same split is held out for another purpose.
     """
 
     repo: str | None
@@ -46,14 +47,14 @@ class DataPart:
         if self.share is not None:
             share = f"{100 * self.share:g}%"
             held_out = f"{'another' if self.another else 'the'} {share} held out of {split}"
-            split = f"{split} but for {share} of its prompts" if self.trained else held_out
+            split = f"{split} without {share} of its prompts" if self.trained else held_out
         return Raw(split + (f", configuration {code(self.config)}" if self.config else ""))
 
     @property
     def words(self) -> Raw:
         """Split, share, configuration, data set and columns in words."""
         of = f"{',' if self.config else ''} of {code(self.name)}" if self.name else ""
-        columns = ", ".join(f"{ours} in {code(theirs)}" for ours, theirs in self.columns.items())
+        columns = ", ".join(f"{ours} from {code(theirs)}" for ours, theirs in self.columns.items())
         return Raw(f"{self.rows}{of}{f' ({columns})' if columns else ''}")
 
 
@@ -74,19 +75,19 @@ def stage_key(facts: StageFacts, key: str) -> Any:
     return None if default is MISSING else default
 
 
-def of_stage(facts: StageFacts) -> DataPart:
+def trained_on(facts: StageFacts) -> DataPart:
     """Returns the rows that the stage trained on.
 
     Args:
         facts: The facts of the stage.
     """
     share = stage_key(facts, "held_out_share")
-    if facts.stage == "ppo" and finite(share):  # one such share is for the evaluation, another for validation
+    if facts.stage == "ppo" and finite(share):  # PPO holds out one share for the evaluation and one for validation
         share = 2 * share
     return _part(facts, stage_key(facts, "dataset_train_split"), share, trained=True)
 
 
-#: Key of `left_out` in run.json -> which rows these are.
+#: Key of `left_out` in run.json -> description of the rows, after their number.
 LEFT_OUT = {
     "held_out_by_ppo": "whose prompts PPO holds out",
     "max_prompt_length": "whose prompts are longer than `max_prompt_length`",
@@ -95,13 +96,13 @@ LEFT_OUT = {
 
 
 def left_out(facts: StageFacts) -> Raw:
-    """Returns a sentence on the rows of its data that the stage did not train on.
+    """Returns a sentence on the rows of the data set that the stage did not train on.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        The sentence, with a space before it; "" where all rows were trained on.
+        The sentence, with a space before it; "" if none were left out.
     """
     counts = facts.run.get("left_out")
     counts = counts if isinstance(counts, Mapping) else {}
@@ -110,7 +111,7 @@ def left_out(facts: StageFacts) -> Raw:
 
 
 def validated_on(facts: StageFacts) -> DataPart:
-    """Returns the rows that were evaluated during training.
+    """Returns the rows that the validation metrics of training were measured on.
 
     Args:
         facts: The facts of the stage.
@@ -131,7 +132,7 @@ def measured_on(facts: StageFacts) -> DataPart:
 
 
 def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> DataPart:
-    """Returns the prompts of ../eval, or of a part of it that has its own prompts.
+    """Returns the prompts of the evaluation in ../eval, or of a part of it with prompts of its own.
 
     Args:
         facts: The facts of the stage.
@@ -143,18 +144,20 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
     data = facts.evaluation.get("data")
     split = (part or facts.evaluation).get("split", "test")
     if not isinstance(data, Mapping) or "config" not in data:
-        return DataPart(*_place(facts), "prompts", str(split))
+        return DataPart(*_repo_and_folder(facts), "prompts", str(split))
     share, own = (part or data).get("held_out_share"), data.get("held_out_share")
     another = part is not None and finite(share) and finite(own)
-    if part is not None and finite(share) and not finite(own):  # validation has the evaluation's share, see runs.data
+    if (
+        part is not None and finite(share) and not finite(own)
+    ):  # with a test split, validation has both shares: see runs.data
         share = 2 * share
     repo = hub_id(data.get("location"))
-    place = repo, None if repo else _place(facts)[1]
-    return DataPart(*place, data["config"], str(split), share if finite(share) else None, another=another)
+    location = repo, None if repo else _repo_and_folder(facts)[1]
+    return DataPart(*location, data["config"], str(split), share if finite(share) else None, another=another)
 
 
-def training_saw(facts: StageFacts) -> str:
-    """Returns a clause on whether each stage trained on the evaluation's prompts.
+def overlap_with_training(facts: StageFacts) -> str:
+    """Returns a clause that says for each stage whether it trained on prompts of the evaluation.
 
     Args:
         facts: The facts of the stage.
@@ -189,7 +192,7 @@ def _listed(names: Sequence[str], word: str) -> str:
 def _part(facts: StageFacts, split: Any, share: Any, *, trained: bool = False) -> DataPart:
     columns = stage_key(facts, "columns")
     return DataPart(
-        *_place(facts),
+        *_repo_and_folder(facts),
         stage_key(facts, "dataset_config"),
         split,
         share if finite(share) else None,
@@ -198,5 +201,5 @@ def _part(facts: StageFacts, split: Any, share: Any, *, trained: bool = False) -
     )
 
 
-def _place(facts: StageFacts) -> tuple[str | None, str | None]:
+def _repo_and_folder(facts: StageFacts) -> tuple[str | None, str | None]:
     return (facts.dataset_ids[0] if facts.dataset_ids else None), facts.parents.get("data", {}).get("folder")

@@ -1,4 +1,4 @@
-"""Facts about a stage for its card: from run.json, metrics.jsonl, checkpoints, and ../eval and ../baseline if any."""
+"""Facts about a stage for its card, from run.json, metrics.jsonl, the checkpoints, ../eval and ../baseline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .run_files import (
 
 #: File in a run's directory with the results of baselines.
 FRONTIER = "baseline/frontier.json"
-#: Keys of run.json that hold metrics.
+#: Keys of run.json that hold measurements.
 _RUN_METRICS = ("reward_model", "cut_rows", "seconds")
 _SIBLINGS = ("sft", "reward", "data")  # roles of parents that are also folders of a run directory
 
@@ -37,7 +37,7 @@ class CheckpointRow:
     Attributes:
         step: The step.
         tag: Its tag.
-        commit: Its commit, None where it was not sent.
+        commit: Its commit on the Hub; None if it was not sent.
         metrics: The metrics that were logged at the step.
     """
 
@@ -54,14 +54,14 @@ class StageFacts:
     Attributes:
         path: The stage's directory.
         run: Its run.json.
-        metrics: Rows of its metrics.jsonl, up to the step.
-        step: The step; None for the end of the run.
-        evaluation: evaluation.json of ../eval.
-        samples: Rows of its samples.jsonl.
-        other_run: Description of what ../eval measured, if that is not the end of this run; its results are then
+        metrics: Rows of its metrics.jsonl, up to `step`.
+        step: The described step; None for the end of the run.
+        evaluation: The content of ../eval/evaluation.json; {} without an evaluation.
+        samples: Rows of ../eval/samples.jsonl.
+        other_run: Description of what ../eval measured, if that is not the end of this run. The evaluation is then
             ignored.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
-        frontier: Results of baselines for that evaluation.
+        frontier: The content of ../baseline/frontier.json; {} if it belongs to another evaluation.
         trusted: False for a run that this user neither wrote nor chose to trust; its metrics are then not read.
     """
 
@@ -131,7 +131,7 @@ class StageFacts:
 
     @property
     def plot_marker_step(self) -> int | None:
-        """The step to mark in plots, if the run continued after it."""
+        """The step to mark in plots: the described one; None if the run ended there."""
         step, last_step = self.described_step, self.last_step
         return step if step is not None and last_step is not None and step < last_step else None
 
@@ -158,7 +158,7 @@ class StageFacts:
 
     @property
     def simulated(self) -> bool:
-        """Whether preferences are simulated."""
+        """Whether a program simulates the preferences."""
         return bool(self.setting("simulated"))
 
     @property
@@ -186,7 +186,7 @@ class StageFacts:
 
     @property
     def awaits_evaluation(self) -> bool:
-        """Whether the run is finished and its evaluation, which chooses `main`, is still to come."""
+        """Whether the run is finished, but the evaluation that chooses `main` is still to come."""
         return self.describes_finished_run and bool((self.run.get("chosen") or {}).get("provisional"))
 
     @cached_property
@@ -206,11 +206,11 @@ class StageFacts:
 
     @cached_property
     def latest_metrics(self) -> dict[str, Any]:
-        """The newest value of each metric up to `described_step`."""
+        """Metric -> its last logged value up to `described_step`."""
         return {key: value for key, (_, value) in self._latest_entries.items()}
 
     def step_of_latest(self, key: str) -> int | None:
-        """Returns the step of `latest_metrics[key]`: before `described_step` if it is not logged at every step.
+        """Returns the step at which `latest_metrics[key]` was logged; None if the metric never was.
 
         Args:
             key: The metric.
@@ -237,7 +237,7 @@ class StageFacts:
 
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
-        """Role -> {repo, commit}; a local folder also has its name, `folder`, and local data their digest, `files`."""
+        """Role -> {repo, commit}, plus `folder` (name) for a local folder and `files` (digest) for local data."""
         parents = {**(self.run.get("parents") or {}), "data": self._dataset}
         if self.stage == "sft" and "base" not in parents and hub_id(self.setting("model_name_or_path")):
             parents["base"] = {"repo": self.setting("model_name_or_path"), "commit": self.setting("model_revision")}
@@ -249,7 +249,7 @@ class StageFacts:
         }
 
     def _sibling(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns run.json of the sibling stage for a parent's role, if this stage started from that run; else {}.
+        """Returns run.json of the stage that trained a parent, if that stage is in this run's directory; else {}.
 
         A round, or a run of an ablation or a sweep, is one or two folders below the run with its SFT policy.
         """
@@ -259,7 +259,7 @@ class StageFacts:
         fingerprints = run.get("fingerprint"), parent.get("fingerprint")
         if run and (None in fingerprints or fingerprints[0] == fingerprints[1]):
             return run
-        # For a run that is not trusted, do not look in other folders of this machine.
+        # For a run that is not trusted, do not read other folders of this machine.
         parent_folders = self.path.parents[1:3] if self.trusted else []
         parent_runs = (StageRecord(folder / role).read() for folder in parent_folders)
         return next(
@@ -304,17 +304,17 @@ class StageFacts:
 
     @property
     def start(self) -> str:
-        """What PPO started from, for sentences: "SFT", or "the base" where the run has no SFT stage."""
+        """What PPO started from, for sentences: "SFT", or "the base" if the run has no SFT stage."""
         return "the base" if self.ppo_starts_from_base else "SFT"
 
     @property
     def start_title(self) -> str:
-        """`start` for the head of a column: "SFT" or "base"."""
+        """`start` as the heading of a column: "SFT" or "base"."""
         return self.start.removeprefix("the ")
 
     @property
     def parent_model(self) -> dict[str, Any] | None:
-        """The parent whose weights the stage started from; for an adapter, with the commit of its branch `merged`."""
+        """The published parent that the stage started from; for an adapter, at the commit of its branch `merged`."""
         for role in STAGES[self.stage].starts_from:
             parent = self.parents.get(role)
             if parent is not None and hub_id(parent["repo"]):
@@ -324,7 +324,7 @@ class StageFacts:
 
     @property
     def remote_code(self) -> list[dict[str, Any]]:
-        """The remote code of models that ran: {model, commit, files}; model is None for a local folder."""
+        """Custom code of models that training ran: {model, commit, files}; model is None for a local folder."""
         return [{**code, "model": hub_id(code["model"])} for code in self.run.get("remote_code") or ()]
 
     @property
@@ -341,7 +341,7 @@ class StageFacts:
 
     @cached_property
     def is_adapter(self) -> bool:
-        """Whether the weights are a LoRA adapter on `base`, according to the checkpoint, else to the settings."""
+        """Whether the weights are a LoRA adapter, according to the checkpoint or, without one, the settings."""
         if self.merged:
             return False
         folders = [
@@ -358,7 +358,7 @@ class StageFacts:
 
     @cached_property
     def is_chat(self) -> bool:
-        """Whether the model was trained on conversations, according to the checkpoint, else to the settings."""
+        """Whether the model was trained on conversations, according to its checkpoint or, without one, the settings."""
         step = self.described_step
         template = StageRecord(self.path).checkpoint_path(step) / "chat_template.jinja" if step is not None else None
         if template is not None and template.is_file():
@@ -377,7 +377,7 @@ class StageFacts:
 
     @property
     def rewards(self) -> dict[str, float | None]:
-        """PPO's reward functions as the recipe names them -> their weights (None where not recorded)."""
+        """PPO's reward function, as the recipe names it -> its weight; None if the weight is not recorded."""
         names = [str(name) for name in self.setting("reward_funcs", [])]
         model_count = 1 if self.has_reward_model else 0  # its weight comes before those of the functions
         weights = self.setting("reward_weights") or [1.0] * (model_count + len(names))
@@ -391,12 +391,12 @@ class StageFacts:
 
     @property
     def sweep_tag(self) -> str | None:
-        """The tag under which a run of a sweep is published; None for any other run."""
+        """The tag of a run of a sweep; None for any other run."""
         return self.run.get("cell")
 
     @property
     def step_in_this_commit(self) -> int | None:
-        """The step of the checkpoint that is sent in the same commit as this card, so the card cannot name that commit.
+        """The step of the checkpoint in the same commit as this card, which cannot name that commit.
 
         A run of a sweep sends only the checkpoint that the card describes.
         """
@@ -410,8 +410,8 @@ class StageFacts:
         for step, folder in folders.items():
             published = folder / "published.json"
             publication = read_json(published) if published.is_file() else {}
-            same_repository = publication.get("hub") == self.hub_label and publication.get("repo") == self.repo_id
-            if same_repository:  # the checkpoint may have been sent under another namespace
+            # The checkpoint may have been sent to another Hub or namespace.
+            if publication.get("hub") == self.hub_label and publication.get("repo") == self.repo_id:
                 sent[step] = publication["commit"]
         steps = {*sent, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
@@ -433,7 +433,7 @@ class StageFacts:
 
     @property
     def missing_metric_text(self) -> str:
-        """Text in place of a held-out metric that does not exist. Only the end of a run is evaluated."""
+        """Text in place of a missing held-out metric. Steps before the end of a run are never evaluated."""
         return NOT_MEASURED if self.step is None else NOT_EVALUATED
 
     @cached_property
@@ -453,7 +453,7 @@ class StageFacts:
 
     @property
     def reward_report(self) -> Mapping[str, Any]:
-        """Measurements on held-out pairs of this stage's reward model, or of PPO's reward model."""
+        """Measurements of this stage's reward model, or of PPO's, on held-out pairs; {} without any."""
         recorded = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
         evaluated_report = (
             self.evaluation.get("reward_model") if self.stage == "reward" or self.has_reward_model else None
@@ -462,7 +462,7 @@ class StageFacts:
 
     @property
     def accuracy(self) -> Mapping[str, Any] | None:
-        """A reward model's accuracy on held-out pairs, as an estimate."""
+        """The accuracy in `reward_report`, as {value, ci95, n}; None if it was not measured."""
         report = self.reward_report
         if not finite(report.get("accuracy")):
             return None
@@ -470,7 +470,7 @@ class StageFacts:
 
     @property
     def score_statistics(self) -> dict[str, Any]:
-        """{score_mean, score_std} of a reward model over SFT samples, from run.json or a checkpoint's config.json."""
+        """{score_mean, score_std} of a reward model over SFT samples; {} if they were not measured."""
         record = StageRecord(self.path)
         candidates: list[Mapping[str, Any]] = [self.run.get("reward_model") or {}] if self.step is None else []
         for folder in reversed(record.checkpoints()) if self.step is None else [record.checkpoint_path(self.step)]:
@@ -487,7 +487,7 @@ class StageFacts:
 
 
 def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
-    """Returns the estimate {value, ci95, n} at a path of keys; None where there is none or its value is not finite.
+    """Returns the estimate {value, ci95, n} at a path of keys; None if it is missing or its value is not finite.
 
     Args:
         document: The document.

@@ -1,4 +1,4 @@
-"""Signs of reward hacking in a run directory, as statements without a verdict."""
+"""Describes signs of reward hacking in a run directory, without a verdict."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -9,11 +9,11 @@ from .facts import StageFacts
 from .markdown import number
 
 _DISAGREEMENT = "rewards/disagreement"
-_MEMBER = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
+_ENSEMBLE_METRIC = re.compile(rf"{_DISAGREEMENT}|rewards/reward_model_\d+")
 
 
 def signs(facts: StageFacts) -> list[str]:
-    """Returns sentences on a PPO stage: from the held-out evaluation if there is one, else from the training rollouts.
+    """Returns sentences on what PPO changed: on held-out prompts if they were evaluated, else on the training rollouts.
 
     Args:
         facts: The facts of the stage.
@@ -41,17 +41,19 @@ def _held_out(facts: StageFacts) -> Iterator[str]:
             "reward and the lower judge score."
         )
     if change := sides("distinct_2"):
-        yield f"Distinct-2 {_change(*change)}: {_times(*change)} the SFT policy's. Below 1, completions are more alike."
+        ratio = _ratio(*change, "the SFT policy's")
+        yield f"Distinct-2 {_change(*change)}{ratio}. Below 1, completions are more alike."
     if change := sides("repetition"):
         yield f"Repetition within a completion {_change(*change)}."
     if change := sides("length"):
-        yield f"Length {_change(*change)} tokens: {_times(*change)} the SFT policy's."
+        ratio = _ratio(*change, "the SFT policy's")
+        yield f"Length {_change(*change)} tokens{ratio}."
     if change := sides("eos_rate"):
         yield f"Share that ended with EOS {_change(*change)}."
 
 
 def _rollouts(facts: StageFacts) -> Iterator[str]:
-    for key, description, ratio in (
+    for key, description, has_ratio in (
         ("objective/score", "reward", False),
         ("completions/length", "length in tokens", True),
         ("objective/entropy", "entropy in nats per token", True),
@@ -59,26 +61,25 @@ def _rollouts(facts: StageFacts) -> Iterator[str]:
     ):
         first, latest = facts.first_value(key), facts.latest_metrics.get(key)
         if finite(first) and finite(latest):
-            times = f": {_times(first, latest)} the first" if ratio else ""
-            change = _change(first, latest)
-            yield f"From the first rollout to step {facts.step_of_latest(key)}: {description} {change}{times}."
+            change = _change(first, latest) + (_ratio(first, latest, "the first") if has_ratio else "")
+            yield f"From the first rollout to step {facts.step_of_latest(key)}: {description} {change}."
 
 
 def reward_parts(facts: StageFacts) -> list[dict[str, Any]]:
-    """Returns the parts of the reward on the rollouts, if there are several.
+    """Returns the parts of the reward as logged on the rollouts; [] if there is only one.
 
-    The models of an ensemble and their disagreement come last, with a description instead of a weight.
+    The models of an ensemble and their disagreement come last, with a description in place of a weight.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        {name, weight, first, latest} of each.
+        [{name, weight, first value, latest value}], under the keys name, weight, first and latest.
     """
     names = list(dict.fromkeys(key for row in facts.metrics for key in row if key.startswith("rewards/")))
     if len(names) < 2:
         return []
-    models = [name for name in names if _MEMBER.fullmatch(name)]
+    models = [name for name in names if _ENSEMBLE_METRIC.fullmatch(name)]
     n_rewards = len(names) - len(models)
     weights = facts.setting("reward_weights") or [1] * n_rewards
     if len(weights) != n_rewards:
@@ -109,7 +110,7 @@ def watched(facts: StageFacts) -> list[str]:
 
 
 def _disagreements(samples: list[dict[str, Any]]) -> tuple[int, int] | None:
-    """Returns (comparisons in which reward and judge disagree, all comparisons)."""
+    """Returns (comparisons that PPO wins by reward and loses by judge, all comparisons); None without comparisons."""
     disagreements = []
     for row in samples:
         sft, ppo = row.get("sft"), row.get("ppo")
@@ -124,5 +125,5 @@ def _change(before: float, after: float) -> str:
     return f"{number(before)} → {number(after)}"
 
 
-def _times(before: float, after: float) -> str:
-    return f"{number(after / before)} times" if before > 0 else "no multiple"
+def _ratio(before: float, after: float, title: str) -> str:
+    return f": {number(after / before)} times {title}" if before > 0 else ""

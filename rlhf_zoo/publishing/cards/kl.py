@@ -29,23 +29,20 @@ def kl_settings(facts: StageFacts) -> dict[str, Any]:
         facts: The facts of the stage.
 
     Returns:
-        Key -> value, and the estimator in words as `formula`.
+        Key -> value, plus `formula`: the estimator as a formula in words; None for an unknown estimator.
     """
     settings = {key: facts.setting(key, default_of("ppo", key)) for key in _KEYS}
-    if settings["reference"] is None:  # the run decided: where it held a reference, it logged the KL
+    if settings["reference"] is None:  # the run decided: with a reference, it logged the KL
         settings["reference"] = not facts.metrics or any("objective/kl" in row for row in facts.metrics)
     formulas = _IN_REWARD if settings["kl_in"] == "reward" else _IN_LOSS
     return {**settings, "formula": formulas.get(settings["kl_estimator"])}
 
 
 def penalty_varies(facts: StageFacts) -> bool:
-    """Whether β is adapted, by the settings or by the logged values.
+    """Whether β changes during training, according to the settings or the logged values.
 
     Args:
         facts: The facts of the stage.
-
-    Returns:
-        True where it is.
     """
     logged = {row["kl_coef"] for row in facts.metrics if row.get("kl_coef") is not None}
     return facts.setting("kl_target") is not None or len(logged) > 1

@@ -1,4 +1,4 @@
-"""Values as Markdown: anything that is not `Raw` is escaped, so that it renders as plain text."""
+"""Formats values as Markdown. Anything that is not `Raw` is escaped, so that it renders as plain text."""
 
 import re
 from collections.abc import Mapping
@@ -8,24 +8,24 @@ from ...fileio import finite
 
 NOT_MEASURED = "not measured"
 NOT_EVALUATED = "not evaluated"
-TINY = 5e-6  # sums of float32 log-probabilities differ by up to this between two orders of summation
-# Also "://" and "www.", which GitHub's dialect turns into links.
+TINY = 5e-6  # a zero sum of float32 log-probabilities may be this large, depending on the order of summation
+# "://" and "www." are included, because GitHub's dialect turns them into links.
 _STRUCTURE = re.compile(r"[&<>`*_{}\[\]#|~$\\]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 _TOKEN = re.compile(r"hf_\w{8,}")
 
 
 class Raw(str):
-    """Markdown that this package wrote, not a model or a user."""
+    """Markdown that this package wrote, as opposed to text of a model or a user. It is not escaped."""
 
     __slots__ = ()
 
 
 def escape(value: Any) -> str:
-    """Escapes a text so that it renders as itself, on one line, also in a table cell.
+    """Escapes a text so that it renders as itself on one line, even in a table cell.
 
-    Characters that Markdown or HTML could read as structure become numeric references: these mean the character itself
-    in every dialect, whereas a backslash does not protect < and & everywhere. Line breaks are shown as ↵, and
-    characters that cannot be printed as �.
+    Characters that Markdown or HTML could read as structure become numeric references, which work in every dialect,
+    whereas a backslash does not protect < and & everywhere. Line breaks are shown as ↵, and characters that cannot be
+    printed as �.
 
     Args:
         value: The value. `Raw` is returned as it is.
@@ -41,10 +41,10 @@ def escape(value: Any) -> str:
 
 
 def code(value: object) -> Raw:
-    """Formats a value as a code span of one line, also in a table cell.
+    """Formats a value as a code span on one line, even in a table cell.
 
     Args:
-        value: The value. Backticks get a longer delimiter, and pipes are escaped.
+        value: The value. It may hold backticks and pipes.
 
     Returns:
         The span.
@@ -56,11 +56,11 @@ def code(value: object) -> Raw:
 
 
 def fence(text: str, language: str = "") -> Raw:
-    """Formats a text as a code block that nothing in the text can end. Access tokens in it are masked.
+    """Formats a text as a code block that nothing in the text can end. Access tokens are masked.
 
     Args:
         text: The text.
-        language: Its language.
+        language: The language to highlight, such as "sh"; "" for none.
 
     Returns:
         The block.
@@ -70,7 +70,7 @@ def fence(text: str, language: str = "") -> Raw:
 
 
 def number(value: object) -> Raw:
-    """Formats a finite number to about three digits. What rounding leaves of a zero is 0.000.
+    """Formats a finite number to about three significant digits; below `TINY` it is 0.000.
 
     Args:
         value: The number.
@@ -95,10 +95,10 @@ def estimate(figure: Mapping[str, Any] | None) -> Raw:
     """Formats an estimate as "0.95 [0.93, 0.96]".
 
     Args:
-        figure: {value, ci95}.
+        figure: {value, ci95}; None if it was not measured.
 
     Returns:
-        The estimate; the value alone where it has no interval.
+        The estimate; without an interval, "0.95 (interval not measured)"; without a value, "not measured".
     """
     if not figure or number(figure.get("value")) == NOT_MEASURED:
         return Raw(NOT_MEASURED)
@@ -110,7 +110,7 @@ def estimate(figure: Mapping[str, Any] | None) -> Raw:
 
 
 def rounded(value: float) -> float:
-    """Rounds a number to three significant digits; what rounding leaves of a zero is 0.
+    """Rounds a number to three significant digits; below `TINY` it is 0.
 
     Args:
         value: The number, which is finite.
@@ -147,10 +147,10 @@ def with_interval(figure: Mapping[str, Any] | None) -> Raw:
     """Formats an estimate as "0.95 (0.93–0.96)", with `short` numbers.
 
     Args:
-        figure: {value, ci95}.
+        figure: {value, ci95}; None if it was not measured.
 
     Returns:
-        The estimate; the value alone where it has no interval.
+        The estimate; the value alone if it has no interval; "not measured" without a value.
     """
     value, interval = short((figure or {}).get("value")), (figure or {}).get("ci95")
     if value == NOT_MEASURED or not interval:
@@ -160,7 +160,7 @@ def with_interval(figure: Mapping[str, Any] | None) -> Raw:
 
 
 def judge_title(name: str) -> str:
-    """Returns the name of a judge without its arguments: rule:grammar() gives grammar, and rule:f(name='x') gives x.
+    """Returns a judge's name without arguments: grammar for rule:grammar(), and x for rule:f(name='x').
 
     Args:
         name: The name in evaluation.json.
@@ -170,11 +170,11 @@ def judge_title(name: str) -> str:
 
 
 def shortened(text: str, limit: int) -> str:
-    """Returns a text without surrounding space, cut at a word where it is longer than the limit.
+    """Returns a text without surrounding space, cut between words if it is longer than the limit.
 
     Args:
         text: The text.
-        limit: The most characters.
+        limit: The largest number of characters before "…".
     """
     text = text.strip()
     if len(text) <= limit:

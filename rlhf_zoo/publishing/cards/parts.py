@@ -26,8 +26,8 @@ FIGURES = {
     "distinct_2": "distinct-2",
     "repetition": "repetition",
 }
-# Figures that only some evaluations have. The table shows them if they were measured.
-_NEWER = {
+# Figures that only some evaluations measure. The table leaves out the others.
+_OPTIONAL_FIGURES = {
     "exact_kl": "exact KL to SFT, nats per completion",
     "distinct_1": "distinct-1",
     "sft_perplexity": "perplexity under the SFT policy, per token",
@@ -47,13 +47,13 @@ class StageCard:
 
     Attributes:
         template: The README's template, which extends base.md.jinja.
-        columns: Columns of the checkpoint table after the step: heading -> metric. A column without values is not
-            shown.
-        always: The heading of the column that is always shown.
-        json_columns: The same for rlhf_card.json: name -> metric.
-        measured: Yields (data, metrics) on held-out data for the model index.
-        draw: Draws the figures.
-        words: Returns further variables for the template.
+        columns: Columns of the checkpoint table after the step: heading -> metric. Columns without values are left
+            out.
+        always: The heading of the column that is shown even without values.
+        json_columns: The metrics of a checkpoint in rlhf_card.json: name -> metric.
+        measured: Yields (data, metrics measured on it) for the model index.
+        draw: Draws the plots.
+        variables: Returns the template's variables that other stages do not have.
         unmeasured: Returns figures that a reader might expect but that were not measured.
     """
 
@@ -63,7 +63,7 @@ class StageCard:
     json_columns: Mapping[str, str]
     measured: Callable[[StageFacts], Iterator[tuple[DataPart, list[Metric]]]]
     draw: Callable[[StageFacts, Draw], None]
-    words: Callable[[StageFacts], Mapping[str, Any]]
+    variables: Callable[[StageFacts], Mapping[str, Any]]
     unmeasured: Callable[[StageFacts], list[str]]
 
 
@@ -76,7 +76,7 @@ def policy_figures(facts: StageFacts) -> dict[str, str]:
     Returns:
         Key in evaluation.json -> label.
     """
-    return FIGURES | {key: name for key, name in _NEWER.items() if facts.estimate("ppo", key)}
+    return FIGURES | {key: name for key, name in _OPTIONAL_FIGURES.items() if facts.estimate("ppo", key)}
 
 
 def unmeasured_figures(facts: StageFacts, *excluded: str) -> list[str]:
@@ -93,7 +93,9 @@ def unmeasured_figures(facts: StageFacts, *excluded: str) -> list[str]:
 
 
 def picks(facts: StageFacts, side: str) -> dict[str, list[dict[str, Any]]]:
-    """Selects samples to show: from the first prompts, the worst by the judge, and for PPO the farthest from SFT.
+    """Selects samples to show: those of the first prompts, the worst, and for PPO those farthest from SFT.
+
+    The worst are those that the judge rates lowest, or the reward if there is no judge.
 
     Args:
         facts: The facts of the stage.
@@ -135,6 +137,6 @@ def perplexity(loss: Any) -> float | None:
         loss: Nats per token.
 
     Returns:
-        exp(loss); None if it was not measured or is too large.
+        exp(loss); None if the loss was not measured or is at least 100.
     """
     return math.exp(loss) if finite(loss) and loss < 100 else None

@@ -39,9 +39,9 @@ _PANELS: tuple[plots.Panel, ...] = (
 
 #: Method of `rlhf-zoo baseline` -> its description, as the predicate of a sentence.
 _METHODS = {
-    "best-of-n": "keeps the completion with the highest reward of n by the SFT policy",
+    "best-of-n": "samples n completions from the SFT policy and keeps the one with the highest reward",
     "sft": "runs the SFT stage for twice as long",
-    "rejection": "continues SFT on the SFT policy's best completions by reward, out of as many as PPO sampled",
+    "rejection": "samples as many completions as PPO did from the SFT policy, and continues SFT on the best by reward",
     "dpo": "trains the SFT policy on pairs with trl's DPOTrainer",
     "rloo": "trains the SFT policy on the same reward with trl's RLOOTrainer",
 }
@@ -84,7 +84,7 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     draw("training", f"Against the step: {description}", plots.plot_panels, rows, panels, mark=mark)
 
 
-def _words(facts: StageFacts) -> dict[str, Any]:
+def _variables(facts: StageFacts) -> dict[str, Any]:
     return {
         "headline": HEADLINE,
         "figures": policy_figures(facts),
@@ -112,7 +112,7 @@ def _words(facts: StageFacts) -> dict[str, Any]:
 
 
 def _baselines(frontier: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields the name and point of each policy: SFT, PPO, and those of each method."""
+    """Yields (name, figures) of SFT, PPO and every baseline."""
     if not frontier:
         return
     yield "SFT", frontier["sft"]
@@ -140,14 +140,14 @@ def _rewarded(facts: StageFacts) -> Raw:
     """Returns a description of PPO's reward."""
     rewarded = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
     unweighted = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]
-    reward_sources = [_learned(facts)] if facts.has_reward_model else []
+    reward_sources = [_learned_reward(facts)] if facts.has_reward_model else []
     if rewarded:
         reward_sources.append(f"the reward function{'s' if len(rewarded) > 1 else ''} {', '.join(rewarded)}")
     note = f" (with {', '.join(unweighted)} logged at weight 0)" if unweighted else ""
     return Raw((" and ".join(reward_sources) or "a reward that is not recorded") + note)
 
 
-def _learned(facts: StageFacts) -> str:
+def _learned_reward(facts: StageFacts) -> str:
     models = sum(role in facts.parents for role in REWARD_ROLES)
     aggregation, penalty = facts.setting("reward_ensemble"), facts.setting("reward_ensemble_lambda", 0.5)
     if models < 2:
@@ -158,7 +158,7 @@ def _learned(facts: StageFacts) -> str:
 
 
 def _main_judge(facts: StageFacts) -> dict[str, Any]:
-    """Returns the headline judge with its figures."""
+    """Returns the entry of the main judge in evaluation.json, together with its figures."""
     judge = facts.evaluation.get("judge") or {}
     return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
@@ -204,6 +204,6 @@ CARD = StageCard(
     json_columns={"reward": "objective/score", "kl": "objective/kl"},
     measured=_measured,
     draw=_draw,
-    words=_words,
+    variables=_variables,
     unmeasured=_unmeasured,
 )

@@ -27,8 +27,6 @@ FIGURES = {
     "repetition": "repetition",
     "sft_perplexity": "perplexity under the other policy",
 }
-
-
 SAME_LABELS = (
     "**Same labels:** it was trained on the reward model's labels and shares their errors, so it cannot rule out "
     "reward hacking."
@@ -71,7 +69,7 @@ def report(document: Mapping[str, Any]) -> str:
 
 
 def _lines(document: Mapping[str, Any]) -> Iterator[str]:
-    ours, theirs = (_named(document[side]) for side in ("policy", "against"))
+    ours, theirs = (_checkpoint_name(document[side]) for side in ("policy", "against"))
     yield f"## Evaluation against {theirs}"
     yield ""
     if document["policy"].get("tag") not in (None, "main"):
@@ -117,21 +115,22 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]]:
-    """Yields the rows on correct answers, for the judges that check answers.
+    """Yields table rows on correct answers, for the judges that check answers.
 
     Args:
         judges: Name -> the judge's entry in evaluation.json.
 
     Yields:
-        (description, figure of the other policy, figure of the policy, difference).
+        (description, estimate for the other policy, for the policy, for the paired difference). The last is None if it
+        was not measured.
     """
     for name, judge in judges.items():
         for reading, sides in ((judge.get("answers") if isinstance(judge, Mapping) else None) or {}).items():
             ours, theirs = sides["ppo"], sides["sft"]
-            description = f"right answers by {name}, read {READINGS.get(reading, reading)}"
+            description = f"correct answers by {name}, read {READINGS.get(reading, reading)}"
             yield description, theirs["accuracy"], ours["accuracy"], sides["difference"]
             most = max(map(int, ours["pass_at"]))
-            for key, title in (("majority_at", "the majority of {}, right"), ("pass_at", "pass@{}")):
+            for key, title in (("majority_at", "the majority of {} is correct"), ("pass_at", "pass@{}")):
                 if most > 1 and key in ours:
                     how = READINGS.get(reading, reading).partition(" ")[0]
                     yield (
@@ -164,9 +163,10 @@ def judge_notes(judge: Mapping[str, Any]) -> Raw:
         notes.append(f"Its scores on two halves of the samples have a rank correlation of {estimate(split_half)}.")
     orders = judge.get("orders")
     if orders and orders.get("agreement"):
-        notes.append(f"It judges pairs in both orders; {estimate(orders['agreement'])} of the pairs agreed.")
-    if unreadable := unread(judge):
-        notes.append(unreadable)
+        agreement = estimate(orders["agreement"])
+        notes.append(f"It judges pairs in both orders, and agrees with itself on {agreement} of them.")
+    if note := unparsed_note(judge):
+        notes.append(note)
     cost = (judge.get("usage") or {}).get("cost")
     if finite(cost) and cost is not None:
         notes.append(f"Cost: {cost:.4g}.")
@@ -179,12 +179,13 @@ def _readings(answers: Mapping[str, Any] | None) -> list[str]:
         return []
     strict, lenient = (answers[reading]["difference"] for reading in ("strict", "lenient"))
     gains = f"By the strict reading the policy gains {estimate(strict)}, by the lenient one {estimate(lenient)}."
-    form = strict["ci95"][0] > 0 and lenient["ci95"][0] <= 0
-    return [gains, "**Only the strict reading shows a gain: the form improved, not the answers.**"] if form else [gains]
+    if strict["ci95"][0] > 0 and lenient["ci95"][0] <= 0:
+        return [gains, "**Only the strict reading shows a gain: the form improved, not the answers.**"]
+    return [gains]
 
 
 def _checked(check: Mapping[str, Any]) -> list[str]:
-    """Returns sentences on a judge's results on labeled pairs."""
+    """Returns sentences on how well a judge orders labeled pairs, and on whether it is independent of the reward."""
     notes = []
     if check.get("unfit"):
         notes.append(f"**{escape(check['unfit'])}**")
@@ -208,14 +209,14 @@ def _shared_errors(shared: Mapping[str, Any] | None) -> list[str]:
     """Returns a sentence on whether a judge shares the training reward's errors, if that was measured."""
     if not shared or not shared["where_reward_errs"]:
         return []
-    correlation = f", a correlation of errors of {estimate(shared['correlation'])}" if shared["correlation"] else ""
+    correlation = f" (correlation of the errors: {estimate(shared['correlation'])})" if shared["correlation"] else ""
     return [
         f"It errs on {estimate(shared['judge_errs'])} of them, and on {estimate(shared['where_reward_errs'])} of those "
-        f"that the reward model orders wrongly{correlation}; wrong labels count as errors of both."
+        f"that the reward model orders wrongly{correlation}. A wrong label counts as an error of both."
     ]
 
 
-def unread(judge: Mapping[str, Any]) -> str | None:
+def unparsed_note(judge: Mapping[str, Any]) -> str | None:
     """Returns a sentence on how many of a judge's answers could not be parsed.
 
     Args:
@@ -229,13 +230,13 @@ def unread(judge: Mapping[str, Any]) -> str | None:
         return None
     note = f"{unparsed_pairs} pairs had an answer that could not be parsed, and count as ties"
     return (
-        f"{note}; of all answers, {unparsed_answers} could not be parsed; such a rating counts as 5.5."
+        f"{note}; of all answers, {unparsed_answers} could not be parsed, and such a rating counts as 5.5."
         if unparsed_answers
         else f"{note}."
     )
 
 
-def _named(side: Mapping[str, Any]) -> Raw:
+def _checkpoint_name(side: Mapping[str, Any]) -> Raw:
     commit = side.get("commit")
     name = split_revision(side["name"])[0] if side.get("repo") else side["name"]
     if side.get("repo") and side.get("tag"):
@@ -246,13 +247,13 @@ def _named(side: Mapping[str, Any]) -> Raw:
 def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hub = DEFAULT_HUB) -> str:
     """Adds the report and the files of a folder to a published policy, in one commit on `main`.
 
-    It replaces the report of an earlier evaluation against the same policy, and nothing else.
+    It replaces the report of an earlier evaluation against the same policy, and leaves the rest of the card.
 
     Args:
         repo: The policy's repository.
-        folder: The folder of the evaluation.
-        document: Its evaluation.json.
-        hub: The Hub.
+        folder: The folder of the evaluation: evaluation.json, samples.jsonl and win_rates.png.
+        document: The content of its evaluation.json.
+        hub: The Hub that has the policy.
 
     Returns:
         The commit.
@@ -275,7 +276,7 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
         before, _, remainder = card.partition(start_marker)
         after = remainder.partition(end_marker)[2]
         text = f"{before.rstrip()}\n\n{start_marker}\n{report(document)}{end_marker}\n{after.lstrip()}".lstrip()
-        files = {f"evaluations/{name}/{path.name}": path for path in _sent(folder)}
+        files = {f"evaluations/{name}/{path.name}": path for path in _files_to_send(folder)}
         operations = [
             CommitOperationAdd("README.md", text.encode()),
             *(CommitOperationAdd(path_in_repo, str(path)) for path_in_repo, path in sorted(files.items())),
@@ -284,7 +285,7 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
         return str(api.create_commit(repo, operations, commit_message=message, parent_commit=head).oid)
 
 
-def _sent(folder: Path) -> list[Path]:
+def _files_to_send(folder: Path) -> list[Path]:
     files = [folder / name for name in ("evaluation.json", "samples.jsonl", WIN_RATES)]
     missing = next((path for path in files if not path.is_file()), None)
     if missing is not None:

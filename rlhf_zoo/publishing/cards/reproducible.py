@@ -1,6 +1,6 @@
-"""Predicts from a run's records whether `rlhf-zoo reproduce` can reproduce its checkpoint.
+"""Predicts from a run's files whether `rlhf-zoo reproduce` can reproduce its checkpoint.
 
-A card must not print a command that would be refused. `pipeline.inspect.published` refuses; this module predicts it.
+A card must not print a command that `pipeline.inspect.published` would refuse.
 """
 
 import re
@@ -12,18 +12,18 @@ from ...plugins import CORPORA, PREFERENCES, REWARDS, registered
 from ...runs.registry import REWARD_ROLES, STAGES, parent_title
 from .facts import StageFacts
 
-#: Keys that can read files or load code, so a download must not set them.
+#: Keys that can read files or load code, so a downloaded recipe must not set them.
 READS_FILES = (
     "accelerator_config", "chat_template_path", "deepspeed", "fsdp", "fsdp_config", "model_init_kwargs",
     "parallelism_config", "reward_model_loader",
 )  # fmt: skip
-_MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
-_OWN = ("rlhf_zoo.runs.corpora", "rlhf_zoo.rewards")
+_MODEL_KEYS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
+_OWN_MODULES = ("rlhf_zoo.runs.corpora", "rlhf_zoo.rewards")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def obstacle(facts: StageFacts) -> str | None:
-    """Returns why a checkpoint cannot be reproduced from what is published.
+    """Returns why a checkpoint cannot be reproduced from published files.
 
     Args:
         facts: The facts of the stage.
@@ -46,17 +46,18 @@ def _obstacles(facts: StageFacts) -> Iterator[str]:
     for key, name, group in _objects(facts, settings, shared):
         if not _is_registered(name, group):
             yield f"its recipe takes {key} from {name}, which no installed package registers"
-    for key in _MODELS:
-        named = settings.get(key)
-        for model in named if isinstance(named, list) else [named]:
+    for key in _MODEL_KEYS:
+        names = settings.get(key)
+        for model in names if isinstance(names, list) else [names]:
             if model is not None and model not in STAGES and hub_id(str(model).partition("@")[0]) is None:
                 yield f"{key} is a local folder of the training machine"
-    of_ppo = settings.get("ppo")
-    sources = [settings.get("dataset_name"), of_ppo.get("dataset_name") if isinstance(of_ppo, Mapping) else None]
+    ppo_settings = settings.get("ppo")
+    ppo_dataset = ppo_settings.get("dataset_name") if isinstance(ppo_settings, Mapping) else None
+    sources = [settings.get("dataset_name"), ppo_dataset]
     if shared.get("corpus") is None or not _is_pinned(facts.parents.get("data")):
         sources.append(shared.get("dataset_name"))
     if any(name is not None and hub_id(name) is None for name in sources):
-        yield "its data are a local file or folder of the training machine"
+        yield "its data are in a local file or folder of the training machine"
     for role in ("sft", *REWARD_ROLES):
         if role in facts.parents and not _is_pinned(facts.parents[role]):
             yield f"its {parent_title(role, on_base=facts.ppo_starts_from_base)} is not published"
@@ -79,7 +80,7 @@ def _objects(
 def _is_registered(name: str, group: str) -> bool:
     base_name = name.partition("(")[0].strip()
     module, colon, _ = base_name.partition(":")
-    return base_name in registered(group) if not colon else module.startswith(_OWN)
+    return base_name in registered(group) if not colon else module.startswith(_OWN_MODULES)
 
 
 def _is_pinned(parent: Mapping[str, Any] | None) -> bool:

@@ -35,16 +35,16 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     draw("accuracy", "Pair accuracy against the step", plots.plot_curves, rows, accuracy, **options)
 
 
-def _words(facts: StageFacts) -> dict[str, Any]:
+def _variables(facts: StageFacts) -> dict[str, Any]:
     hard = list(_hard(facts.reward_report.get("hard") or {}))
     has_gold = any(part.get("gold") is not None for _, part in hard)
-    clause = Raw(_training_overlap(facts.reward_report.get("trained_on")))
+    overlap = Raw(_training_overlap(facts.reward_report.get("trained_on")))
     return {
         "report": facts.reward_report,
         "pairs": measured_on(facts),
         "hard": hard,
         "has_gold": has_gold,
-        "training_overlap": clause,
+        "training_overlap": overlap,
         "watch_out": list(_watch_out(facts)),
         "accuracy": bold(facts.accuracy),
         "length_means": _length_means(facts),
@@ -52,34 +52,34 @@ def _words(facts: StageFacts) -> dict[str, Any]:
 
 
 def _length_means(facts: StageFacts) -> str:
-    """Returns what the correlation of the score with length means for PPO."""
+    """Returns a sentence on what the correlation of the score with length means for PPO."""
     correlation = (estimate_at(facts.reward_report, "length", "spearman") or {"value": 0.0})["value"]
     if abs(correlation) < LIKES_LENGTH:
-        return "Length hardly decides."
+        return "Length hardly matters."
     return f"PPO on this reward will probably write {'longer' if correlation > 0 else 'shorter'} texts."
 
 
 def _watch_out(facts: StageFacts) -> Iterator[Raw]:
     yield Raw(
-        "**It is a proxy** for texts like those in its pairs. PPO finds texts that it overrates: watch a judge too."
+        "**It is a proxy** for texts like those in its pairs. PPO finds texts that it overrates: use a judge as well."
     )
     yield Raw("**Only differences between scores count**, not their values.")
     longer_wins, accuracy = estimate_at(facts.reward_report, "length", "longer_wins"), facts.accuracy
     if longer_wins and accuracy and longer_wins["value"] >= accuracy["value"]:
-        yield Raw("**The longer text wins** is a rule as good as this model: PPO may only learn to write more.")
+        yield Raw("**“The longer text wins”** is a rule as good as this model, so PPO may only learn to write more.")
     ties = facts.reward_report.get("ties")
     if ties and ties["apart"]["value"] > ties["others"]["value"] / 2:
-        yield Raw("**It tells ties apart** nearly as much as other pairs, so it rewards differences that are none.")
+        yield Raw("**It scores tied texts apart**, by over half the usual difference: PPO may be rewarded for nothing.")
 
 
-def _training_overlap(counted: Any) -> str:
+def _training_overlap(counts: Any) -> str:
     """Returns a clause on whether the model trained on the held-out pairs; "" if nothing was counted."""
-    prompts, pairs = (counted.get(name) if isinstance(counted, Mapping) else None for name in ("prompts", "pairs"))
+    prompts, pairs = (counts.get(name) if isinstance(counts, Mapping) else None for name in ("prompts", "pairs"))
     if not finite(pairs):
         return ""
     if pairs or prompts:
-        of_prompts = f" and on {number(prompts)} of their prompts" if finite(prompts) else ""
-        return f"**of which it trained on {number(pairs)}{of_prompts} as well**"
+        and_prompts = f" and on {number(prompts)} of their prompts" if finite(prompts) else ""
+        return f"**of which it trained on {number(pairs)}{and_prompts} as well**"
     return "which it never trained on" + (", nor on their prompts" if finite(prompts) else "")
 
 
@@ -108,7 +108,7 @@ def _unmeasured(facts: StageFacts) -> list[str]:
         "mean and standard deviation of its score over SFT samples": facts.score_statistics,
     }
     never = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
-    return [*(description for description, there in measured.items() if not there), *never]
+    return [*(description for description, is_measured in measured.items() if not is_measured), *never]
 
 
 CARD = StageCard(
@@ -123,6 +123,6 @@ CARD = StageCard(
     json_columns={"loss": "loss", "eval_loss": "eval_loss", "eval_accuracy": "eval_accuracy"},
     measured=_measured,
     draw=_draw,
-    words=_words,
+    variables=_variables,
     unmeasured=_unmeasured,
 )

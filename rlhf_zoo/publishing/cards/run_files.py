@@ -1,4 +1,4 @@
-"""Reads the files of a run directory that `StageFacts` combines, and decides which of them belong to the run."""
+"""Reads the files of a run directory for `StageFacts`, and decides whether the evaluation belongs to the run."""
 
 import importlib.util
 import re
@@ -12,13 +12,13 @@ from ...hub.client.step_tags import tagged_steps
 from ...modeling.integrity import weights_digest
 from ...runs.record import StageRecord
 
-# Keys that are secret or only concern this machine: a card must not hold them.
+# Keys that are secret or only concern this machine, so that a card must not show them.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
 _PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
 
 
 def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Returns evaluation.json and the rows of samples.jsonl, empty where no evaluation was run.
+    """Returns (content of evaluation.json, rows of samples.jsonl); ({}, []) without an evaluation.
 
     Args:
         folder: The folder of the evaluation.
@@ -42,11 +42,11 @@ def read_evaluation(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]
 
 
 def read_frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the results of baselines, or {} if they belong to another evaluation.
+    """Returns the results of baselines; {} if there are none, or if they belong to another evaluation.
 
     Args:
-        path: The file of results.
-        evaluated: The run's evaluation.json.
+        path: frontier.json of the baselines.
+        evaluated: The content of ../eval/run.json.
     """
     frontier: dict[str, Any] = read_json(path) if path.is_file() else {}
     owner = frontier.get("evaluation")
@@ -54,47 +54,48 @@ def read_frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
-    """Describes the checkpoint that ../eval measured, if it is not the one that the run ended with.
+    """Describes the checkpoint that ../eval measured, if it is not the one that the stage ended with.
 
-    The weights decide, not where or under how many names they are published.
+    Checkpoints are compared by their weights, because equal weights may be published under several names.
 
     Args:
-        record: The record of the run's last stage.
-        run: Its content.
-        evaluated: The content of ../eval/evaluation.json.
+        record: The stage's directory.
+        run: The content of its run.json.
+        evaluated: The content of ../eval/run.json.
 
     Returns:
-        A phrase such as "step 40", or None if the evaluation belongs to the run.
+        A phrase such as "step 40"; None if the evaluation is of this stage's end.
     """
     if run.get("status") in ("running", "interrupted"):
         return "an earlier run" if evaluated else None
-    of = (evaluated.get("parents") or {}).get(run["stage"]) or {}
+    measured = (evaluated.get("parents") or {}).get(run["stage"]) or {}
     chosen = record.chosen_checkpoint()
-    # A checkpoint restored from its repository may be rounded, so either digest counts as this run's.
+    # A checkpoint restored from its repository may have rounded weights, so either digest counts as this run's.
     own = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
-    if of.get("weights") in own:
+    if measured.get("weights") in own:
         return None
-    fingerprints = of.get("fingerprint"), run.get("fingerprint")
+    fingerprints = measured.get("fingerprint"), run.get("fingerprint")
     if None not in fingerprints and fingerprints[0] != fingerprints[1]:
         return f"other settings (fingerprint {str(fingerprints[0])[:10]})"
     step = (run.get("chosen") or {}).get("step")
-    if step is not None and str(of.get("path")).startswith("checkpoint-") and of["path"] != f"checkpoint-{step}":
-        return f"step {of['path'][11:]}"
-    return f"other weights (sha256 {str(of['weights'])[:10]})" if of.get("weights") and own else None
+    path = str(measured.get("path"))
+    if step is not None and path.startswith("checkpoint-") and path != f"checkpoint-{step}":
+        return f"step {path.removeprefix('checkpoint-')}"
+    return f"other weights (sha256 {str(measured['weights'])[:10]})" if measured.get("weights") and own else None
 
 
 def published_steps(run: Mapping[str, Any]) -> dict[int, str]:
-    """Returns step -> commit of every checkpoint whose tag the record lists.
+    """Returns step -> commit of every checkpoint that has a tag.
 
     Args:
-        run: The content of a stage's record.
+        run: The content of a stage's run.json.
     """
     tags = (run.get("repo") or {}).get("tags") or {}
     return {step: tags[tag] for step, tag in tagged_steps(tags).items()}
 
 
 def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings without secrets and without folders of this machine.
+    """Returns settings without secrets and folders of this machine.
 
     Args:
         settings: Settings, which may be nested.
@@ -109,7 +110,7 @@ def without_private(settings: Mapping[str, Any]) -> dict[str, Any]:
 def is_of_transformers(architecture: str) -> bool:
     """Whether an auto class of transformers loads the architecture.
 
-    It reads the source, because importing it is slow.
+    Reads the source of transformers, because importing it is slow.
 
     Args:
         architecture: The name of a model class, as in config.json.

@@ -28,7 +28,7 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     draw("loss", "Loss against the step", plots.plot_curves, facts.metrics, curves, **options)
 
 
-def _words(facts: StageFacts) -> Mapping[str, Any]:
+def _variables(facts: StageFacts) -> Mapping[str, Any]:
     return {
         "figures": policy_figures(facts),
         "perplexity": perplexity(facts.latest_metrics.get("eval_loss")),
@@ -49,8 +49,8 @@ def _watch_out(facts: StageFacts) -> Iterator[Raw]:
 
 def _unmeasured(facts: StageFacts) -> list[str]:
     has_perplexity = perplexity(facts.latest_metrics.get("eval_loss")) is not None
-    last = ["human preferences", "other seeds", "safety, bias and truthfulness"]
-    return [*unmeasured_figures(facts, "kl"), *([] if has_perplexity else ["perplexity on validation text"]), *last]
+    never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
+    return [*unmeasured_figures(facts, "kl"), *([] if has_perplexity else ["perplexity on validation text"]), *never]
 
 
 CARD = StageCard(
@@ -60,6 +60,6 @@ CARD = StageCard(
     json_columns={"loss": "loss", "eval_loss": "eval_loss"},
     measured=_measured,
     draw=_draw,
-    words=_words,
+    variables=_variables,
     unmeasured=_unmeasured,
 )

@@ -1,4 +1,4 @@
-"""The part of a card that is not folded: the verdict on PPO, its figures, an example, and what the run cost."""
+"""The part of a card that is not folded: the verdict on PPO, the main figures, an example, and how it was trained."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -13,8 +13,8 @@ from .markdown import Raw, code, escape, judge_title, short, shortened, with_int
 
 DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
-_PROMPT, _COMPLETION = 200, 280  # characters that an example shows
-_COMMAND = 120  # characters of a command in a table
+_MAX_PROMPT, _MAX_COMPLETION = 200, 280  # characters that an example shows
+_MAX_COMMAND = 120  # characters of a command in a table
 
 
 def kind_of_verdict(facts: StageFacts) -> str | None:
@@ -50,7 +50,7 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
     at_step = "" if last == facts.described_step else f" at step {last}"
     text, later = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(facts, kind, over)}", ""
     own = over.get("at_recommended")
-    if own and own["step"] == facts.described_step:  # the card is of that step, not of the last
+    if own and own["step"] == facts.described_step:  # the card describes the recommended step, not the last
         kind = str(own["kind"])
         text = f"**Verdict: {escape(own['verdict'])}.** {_why(facts, kind, {**over, **own})}"
         later = f" Training went on to step {last}, where the verdict is *{escape(over['verdict'])}*."
@@ -81,13 +81,13 @@ def _why(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
         unexplained = [family for family in fired if family not in (over.get("explained") or ())]
         return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained))}."
     if kind == "no gain":
-        return f"A reader would notice no gain over {facts.start}."
+        return f"Readers would not notice a gain over {facts.start}."
     if kind == "gain not shown" and over.get("disagree"):
         return "The judge's mean changed, but its win rate does not confirm that."
     if kind == "gain not shown":
-        return "A gain may be there, but it is too small for this evaluation."
+        return "There may be a gain, but it is too small for this evaluation to show."
     if kind.startswith("past the peak"):
-        return "The judge was higher before, and has fallen since."
+        return "The judge's score was higher earlier, and has fallen since."
     reason = reasons[0].removeprefix("Hacked: ") if reasons else ""
     return escape(reason[:1].upper() + reason[1:])
 
@@ -103,7 +103,7 @@ def _advice(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
     best = max(over["checkpoints"], key=lambda row: row["judge"]["value"])["step"]
     reason = (
         "the judge rates it highest" if best == recommended
-        else f"the judge rates it like step {best}, and it moved less from {facts.start}"
+        else f"the judge rates it about as high as step {best}, and it moved less from {facts.start}"
     )  # fmt: skip
     if step == recommended:
         return f"Use **step {step}** (this page, `main`): {reason}."
@@ -113,13 +113,13 @@ def _advice(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
 
 
 def constants(facts: StageFacts) -> dict[str, Mapping[str, Any]]:
-    """Returns the constant texts that do best: by the judge as "win_rate", and by the reward as "reward".
+    """Returns the constant texts (one text for every prompt) with the highest win rate and the highest reward.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        Figure -> policy of evaluation.json; {} where no constant was scored.
+        "win_rate" or "reward" -> the best constant's entry in evaluation.json; {} if no constant was scored.
     """
     policies = (facts.evaluation.get("trivial") or {}).get("policies") or ()
     texts = [policy for policy in policies if policy.get("kind") == "constant"]
@@ -131,23 +131,25 @@ def constants(facts: StageFacts) -> dict[str, Mapping[str, Any]]:
 
 
 def example(facts: StageFacts) -> dict[str, Any] | None:
-    """Returns a prompt with both answers: the median by judge, then reward, of the pairs that the judge tells apart.
+    """Returns a prompt with both answers: the pair with the median gain, by judge and then by reward.
+
+    Pairs that the judge rates equal are left out. If it rates all equal, the reward takes its place.
 
     Args:
         facts: The facts of the stage.
 
     Returns:
-        {prompt, sft, ppo, by}; None without samples of both policies.
+        {prompt, sft, ppo, by}, where `by` is "judge", "reward" or None (no pair differs); None without such samples.
     """
     rows = [row for row in facts.samples if all(isinstance(row.get(side), Mapping) for side in ("sft", "ppo"))]
     if not rows:
         return None
     gains = [(_gain_of(row, "judge"), _gain_of(row, "reward"), index) for index, row in enumerate(rows)]
-    told_apart = [gain for gain in gains if gain[0]] or [gain for gain in gains if gain[1]]
-    row = rows[sorted(told_apart)[len(told_apart) // 2][2]] if told_apart else rows[0]
-    texts = {side: shortened(row[side]["completion"], _COMPLETION) for side in ("sft", "ppo")}
-    by = "judge" if told_apart and any(gain[0] for gain in told_apart) else "reward" if told_apart else None
-    return {"prompt": shortened(row["prompt"], _PROMPT), **texts, "by": by}
+    unequal = [gain for gain in gains if gain[0]] or [gain for gain in gains if gain[1]]
+    row = rows[sorted(unequal)[len(unequal) // 2][2]] if unequal else rows[0]
+    texts = {side: shortened(row[side]["completion"], _MAX_COMPLETION) for side in ("sft", "ppo")}
+    by = "judge" if any(gain[0] for gain in unequal) else "reward" if unequal else None
+    return {"prompt": shortened(row["prompt"], _MAX_PROMPT), **texts, "by": by}
 
 
 def _gain_of(row: Mapping[str, Any], key: str) -> float:
@@ -156,23 +158,23 @@ def _gain_of(row: Mapping[str, Any], key: str) -> float:
 
 
 def links(facts: StageFacts) -> Raw:
-    """Returns links to the models and data that a model came from, to its figures, and to the page on cards.
+    """Returns links to the models and data that a model was made from, to its figures, and to the page on cards.
 
-    Repositories of the embedded Hub, which has no fixed address, are named without a link.
+    Repositories on the embedded Hub, which has no fixed address, are named without a link.
 
     Args:
         facts: The facts of the stage.
     """
-    named = list(_made_from_it(facts))
+    related = list(_descendants(facts))
     for role, parent in facts.parents.items():
         if (name := hub_id(parent["repo"])) is not None:
             is_base = role == "sft" and facts.ppo_starts_from_base
             title = "base model" if is_base else _LINK_TITLES.get(role, role)
-            named.append((title, f"datasets/{name}" if role == "data" else name))
+            related.append((title, f"datasets/{name}" if role == "data" else name))
     hub = facts.hub_label.rstrip("/")
     parts = [
         f"{title} {code(name.removeprefix('datasets/'))}" if hub == "local" else f"[{title}]({hub}/{name})"
-        for title, name in named
+        for title, name in related
     ]
     if facts.trusted:
         parts += ["[all figures](rlhf_card.json)", "[training log](metrics.jsonl)"]
@@ -183,7 +185,7 @@ _LINK_TITLES = {**PARENT_TITLES, "base": "base model", "sft": "SFT model", "valu
 
 
 def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
-    """Yields the rows of the table "Trained with": recipe, settings, cost, and the command that repeats the run.
+    """Yields the rows of the table "Trained with": recipe, settings, time, and the command that repeats the run.
 
     Args:
         facts: The facts of the stage.
@@ -199,8 +201,8 @@ def trained_with(facts: StageFacts) -> Iterator[tuple[str, Raw]]:
         threads = versions.get("threads")
         machine = f" (PyTorch with {escape(threads)} CPU thread{'' if threads == '1' else 's'})" if threads else ""
         yield "Time", Raw(f"{_duration(run['seconds'])}{machine}")
-    command = commands.of_the_run(facts)
-    yield "Again", code(command) if len(command) <= _COMMAND else Raw("the command in the last fold")
+    command = commands.training_command(facts)
+    yield "Repeat it", code(command) if len(command) <= _MAX_COMMAND else Raw("the command in the last section")
 
 
 STAGE_TITLES = {"sft": "SFT", "reward": "Reward model", "ppo": "PPO"}
@@ -240,7 +242,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     best, control = constants(facts), facts.estimate("control")
     judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
     reward = best.get("reward")
-    fools = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
+    is_other = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
     constant_score = estimate_at(best["win_rate"], "judge") if "win_rate" in best else None
     sft_kl = facts.estimate("sft", "kl")
     at_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
@@ -267,12 +269,12 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             Raw("**Reward** (what PPO maximizes)"),
             short((facts.estimate("sft", "reward") or {}).get("value")),
             facts.estimate("ppo", "reward"),
-            Raw(f"{short(reward['reward']['value'])}{' ²' if fools else ''}") if reward else "–",
+            Raw(f"{short(reward['reward']['value'])}{' ²' if is_other else ''}") if reward else "–",
         ),
     ]
     n, prompts = facts.evaluation.get("n"), facts.evaluation.get("prompts")
     groups = facts.evaluation.get("groups", prompts)
-    counted = f" in {short(groups)} groups that ask the same" if finite(groups) and groups != prompts else ""
+    counted = f" in {short(groups)} groups that ask the same thing" if finite(groups) and groups != prompts else ""
     note = (
         f"{short(n)} completions to {short(prompts)} prompts{counted}; 95% intervals over "
         f"{'groups' if counted else 'prompts'}, not training seeds."
@@ -280,16 +282,16 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     ties = (facts.estimate("win_rate") or {}).get("ties")
     note += f" Ties, {ties:.0%} of the comparisons, count one half." if finite(ties) and ties >= 0.005 else ""
     note += " Best constant: the best of several fixed texts, each given to every prompt." if best else ""
-    itself = facts.start[:1].upper() + facts.start[1:]
-    note += f" ¹ {itself} against itself, other random numbers: the noise around 0.50." if control else ""
-    if fools and reward is not None:
+    start = facts.start[:1].upper() + facts.start[1:]
+    note += f" ¹ {start} against itself with other random numbers: the noise around 0.50." if control else ""
+    if is_other and reward is not None:
         note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
     return {"rows": cells, "has_constants": bool(best), "note": Raw(note if finite(n) else "")}
 
 
 def bold(figure: Mapping[str, Any] | None) -> Raw:
-    """Formats an estimate as `with_interval` does, with the value in bold.
+    """Formats an estimate as "**0.95** (0.93–0.96)".
 
     Args:
         figure: {value, ci95}.
@@ -309,10 +311,12 @@ def examples(facts: StageFacts, side: str) -> list[tuple[str, str]]:
     for row in facts.samples:
         if isinstance(row.get(side), Mapping):
             first.setdefault(str(row["prompt"]), str(row[side]["completion"]))
-    return [(shortened(prompt, _PROMPT), shortened(text, _COMPLETION)) for prompt, text in list(first.items())[:2]]
+    return [
+        (shortened(prompt, _MAX_PROMPT), shortened(text, _MAX_COMPLETION)) for prompt, text in list(first.items())[:2]
+    ]
 
 
-def _made_from_it(facts: StageFacts) -> Iterator[tuple[str, str]]:
+def _descendants(facts: StageFacts) -> Iterator[tuple[str, str]]:
     """Yields the title and repository of each stage of the same run that started from this model."""
     if facts.step is not None or not facts.trusted or facts.stage == "ppo":
         return

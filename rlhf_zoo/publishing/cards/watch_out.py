@@ -7,12 +7,12 @@ from .data import TITLES
 from .facts import StageFacts, estimate_at
 from .markdown import Raw, escape, judge_title, short, with_interval
 
-_LENGTH_CHANGE = 1.05  # a smaller ratio of lengths is not worth a line
-LIKES_LENGTH = 0.3  # rank correlation of a reward with length
+_MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
+LIKES_LENGTH = 0.3  # rank correlation with length from which a reward is said to like long texts
 
 
 def watch_out(facts: StageFacts) -> list[Raw]:
-    """Returns sentences on what PPO changed besides the judge's rating, and on what nobody measured.
+    """Returns sentences on what PPO changed besides the judge's rating, and on reasons to doubt the evaluation.
 
     Args:
         facts: The facts of the stage.
@@ -24,7 +24,7 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if change := _sides(facts, "length"):
         longer = change[1] > change[0]
         ratio = max(change) / max(min(change), 1e-9)
-        if ratio >= _LENGTH_CHANGE and _is_shown(facts, "length"):
+        if ratio >= _MIN_LENGTH_RATIO and _is_shown(facts, "length"):
             equal = facts.estimate("win_rate_at_equal_length") or {}
             at_equal = (
                 "No win rate at equal length: the lengths overlap too little."
@@ -33,20 +33,21 @@ def _changes(facts: StageFacts) -> Iterator[str]:
                 if equal
                 else ""
             )
-            yield f"**{'Longer' if longer else 'Shorter'} answers.** {_arrow(change)} tokens. {at_equal}".rstrip()
+            lengths = f"{short(change[0])} → {short(change[1])}"
+            yield f"**{'Longer' if longer else 'Shorter'} answers.** {lengths} tokens. {at_equal}".rstrip()
     if (change := _sides(facts, "distinct_2")) and change[1] < change[0] and _is_shown(facts, "distinct_2"):
         yield f"**Less variety.** The share of distinct word pairs falls from {short(change[0])} to {short(change[1])}."
     if (change := _sides(facts, "repetition")) and change[1] > change[0] and change[1] >= 0.05:
         repeated = f"{_percent(change[1])} of its word pairs ({facts.start_title} {_percent(change[0])})"
         yield f"**Repetition.** An answer repeats {repeated}."
     if (change := _sides(facts, "eos_rate")) and change[1] < change[0] - 0.02:
-        cut = f"{_percent(1 - change[1])} reach the limit of tokens ({facts.start_title} {_percent(1 - change[0])})"
+        cut = f"{_percent(1 - change[1])} reach the token limit ({facts.start_title} {_percent(1 - change[0])})"
         yield f"**Unfinished answers.** {cut}."
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
-        is_told = name.startswith(("rule:length", "rule:repetition"))  # by the lines above
-        if name != main and not is_told and before and after and _fell(before, after):
+        is_covered = name.startswith(("rule:length", "rule:repetition"))  # by the lines above
+        if name != main and not is_covered and before and after and _fell(before, after):
             values = f"from {short(before['value'])} to {short(after['value'])}"
             yield f"**{escape(judge_title(name))} falls** {values}{_unit(facts, name)}."
 
@@ -60,13 +61,13 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
         line = f"**Reward and judge disagree** in {share} of the comparisons; a tie by one of them counts half."
         if falls and before and after:
             correlation = f"{short(before['value'])} to {short(after['value'])}"
-            line += f" Their rank correlation falls from {correlation}: the reward orders PPO's answers worse."
+            line += f" Their rank correlation falls from {correlation}: the reward ranks PPO's answers less well."
         yield line
     if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
         beaten = f"One text for every prompt beats {facts.start} by this judge"
         yield f"**A fixed text wins.** {beaten}, so it cannot rule out hacking."
     if (facts.evaluation.get("judge") or {}).get("is_training_reward"):
-        yield "**The judge is the training reward**, so a win shows that training worked."
+        yield "**The judge is the training reward**, so a win only shows that training worked."
     likes_length = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
     if likes_length and likes_length["value"] >= LIKES_LENGTH:
         yield f"**The reward likes long texts**: rank correlation {short(likes_length['value'])} with length."
@@ -75,30 +76,30 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
     data = facts.evaluation.get("data")
     for stage, count in ((data.get("trained_on") if isinstance(data, Mapping) else None) or {}).items():
         if count:
-            yield f"**{count:,} of these prompts** were also trained on by {TITLES.get(stage, escape(stage))}."
+            title = TITLES.get(stage, escape(stage))
+            yield f"**Seen in training.** {title[:1].upper()}{title[1:]} also trained on {count:,} of these prompts."
 
 
 def _simplest_filter(facts: StageFacts) -> str | None:
-    """Returns a sentence on the smallest n whose best-of-n reaches PPO's reward, if baselines were measured."""
+    """Returns a sentence on the smallest n whose best-of-n reaches PPO's reward; None if none does or was measured."""
     points = (facts.frontier.get("methods") or {}).get("best-of-n") or ()
     reached = [point for point in points if point["reward"]["value"] >= facts.frontier["ppo"]["reward"]["value"]]
     if not reached:
         return None
     point = min(reached, key=lambda point: point["reward"]["value"])
     rates = [with_interval(row["win_rate"]["sft"]) for row in (point, facts.frontier["ppo"])]
-    start = facts.start[:1].upper() + facts.start[1:]
     return (
-        f"**Simplest rival:** {start} with {escape(point['label'])} by reward reaches PPO's reward, with a win rate of "
-        f"{rates[0]} (PPO {rates[1]})."
+        f"**Simplest rival:** best-of-n from {facts.start} ({escape(point['label'])}) reaches PPO's reward, with a win "
+        f"rate of {rates[0]} (PPO {rates[1]})."
     )
 
 
 def _unit(facts: StageFacts, name: str) -> str:
-    """Returns what a rule's score is, in brackets, where its description says it in a few words."""
+    """Returns what a rule measures, in brackets; "" if its description does not begin with it."""
     description = str((facts.evaluation.get("judges") or {})[name].get("description") or "")
     meaning = description.removeprefix(f"The rule {name.removeprefix('rule:')}, ").rstrip(".")
-    is_told = meaning != description.rstrip(".") and not meaning.startswith("which ")
-    return f" ({escape(meaning)})" if is_told else ""
+    is_short = meaning != description.rstrip(".") and not meaning.startswith("which ")
+    return f" ({escape(meaning)})" if is_short else ""
 
 
 def _sides(facts: StageFacts, key: str) -> tuple[float, float] | None:
@@ -107,18 +108,14 @@ def _sides(facts: StageFacts, key: str) -> tuple[float, float] | None:
 
 
 def _is_shown(facts: StageFacts, key: str) -> bool:
-    """Whether the interval of the paired difference leaves out 0; True where none was measured."""
+    """Whether the interval of the paired difference excludes 0; True if no interval was measured."""
     interval = (facts.estimate("difference", key) or {}).get("ci95")
     return not interval or interval[0] > 0 or interval[1] < 0
 
 
 def _fell(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether the interval of a figure after PPO lies below that before it."""
+    """Whether the interval after PPO lies entirely below the interval before it."""
     return bool(before.get("ci95") and after.get("ci95") and after["ci95"][1] < before["ci95"][0])
-
-
-def _arrow(change: tuple[float, float]) -> str:
-    return f"{short(change[0])} → {short(change[1])}"
 
 
 def _percent(share: float) -> str:

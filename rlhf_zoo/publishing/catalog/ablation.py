@@ -1,6 +1,6 @@
 """Finds the runs of an ablation on the Hub: PPO repositories with the same SFT policy and different β.
 
-Cards are not trusted, and only decide which runs are shown together. Needs no torch.
+Cards are not trusted; they only decide which runs are shown together. Needs no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Largest number of cards that are read in a namespace.
 MAX_CARDS = 32
-#: Largest number of runs, including the first: the page shows as many checkpoints in one request.
+#: Largest number of runs, including the first. The page samples as many checkpoints in one request.
 MAX_RUNS = 16
 _MAX_NOTES = 3
 
@@ -36,7 +36,7 @@ class Run:
     Attributes:
         listing: Its checkpoints, as `catalog.index.checkpoints` returns them.
         card: rlhf_card.json of `main`, {} without one.
-        private: Whether only a token can read it.
+        private: Whether reading the repository needs a token.
     """
 
     listing: Mapping[str, Any]
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def beta(self) -> float | None:
-        """The coefficient of its KL penalty, initial if adaptive; None if the card has no settings."""
+        """The KL coefficient β, or its initial value if it adapts; None if the card has no settings."""
         return Card(self.card).beta
 
     @property
@@ -64,8 +64,8 @@ class Ablation:
     """The runs of an ablation.
 
     Attributes:
-        runs: The run that was asked about, then the others.
-        problem: Why runs may be missing, as a sentence; None if none are.
+        runs: The run in question, then the others.
+        problem: Why runs may be missing, as a sentence; None if all were found.
     """
 
     runs: tuple[Run, ...]
@@ -78,15 +78,15 @@ def find_runs(
     """Finds the runs that can be compared with a PPO repository.
 
     Without `names` it searches the `MAX_CARDS` most recently changed models of the namespace for runs with the same SFT
-    policy and recipe and another β. Of several with the same β it takes the one with this run's seed, else the newest.
+    policy and recipe and another β. Of several with the same β it takes one with this run's seed, or else the newest.
     Runs are sorted by descending β. If the Hub refuses, it returns this run alone, with a `problem`.
 
-    SFT policies are the same if their weights are equal, as those of `best` and of its step's tag are.
+    SFT policies are the same if their weights are equal. The commits may differ, as for `best` and its step's tag.
 
     Args:
         repo: NAMESPACE/NAME; a revision after it is ignored.
-        card: rlhf_card.json of the checkpoint that is shown.
-        names: The other runs, in this order, whatever their β and recipe; None to search for them.
+        card: rlhf_card.json of the shown checkpoint.
+        names: The other runs, in this order, with any β and recipe; None to search for them.
         hub: The Hub to search.
 
     Returns:
@@ -210,7 +210,7 @@ def _search(first_run: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run
 
 
 def _may_be_ppo(model: ModelInfo) -> bool:
-    """Whether the tags of a repository do not say that it is a model of another stage."""
+    """Whether a repository's metadata tags name the stage ppo, or no stage."""
     stages = {tag for tag in model.tags or () if tag.startswith("stage:")}
     return not stages or "stage:ppo" in stages
 

@@ -71,9 +71,9 @@ class Reference:
         role: Its role among the parents, a key of `ROLES`; "" for the root of a tree.
         kind: "model" or "dataset".
         repo: Its repository; None if the card names none.
-        commit: Its commit; None if the card names none. For the root of a tree, a branch or tag too.
+        commit: Its commit; None if the card names none. For the root of a tree it may be a branch or tag.
         folder: Its local folder; None for a repository.
-        title: Its relation to the model that names it.
+        title: What it is to the model that names it, such as "SFT model".
     """
 
     role: str
@@ -90,7 +90,7 @@ class Reference:
 
 
 class Card(dict[str, Any]):
-    """The card's document, {} without one, with properties that validate their values."""
+    """The content of rlhf_card.json, {} without one, with properties that validate their values."""
 
     @classmethod
     def parse(cls, content: bytes) -> tuple[Card, str | None]:
@@ -117,7 +117,7 @@ class Card(dict[str, Any]):
 
     @property
     def is_ppo(self) -> bool:
-        """Whether it is a PPO card. A card without a stage counts as one."""
+        """Whether it is a PPO card. A card without a stage counts as a PPO card."""
         return self.get("stage", "ppo") == "ppo"
 
     @property
@@ -159,7 +159,7 @@ class Card(dict[str, Any]):
 
     @property
     def beta(self) -> float | None:
-        """The coefficient of its KL penalty, initial if adaptive; None if the card has no settings."""
+        """The KL coefficient β, or its initial value if it adapts; None if the card has no settings."""
         settings = self.get("settings")
         return number(settings.get("kl_coef", default_of("ppo", "kl_coef"))) if isinstance(settings, Mapping) else None
 
@@ -200,11 +200,11 @@ class Card(dict[str, Any]):
 
     @property
     def figures(self) -> dict[str, float]:
-        """Name -> measured number, for those that a family tree shows for this stage."""
+        """Name -> number, for the figures that a family tree shows of this stage."""
         stage = STAGES.get(self.stage or "")
         step = self.get("step")
         checkpoint = next((row for row in self.checkpoints if step is not None and row.get("step") == step), {})
-        # A stage names its figures by paths into the card, where "checkpoints" stands for the row of this step.
+        # `Stage.figures` holds paths into the card, in which "checkpoints" means the row of this step.
         document = {**self, "checkpoints": checkpoint}
         figures = {name: get_nested(document, *path) for name, path in stage.figures.items()} if stage else {}
         return {name: value for name, value in figures.items() if finite(value)}
@@ -230,13 +230,13 @@ def clean(text: str, max_length: int = 120) -> str:
 
 
 def one_line(value: object) -> str | None:
-    """Returns a value of a card as text that is safe to print, of at most `MAX_LINE` characters.
+    """Returns a value of a card as text of at most `MAX_LINE` characters that is safe to print.
 
     Args:
         value: The value, which is not trusted.
 
     Returns:
-        The text; None if the value is not text, or empty.
+        The text; None if the value is not text or is empty.
     """
     text = value[: MAX_LINE + 1].strip() if isinstance(value, str) else ""
     return clean(text, MAX_LINE) or None
@@ -258,7 +258,7 @@ def iso_date(value: Any) -> str | None:
 
 
 def fetch_card(repo: str, commit: str, hub: Hub = DEFAULT_HUB) -> tuple[Card, str | None]:
-    """Downloads a card as `download_card` does, but returns an error of the Hub as text. A full disk raises OSError.
+    """Downloads a card as `download_card` does, but returns errors of the Hub as text. A full disk raises OSError.
 
     Args:
         repo: NAMESPACE/NAME of a model.

@@ -1,7 +1,7 @@
-"""Builds the family tree of a published model from cards: its ancestors and their figures.
+"""Builds the family tree of a published model: its ancestors, with the figures of their cards.
 
-It does no I/O: the caller passes a function that reads a repository, as `publishing.catalog.lineage` does. Cards are
-not trusted, so their texts are cleaned.
+This module does no I/O: the caller passes a function that reads a repository, as `publishing.catalog.lineage` does.
+Cards are not trusted, so control characters in their texts are replaced.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ MAX_MEMBERS = 64  # repositories and folders
 
 @dataclass(frozen=True)
 class Member:
-    """A repository or folder, as far as the tree shows it.
+    """What a family tree shows of a repository or folder.
 
     Attributes:
         commit: Its commit.
         tags: The tags at that commit.
         card: Its card; None without one.
-        problem: Why it could not be read; None if it could.
+        problem: Why it could not be read; None if it was read.
         parents: The parents that its card names.
     """
 
@@ -42,9 +42,9 @@ class Node:
     """A member at its place in the tree.
 
     Attributes:
-        reference: How its child's card names it.
-        member: What the reference leads to.
-        parents: Its parents.
+        reference: How the card of its child names it.
+        member: The repository or folder.
+        parents: The nodes of its parents.
         omitted: Why its parents are not shown here; None if they are.
     """
 
@@ -65,12 +65,12 @@ class Node:
 
     @property
     def title(self) -> str:
-        """Its relation to the model that names it; for a base model that a stage trained, the title of that stage."""
+        """The title of its reference; for a base model that a stage trained, the title of that stage."""
         title = self.reference.title
         return STAGES[self.stage].title if self.stage and title == ROLES["base"] else title
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the node and its ancestors as JSON values."""
+        """Returns the node and its ancestors as a JSON object."""
         reference = self.reference
         return {
             "role": reference.role,
@@ -96,7 +96,7 @@ def family_tree(root: Reference, read: Callable[[Reference], Member], *, max_mem
 
     Args:
         root: The model whose ancestors to find.
-        read: Reads a repository or folder; called once for each.
+        read: Reads a repository or folder. It is called once for each.
         max_members: Largest number of repositories and folders that are read.
 
     Returns:
@@ -114,7 +114,7 @@ def family_tree(root: Reference, read: Callable[[Reference], Member], *, max_mem
                 return Node(reference, Member(), omitted=f"not read: more than {max_members} repositories")
             members[key] = read(reference)
         member = members[key]
-        # References to a tag and to its commit lead to the same member, so compare by commit.
+        # One reference may name a tag and another its commit, so compare by commit.
         identity = (reference.kind, reference.name, member.commit or reference.commit)
         if identity in descendants:
             return Node(reference, member, omitted="a cycle: it is its own ancestor")

@@ -1,6 +1,6 @@
 """Lists the models of a namespace and the checkpoints of a repository, from the Hub's listings and rlhf_card.json.
 
-Cards are not trusted (see `card.Card`), and one that cannot be read becomes a note in the listing. Needs no torch.
+Cards are not trusted (see `card.Card`). If a card cannot be read, the listing says so in a note. Needs no torch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ WORKERS = 8
 BEGIN, END = "<!-- zoo -->", "<!-- /zoo -->"
 INTRODUCTION = """# Recipes
 
-A recipe is a folder of YAML files, one for each stage and `recipe.yaml` for what they share. `rlhf-zoo recipes list`
-shows those here, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo recipes copy NAME FOLDER` makes it yours.
+A recipe is a folder of YAML files: one for each stage, and `recipe.yaml` for what they share. `rlhf-zoo recipes list`
+lists these, `rlhf-zoo run NAME` trains and publishes one, and `rlhf-zoo recipes copy NAME FOLDER` copies one to edit.
 
 The table shows their results: every row is a repository at a commit, with the figures of its `rlhf_card.json`.
 """
@@ -44,11 +44,11 @@ _MAX_METRICS = 8  # of a checkpoint, because cards are not trusted
 
 @dataclass(frozen=True)
 class Entry:
-    """A repository at the head of its main branch, as its card describes it; None for values that the card lacks.
+    """A repository at the head of `main`, as its card describes it. Values that the card lacks are None.
 
     Attributes:
         repo: NAMESPACE/NAME.
-        commit: Head commit of main.
+        commit: Head commit of `main`.
         stage: The stage that trained it.
         recipe: Name of its recipe.
         base: Name of the base model.
@@ -59,8 +59,8 @@ class Entry:
         kl: KL to SFT, in nats per completion.
         win_rate: Win rate over SFT, by the recipe's judge.
         accuracy: Accuracy of a reward model on held-out pairs.
-        date: When the run finished, else started, else when the repository last changed; ISO 8601.
-        note: Why the card could not be read.
+        date: When the run finished, or else started, or else when the repository last changed; ISO 8601.
+        note: Why the card could not be read; None if it was.
     """
 
     repo: str
@@ -79,7 +79,7 @@ class Entry:
     note: str | None = None
 
 
-#: Name of a sort order -> (its key, which returns None for a missing figure; whether the greatest comes first).
+#: Name of a sort order -> (its key, which returns None for a missing figure; whether the largest comes first).
 SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
     "reward": (lambda entry: entry.reward and entry.reward.value, True),
     "kl": (lambda entry: entry.kl and entry.kl.value, False),
@@ -108,9 +108,9 @@ def entry(
         repo: NAMESPACE/NAME.
         commit: Head commit of main.
         document: The card, which is not trusted.
-        changed: When the repository last changed.
-        tags: The repository's metadata tags on the Hub, such as stage:ppo, used if the card names no stage.
-        note: Why there is no card.
+        changed: When the repository last changed; None if the Hub does not say.
+        tags: The repository's metadata tags on the Hub, such as stage:ppo. They are used if the card names no stage.
+        note: Why the card could not be read; None if it was.
     """
     card = Card(document)
     stage = card.stage or next((one_line(tag[6:]) for tag in tags if tag.startswith("stage:")), None)
@@ -130,7 +130,7 @@ def entry(
 
 
 def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
-    """Returns the figures of this stage: the card of every stage holds the evaluation of the whole run."""
+    """Returns the figures of a stage. Each card holds the evaluation of the whole run, so they must be selected."""
     if stage == "reward":
         measured = get_nested(card, "evaluation", "reward_model")
         is_measured = isinstance(measured, Mapping)
@@ -145,8 +145,8 @@ def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
 
 
 def _training_figure(value: object) -> Figure | None:
-    last_value = number(value)
-    return None if last_value is None else Figure(last_value, held_out=False)
+    last_logged = number(value)
+    return None if last_logged is None else Figure(last_logged, held_out=False)
 
 
 # Selecting and showing entries
@@ -155,13 +155,13 @@ def _training_figure(value: object) -> Figure | None:
 def select(
     entries: Iterable[Entry], *, stage: str | None = None, recipe: str | None = None, base: str | None = None
 ) -> list[Entry]:
-    """Returns the entries of a stage, of a recipe and on a base model. None selects all.
+    """Returns the entries with this stage, recipe and base model. None selects all.
 
     Args:
         entries: The entries to select from.
         stage: Name of a stage.
         recipe: Name of a recipe.
-        base: A base model's id, or the last part of it.
+        base: Repository of a base model, or its name without the namespace.
     """
     return [
         entry
@@ -173,7 +173,7 @@ def select(
 
 
 def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = False) -> list[Entry]:
-    """Returns entries in order. Those without the figure come last, even if the order is reversed.
+    """Returns entries in order. Those without the sorted figure come last, even in reverse order.
 
     Args:
         entries: The entries to sort.
@@ -185,9 +185,9 @@ def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = 
     )
     if by is None:
         return in_default_order[::-1] if reverse else in_default_order
-    key, greatest_first = SORTS[by]
+    key, largest_first = SORTS[by]
     with_figure = [entry for entry in in_default_order if key(entry) is not None]
-    with_figure.sort(key=key, reverse=greatest_first != reverse)
+    with_figure.sort(key=key, reverse=largest_first != reverse)
     return [*with_figure, *(entry for entry in in_default_order if key(entry) is None)]
 
 
@@ -242,7 +242,7 @@ def _markdown_figure(figure: Figure | None) -> str:
 
 
 def with_table(text: str | None, table: str) -> str:
-    """Replaces the table between the markers of a text; without markers, appends it.
+    """Replaces the table between the markers of a text, or appends it if there are no markers.
 
     Args:
         text: The text; None for a new file, which gets an introduction.
@@ -296,7 +296,7 @@ def write_benchmark(path: Path, table: str) -> None:
 
 
 def owner(hub: Hub = DEFAULT_HUB) -> str:
-    """Returns the name of the user that the token belongs to.
+    """Returns the name of the user whose token this is.
 
     Args:
         hub: The Hub to ask.
@@ -309,7 +309,7 @@ def owner(hub: Hub = DEFAULT_HUB) -> str:
 
 
 def published_models(namespace: str, hub: Hub = DEFAULT_HUB) -> list[Entry]:
-    """Returns the models of a namespace with the metadata tag rlhf-zoo, and all that the Hub reports as damaged.
+    """Returns the models of a namespace that have the metadata tag rlhf-zoo or that the Hub reports as damaged.
 
     Args:
         namespace: A user or an organization.
@@ -343,7 +343,7 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
     try:
         hf_raise_for_status(answer)
         items = answer.json()
-    except (HfHubHTTPError, ValueError):  # another kind of Hub, which has no such address, or a user without a token
+    except (HfHubHTTPError, ValueError):  # a Hub of another kind, without this address, or a user without a token
         return {}
     notes = {}
     for item in items if isinstance(items, list) else []:
@@ -364,8 +364,8 @@ def _read(model: ModelInfo, *, hub: Hub) -> Entry:
 def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     """Lists the checkpoints of a repository.
 
-    Each row is a tag. `also` names best and main, if the cards at their commits name the step of this tag. Other tags
-    and branches come at the end, as do best and main if their cards name no step that has a tag.
+    Each row is a tag. Its `also` lists `best` and `main` if the cards at their commits name the step of this tag. Other
+    tags and branches come at the end, as do `best` and `main` if their cards name no step that has a tag.
 
     Args:
         repo: NAMESPACE/NAME of a model.
@@ -373,7 +373,7 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
 
     Returns:
         {repo, stage, recipe, note, checkpoints: [{revision, step, commit, date, also, metrics}]}, ordered by step.
-        `metrics` are those of the card: reward and kl for PPO, losses and accuracy for other stages.
+        `metrics` are those on the card: reward and kl for PPO, losses and accuracy for other stages.
 
     Raises:
         ZooError: The Hub does not list them.
@@ -426,7 +426,7 @@ def checkpoint_rows(
         step = pointer_cards[name].step if step is None else step
         if step is not None and step in steps.values():
             also.setdefault(step, []).append(name)
-    # An exported repository has new commits, so those in its card match none of its tags.
+    # The commits of an exported repository are new, so none in its card matches a tag.
     is_exported = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
 
     def make_row(name: str, step: int | None, commit: str, card_row: Mapping[str, Any]) -> dict[str, Any]:
@@ -446,7 +446,7 @@ def checkpoint_rows(
     for name in sorted(tags, key=lambda name: (name not in steps, steps.get(name, 0), name)):
         card_row = rows_of_card.get(name, {})
         if not is_exported and card_row.get("commit") not in (None, tags[name]):
-            card_row = {}  # the tag has moved since, so these metrics are another checkpoint's
+            card_row = {}  # the tag has moved since, so these metrics belong to another checkpoint
         rows.append(make_row(name, steps.get(name), tags[name], card_row))
     listed = {name for names in also.values() for name in names}
     rows += [make_row(name, None, pointers[name], {}) for name in pointers if name not in listed]

@@ -73,7 +73,7 @@ class Lineage:
 
     @property
     def prompts_at(self) -> tuple[str | None, str, str | None]:
-        """(configuration, column, evaluation split) of PPO's prompts in its data set, by the card."""
+        """(configuration, column, evaluation split) of PPO's prompts in its data set, according to the card."""
         return prompts_at(self.card.get("settings"))
 
     def setting(self, key: str, default: float) -> float:
@@ -81,8 +81,8 @@ class Lineage:
 
         Args:
             key: A key of PPO's settings, such as temperature.
-            default: The value if the card has no settings, or no number for the key. If the settings leave out the
-                key, the run had PPO's default, which is returned.
+            default: The value if the card has no settings, or no number for the key. If the settings lack the key, the
+                run used PPO's default, which is returned.
         """
         settings = self.card.get("settings")
         if not isinstance(settings, Mapping):
@@ -97,8 +97,8 @@ class Lineage:
 
     @property
     def cuts(self) -> dict[str, Any]:
-        """How training truncated completions, as fields of `Truncation`; {} if it did not."""
-        # The card is not trusted. A value of another type counts as unset, and so does a minimum of 0.
+        """How training truncated completions, as fields of `Truncation`; {} if it did not truncate."""
+        # The card is not trusted, so values of another type count as unset, as does a minimum of 0.
         keys = ("response_length_min", "truncate_text", "truncate_after")
         shortest, text, after = (get_nested(self.card, "settings", key) for key in keys)
         truncation = {
@@ -239,14 +239,14 @@ def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:
     if hub_id(repo) is None:
         raise ZooError(f"{name!r} is neither a repository nor a folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     root = Reference("", "model", repo, revision)
-    root_member = read(root)  # read once, here: a problem of the root is an error, but one of a parent is shown
+    root_member = read(root)  # if the root cannot be read, that is an error; a parent's problem is shown in the tree
     if root_member.problem is not None:
         raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, --hub and the token.")
     return family_tree(root, lambda reference: root_member if reference is root else read(reference))
 
 
 def _card_folder(folder: Path) -> Path:
-    """Returns the folder if it holds a run.json or a card, else that of its last stage which holds one of them."""
+    """Returns the first folder with a run.json or a card: this one, or that of its stage ppo, reward or sft."""
     for candidate in (folder, *(folder / stage for stage in ("ppo", "reward", "sft"))):
         if (candidate / "run.json").is_file() or (candidate / CARD_FILE).is_file():
             return candidate
@@ -270,7 +270,7 @@ def _read_folder(folder: Path) -> Member:
 
 
 def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
-    """Replaces a parent that was never published by the stage's directory in the same run, if that is unchanged."""
+    """Replaces an unpublished parent by its stage's directory in the same run, if that still holds the same run."""
     recorded = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
     if parent.repo is not None or not recorded or sibling.read().get("fingerprint") != recorded.get("fingerprint"):
@@ -279,7 +279,7 @@ def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Re
 
 
 def _read_repository(reference: Reference, hub: Hub) -> Member:
-    """Reads a repository on a Hub, or on its source if the Hub lacks it. A failure is the member's `problem`."""
+    """Reads a repository on a Hub, or on its source if the Hub lacks it. A failure becomes the `problem`."""
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     api = hub.api()
@@ -287,7 +287,7 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
     try:
         refs = api.list_repo_refs(repo, repo_type=reference.kind)
         revisions = [ref.name for ref in (*refs.branches, *refs.tags)]
-        # The `commit` of a tree's root may be the name of a branch or tag, or the short form of one.
+        # The `commit` of a tree's root may be a branch or tag, or the short form of its name.
         revision = None if reference.commit is None else find_revision(reference.commit, revisions) or reference.commit
         info = api.repo_info(repo, revision=revision, repo_type=reference.kind)
         tags = tuple(sorted(ref.name for ref in refs.tags if ref.target_commit == info.sha))
@@ -295,7 +295,7 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
         names = {file.rfilename for file in getattr(info, "siblings", None) or []}
         if reference.kind == "model" and CARD_FILE in names:
             card, problem = download_card(repo, str(info.sha), hub)
-            # Cards of steps are made before the reward model's report exists; the card of `best` has it.
+            # A step's card is made before the reward model's report exists, so take the report from the card of `best`.
             best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
             if card.stage == "reward" and not card.get("reward_model") and best is not None:
                 card = _with_report(card, repo, best, hub)
@@ -318,7 +318,7 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
 
 
 def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
-    """Adds the report in the card of `best` to a reward model's card, if both describe the same checkpoint."""
+    """Returns a reward model's card, with the report from the card of `best` if that is of the same checkpoint."""
     best_card, _ = download_card(repo, best, hub)
     is_same = best_card and all(best_card.get(key) == card.get(key) for key in ("fingerprint", "step"))
     return Card({**card, "reward_model": best_card.get("reward_model")}) if is_same else card
