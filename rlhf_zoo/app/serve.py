@@ -1,4 +1,4 @@
-"""`rlhf-zoo compare`: serves the comparison Space's app.py on this machine."""
+"""Serves the comparison Space's app.py on this machine, for `rlhf-zoo compare`, and renders the static page."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def launch(
         port: The port; 0 for any free one.
         votes: The data set that receives the votes of the blind test; None stores none.
         votes_per_hour: Largest number of votes per hour from one address.
-        runs: Other PPO runs of the ablation; None finds them on the Hub.
+        runs: Other PPO runs of the ablation; None to find them on the Hub.
         show: Whether to open a browser, if this machine has a screen.
         hub: The Hub to fetch from.
 
@@ -120,7 +120,7 @@ def votes_by_default(ppo: str) -> str | None:
     return f"local/{name}-votes"
 
 
-def page_of(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
+def render_static_page(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
     """Renders a static page with one completion of each policy for each held-out prompt of the PPO model's card.
 
     Completions are sampled with seed 1, at the temperature and length of training. Prompts that the models cannot
@@ -160,7 +160,7 @@ def page_of(models: SpaceModels, hub: Hub = DEFAULT_HUB) -> str:
 
 
 def _import_space_app() -> ModuleType:
-    """Imports the Space's app.py, so that this machine and a Space serve the page by the same code."""
+    """Imports the Space's app.py, so that this machine and a Space serve the page with the same code."""
     from .space.files import space_folder
 
     path = space_folder() / "app.py"
@@ -173,7 +173,7 @@ def _import_space_app() -> ModuleType:
 
 
 def _free_port(host: str, port: int) -> int:
-    """Returns `port` if it is free on `host`, or any free port for 0."""
+    """Returns `port` if it is free on `host`; for 0, any free port."""
     if not 0 <= port <= 65535:
         raise ZooError(f"There is no port {port}: --port takes 1 to 65535, or 0 for any free port.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET

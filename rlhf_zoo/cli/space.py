@@ -68,9 +68,9 @@ def deploy(
             click.echo(problem, err=True)
         name = repo or f"{account}/{models.ppo.repo.rpartition('/')[2].removesuffix('-ppo')}-compare"
 
-        from ..app.serve import page_of
+        from ..app.serve import render_static_page
 
-        page = functools.partial(page_of, models, connected)
+        page = functools.partial(render_static_page, models, connected)
         builds = connected.kind == "huggingface"
         deployed = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
         _add_to_collection(models, name, connected, private=deployed.private)

@@ -25,7 +25,7 @@ def opened(subject: page.Subject, **options: Any) -> AbstractContextManager[str]
 def main() -> None:
     """Serves the page of the Space's models."""
     try:
-        models = page.chosen(Path(__file__).parent)
+        models = page.read_model_names(Path(__file__).parent)
         subject = page.Subject.load(models.ppo, sft=models.sft, reward=models.reward, runs=models.runs, lenient=True)
         with opened(subject, votes=models.votes, block=True):
             pass

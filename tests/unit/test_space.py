@@ -24,8 +24,8 @@ from rlhf_zoo.app import serve as compare
 from rlhf_zoo.app.engine import Comparison, Side, Snapshot
 from rlhf_zoo.app.page import Subject, serve
 from rlhf_zoo.app.page.static import static_page
-from rlhf_zoo.app.space.chosen import MODELS_FILE, Chosen, chosen
 from rlhf_zoo.app.space.files import ZERO_GPU, Pinned, SpaceModels, write_space
+from rlhf_zoo.app.space.model_names import MODELS_FILE, ModelNames, read_model_names
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.refs import Checkpoint
 
@@ -150,7 +150,7 @@ def test_what_is_written_is_what_is_chosen(tmp_path: Path) -> None:
     more = replace(MODELS, votes="me/votes", runs=("me/b0-ppo", "me/b1-ppo"))
     for folder, models in (("plain", MODELS), ("more", more)):
         space(tmp_path / folder, models)
-        assert chosen(tmp_path / folder) == Chosen(
+        assert read_model_names(tmp_path / folder) == ModelNames(
             f"me/tiny-ppo@{'1' * 40}", f"me/tiny-sft@{'2' * 40}", None, models.votes, models.runs
         )
 
@@ -221,12 +221,16 @@ def written(folder: Path, content: Any) -> Path:
 
 def test_variables_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RLHF_ZOO_PPO", "you/other-ppo")
-    assert chosen(written(tmp_path, WHOLE)) == chosen(written(tmp_path, b"{")) == Chosen("you/other-ppo")
+    assert (
+        read_model_names(written(tmp_path, WHOLE))
+        == read_model_names(written(tmp_path, b"{"))
+        == ModelNames("you/other-ppo")
+    )
     monkeypatch.setenv("RLHF_ZOO_SFT", "you/other-sft")
     monkeypatch.setenv("RLHF_ZOO_REWARD", "")
     monkeypatch.setenv("RLHF_ZOO_VOTES", "you/votes")
     monkeypatch.setenv("RLHF_ZOO_RUNS", " you/a-ppo, you/b-ppo@best ,")
-    assert chosen(tmp_path / "none") == Chosen(
+    assert read_model_names(tmp_path / "none") == ModelNames(
         "you/other-ppo", "you/other-sft", None, "you/votes", ("you/a-ppo", "you/b-ppo@best")
     )
 
@@ -234,12 +238,12 @@ def test_variables_take_the_place_of_the_file(tmp_path: Path, monkeypatch: pytes
 def test_votes_and_runs_count_with_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, WHOLE)
     monkeypatch.setenv("RLHF_ZOO_SFT", "you/other-sft")
-    assert chosen(tmp_path).sft == "me/toy-sft@main", "it counts with RLHF_ZOO_PPO alone"
+    assert read_model_names(tmp_path).sft == "me/toy-sft@main", "it counts with RLHF_ZOO_PPO alone"
     monkeypatch.setenv("RLHF_ZOO_VOTES", "you/votes")
-    assert chosen(tmp_path).votes == "you/votes" and chosen(tmp_path).runs == tuple(WHOLE["runs"])
+    assert read_model_names(tmp_path).votes == "you/votes" and read_model_names(tmp_path).runs == tuple(WHOLE["runs"])
     monkeypatch.setenv("RLHF_ZOO_VOTES", "")
     monkeypatch.setenv("RLHF_ZOO_RUNS", "you/a-ppo")
-    assert chosen(tmp_path).votes == "me/votes" and chosen(tmp_path).runs == ("you/a-ppo",)
+    assert read_model_names(tmp_path).votes == "me/votes" and read_model_names(tmp_path).runs == ("you/a-ppo",)
 
 
 @pytest.mark.parametrize(
@@ -255,7 +259,7 @@ def test_variables_that_name_nothing(
 ) -> None:
     monkeypatch.setenv(f"RLHF_ZOO_{name}", value)
     with pytest.raises(ZooError) as refused:
-        chosen(written(tmp_path, WHOLE))
+        read_model_names(written(tmp_path, WHOLE))
     assert str(refused.value).startswith(message)
 
 
@@ -275,6 +279,6 @@ def test_variables_that_name_nothing(
 )
 def test_a_broken_file(tmp_path: Path, content: Any, message: str) -> None:
     with pytest.raises(ZooError) as refused:
-        chosen(written(tmp_path, content))
+        read_model_names(written(tmp_path, content))
     said = str(refused.value)
     assert said.startswith(f"{tmp_path / MODELS_FILE} {message}") and said.endswith("."), said

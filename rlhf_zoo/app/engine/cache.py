@@ -13,10 +13,10 @@ M = TypeVar("M")
 
 
 class ModelCache(Generic[M]):
-    """The most recently used models, bounded by their number and by their bytes; safe to share among threads.
+    """Caches the most recently used models, up to a number of models and of bytes. Threads may share it.
 
-    Before a model is loaded, the least recently used ones are dropped to make room. A dropped model is freed when
-    its last user has finished. A single model over `max_bytes` is kept alone.
+    Before a model is loaded, the least recently used ones are dropped to make room. The memory of a dropped model is
+    freed when its last user has finished. A single model larger than `max_bytes` is kept alone.
 
     Args:
         load: Loads a model by its name; called once even if several threads ask for it.
@@ -28,7 +28,6 @@ class ModelCache(Generic[M]):
     def __init__(
         self, load: Callable[[str], M], *, size: Callable[[M], int], max_models: int = 4, max_bytes: int | None = None
     ) -> None:
-
         if max_models < 1:
             raise ValueError(f"max_models is {max_models}; it must be at least 1")
         self._load, self._size = load, size
@@ -44,7 +43,7 @@ class ModelCache(Generic[M]):
             name: The name to pass to `load`.
 
         Raises:
-            Exception: Any error of `load`; the next call tries again.
+            Exception: Any error of `load`. The next call tries again.
         """
         if (hit := self._find(name)) is not None:
             return hit

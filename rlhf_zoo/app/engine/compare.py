@@ -32,7 +32,7 @@ from ...rewards import RewardEnsemble, RewardModel
 from ...rewards.loading import load_reward
 from .fair_lock import FairLock
 from .limits import Limits, check_prompt, check_sampling
-from .lockstep import Drawn, LockStep
+from .lockstep import LockStep, SampledToken
 from .results import Compared, Side, Snapshot
 
 TOKEN_METRICS = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
@@ -83,7 +83,6 @@ class Comparison:
         critic: PreTrainedModel | ValueHead | None = None,
         limits: Limits | None = None,
     ) -> None:
-
         self._policies = {"sft": _freeze_for_inference(sft), "ppo": _freeze_for_inference(ppo)}
         self._tokenizer = tokenizer
         self._reward = reward
@@ -325,7 +324,7 @@ class Comparison:
     def _finish(self, request: _Request, completion: _PartialCompletion) -> None:
         """Decodes a completion that stopped, and computes its reward and values.
 
-        It is a batch of one, so padding cannot change them.
+        The models run on a batch of one, so that padding cannot change the results.
         """
         ids = torch.tensor([completion.pieces.ids], device=self.device)
         prompt = torch.tensor([request.ids], device=self.device)
@@ -351,26 +350,26 @@ class _PartialCompletion:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
         self.tokenizer, self.pieces = tokenizer, Pieces(tokenizer, prompt)
-        self.drawn: list[Drawn] = []
+        self.sampled: list[SampledToken] = []
         self.reward: float | None = None
         self.values: tuple[float, ...] | None = None
         self._text: str | None = None
 
-    def add(self, drawn: Drawn) -> None:
-        self.drawn.append(drawn)
-        self.pieces.add(drawn.token)
+    def add(self, sampled: SampledToken) -> None:
+        self.sampled.append(sampled)
+        self.pieces.add(sampled.token)
 
     def finish(self, prompt: Prompt) -> None:
-        """Decodes the final text. `prompt` is the prompt in the chat template, if the model has one."""
+        """Decodes the final text. `prompt` is wrapped in the chat template if the model has one."""
         self._text = strip_template_space(self.pieces.finish(), prompt, self.tokenizer)
 
     @property
     def stop(self) -> str | None:
-        return self.drawn[-1].stop if self.drawn else None
+        return self.sampled[-1].stop if self.sampled else None
 
     def side(self) -> Side:
         token_metrics: dict[str, tuple[float, ...]] = {
-            f"token_{name}": tuple(getattr(token, name) for token in self.drawn) for name in TOKEN_METRICS
+            f"token_{name}": tuple(getattr(token, name) for token in self.sampled) for name in TOKEN_METRICS
         }
         return Side(
             completion=self.pieces.text if self._text is None else self._text,
@@ -378,7 +377,7 @@ class _PartialCompletion:
             log_ratio=math.fsum(token_metrics["token_log_ratio"]),
             kl=math.fsum(token_metrics["token_kl"]),
             tokens=tuple(self.pieces.all),
-            length=len(self.drawn),
+            length=len(self.sampled),
             ended=self.stop == "eos",
             stop=self.stop,
             token_ids=tuple(self.pieces.ids),

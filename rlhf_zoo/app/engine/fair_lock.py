@@ -1,4 +1,4 @@
-"""A lock that is granted in the order of request."""
+"""A lock that is granted in the order of requests."""
 
 import threading
 from collections import deque
@@ -6,9 +6,9 @@ from types import TracebackType
 
 
 class FairLock:
-    """Grants turns in order, so that no stream waits longer than one token of each other stream.
+    """Grants the lock in the order of requests, so that a stream waits at most for one token of each other stream.
 
-    `threading.Lock` has no order: a stream that asks again at once could keep it for good.
+    `threading.Lock` has no order: a stream that requests it again at once could keep it forever.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ class Limits:
     Attributes:
         n: Largest number of completions of each policy.
         max_new_tokens: Largest number of tokens in a completion.
-        prompt_characters: Largest length of the prompt in characters.
+        prompt_characters: Largest number of characters in the prompt.
         steps: Largest number of checkpoints.
     """
 
@@ -34,7 +34,7 @@ def check_prompt(prompt: object, limits: Limits) -> None:
     """Checks a prompt's characters.
 
     Refuses control characters (Cc) except tab and line ends, and lone surrogates. All others pass; `visible_text`
-    shows those that would hide or reverse their neighbors.
+    makes those visible that would hide or reorder other text.
 
     Args:
         prompt: A visitor's prompt.

@@ -17,7 +17,7 @@ COMPARE_STREAM = 7
 
 
 @dataclass(frozen=True)
-class Drawn:
+class SampledToken:
     """A sampled token, and metrics of both policies at its position, in nats.
 
     Attributes:
@@ -82,7 +82,6 @@ class LockStep:
         stop_ids: Sequence[int],
         vocabulary: Vocabulary,
     ) -> None:
-
         device = next(ppo.parameters()).device
         self._models = (sft, ppo)
         for model in self._models:
@@ -91,7 +90,7 @@ class LockStep:
         self._vocabulary = vocabulary
         self._temperature, self._top_p, self._max_new_tokens = temperature, top_p, max_new_tokens
         self._stop_ids = torch.tensor(list(stop_ids), device=device, dtype=torch.long)
-        # Completion 0 keeps the key of a single completion, so that the same seed still gives the same text.
+        # Completion 0 always has the same key, so that its text depends on the seed but not on n.
         keys = [(COMPARE_STREAM, index) if index else (COMPARE_STREAM,) for index in range(n)]
         self._uniforms = uniforms(seed, keys, max_new_tokens).to(device).repeat(2, 1)  # equal for both policies
         self._inputs = torch.tensor([list(prompt)], device=device)
@@ -106,11 +105,11 @@ class LockStep:
         return len(self._unfinished) == 0
 
     @torch.no_grad()
-    def step(self) -> list[Drawn]:
+    def step(self) -> list[SampledToken]:
         """Samples the next token of every unfinished completion.
 
         Returns:
-            One token for each.
+            One token for each of them.
 
         Raises:
             ZooError: The logits of a policy are NaN.
@@ -125,14 +124,14 @@ class LockStep:
         last = self._step == self._max_new_tokens
         stops = ["eos" if has_ended else "length" if last else None for has_ended in ended.tolist()]
         columns = (indices.tolist(), tokens.tolist(), *metrics.T.tolist(), stops)
-        drawn = [Drawn(*row) for row in zip(*columns, strict=True)]
+        sampled = [SampledToken(*row) for row in zip(*columns, strict=True)]
         continues = torch.zeros_like(ended) if last else ~ended
         self._advance(rows[continues], tokens[continues], len(sft))
         self._unfinished = indices[continues]
-        return drawn
+        return sampled
 
     def _logits(self) -> list[Tensor]:
-        logits_of_both = [
+        both_logits = [
             next_logits(
                 model,
                 self._inputs,
@@ -143,14 +142,14 @@ class LockStep:
             )
             for model, cache in zip(self._models, self._caches, strict=True)
         ]
-        for name, logits in zip(("SFT", "PPO"), logits_of_both, strict=True):
+        for name, logits in zip(("SFT", "PPO"), both_logits, strict=True):
             if logits.isnan().any():
                 raise ZooError(f"The {name} policy's logits are NaN: choose another checkpoint of it.")
-        return logits_of_both
+        return both_logits
 
     def _advance(self, rows: Tensor, tokens: Tensor, batch_size: int) -> None:
-        """Builds the next batch: one row for each distinct pair of a row of this batch and its sampled token."""
-        # A pair is encoded as one integer, so that `unique` finds the distinct ones.
+        """Builds the next batch: one row for each distinct pair of a row of this batch and a token sampled from it."""
+        # Each pair is encoded as one integer, so that `unique` finds the distinct pairs.
         base = int(tokens.max()) + 1 if len(tokens) else 1
         pairs, self._rows = torch.unique(rows * base + tokens, return_inverse=True)
         kept_rows = pairs // base
@@ -162,7 +161,7 @@ class LockStep:
 
 
 def _token_metrics(sft: Tensor, ppo: Tensor, rows: Tensor, tokens: Tensor) -> Tensor:
-    """Computes the metrics of `Drawn`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
+    """Computes the metrics of `SampledToken`, in its order: logits (R, V) float64, rows (C,), tokens (C,) -> (C, 7)."""
     logprobs = [selected_logprobs(logits[rows], tokens) for logits in (sft, ppo)]
     # A KL divergence is at least 0; rounding must not make it negative.
     kl, reverse = (exact_kl(first, second).clamp(min=0)[rows] for first, second in ((ppo, sft), (sft, ppo)))

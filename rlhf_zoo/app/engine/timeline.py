@@ -43,8 +43,8 @@ class TimelinePoint:
         kl: KL to SFT that training logged, in nats per completion; None if it is not recorded.
         chosen: Whether the run chose it as its best checkpoint: `main` and `best` of its repository.
         recommended: Whether an evaluation recommends it.
-        watched: Mean of each reward of weight 0 at this step, which PPO did not optimize, by name.
-        evaluated: What an evaluation measured at this step on held-out prompts: those of reward, judge, kl and win_rate
+        watched: Name of each reward of weight 0, which PPO does not optimize -> its mean at this step.
+        evaluated: Figures of an evaluation at this step on held-out prompts: those of reward, judge, kl and win_rate
             (over SFT) that the run's card has.
     """
 
@@ -61,7 +61,7 @@ class TimelinePoint:
 
     @property
     def marks(self) -> list[str]:
-        """The labels on the page: recommended, best, both or neither."""
+        """The checkpoint's labels on the page: recommended, best, both or neither."""
         return ["recommended"] * self.recommended + ["best"] * self.chosen
 
 
@@ -71,7 +71,7 @@ class TimelineRun:
 
     Attributes:
         name: Its repository or folder.
-        beta: The coefficient of its KL penalty; the initial one if it adapts.
+        beta: The KL coefficient β, or its initial value if it adapts; None if it is unknown.
         points: Its checkpoints, sorted by step.
     """
 
@@ -175,7 +175,7 @@ class TimelineRun:
         steps = self.steps
         if len(steps) <= count:
             return steps
-        # The first, the last and the marked steps are listed first, so that the cut at `count` keeps them.
+        # The first, the last and the marked steps come first in the list, so that `[:count]` keeps them.
         marked = [point.step for point in self.points if point.marks]
         evenly_spaced = [steps[round(index * (len(steps) - 1) / max(count - 1, 1))] for index in range(count)]
         return tuple(sorted(list(dict.fromkeys([steps[0], steps[-1], *marked, *evenly_spaced]))[:count]))
@@ -202,20 +202,20 @@ class AtCheckpoint:
 
 
 def _watched(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the mean rewards by name in a card's entry of a checkpoint. Cards list only those of weight 0."""
+    """Returns name -> mean of the rewards in a card's row of a checkpoint. Cards list only those of weight 0."""
     rewards = {key.partition("/")[2]: number(value) for key, value in row.items() if str(key).startswith("rewards/")}
     return {name: value for name, value in rewards.items() if value is not None}
 
 
 def _evaluated(card: Mapping[str, Any], step: int) -> dict[str, float]:
-    """Returns what a card's evaluation has of a step: the row of its checkpoints, else the figures of its own step."""
+    """Returns the figures of a step in a card's evaluation: of its row over training, or of the card's own step."""
     rows = get_nested(card, "evaluation", "over_training", "checkpoints")
     row = next((row for row in rows if get_nested(row, "step") == step), None) if isinstance(rows, list) else None
-    own = _step(card.get("step")) == step
-    if row is None and own:
+    is_card_step = _step(card.get("step")) == step
+    if row is None and is_card_step:
         row = get_nested(card, "evaluation", "ppo")
     figures = {name: number(get_nested(row, name, "value")) for name in ("reward", "judge", "kl")}
-    figures["win_rate"] = number(get_nested(card, "evaluation", "win_rate", "value")) if own else None
+    figures["win_rate"] = number(get_nested(card, "evaluation", "win_rate", "value")) if is_card_step else None
     return {name: value for name, value in figures.items() if value is not None}
 
 
@@ -230,9 +230,9 @@ class Timeline:
     Args:
         comparison: Provides the SFT policy, the reward model and the device.
         runs: The runs; the first is the default.
-        fetch: Returns the folder of a `TimelinePoint.source`; the default accepts only folders.
+        fetch: Returns the local folder of a `TimelinePoint.source`; the default accepts only folders.
         max_models: Largest number of policies that stay loaded.
-        max_bytes: Largest size of these policies and their critics together.
+        max_bytes: Largest size of these policies and their critics together, in bytes; None for no bound.
         critics: Whether to load critics too.
 
     Raises:
@@ -249,7 +249,6 @@ class Timeline:
         max_bytes: int | None = None,
         critics: bool = True,
     ) -> None:
-
         if not runs:
             raise ZooError("There is no run to show over training: pass a PPO repository.")
         self._comparison = comparison
@@ -331,13 +330,13 @@ class Timeline:
     ) -> Generator[AtCheckpoint, None, None]:
         self._comparison.check(prompt, **sampling)
 
-        # A generator of its own, so that the check above runs at once and not at the first item.
+        # This is a separate generator, so that the check above runs at once and not at the first item.
         def results() -> Generator[AtCheckpoint, None, None]:
             for run, point in checkpoints:
                 snapshot, problem = None, None
                 try:
                     stream = self._comparison_at(point).stream(prompt, **sampling)
-                    snapshot = deque(stream, maxlen=1).pop()  # the last one, with the finished completions
+                    snapshot = deque(stream, maxlen=1).pop()  # the last snapshot, with the finished completions
                 except ZooError as error:
                     problem = str(error)
                 yield AtCheckpoint(run.name, run.beta, point, snapshot, problem)

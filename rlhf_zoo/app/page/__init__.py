@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__all__ = ["Subject", "Tally", "build", "chosen", "opened", "start"]
+__all__ = ["Subject", "Tally", "build", "opened", "read_model_names", "start"]
 
 # Name -> its module, imported on first use, because gradio is optional and slow to import.
 _MODULES = {
     "Subject": ".subject",
     "Tally": ".vote_counts",
     "build": ".layout",
-    "chosen": "..space.chosen",
     "opened": ".serve",
+    "read_model_names": "..space.model_names",
     "start": ".serve",
 }
 
 if TYPE_CHECKING:
-    from ..space.chosen import chosen
+    from ..space.model_names import read_model_names
     from .layout import build
     from .serve import opened, start
     from .subject import Subject

@@ -1,4 +1,4 @@
-"""The page's API for programs: the same comparisons, as JSON."""
+"""The page's API for programs: the comparisons of the page, as JSON."""
 
 import inspect
 from collections.abc import Callable
@@ -72,8 +72,8 @@ def _checkpoints(subject: Subject) -> Callable[..., list]:
     def checkpoints() -> list:
         """List the page's runs: name, beta (coefficient of the KL penalty) and points (the published checkpoints).
 
-        A point has step, tag, commit, reward and kl as training logged them, chosen (whether it is the run's best) and
-        recommended (whether an evaluation recommends it).
+        A point has step, tag, commit, the reward and kl that training logged, chosen (whether it is the run's best)
+        and recommended (whether an evaluation recommends it).
         """
         return [run.to_json() for run in subject.timeline.runs.values()] if subject.timeline else []
 
@@ -90,7 +90,7 @@ def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Ca
         top_p: float = 1.0,
         max_new_tokens: int = proposal.length,
     ) -> list:
-        """Complete a prompt with the policy of several checkpoints of a run, with the same random numbers.
+        """Complete a prompt with the policies of several checkpoints of a run, with the same random numbers.
 
         Returns for each checkpoint: run, beta, point (see /checkpoints), and either snapshot (as from /compare) or
         problem (why there is none).

@@ -30,11 +30,11 @@ from .vote_figures import NAMES, Model, figures_html
 
 log = logging.getLogger(__name__)
 
-#: Verdict -> label of its button, in the order of the keys 1 to 4.
+#: Verdict -> label of its button. The keys 1 to 4 give the verdicts in this order.
 VERDICTS = {"left": "Left is better", "right": "Right is better", "tie": "Tie", "both_bad": "Both bad"}
 VERDICT_SENTENCES = {"ppo": "You preferred PPO.", "sft": "You preferred SFT.", "tie": "You called it a tie.",
         "both_bad": "You rated both as bad."}  # fmt: skip
-PAIR_LIFETIME = 3600.0  # seconds that the server keeps a pair without a verdict
+PAIR_LIFETIME = 3600.0  # seconds for which the server keeps a pair without a verdict
 MAX_INTERVAL_WAIT = 5.0  # seconds to wait for the intervals after a vote
 #: Component -> its new value or properties.
 Updates = dict[gr.components.Component, object]
@@ -51,7 +51,7 @@ class Pair:
     Attributes:
         snapshot: The completions.
         ppo_side: left or right.
-        id: Id of the vote, so that only the first of several verdicts counts.
+        id: Id of the vote on this pair, so that only the first of several verdicts counts.
         verdict: A key of VERDICTS; None before the verdict.
     """
 
@@ -62,12 +62,12 @@ class Pair:
 
     @property
     def roles(self) -> dict[str, str]:
-        """The role of each side, left first."""
+        """Side -> role (ppo or sft), left first."""
         return {side: "ppo" if side == self.ppo_side else "sft" for side in DECISIVE}
 
     @property
     def sides(self) -> dict[str, Side]:
-        """The completion of each side, left first."""
+        """Side -> completion, left first."""
         return {side: getattr(self.snapshot, role)[0] for side, role in self.roles.items()}
 
     @property
@@ -139,14 +139,14 @@ def _completion(completion: str, state: str) -> str:
         inside = '<span class="none">The completion will appear here.</span>'
     elif state == "done" and not completion:
         inside = '<span class="none">An empty completion.</span>'
-    else:  # both sides keep the caret until both are done, because the one that stops first could reveal its policy
+    else:  # both sides keep the caret until both are done, because stopping first could reveal a policy
         caret = '<span class="caret" aria-hidden="true"></span>' if state == "writing" else ""
         inside = f'<span class="new">{text(completion)}</span>{caret}'
     return f'<p class="zoo-text">{inside}</p>'
 
 
 def reveal_html(pair: Pair, models: Mapping[str, Model]) -> str:
-    """Renders which policy wrote which completion, and the figures of both.
+    """Renders which policy wrote which completion, with the figures of both.
 
     Args:
         pair: A pair with its verdict.
@@ -171,7 +171,7 @@ def reveal_html(pair: Pair, models: Mapping[str, Model]) -> str:
 
 
 def _compare_with_reward(pair: Pair) -> str:
-    """States whether the reward model agrees with a verdict that prefers one side."""
+    """Says whether the reward model agrees with the verdict; "" if either has no preference."""
     rewards = {pair.roles[side]: sample.reward for side, sample in pair.sides.items()}
     ppo, sft = rewards["ppo"], rewards["sft"]
     if pair.preferred is None or ppo is None or sft is None or ppo == sft:
@@ -357,10 +357,10 @@ def _vote_handler(verdict: str, tab: _Tab, models: Mapping[str, Model], tally: T
             vote = vote if tally is None else tally.cast(vote, _address(request))
         except TooManyVotesError as error:
             return {tab.message: notice(error)}
-        except ZooError as error:  # the message names a path on the server, which visitors must not see
+        except ZooError as error:  # its message names a path on the server, which visitors must not see
             log.error("A vote was not stored: %s", error)
             return {tab.message: notice(VOTE_NOT_STORED)}
-        judged = replace(pair, verdict=vote.verdict)  # not `verdict`: an earlier vote on this pair may count instead
+        judged = replace(pair, verdict=vote.verdict)  # not `verdict`, because an earlier vote on this pair may count
         return {
             tab.state: None,
             tab.token: "",
@@ -380,7 +380,7 @@ def _address(request: gr.Request | None) -> str:
 
 
 def _figures_updates(tally: Tally) -> Callable[[], AsyncIterator[str]]:
-    """Returns a handler that shows the figures at once, and again when their intervals include every vote."""
+    """Returns a handler that shows the figures at once, and again when the intervals include all votes."""
 
     async def update() -> AsyncIterator[str]:
         current = tally.figures()
@@ -396,7 +396,7 @@ def _figures_updates(tally: Tally) -> Callable[[], AsyncIterator[str]]:
 
 
 def _choose_prompt(prompt: object, prompts: Sequence[str]) -> object:
-    """Returns the visitor's prompt, else a random held-out one."""
+    """Returns the visitor's prompt; if it is empty, a random held-out prompt."""
     if prompt is not None and not (isinstance(prompt, str) and not prompt.strip()):
         return prompt
     if not prompts:

@@ -1,10 +1,10 @@
-"""What the page does in the browser beyond Gradio: a region that screen readers follow, and results moved into view."""
+"""Scripts of the page beyond Gradio's own: for screen readers, for scrolling to results, and for links."""
 
 from typing import Any
 
 import gradio as gr
 
-# Gradio replaces what is inside a component, and a screen reader only follows changes inside an element that stays.
+# Gradio replaces what is inside a component. A screen reader announces changes only inside an element that stays.
 _LIVE = "element.closest('.block').setAttribute('aria-live', 'polite')"
 
 
@@ -20,9 +20,9 @@ def live_region(elem_id: str, value: str = "", **options: Any) -> gr.HTML:
 
 
 def into_view(elem_id: str) -> str:
-    """Returns JavaScript that scrolls to an element unless its beginning is in the upper half of the window.
+    """Returns JavaScript that scrolls to an element unless its top is in the upper half of the window.
 
-    Gradio's own `scroll_to_output` scrolls nowhere in 6.31.
+    Gradio's own `scroll_to_output` has no effect in 6.31.
 
     Args:
         elem_id: Id of the element.
@@ -34,11 +34,11 @@ def into_view(elem_id: str) -> str:
 }}"""
 
 
-#: The query of the page's address, as the input of a function.
+#: JavaScript that returns the query of the page's address, as the input of a function.
 QUERY = "() => [location.search]"
 
-#: Shows what a link carries, once its prompt and settings are in the page's controls. Gradio draws a tab when it is
-#: first opened, so the button of another tab appears later.
+#: JavaScript that clicks the button which shows what a link carries, after its prompt and settings were filled in.
+#: Gradio draws a tab when it is first opened, so the button of another tab appears later.
 FOLLOW_LINK = """() => {
   const query = new URLSearchParams(location.search);
   if (!query.has('prompt')) return;

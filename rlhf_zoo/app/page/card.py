@@ -57,7 +57,7 @@ def _render_card(source: str) -> str:
 
 
 def _sources(subject: Subject) -> dict[str, str]:
-    """Label of each checkpoint in the list -> source of its card; the compared checkpoint comes first."""
+    """Returns label of a checkpoint in the list -> source of its card. The compared checkpoint comes first."""
     sources = {f"{short_name(subject.lineage.ppo.name)} (compared)": str(subject.lineage.ppo.path)}
     for run in subject.timeline.runs.values() if subject.timeline else ():
         for point in run.points:

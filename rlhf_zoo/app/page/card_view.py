@@ -1,4 +1,4 @@
-"""Renders an untrusted card of a checkpoint as HTML that makes no request to any host.
+"""Renders the card of a checkpoint, which is not trusted, as HTML that makes no request to any host.
 
 Raw HTML is shown as text, except for folds: `details` with a `summary`. Images in the checkpoint's folder become data:
 URIs; any other image is replaced by its alternative text and address. Links may lead to http and https addresses, or to
@@ -27,7 +27,7 @@ def card_html(folder: Path) -> str:
     """Renders README.md of a checkpoint as HTML, in an element of class `zoo-md`.
 
     Args:
-        folder: The checkpoint. In the Hub's cache its files may be links into `blobs`; no other link may lead out.
+        folder: The checkpoint. In the Hub's cache its files may be links into `blobs`; no others may lead outside.
 
     Returns:
         HTML; a message if there is no card, or if it cannot be shown.
@@ -101,7 +101,7 @@ class _Files:
                 return None
             with Image.open(BytesIO(data), formats=tuple(IMAGE_FORMATS)) as image:
                 kind, (width, height) = image.format, image.size
-        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # no image of the allowed formats
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):  # not an image of an allowed format
             return None
         if kind not in IMAGE_FORMATS or width * height > MAX_PIXELS:
             return None

@@ -43,7 +43,8 @@ class Series:
         name: Its title.
         values: One value per step; None if missing.
         unit: Unit of the values.
-        from_zero: Whether the quantity cannot be negative. The axis then starts at 0, where lower estimates are drawn.
+        from_zero: Whether the quantity cannot be negative. The axis then starts at 0, and lower estimates are drawn
+            there.
     """
 
     name: str
@@ -64,7 +65,7 @@ def token_bars(
         unit: Unit of the values.
         title: Title of the chart.
         top: A value that the y axis must include, so that two charts can share a scale.
-        width: A position that the x axis must include, so that two charts can share a scale.
+        width: A token position that the x axis must include, so that two charts can share a scale.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -103,7 +104,7 @@ def token_line(
         unit: Unit of the values.
         title: Title of the chart.
         span: Lowest and highest value that the y axis must include, so that two charts can share a scale.
-        width: A position that the x axis must include, so that two charts can share a scale.
+        width: A token position that the x axis must include, so that two charts can share a scale.
 
     Raises:
         ValueError: Values and labels differ in number.
@@ -124,14 +125,14 @@ def step_curves(
 ) -> str:
     """Draws curves over the training steps, in stacked panels that share the axis of steps.
 
-    The axis begins at the first step and ends at the last, so that a slider of the same width can stand below it. The
-    style sheet places that slider by --zoo-left and --zoo-right: the axis's margins as shares of the chart's width.
+    The axis begins at the first step and ends at the last, so that a slider below it can have the same ends. The style
+    sheet places that slider by --zoo-left and --zoo-right: the axis's margins as shares of the chart's width.
 
     Args:
         steps: Ascending training steps.
         series: The curves.
         selected: The step to mark by a vertical line.
-        labeled: Step -> label above the panels; its points are outlined.
+        labeled: Step -> label above the panels. The points of these steps are outlined.
 
     Raises:
         ValueError: A series does not have one value per step.
@@ -170,7 +171,7 @@ def step_curves(
             if step == selected:
                 selected_value = f", at step {selected}: {_value_with_unit(value, curve.unit)}"
         body += [
-            plot.axes(_with_unit(curve.name, curve.unit), labels_x=curve is series[-1]),
+            plot.axes(_with_unit(curve.name, curve.unit), x_labels=curve is series[-1]),
             f'<path class="zoo-chosen" d="M{x(selected):.1f} {plot.top}v{plot.height}" stroke="{MARK_COLOR}" '
             'stroke-width="1.5"/>',
             _curve(points, COLORS["ppo"], dots=len(panel) <= MAX_DOTS),
@@ -181,7 +182,7 @@ def step_curves(
         descriptions.append(f"{curve.name} over training{selected_value}")
     body.append(_axis_title("training step", bottom + 24))
     descriptions += [f"{label}: step {step}" for step, label in labeled.items()]
-    # Where the axis begins depends on its labels, and the slider is another component.
+    # The slider is another component, so it needs to be told where the axis begins, which depends on the tick labels.
     body.append(f"<style>#step {{ --zoo-left: {left / WIDTH:.4f}; --zoo-right: {1 - STEPS_END / WIDTH:.4f} }}</style>")
     return _svg(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body))
 
@@ -201,7 +202,7 @@ def frontier(runs: Sequence[TimelineRun], *, selected: int) -> str:
 
     Args:
         runs: Runs with a known β.
-        selected: Index of the run to emphasize, whose best point gets a second mark.
+        selected: Index of the run to emphasize. Its best point gets a second mark.
     """
     title = "Reward against KL"
     run_points = [
@@ -281,8 +282,8 @@ class _Plot:
         self.top, self.height, self.bottom, self.left = top, height, top + height, left
         self.y = _linear(y_ticks[0], y_ticks[-1], self.bottom, top)
 
-    def axes(self, title: str, *, labels_x: bool = True) -> str:
-        """Draws title, grid and tick labels; those of the x axis only with `labels_x`."""
+    def axes(self, title: str, *, x_labels: bool = True) -> str:
+        """Draws the title, the grid and the tick labels, those of the x axis only if `x_labels` is True."""
         grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{RIGHT_EDGE}" for value in self.y_ticks)
         labels = [
             f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_label(value)}</text>'
@@ -290,7 +291,7 @@ class _Plot:
         ]
         for value in self.x_ticks:
             grid += f"M{self.x(value):.1f} {self.bottom}v3"
-            if labels_x:
+            if x_labels:
                 attributes = f'x="{self.x(value):.1f}" y="{self.bottom + 14}"'
                 labels.append(f'<text class="zoo-along" {attributes} text-anchor="middle">{_label(value)}</text>')
         return (
@@ -356,7 +357,7 @@ def _svg(height: float, css_class: str, description: str, body: str) -> str:
 
 
 def _tooltip_columns(columns: Iterable[str], width: float) -> str:
-    """Groups the invisible tooltip columns, which exist because nobody could hover over a bar of height 0."""
+    """Groups the invisible tooltip columns. They are needed because nobody could hover over a bar of height 0."""
     style = f'stroke="currentColor" stroke-opacity="0" stroke-width="{width:.2f}" pointer-events="stroke"'
     return f'<g class="zoo-hits" {style}>{"".join(columns)}</g>'
 
@@ -400,7 +401,7 @@ def _step_labels(labels: Sequence[tuple[float, str, str]], left: float) -> tuple
 
 
 def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -> str:
-    """Outlines the best points (x, y, label, emphasized), and places each label where it covers nothing else."""
+    """Outlines the best points (x, y, label, emphasized), and places their labels without overlap if possible."""
     occupied = [(x - 6, y - 6, x + 6, y + 6) for x, y, _, _ in marks]
     markup = []
     for x, y, label, emphasized in reversed(marks):  # the emphasized label is placed first
@@ -414,7 +415,7 @@ def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -
             if box[0] > plot.left and box[2] < WIDTH and plot.top < box[1] and box[3] < plot.bottom
             if not any(_overlap(box, other) for other in occupied)
         )
-        box = next(free, boxes[0])  # without a free place, beside its point
+        box = next(free, boxes[0])  # if no place is free, beside its point
         occupied.append(box)
         color = COLORS["ppo"] if emphasized else "currentColor"
         weight = ' font-weight="600"' if emphasized else ""
@@ -449,7 +450,7 @@ def _label(value: float) -> str:
 
 
 def _axis_width(y_ticks: Sequence[float]) -> float:
-    """Returns the width of the y axis labels. It is equal for labels of up to four characters, so that charts align."""
+    """Returns the width of the y axis labels, the same for up to four characters, so that charts align."""
     return 8 + GLYPH_WIDTH * max(4, *(len(_label(value)) for value in y_ticks))
 
 

@@ -22,11 +22,9 @@ from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, controls, prompt_box, s
 from .subject import Subject
 from .views import ROLE_DESCRIPTIONS, empty_pairs, legend, pairs, summary
 
-#: What the tokens are colored by -> value in the style sheet.
+#: Choice of what colors the tokens -> its value in the style sheet.
 COLORS = {"log-ratio": "ratio", "exact KL": "kl", "nothing": "none"}
-
-
-#: Prompts that are tried for the example that the page opens with.
+#: Largest number of prompts that are tried for the example that the page opens with.
 MAX_EXAMPLES = 3
 
 
@@ -49,7 +47,7 @@ def compare_tab(
         drawing: Samples the completions.
         proposal: Initial sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
-        example: Finished completions to open with; None for none.
+        example: Finished completions that the page opens with; None for none.
 
     Returns:
         The components that a link fills in.
@@ -95,11 +93,11 @@ def compare_tab(
 def _stream_handler(
     drawing: Drawing, switch: KLSwitch | None, proposal: Proposal
 ) -> Callable[..., Iterator[tuple[object, object]]]:
-    """Returns the handler that samples a prompt. It yields what the message and the completions show."""
+    """Returns the handler that samples a prompt. It yields the contents of the message and of the completions."""
 
     def show(prompt: object, kl: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         arguments = sampling_arguments(*sampling)
-        message: object = ""  # only the first snapshot clears the message, so that later ones keep what "Stop" wrote
+        message: object = ""  # only the first snapshot clears the message, so that later ones keep that of "Stop"
         try:
             stream, label, side = drawing.stream(prompt, **arguments), ROLE_DESCRIPTIONS["ppo"], None
             if switch is not None:
@@ -108,8 +106,8 @@ def _stream_handler(
                     side, (run, point) = "off" if switch.selected(kl) == OFF else "on", switch.at(kl)
                     stream = drawing.at(point.step, prompt, run=run.name, **arguments)
             for snapshot in stream:
-                shown = pairs(snapshot, ppo=label, link=address(snapshot, proposal, kl=side))
-                yield (summary(snapshot) if snapshot.done else message), shown
+                html = pairs(snapshot, ppo=label, link=address(snapshot, proposal, kl=side))
+                yield (summary(snapshot) if snapshot.done else message), html
                 message = gr.skip()
         except ZooError as error:
             yield notice(error), gr.skip()  # the previous comparison stays visible
@@ -154,8 +152,8 @@ def _layout(subject: Subject, switch: KLSwitch | None, proposal: Proposal, examp
     kl = _kl_slider(switch)
     message = live_region("message")
     label = ROLE_DESCRIPTIONS["ppo"] if switch is None else switch.label(switch.compared)
-    answered = empty_pairs() if example is None else pairs(example, ppo=label, link=address(example, proposal))
-    pairs_view = gr.HTML(answered, elem_id="pairs")
+    initial = empty_pairs() if example is None else pairs(example, ppo=label, link=address(example, proposal))
+    pairs_view = gr.HTML(initial, elem_id="pairs")
     with gr.Accordion("Sampling", open=False, elem_id="sampling"):
         sampling = controls(proposal, max_completions=subject.comparison.limits.n)
     with gr.Row(elem_classes="zoo-colors"):
@@ -166,7 +164,7 @@ def _layout(subject: Subject, switch: KLSwitch | None, proposal: Proposal, examp
 
 
 def _kl_slider(switch: KLSwitch | None) -> gr.Slider:
-    """Creates the slider of the KL penalty with its figures. Without a switch it is hidden."""
+    """Creates the slider of the KL penalty and the figures beside it; without a switch, they are hidden."""
     with gr.Row(elem_id="kl-switch", visible=switch is not None):
         compared = ON if switch is None else switch.compared
         with gr.Column(scale=1, min_width=220):

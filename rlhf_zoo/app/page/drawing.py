@@ -13,14 +13,14 @@ T = TypeVar("T")
 
 
 class Drawing:
-    """The streams of completions of a comparison and of its timeline.
+    """Samples completions as streams, from a comparison and from its timeline.
 
-    Every stream raises ZooError, at its first item if the arguments are refused, or later if memory runs out. Closing a
+    A stream raises ZooError at its first item if the arguments are refused, or later if memory runs out. Closing a
     stream stops the models.
 
     Args:
         comparison: The models.
-        timeline: The runs' checkpoints; None if there are none, and then only `stream` works.
+        timeline: The runs' checkpoints; None if there are none: then only `stream` works.
         gpu: ZeroGPU's decorator; None without it.
     """
 
@@ -95,8 +95,8 @@ def _keep_messages(
 ) -> Callable[..., Generator[T, None, None]]:
     """Wraps a stream for ZeroGPU so that errors keep their messages.
 
-    ZeroGPU runs it in another process, which loses the message of an exception. So an error is yielded as an item there
-    and raised here.
+    ZeroGPU runs the stream in another process, which loses the message of an exception. So that process yields an error
+    as an item, and this one raises it.
     """
 
     def yield_errors(*arguments: Any, **keywords: Any) -> Generator[T | ZooError, None, None]:

@@ -32,7 +32,7 @@ def header(lineage: Lineage) -> str:
 
 
 def description(lineage: Lineage) -> tuple[str, str]:
-    """Returns title and description of the page, which programs show beside a link to it.
+    """Returns (title, description) of the page, which programs show beside a link to it.
 
     Args:
         lineage: The compared models and the card of the PPO checkpoint.
@@ -50,7 +50,7 @@ def _findings(card: Card) -> Iterator[tuple[str, str]]:
     over = get_nested(card, "evaluation", "over_training")
     verdict = one_line(get_nested(over, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
-        yield "verdict", "<b>No verdict yet</b>: <code>rlhf-zoo eval</code> decides it"
+        yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
     else:
         last, step = integer(get_nested(over, "step")), card.step
         at_step = f" at step {last}" if last is not None and step is not None and last != step else ""

@@ -27,9 +27,9 @@ MAX_PROMPTS = 1000
 
 
 def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = DEFAULT_HUB) -> list[str]:
-    """Reads distinct held-out prompts of the data set that the checkpoint's card names, at its commit.
+    """Reads distinct held-out prompts of the data set that the checkpoint's card names, at the commit in the card.
 
-    If the data set cannot be read or has none, the prompts in the card itself are used.
+    If the data set cannot be read or has no such prompts, the prompts in the card itself are used.
 
     Args:
         lineage: The checkpoint and its card.
@@ -52,20 +52,20 @@ def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub 
 
 
 def stage_of(folder: Path) -> Path | None:
-    """Finds the stage directory of a folder: the folder itself or its parent.
+    """Finds the stage's directory of a folder: the folder itself or its parent.
 
     Args:
-        folder: Any folder.
+        folder: Any folder, such as a checkpoint.
 
     Returns:
-        The directory; None for any other folder.
+        The directory; None if neither is the directory of a stage.
     """
     folders = (folder, folder.parent) if folder.is_dir() else ()
     return next((candidate for candidate in folders if StageRecord(candidate).run_file.is_file()), None)
 
 
 def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
-    """Returns held-out prompts; [] if there are none, with the reason in the log."""
+    """Returns held-out prompts; [] if there are none. The log then has the reason."""
     configuration, column, card_split = lineage.prompts_at
     for location, load in _sources(lineage, hub):
         for split in dict.fromkeys(filter(None, (card_split, *SPLITS))):
@@ -80,7 +80,7 @@ def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
 
 
 def _sources(lineage: Lineage, hub: Hub) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
-    """Yields (location, loader of a configuration's split): the run directory's data, then the published data sets."""
+    """Yields (location, function that loads a configuration and split) of local data, then of published data sets."""
     stage = stage_of(Path(lineage.ppo.name))
     if stage is not None and StageRecord(stage).is_own():
         yield str(stage.parent / "data"), partial(_local_rows, stage.parent / "data")
@@ -103,7 +103,7 @@ def _published_rows(
     """Reads rows of a data set that a card names.
 
     The page shows prompts to visitors and publishes them with votes, but its token may read more than visitors may. So
-    a card that is not the user's own may name a private or gated data set only if its model is private too.
+    a card that is not the user's own may name a private or gated data set only if the model is private too.
 
     Raises:
         ZooError: The data set cannot be read, a local folder has its name, or it may not be shown.
@@ -116,7 +116,7 @@ def _published_rows(
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
     column = lineage.prompts_at[1]
-    if not is_text(column):  # not a template over several columns, so the other columns need not be decoded
+    if not is_text(column):  # a plain column and not a template over several, so decode no other columns
         rows = rows.select_columns([column] if column in rows.column_names else [])
     return iter(rows)
 
@@ -131,7 +131,7 @@ def _may_show(model: str | None, data: str, hub: Hub) -> bool:
 
 
 def _prompts_in(rows: Iterable[object], column: str, location: str) -> list[str]:
-    """Returns the prompts that are texts, or conversations of a single turn."""
+    """Returns the prompts that are plain text or conversations of a single turn."""
     is_template, subject = is_text(column), f"The data set {location}"
     prompts = (
         filled(column, row, subject=subject, place=index)

@@ -47,10 +47,10 @@ def number(value: float | None, digits: int = 2, *, sign: str = "-") -> str:
 
 
 def figure_list(rows: Iterable[tuple[str, str, object]]) -> str:
-    """Renders figures as a definition list. Labels and figures must be escaped.
+    """Renders figures as a definition list. The caller escapes labels and figures.
 
     Args:
-        rows: (key, label, figure) each; the key becomes the attribute `data-figure`.
+        rows: (key, label, figure) of each; the key becomes the attribute `data-figure`.
     """
     items = (f'<div><dt>{label}</dt><dd data-figure="{key}">{figure}</dd></div>' for key, label, figure in rows)
     return f"<dl>{''.join(items)}</dl>"

@@ -1,4 +1,4 @@
-"""The KL penalty, on or off: a run of the page beside one that was trained without it."""
+"""A switch of the KL penalty: compares a run of the page with a run that was trained without the penalty."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class KLSwitch:
 
         Args:
             timeline: The runs; the first is that of the compared checkpoint.
-            step: The compared checkpoint's step, by its card.
+            step: The compared checkpoint's step, according to its card.
 
         Returns:
             The switch; None if there is no run without the penalty, or none with it.
@@ -50,7 +50,7 @@ class KLSwitch:
         )
         other_runs = [run for run in timeline.by_beta if run.name != compared_run.name]
         if compared_run.beta == 0:
-            # The weakest of the other penalties differs least from none.
+            # Of the other runs, the one with the smallest penalty differs least.
             weakest = next((run for run in reversed(other_runs) if run.beta), None)
             return cls((weakest, weakest.best), (compared_run, point), OFF) if weakest is not None else None
         off = next((run for run in other_runs if run.beta == 0), None)
@@ -59,7 +59,7 @@ class KLSwitch:
         return cls((compared_run, point), (off, off.points[-1]), ON)
 
     def selected(self, value: object) -> int:
-        """Returns ON or OFF for a value of the slider; for anything else, that of the compared checkpoint.
+        """Returns ON or OFF for a value of the slider, or `compared` for anything that is not a number.
 
         Args:
             value: The slider's value.
@@ -67,7 +67,7 @@ class KLSwitch:
         return (ON if value >= 0.5 else OFF) if finite(value) else self.compared
 
     def at(self, value: object) -> tuple[TimelineRun, TimelinePoint]:
-        """Returns run and checkpoint of a value of the slider.
+        """Returns the run and checkpoint that a value of the slider selects.
 
         Args:
             value: The slider's value.
@@ -75,7 +75,7 @@ class KLSwitch:
         return self.on if self.selected(value) == ON else self.off
 
     def label(self, value: object) -> str:
-        """Names the checkpoint of a value of the slider.
+        """Describes the checkpoint that a value of the slider selects.
 
         Args:
             value: The slider's value.
@@ -86,7 +86,7 @@ class KLSwitch:
 
     @property
     def ends(self) -> str:
-        """What stands below the two ends of the slider, as HTML."""
+        """The labels below the two ends of the slider, as HTML."""
         return f'<p class="zoo-ends"><span>off (β = 0)</span><span>on (β = {self.on[0].beta:g})</span></p>'
 
     def html(self, value: object) -> str:
@@ -112,9 +112,9 @@ class KLSwitch:
         rows = []
         for side, (_, point) in ((ON, self.on), (OFF, self.off)):
             cells = "".join(f'<td data-figure="{name}">{self._cell(side, name)}</td>' for name in shown)
-            state = ' data-selected="true"' if side == self.selected(value) else ""
+            selection = ' data-selected="true"' if side == self.selected(value) else ""
             name = f"{'On' if side == ON else 'Off'}, step {point.step}"
-            rows.append(f'<tr{state}><th scope="row">{name}</th>{cells}</tr>')
+            rows.append(f'<tr{selection}><th scope="row">{name}</th>{cells}</tr>')
         return (
             '<div class="zoo-scroll" role="region" aria-label="Figures with and without KL penalty" tabindex="0">'
             f"<table><caption>On held-out prompts</caption><thead><tr><td></td>{head}</tr></thead>"
@@ -124,8 +124,8 @@ class KLSwitch:
     def _cell(self, side: int, name: str) -> str:
         on, off = self.on[1].evaluated.get(name), self.off[1].evaluated.get(name)
         figure = on if side == ON else off
-        written = signed(figure) if name in ("reward", "judge") else number(figure)
+        cell = signed(figure) if name in ("reward", "judge") else number(figure)
         if side == OFF and on is not None and off is not None and on != off:
             arrow, word = ("▲", "higher") if off > on else ("▼", "lower")
-            written += f' <span class="zoo-arrow" role="img" aria-label="{word}">{arrow}</span>'
-        return written
+            cell += f' <span class="zoo-arrow" role="img" aria-label="{word}">{arrow}</span>'
+        return cell

@@ -1,4 +1,4 @@
-"""The page: its header and its tabs."""
+"""Builds the page: its head and its tabs."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -68,7 +68,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
                 card_tab(subject)
         _follow_links(subject, tabs, compared, trained)
         endpoints(subject, drawing, proposal=proposal, max_concurrent=max_concurrent)
-    # After each event Gradio recomputes statistics over all events it keeps, 10,000 by default.
+    # After each event, Gradio recomputes statistics over all events that it keeps: 10,000 by default.
     os.environ.setdefault("GRADIO_ANALYTICS_MAX_EVENTS", "100")
     return page.queue(max_size=MAX_QUEUED, default_concurrency_limit=max_concurrent, api_open=False)
 
@@ -76,7 +76,7 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
 def _follow_links(
     subject: Subject, tabs: gr.Tabs, compared: ComparisonControls, trained: TrainingControls | None
 ) -> None:
-    """Fills the page's controls from its address, if that is a link, and shows what the link carries."""
+    """Fills the page's controls from the query of its address, if that is a link, and shows its completions."""
     query = gr.Textbox("", visible=False, elem_id="link")
     outputs: list[Any] = [tabs, compared.prompt, compared.kl, *compared.sampling]
     if trained is not None:
@@ -105,7 +105,7 @@ def _follow_links(
             **_linked_values(trained.sampling, link),
         }
 
-    # Gradio sends a function the inputs that the script returns. It refuses nothing here: `Link` reads any text.
+    # Gradio passes `fill` what the script QUERY returns, without a check; `Link.parse` accepts any text.
     gr.on(
         None,
         fill,

@@ -1,4 +1,4 @@
-"""A link to the page that carries a prompt, the seed and the step, so that it shows the same completions again."""
+"""A link to the page that carries the prompt, the seed and the step, so that it shows the same completions again."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_LENGTH = 2000  # characters of a link; longer ones are cut off by some progr
 
 @dataclass(frozen=True)
 class Link:
-    """What a link carries. Nothing is checked: the page checks it as it checks what a visitor enters.
+    """The content of a link. It is not checked here: the page checks it like a visitor's input.
 
     Attributes:
         prompt: The prompt.
-        sampling: Name of a sampling parameter -> its value.
-        step: The training step, which "Over training" shows; None for the comparison.
+        sampling: Name of a sampling parameter -> its value, for those in the link.
+        step: The training step to show in the tab "Over training"; None for the tab "Side by side".
         run: The run that has the step; None for that of the compared checkpoint.
-        kl: "off" for the run without KL penalty; None for the compared checkpoint.
+        kl: "on" or "off" for the run with or without KL penalty; None for the compared checkpoint.
     """
 
     prompt: str
@@ -42,7 +42,7 @@ class Link:
         """
         try:
             fields = parse_qs(str(query or "").removeprefix("?"), max_num_fields=32)
-        except ValueError:  # more fields than that
+        except ValueError:  # more fields than max_num_fields
             return None
         last = {name: values[-1] for name, values in fields.items()}
         if "prompt" not in last:
@@ -53,7 +53,8 @@ class Link:
         return cls(last["prompt"], sampling, None if step is None else int(step), last.get("run"), last.get("kl"))
 
 
-#: Name in a link -> value of the parameter that the link leaves out; None for that of `Proposal`.
+#: Name of a sampling parameter in a link -> its default, which links leave out. `address` adds those of `Proposal`;
+#: the seed has none.
 _DEFAULTS: Mapping[str, float | None] = {
     "seed": None, "temperature": None, "top_p": 1.0, "tokens": None, "n": 1
 }  # fmt: skip
@@ -72,9 +73,9 @@ def address(
         kl: See `Link`.
 
     Returns:
-        The address; None if it were longer than `MAX_LENGTH`.
+        The address; None if it would be longer than `MAX_LENGTH`, or if no address can hold the prompt.
     """
-    usual = {**_DEFAULTS, "temperature": proposal.temperature, "tokens": proposal.length}
+    defaults = {**_DEFAULTS, "temperature": proposal.temperature, "tokens": proposal.length}
     values = {
         "seed": snapshot.seed,
         "temperature": snapshot.temperature,
@@ -82,7 +83,7 @@ def address(
         "tokens": snapshot.max_new_tokens,
         "n": snapshot.n,
     }
-    fields = {"prompt": snapshot.prompt, **{name: value for name, value in values.items() if value != usual[name]}}
+    fields = {"prompt": snapshot.prompt, **{name: value for name, value in values.items() if value != defaults[name]}}
     fields |= {name: value for name, value in {"step": step, "run": run, "kl": kl}.items() if value is not None}
     try:
         link = f"?{urlencode(fields)}"
@@ -92,7 +93,7 @@ def address(
 
 
 def _number(value: str | None) -> float | None:
-    """Returns a number, as an integer if it is one; None for any other text."""
+    """Returns the number that a text holds, as an int if it is whole; None if it holds none."""
     try:
         number = float(value or "")
     except ValueError:

@@ -1,6 +1,6 @@
 """Limits the page to the routes that Gradio's front end and the Gradio client use.
 
-Gradio always opens more: uploads and recordings, which fill the disk (a recording also runs ffmpeg on a visitor's
+Gradio always serves more: uploads and recordings, which fill the disk (a recording also runs ffmpeg on a visitor's
 bytes), files, copies of a session's state, a proxy, statistics of the traffic, and an editor.
 """
 
@@ -82,14 +82,14 @@ class ServedRoutes:
         await self._app(scope, receive_bounded, send)
 
 
-# Gradio's page begins with its own description and a picture on another host, and programs take the first they find.
+# Gradio's page begins with its own description and a picture on another host, and programs use the first description.
 _DESCRIPTION = re.compile(rb'<meta\s+(?:property="og:|name="(?:twitter:|description"))[^>]*>\s*')
 
 
 class ShareDescription:
-    """ASGI middleware that puts a description of the page's own into its head, in place of Gradio's.
+    """ASGI middleware that replaces Gradio's description in the head of the page.
 
-    Chats and search engines show it beside a link to the page.
+    Chats and search engines show the description beside a link to the page.
 
     Args:
         app: The application that answers requests.
@@ -141,7 +141,7 @@ class ShareDescription:
         await self._app(scope, receive, send_described)
 
     def _describe(self, page: bytes) -> bytes:
-        """Changes the head only: what follows the first script holds texts of the page."""
+        """Replaces the description in the head, and leaves what follows the first script, because it holds content."""
         head, script, content = page.partition(b"<script")
         charset = b'<meta charset="utf-8" />'
         if charset not in head:  # not Gradio's page, such as a redirect

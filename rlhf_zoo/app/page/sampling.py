@@ -1,4 +1,4 @@
-"""Sampling parameters of the page: the initial values and their controls."""
+"""The page's sampling parameters: their initial values and their controls."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .subject import Subject
 
 #: Name of the queue of all calls that run the models, so that the page and the API share one limit.
 MODEL_QUEUE = "models"
-#: Random seeds of the page are below this number.
+#: The seeds that the page draws at random are below this number.
 SEED_LIMIT = 2**31
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.05, 2.0  # of the sliders; the API accepts more
 
@@ -95,7 +95,7 @@ def controls(
     Args:
         proposal: Initial values.
         prefix: Prefix of their element ids.
-        max_completions: Largest number of completions; None for one completion and no control.
+        max_completions: Largest number of completions; None for one completion and no control of their number.
 
     Returns:
         The controls, seed first, in the order of the arguments of `sampling_arguments`.

@@ -17,7 +17,7 @@ from .subject import Subject
 from .vote_counts import Tally
 
 STYLES = [Path(__file__).with_name(name) for name in ("style.css", "blind.css")]
-MAX_SESSIONS = 500  # sessions whose state Gradio keeps; its default of 10,000 takes much memory
+MAX_SESSIONS = 500  # sessions whose state Gradio keeps; the default of 10,000 takes too much memory
 MAX_THREADS = 64  # with Gradio's default of 40, streams could block its own routes
 
 
@@ -29,7 +29,7 @@ def start(
     port: int | None = None,
     block: bool = False,
 ) -> str:
-    """Serves the page without requests to other hosts: no fonts, analytics or tunnel.
+    """Serves the page without requests to other hosts: without their fonts, analytics or a tunnel.
 
     Args:
         page: The page, as `build` returns it.
@@ -92,7 +92,7 @@ def opened(
 ) -> Iterator[str]:
     """Serves the page until the context exits.
 
-    SIGTERM, which stops a Space, exits the context too, so that every vote is sent or stays on disk.
+    SIGTERM, which stops a Space, also exits the context, so that every vote is sent or stays on disk.
 
     Args:
         subject: The models and their runs.
@@ -118,7 +118,7 @@ def opened(
 
 
 def _import_matplotlib() -> None:
-    """Spares the first visitor Gradio's lazy import of matplotlib. The page's example has warmed up the models."""
+    """Imports matplotlib, because Gradio would otherwise import it for the first visitor, who would have to wait."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -127,7 +127,7 @@ def _import_matplotlib() -> None:
 
 @contextlib.contextmanager
 def _exit_on_sigterm() -> Iterator[None]:
-    """Turns SIGTERM into SystemExit, which leaves the open contexts in order."""
+    """Turns SIGTERM into SystemExit, so that open contexts exit in order."""
 
     def raise_exit(number: int, frame: object) -> None:
         raise SystemExit(128 + number)

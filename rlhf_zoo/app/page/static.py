@@ -1,4 +1,4 @@
-"""The comparison as one self-contained HTML file, for accounts without a Gradio Space."""
+"""Renders the comparison as one self-contained HTML page, for accounts that may not run a Gradio Space."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -25,7 +25,7 @@ def static_page(models: SpaceModels, samples: Sequence[Snapshot]) -> str:
 
     Args:
         models: The published models.
-        samples: The finished completions of each prompt.
+        samples: The finished completions, one snapshot per prompt.
     """
     import jinja2
     from markupsafe import Markup

@@ -32,7 +32,7 @@ class Subject:
         comparison: The loaded models.
         lineage: Their lineage.
         timeline: The runs; None if no checkpoint of the run is available.
-        problem: A sentence on why there is no timeline, or why runs are missing; None if all are there.
+        problem: A sentence that says why there is no timeline or why runs are missing; None if all are there.
         held_out: Held-out prompts to sample from; () to use those of the card, which are also the page's examples.
     """
 
@@ -64,7 +64,7 @@ class Subject:
             ppo: NAMESPACE/NAME[@TAG] or a folder.
             sft: The SFT model, in the same form; None for that of the checkpoint's lineage.
             reward: The reward model, in the same form; None for that of the checkpoint's lineage.
-            runs: Other runs of its ablation; None finds them on the Hub.
+            runs: Other runs of its ablation; None to find them on the Hub.
             lenient: Whether to skip other runs that cannot be read, and to report this in `problem`.
             hub: The Hub to fetch from.
 
@@ -92,14 +92,14 @@ class Subject:
                 max_models=MAX_CACHED_MODELS,
                 max_bytes=MAX_CACHED_BYTES,
             )
-        # Held-out prompts must leave room for a completion of the length of training.
+        # Held-out prompts must leave room for a completion as long as in training.
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
 
 
 def _may_load(loader: str, stage: Path | None) -> bool:
-    """Whether a card's loader may run: only in a run directory of the user whose run.json names the same loader.
+    """Whether a card's loader may run: only for the user's own run directory whose run.json names the same loader.
 
     `stage` is None for a repository. Raises ZooError for a run directory that the user did not write.
     """
@@ -117,7 +117,7 @@ def _may_load(loader: str, stage: Path | None) -> bool:
 def _runs(
     lineage: Lineage, run_names: Sequence[str] | None, *, lenient: bool, hub: Hub = DEFAULT_HUB
 ) -> tuple[list[TimelineRun], str | None]:
-    """Returns the run of the PPO checkpoint, then other runs with checkpoints; and why some are missing, or None."""
+    """Returns (the run of the PPO checkpoint and then other runs with checkpoints, why some are missing or None)."""
     folder = Path(lineage.ppo.name)
     if folder.is_dir():
         stage = stage_of(folder)

@@ -21,7 +21,7 @@ from .sampling import MODEL_QUEUE, Proposal, controls, prompt_box, sampling_argu
 from .subject import Subject
 from .views import completion, figures, pairs, summary
 
-MAX_WATCHED = 4  # curves of watched rewards: a card is not trusted and may name any number
+MAX_WATCHED = 4  # curves of watched rewards, because a card is not trusted and may name any number
 SLIDER_HINT = (
     '<p class="zoo-note">Move the slider to compare one checkpoint with SFT; “Every checkpoint” shows all of them.</p>'
 )
@@ -88,14 +88,14 @@ def training_tab(
             yield notice(error), gr.skip()
 
     tab = _layout(subject, first_run, proposal)
-    controlled = tab.controls
-    prompt, run, step, curves_html = controlled.prompt, controlled.run, controlled.step, controlled.curves
-    sampling_controls, message = controlled.sampling, tab.message
+    linked = tab.controls
+    prompt, run, step, curves_html = linked.prompt, linked.run, linked.step, linked.curves
+    sampling_controls, message = linked.sampling, tab.message
 
     # preprocess=False: Gradio would reject bad values without a message; `Timeline` checks them all.
     shared: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden", "preprocess": False}
     models: dict[str, Any] = {**shared, "concurrency_id": MODEL_QUEUE, "concurrency_limit": max_concurrent}
-    # `input` and not `release`, because the keyboard can move a slider without a release.
+    # `input` and not `release`, because the keyboard moves a slider without a release.
     step.input(mark_step, [run, step], [curves_html], trigger_mode="always_last", queue=False, **shared)
     triggers, inputs = [step.input, prompt.submit, tab.run_step.click], [prompt, run, step, *sampling_controls]
     gr.on(triggers, sample_step, inputs, [message, tab.at_step], trigger_mode="always_last", **models)
@@ -113,12 +113,12 @@ def training_tab(
     run.input(show_run, [run], [step, curves_html], **shared)
     if len(timeline.by_beta) > 1:
         _betas(subject, drawing, prompt=prompt, sampling=sampling_controls, models=models, shared=shared)
-    return controlled
+    return linked
 
 
 @dataclass(frozen=True)
 class _Tab:
-    """The components of the tab, without those of the runs by β."""
+    """The components of the tab, except those of the part with the runs by β."""
 
     controls: TrainingControls
     run_step: gr.Button
@@ -220,7 +220,7 @@ def _betas(
 
 
 def nearest_step(run: TimelineRun, step: object) -> int:
-    """Returns the checkpoint's step that is closest to the slider's value, because steps need not be evenly spaced.
+    """Returns the step of the checkpoint closest to the slider's value. Checkpoints need not be evenly spaced.
 
     Args:
         run: A run with checkpoints.
@@ -231,7 +231,7 @@ def nearest_step(run: TimelineRun, step: object) -> int:
 
 
 def slider_range(run: TimelineRun) -> dict[str, Any]:
-    """Computes minimum, maximum and step of a slider that can reach every checkpoint of a run.
+    """Returns minimum, maximum and step of a slider that can reach every checkpoint of a run.
 
     Args:
         run: A run with checkpoints.
@@ -277,7 +277,7 @@ def checkpoints(rows: Sequence[AtCheckpoint], *, requested: int, total: int, by_
         rows: The finished checkpoints.
         requested: Number of checkpoints in the request.
         total: Number of checkpoints in the run.
-        by_beta: Whether each row is the checkpoint of another run, named by the run's β.
+        by_beta: Whether each row is a checkpoint of a different run, named by the run's β.
     """
     items = _sft_row(rows) + "".join(_checkpoint_row(row, by_beta=by_beta) for row in rows)
     is_done = len(rows) == requested
@@ -294,7 +294,7 @@ def _sft_row(rows: Sequence[AtCheckpoint]) -> str:
     snapshot = next((row.snapshot for row in rows if row.snapshot is not None), None)
     if snapshot is None:
         return ""
-    # Its log-ratio and KL would refer to the first checkpoint alone; NaN shows as a dash.
+    # Its log-ratio and KL would refer only to the first checkpoint, so they are NaN, which is shown as a dash.
     side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
     head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
     body = completion(snapshot.prompt, side) + figures(side)

@@ -11,7 +11,7 @@ from .html import DASH, STOP_LABELS, attributes, figure_list, number, signed, te
 
 NAMES: dict[Role, str] = {"sft": "SFT", "ppo": "PPO"}
 ROLE_DESCRIPTIONS: dict[Role, str] = {"sft": "where PPO started", "ppo": "trained to maximize the reward"}
-#: Charts of longer completions are only drawn when the completions are done, because redrawing them takes long.
+#: The charts of longer completions are drawn only when they are done, because redrawing them for each token is slow.
 MAX_TOKENS_DRAWN_IN_PROGRESS = 128
 #: Thresholds of the heat map's shades, in nats.
 RATIO_EDGES = (0.05, 0.25, 1.0, 2.5)
@@ -47,7 +47,7 @@ def _tooltip(side: Side, index: int) -> str:
 
 
 def _tokens(side: Side) -> Iterator[str]:
-    """Yields each token as an element. The end-of-sequence token becomes a sign, because it has no text."""
+    """Yields each token as an element. The end-of-sequence token has no text, so it becomes ∎."""
     for index, token_text in enumerate(side.tokens):
         is_last = index == len(side.tokens) - 1
         visible = '<span class="eos" title="end of sequence">∎</span>' if is_last and side.ended else text(token_text)
@@ -97,7 +97,7 @@ def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label
         role: sft or ppo.
         side: The completion; None renders a placeholder.
         row: Index of the completion.
-        label: HTML next to the policy's name; "" for its description.
+        label: HTML next to the policy's name; "" for the description of its role.
     """
     head = f"<header><h3>{NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
@@ -136,13 +136,13 @@ def charts(snapshot: Snapshot, row: int) -> dict[Role, str]:
 def pairs(
     snapshot: Snapshot, *, ppo: str = ROLE_DESCRIPTIONS["ppo"], folded: bool = False, link: str | None = None
 ) -> str:
-    """Renders all completions of a snapshot. The two of one random stream are side by side.
+    """Renders all completions of a snapshot. The two completions of one random stream are side by side.
 
     Args:
         snapshot: Completions of both policies.
         ppo: HTML next to PPO's name.
         folded: Whether to collapse the token details of the first pair too.
-        link: Address that shows the same completions again; None for none.
+        link: Address that shows the same completions again; None for no link.
     """
     rows = []
     labels: dict[Role, str] = {"sft": ROLE_DESCRIPTIONS["sft"], "ppo": ppo}
@@ -162,8 +162,8 @@ def pairs(
 
 
 def _token_details(snapshot: Snapshot, row: int, *, folded: bool) -> str:
-    """Renders charts and numbers of both policies below their cards, in one fold: two folds leave a gap beside one."""
-    # Only the first pair's charts grow with the completions: redrawing all takes long.
+    """Renders charts and numbers of both policies below their cards, in one `details` so that no gap is left."""
+    # While completions are in progress, only the first pair has charts, because redrawing all of them is slow.
     chart_html = charts(snapshot, row) if row == 0 or snapshot.done else {}
     columns = "".join(
         f'<div data-side="{role}" data-row="{row}"><h4>{NAMES[role]}</h4>{html}</div>'
@@ -186,7 +186,7 @@ def _token_details(snapshot: Snapshot, row: int, *, folded: bool) -> str:
 
 
 def summary(snapshot: Snapshot) -> str:
-    """Describes finished completions in a sentence, for screen readers. It is empty while they are in progress.
+    """Describes finished completions in words, for screen readers; "" while they are in progress.
 
     Args:
         snapshot: Completions of both policies.
@@ -210,7 +210,7 @@ def empty_pairs() -> str:
 
 
 def _table(role: Role, side: Side) -> str:
-    """Renders the figures of each token as a table, for readers who cannot hover or see colors."""
+    """Renders the figures of each token as a table, for readers who cannot hover over tokens or see colors."""
     has_values = side.token_values is not None
     head = "".join(f"<th scope='col'>{name}</th>" for name in ("token", "log π PPO", "log π SFT", "log-ratio", "KL"))
     head += "<th scope='col'>V</th>" if has_values else ""
@@ -256,7 +256,7 @@ def _means(snapshot: Snapshot) -> str:
 
 
 def legend() -> str:
-    """Renders the legends of both heat maps. The style sheet shows that of the selected one."""
+    """Renders the legends of both heat maps. The style sheet shows the legend of the selected one."""
 
     def above(edges: Sequence[float]) -> list[str]:
         return [f"{low:g} to {high:g}" for low, high in pairwise(edges)] + [f"{edges[-1]:g} and more"]

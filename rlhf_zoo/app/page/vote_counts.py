@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 READ_INTERVAL, READ_INTERVAL_AFTER_SENDING = 300.0, 60.0
 #: Seconds until the next try after a failure.
 RETRY_DELAY = 30.0
-#: The pause after computing the intervals, as a multiple of the computation, so that it does not occupy the processor.
+#: The pause after computing the intervals, as a multiple of the computing time, to leave the processor to others.
 PAUSE_FACTOR = 2.0
 JOIN_TIMEOUT = 10.0  # seconds
 #: `Figures.read_problem` until the first read is done.
@@ -46,12 +46,12 @@ class Figures:
     """The figures of the votes so far.
 
     Attributes:
-        summary: The result of `evaluation.votes.summary`. `votes`, `counts` and the value of `win_rate` include every
-            vote. Intervals, pairs, elo and left lag behind: they include `votes_in_intervals` votes. Until they are
-            computed for the first time, the interval of the win rate is None.
+        summary: The result of `evaluation.votes.summary`. Its `votes`, `counts` and the value of `win_rate` include
+            every vote. Its intervals, `pairs`, `elo` and `left` lag behind: they include `votes_in_intervals` votes.
+            Until they are first computed, the interval of the win rate is None.
         exact: Whether every figure includes every vote.
         votes_in_intervals: Number of votes in the intervals.
-        unsent: Number of votes that wait on the disk while sending fails; 0 otherwise.
+        unsent: Number of votes that wait on disk because sending fails; 0 otherwise.
         send_problem: Why the last votes were not sent; None if they were.
         read_problem: Why votes on the Hub may be missing; None if none are.
     """
@@ -65,7 +65,7 @@ class Figures:
 
 
 class Tally:
-    """The votes of a page: a context manager that is open while the page is served. Threads may share it.
+    """The votes of a page: a context manager that stays open while the page is served. Threads may share it.
 
     A vote is written to disk when it is cast, and a thread of the VoteBox sends it. Two more threads read the Hub's
     votes and compute the intervals, so that no visitor waits for the Hub or the bootstrap. Leaving the context sends
@@ -77,7 +77,7 @@ class Tally:
         interval: Seconds between two sends of the VoteBox.
         per_hour: Largest number of votes per hour from one address.
         read_interval: Seconds between two reads of the Hub's votes.
-        read_interval_after_sending: Seconds between two reads if votes were sent since the first.
+        read_interval_after_sending: The same if votes were sent since the last read.
         retry_delay: Seconds until the next try after a failure.
     """
 
@@ -92,7 +92,6 @@ class Tally:
         read_interval_after_sending: float = READ_INTERVAL_AFTER_SENDING,
         retry_delay: float = RETRY_DELAY,
     ) -> None:
-
         self.name = store.name
         self._store = store
         self._box = VoteBox(self, journal, interval=interval)  # it sends votes by calling our `append`
@@ -101,10 +100,10 @@ class Tally:
         self._cast_lock = threading.Lock()  # one vote at a time
         self._limits = VoteLimits(per_hour)
         self._changed = threading.Condition()  # guards the attributes from _votes to _closing
-        self._votes: Mapping[str, Vote] = {}  # by id; replaced as a whole, so that a thread may use it without the lock
+        self._votes: Mapping[str, Vote] = {}  # by id; never changed in place, so a thread may read it without the lock
         self._summary = summary([])
         self._summarized: Mapping[str, Vote] = self._votes  # the votes in _summary
-        self._arrived: dict[str, Vote] = {}  # votes that came since the last read of the Hub began
+        self._arrived: dict[str, Vote] = {}  # votes that arrived since the last read of the Hub began
         self._read_problem: str | None = FIRST_READ
         self._sent_since_read = self._closing = False
         self._exit_stack = contextlib.ExitStack()
@@ -142,7 +141,7 @@ class Tally:
         return f"{DEFAULT_HUB.address}/datasets/{self.name}"
 
     def append(self, batch: str, votes: Sequence[Vote]) -> None:
-        """Stores votes from the box, as its VoteStore. The Hub is then read soon, because others may have voted too.
+        """Stores votes from the VoteBox. The Hub is then read soon, because other pages may have sent votes too.
 
         Args:
             batch: The name of the batch.
@@ -219,7 +218,7 @@ class Tally:
                 pause, problem = max(self._retry_delay, retry_after(error)), reason(error)
             with self._changed:
                 if problem is None:
-                    # The read may lack votes that arrived after it began. Others that it lacks were deleted.
+                    # The read may lack votes that arrived after it began. Other votes that it lacks were deleted.
                     votes = {vote.id: vote for vote in stored} | self._arrived
                     if votes.keys() != self._votes.keys():
                         self._votes = votes
@@ -244,7 +243,7 @@ class Tally:
             start, pause = time.monotonic(), self._retry_delay
             try:
                 new_summary = summary(merge_votes(votes.values()))
-            except Exception:  # a bug must neither end the thread nor be retried at once
+            except Exception:  # a bug must not end the thread, nor be retried without a pause
                 log.exception("Cannot compute the win rate and ratings of %d votes.", len(votes))
             else:
                 pause = PAUSE_FACTOR * (time.monotonic() - start)

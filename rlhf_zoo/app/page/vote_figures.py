@@ -16,9 +16,9 @@ class Model:
     """The published revision of a model.
 
     Attributes:
-        repo: NAMESPACE/NAME; None for a folder of this machine, as are `commit` and `tag`.
+        repo: NAMESPACE/NAME; None for a folder on this machine, which has no commit and tag either.
         commit: Its commit.
-        tag: Its tag, if it has one.
+        tag: Its tag; None if it has none.
     """
 
     repo: str | None = None
@@ -104,7 +104,7 @@ def _ratings(figures: Mapping[str, Any]) -> str:
 
 
 def _notes(figures: Figures, repo: str) -> Iterator[str]:
-    """Yields what the figures lack, as HTML."""
+    """Yields sentences on what the figures lack, as HTML."""
     if not figures.exact and figures.votes_in_intervals:
         yield f"Intervals and ratings include {figures.votes_in_intervals} of these votes; the others are being added."
     if figures.send_problem is not None and figures.unsent:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import client_errors, reason, refusals_as, status_of
-from .chosen import MODELS_FILE, is_model
 from .files import CPU, ZERO_GPU, Layout, SpaceModels, check_code, write_space, write_static
+from .model_names import MODELS_FILE, is_model
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -35,9 +35,9 @@ class Deployed:
         sdk: gradio or static.
         hardware: Its hardware.
         created: Whether the Space is new.
-        changed: Whether the deployment made a commit, which it does not if all files are the same.
+        changed: Whether the deployment made a commit; False if the Space had the same files already.
         private: Whether the Space is private.
-        hidden: Those of the models that are private.
+        hidden: Repositories of models that are private.
         refused: The Hub's reason, if the page is static because the Hub refused a Gradio Space.
     """
 
@@ -65,15 +65,14 @@ def deploy(
 
     A new Space runs Gradio on the free CPU, or else on ZeroGPU. If the account may use neither (the Hub answers 402),
     the Space is a static page. An existing Space keeps its SDK, and files that others added. For a Gradio Space, the
-    data set of its votes is created with the same visibility. If the commit fails, everything that was created is
-    deleted.
+    data set of its votes is created with the same visibility. If the commit fails, all that was created is deleted.
 
     Args:
         space: NAMESPACE/NAME.
         models: The models to show.
         page: Renders the HTML of a static page.
         private: Whether a new Space is private; None makes it private if any model is.
-        builds: Whether the Hub builds and runs Spaces, and does not only store them.
+        builds: Whether the Hub builds and runs Spaces; False if it only stores them.
         hub: The Hub of the Space.
 
     Raises:
@@ -82,10 +81,10 @@ def deploy(
     api, endpoint = hub.api(), hub.address
     check_code(models, hub)
     with refusals_as(f"Cannot look up the models of {space} on {endpoint}", "try again, or check --hub."):
-        shown = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
-        hidden = tuple(repo for repo in shown if api.model_info(repo).private)
-    not_created = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
-    with refusals_as(*not_created):
+        repos = dict.fromkeys([*(model.repo for model in models.roles.values()), *models.runs])
+        hidden = tuple(repo for repo in repos if api.model_info(repo).private)
+    creation_failure = f"Cannot create the Space {space} on {endpoint}", "check that the token may write there."
+    with refusals_as(*creation_failure):
         existing_space = _existing_space(api, space)
     if existing_space is None:
         kind, private = _Kind("gradio", CPU), bool(hidden) if private is None else private
@@ -106,16 +105,16 @@ def deploy(
         files = write(Path(scratch) / "first", kind)  # before the Space is created, because this may fail
         if existing_space is None:
             planned = kind
-            with refusals_as(*not_created):
+            with refusals_as(*creation_failure):
                 kind = _create(api, space, private=private)
             created.append((space, "space"))
-            # The account may have got other hardware, or only a static page.
+            # The account may get other hardware than planned, or only a static page.
             if (kind.sdk, kind.hardware) != (planned.sdk, planned.hardware):
                 files = write(Path(scratch) / "second", kind)
         if models.votes is not None and kind.sdk == "gradio":
             failure = f"Cannot create the data set {models.votes} on {endpoint}"
             with refusals_as(failure, "check --votes and the token."):
-                # Otherwise the page would create it, as public.
+                # Otherwise the page would create it as a public data set.
                 if not api.repo_exists(models.votes, repo_type="dataset"):
                     api.create_repo(models.votes, repo_type="dataset", private=private, exist_ok=True)
                     created.append((models.votes, "dataset"))
@@ -140,7 +139,7 @@ def _files_in(folder: Path) -> dict[str, Path]:
 
 
 class _Kind(NamedTuple):
-    """SDK and hardware of a Space. `refused`: the Hub's reason, if it refused a Gradio Space."""
+    """SDK and hardware of a Space. `refused` is the Hub's reason if it refused a Gradio Space."""
 
     sdk: Sdk
     hardware: str
@@ -149,7 +148,7 @@ class _Kind(NamedTuple):
 
 @contextmanager
 def _delete_on_failure(api: HfApi) -> Iterator[list[tuple[str, str]]]:
-    """Yields a list for the repositories (id, type) that the body creates. If it fails, the empty ones are deleted."""
+    """Yields a list for the (id, type) of repositories that the body creates. If it fails, deletes the empty ones."""
     created: list[tuple[str, str]] = []
     try:
         yield created
@@ -182,18 +181,18 @@ def _existing_space(api: HfApi, space: str) -> _ExistingSpace | None:
     except RepositoryNotFoundError:
         return None
     files = tuple(sibling.rfilename for sibling in info.siblings or [])
-    chosen = _read_chosen(api, space, str(info.sha)) if MODELS_FILE in files else None
+    names = _read_names(api, space, str(info.sha)) if MODELS_FILE in files else None
     # A Space without other files was created by a deployment that stopped before its commit.
-    if (chosen is None and not set(files) <= _INITIAL_FILES) or info.sdk not in ("gradio", "static"):
+    if (names is None and not set(files) <= _INITIAL_FILES) or info.sdk not in ("gradio", "static"):
         raise ZooError(f"The Space {space} exists and is not a comparison page: choose another name with --repo.")
     hub_hardware = info.runtime and (info.runtime.requested_hardware or info.runtime.hardware)
     # The embedded Hub knows no hardware.
-    hardware = hub_hardware or (chosen or {}).get("hardware") or CPU
+    hardware = hub_hardware or (names or {}).get("hardware") or CPU
     sdk: Sdk = "static" if info.sdk == "static" else "gradio"
     return _ExistingSpace(sdk, str(getattr(hardware, "value", hardware)), bool(info.private), str(info.sha), files)
 
 
-def _read_chosen(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
+def _read_names(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
     path = api.hf_hub_download(space, MODELS_FILE, repo_type="space", revision=commit)
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -205,7 +204,7 @@ def _read_chosen(api: HfApi, space: str, commit: str) -> dict[str, Any] | None:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether an earlier deployment may have put this file there."""
+    """Whether a file in the Space may come from an earlier deployment."""
     top = name.partition("/")[0]
     is_wheel = top.startswith("rlhf_zoo-") and top.endswith((".whl", ".dist-info"))
     return is_wheel or top == "rlhf_zoo" or name in ("app.py", "index.html", "requirements.txt")
@@ -214,7 +213,7 @@ def _is_ours(name: str) -> bool:
 def _commit(
     api: HfApi, space: str, models: SpaceModels, files: Mapping[str, Path], existing: _ExistingSpace | None
 ) -> str:
-    """Replaces the files of an earlier deployment in one commit, and returns it."""
+    """Replaces the files of an earlier deployment in one commit. Returns the commit."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     stale = [name for name in (existing.files if existing else ()) if _is_ours(name) and name not in files]
@@ -259,5 +258,5 @@ def _check_visibility(space: str, requested: bool | None, private: bool, hidden:
     if requested is None and hidden and not private:
         raise ZooError(f"{hidden[0]} is private but the Space {space} is public: pass --public to show it to all.")
     if requested is not None and requested != private:
-        is_now, flag = ("private", "--public") if private else ("public", "--private")
-        raise ZooError(f"The Space {space} is {is_now}, which {flag} cannot change: change it in its settings.")
+        visibility, flag = ("private", "--public") if private else ("public", "--private")
+        raise ZooError(f"The Space {space} is {visibility}, which {flag} cannot change: change it in its settings.")

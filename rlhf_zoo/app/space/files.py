@@ -1,4 +1,4 @@
-"""Finds the models of a comparison Space by the lineage of a PPO checkpoint, and writes the Space's files.
+"""Finds the models of a comparison Space from the lineage of a PPO checkpoint, and writes the Space's files.
 
 How a Space gets our wheel (`Layout`): its builder installs requirements.txt before it copies the repository, when a
 relative path does not exist yet. So the file names the wheel by its URL in the Space, with a digest, because a builder
@@ -26,13 +26,13 @@ from ...publishing.catalog.ablation import find_runs
 from ...publishing.catalog.card import Card, clean
 from ...publishing.catalog.family import Node
 from ...publishing.catalog.lineage import find_family
-from .chosen import MODELS_FILE, SCHEMA
+from .model_names import MODELS_FILE, SCHEMA
 from .wheel import make_wheel, unpack
 
 CPU, ZERO_GPU = "cpu-basic", "zero-a10g"
 STATIC_DESCRIPTION = "Completions of SFT and PPO, with reward and log-ratio"
 _MODELS_PLACEHOLDER = "<!-- models -->\n"
-_ZERO_GPU_PYTHON = "3.12"  # ZeroGPU has 3.10 and 3.12, and this package needs at least 3.11
+_ZERO_GPU_PYTHON = "3.12"  # ZeroGPU offers 3.10 and 3.12, and this package needs at least 3.11
 _ROLE_NAMES = {"ppo": "PPO", "sft": "SFT", "reward": "reward model"}
 
 #: How a Space gets our wheel: by its URL, by its path, or unpacked into the repository.
@@ -132,15 +132,15 @@ def find_models(
 def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[SpaceModels, str | None]:
     """Adds the other runs of the ablation.
 
-    Without `names`, a run is skipped if it has no checkpoint, or if it is private and the PPO model is public: it would
-    make the Space private.
+    Without `names`, a run is skipped if it has no checkpoint, or if it is private and the PPO model is public, because
+    it would make the Space private.
 
     Args:
         models: The models of the Space.
         names: The runs; None to find them on the Hub.
 
     Returns:
-        The models with the runs; and why some runs are missing, or None.
+        (the models with the runs, why some runs are missing or None).
 
     Raises:
         ZooError: A name is not a run that the page can show.
@@ -222,7 +222,7 @@ def _walk(node: Node) -> Iterator[Node]:
 
 
 def space_folder() -> Path:
-    """Finds the folder with the template files of the Space: in an installed wheel, else in the repository.
+    """Finds the folder with the Space's template files: in the installed package, or in the repository.
 
     Raises:
         ZooError: The installation lacks them.

@@ -1,4 +1,4 @@
-"""Builds a wheel of the running package, which a Space needs because no package index has it."""
+"""Builds a wheel of the running package. A Space needs it, because no package index has this package."""
 
 import base64
 import hashlib
@@ -12,7 +12,7 @@ DISTRIBUTION = "rlhf-zoo"
 PACKAGE = Path(__file__).parents[2]
 #: Files that an installer adds to dist-info. They describe the machine, not the package.
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
-_TIMESTAMP = (2020, 2, 2, 0, 0, 0)  # of every entry, as in hatchling, so that equal files give equal bytes
+_TIMESTAMP = (2020, 2, 2, 0, 0, 0)  # of every entry, the same as hatchling's, so that equal files give equal bytes
 
 
 def make_wheel(folder: Path) -> Path:
@@ -104,7 +104,7 @@ def _add(wheel: zipfile.ZipFile, name: str, content: bytes) -> None:
 
 
 def unpack(wheel: Path, folder: Path) -> None:
-    """Unpacks a wheel, so that a program in the folder finds the package and its entry points.
+    """Unpacks a wheel, so that a program in the folder can import the package and find its entry points.
 
     Args:
         wheel: The wheel.

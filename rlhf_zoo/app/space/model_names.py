@@ -1,4 +1,4 @@
-"""Reads which models a comparison Space shows: from compare.json and the Space's variables."""
+"""Reads which models a comparison Space shows, from compare.json and the Space's variables."""
 
 import json
 import os
@@ -18,15 +18,15 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """The models that a Space shows.
+class ModelNames:
+    """The names of the models that a Space shows.
 
     Attributes:
         ppo: NAMESPACE/NAME[@REVISION].
         sft: The SFT model, in the same form; None for that of the lineage.
         reward: The reward model, in the same form; None for that of the lineage.
         votes: The data set NAMESPACE/NAME that receives blind votes; None stores none.
-        runs: The other PPO repositories of the ablation; () for none, None to find them on the Hub.
+        runs: The other PPO repositories of the ablation; () for none; None to find them on the Hub.
     """
 
     ppo: str
@@ -36,7 +36,7 @@ class Chosen:
     runs: tuple[str, ...] | None = None
 
 
-def chosen(folder: Path) -> Chosen:
+def read_model_names(folder: Path) -> ModelNames:
     """Reads which models a Space shows.
 
     The variable RLHF_ZOO_PPO, with RLHF_ZOO_SFT and RLHF_ZOO_REWARD, replaces compare.json. RLHF_ZOO_VOTES and
@@ -46,15 +46,15 @@ def chosen(folder: Path) -> Chosen:
         folder: The Space's files.
 
     Raises:
-        ZooError: Neither names a model, the file is broken, or a name is not a valid repository id.
+        ZooError: Neither names a PPO model, the file is invalid, or a name is not a valid repository id.
     """
     ppo = _variable("PPO")
-    models = _from_file(folder / MODELS_FILE) if ppo is None else Chosen(ppo, _variable("SFT"), _variable("REWARD"))
+    names = _from_file(folder / MODELS_FILE) if ppo is None else ModelNames(ppo, _variable("SFT"), _variable("REWARD"))
     votes, runs = _variable("VOTES"), _variable("RUNS")
     return replace(
-        models,
-        votes=models.votes if votes is None else HubVotes(votes).name,
-        runs=models.runs if runs is None else _parse_runs(runs),
+        names,
+        votes=names.votes if votes is None else HubVotes(votes).name,
+        runs=names.runs if runs is None else _parse_runs(runs),
     )
 
 
@@ -73,7 +73,7 @@ def _parse_runs(value: str) -> tuple[str, ...]:
     return names
 
 
-def _from_file(file: Path) -> Chosen:
+def _from_file(file: Path) -> ModelNames:
     if not file.is_file():
         raise ZooError("Set the Space's variable RLHF_ZOO_PPO to a PPO checkpoint, such as NAMESPACE/NAME-ppo.")
     try:
@@ -101,7 +101,7 @@ def _from_file(file: Path) -> Chosen:
             f"{file} has the invalid value {reprlib.repr(content.get(bad_key))} under {bad_key!r}: deploy the Space "
             "again."
         )
-    return Chosen(
+    return ModelNames(
         content["ppo"],
         content.get("sft"),
         content.get("reward"),
