@@ -16,6 +16,7 @@ BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#77
 BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
 WIDTH = 7.2  # inches, at 120 dpi
 MAX_MARKERS = 60  # a curve with more points shows no markers
+ARROWS = 5  # about this many along a path
 
 
 def over_training_message(trajectory: Mapping[str, Any], start: str = "SFT") -> str:
@@ -148,21 +149,18 @@ def make_transparent(figure: Figure, *, size: float) -> None:
             text.set_color(GRAY_ON_ANY)
 
 
-def arrows(
-    points: Sequence[tuple[float, float]], count: int = 5
-) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
-    """Yields (start, end) of about `count` arrows along a path. Arrows too short to see are left out.
+def arrows(points: Sequence[tuple[float, float]]) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
+    """Yields (start, end) of about `ARROWS` arrows along a path. Arrows too short to see are left out.
 
     Args:
         points: The path, from its beginning.
-        count: Approximate number of arrows, if none is left out.
     """
     spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
 
     def distance(a: tuple[float, float], b: tuple[float, float]) -> float:
         return math.hypot(*((p - q) / span for p, q, span in zip(a, b, spans, strict=True)))
 
-    stride = max(1, (len(points) - 1) // count)
+    stride = max(1, (len(points) - 1) // ARROWS)
     for start, end in pairwise([*points[::stride], points[-1]]):
         if distance(start, end) > 0.06:  # in units of the path's extent
             yield start, end

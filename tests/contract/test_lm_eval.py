@@ -154,7 +154,7 @@ def test_its_figures_stand_in_the_evaluation_and_on_the_card(trained: RunContext
     assert task["metrics"]["f1,strict"]["ppo"] == {"value": 1.0, "stderr": None}
     text = make_card(trained.record("ppo").path).read_text()
     assert "| letters, 2 shots | acc |" in text and " ± 0.25" in text and "| letters, 2 shots | f1,strict |" in text
-    assert "Before and after PPO, by lm-eval 0.4.13, on at most 5 examples a task" in text
+    assert "Before and after PPO, by lm-eval 0.4.13, on at most 5 examples per task" in text
     assert card_json(StageFacts.read(trained.record("ppo").path, None))["evaluation"]["lm_eval"] == found
 
 

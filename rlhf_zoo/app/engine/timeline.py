@@ -233,7 +233,6 @@ class Timeline:
         fetch: Returns the local folder of a `TimelinePoint.source`; the default accepts only folders.
         max_models: Largest number of policies that stay loaded.
         max_bytes: Largest size of these policies and their critics together, in bytes; None for no bound.
-        critics: Whether to load critics too.
 
     Raises:
         ZooError: There is no run.
@@ -247,12 +246,10 @@ class Timeline:
         fetch: Callable[[str], str | Path] = Path,
         max_models: int = 4,
         max_bytes: int | None = None,
-        critics: bool = True,
     ) -> None:
         if not runs:
             raise ZooError("There is no run to show over training: pass a PPO repository.")
-        self._comparison = comparison
-        self._fetch, self._critics = fetch, critics
+        self._comparison, self._fetch = comparison, fetch
         self.runs = {run.name: run for run in runs}
         self.models: ModelCache[tuple[PreTrainedModel, PreTrainedModel | ValueHead | None]] = ModelCache(
             self._load, size=lambda loaded: bytes_of(*loaded), max_models=max_models, max_bytes=max_bytes
@@ -357,7 +354,7 @@ class Timeline:
             )
         try:
             policy = load_causal(folder)
-            critic = load_critic(folder, policy) if self._critics else None
+            critic = load_critic(folder, policy)
             for model in (policy, critic):
                 if model is not None:
                     move(model, self._comparison.device)

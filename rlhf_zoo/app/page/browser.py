@@ -1,22 +1,18 @@
 """Scripts of the page beyond Gradio's own: for screen readers, for scrolling to results, and for links."""
 
-from typing import Any
-
 import gradio as gr
 
 # Gradio replaces what is inside a component. A screen reader announces changes only inside an element that stays.
 _LIVE = "element.closest('.block').setAttribute('aria-live', 'polite')"
 
 
-def live_region(elem_id: str, value: str = "", **options: Any) -> gr.HTML:
-    """Creates an HTML component whose changes screen readers announce.
+def live_region(elem_id: str) -> gr.HTML:
+    """Creates an empty HTML component whose changes screen readers announce.
 
     Args:
         elem_id: Id of the element.
-        value: Its HTML.
-        **options: Other keyword arguments of `gr.HTML`.
     """
-    return gr.HTML(value, elem_id=elem_id, js_on_load=_LIVE, **options)
+    return gr.HTML("", elem_id=elem_id, js_on_load=_LIVE)
 
 
 def into_view(elem_id: str) -> str:

@@ -23,14 +23,13 @@ def text(value: object) -> str:
     return escape(visible_text(str(value)))
 
 
-def signed(value: float | None, digits: int = 2) -> str:
+def signed(value: float | None) -> str:
     """Formats a number as +1.20 or −0.31; a dash for None and values that are not finite.
 
     Args:
         value: Any number.
-        digits: Digits after the decimal point.
     """
-    return number(value, digits, sign="+")
+    return number(value, sign="+")
 
 
 def number(value: float | None, digits: int = 2, *, sign: str = "-") -> str:

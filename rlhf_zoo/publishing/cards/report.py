@@ -102,7 +102,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield (
         f"{format_prompt_count(document['prompts'], document.get('rows', document['prompts']))} prompts"
         f"{format_group_count(document.get('groups'), document['prompts'])} of {source}, "
-        f"{n_samples} completions a row, the same prompts and seeds for both, "
+        f"{n_samples} completion{'' if n_samples == 1 else 's'} per row, the same prompts and seeds for both, "
         f"temperature {document['temperature']:g}, at most {document['max_new_tokens']} new tokens, seed "
         f"{document['seed']}. In brackets: 95% intervals over prompts, paired for differences; n counts completions. A "
         "tie counts one half."

@@ -280,7 +280,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
         f"{'groups' if counted else 'prompts'}, not training seeds."
     )
     ties = (facts.estimate("win_rate") or {}).get("ties")
-    note += f" Ties, {ties:.0%} of the comparisons, count one half." if finite(ties) and ties >= 0.005 else ""
+    note += f" Ties ({ties:.0%} of the comparisons) count one half." if finite(ties) and ties >= 0.005 else ""
     note += " Best constant: the best of several fixed texts, each given to every prompt." if best else ""
     start = facts.start[:1].upper() + facts.start[1:]
     note += f" ¹ {start} against itself with other random numbers: the noise around 0.50." if control else ""
