@@ -93,7 +93,7 @@ def _over_training(subject: Subject, drawing: Drawing, proposal: Proposal) -> Ca
         """Complete a prompt with the policies of several checkpoints of a run, with the same random numbers.
 
         Returns for each checkpoint: run, beta, point (see /checkpoints), and either snapshot (as from /compare) or
-        problem (why there is none).
+        problem (why it failed).
 
         Args:
             prompt: The prompt.

@@ -66,7 +66,7 @@ def checkpoint_command(facts: StageFacts, command: str) -> str | None:
 
 
 def training_command(facts: StageFacts) -> str:
-    """Returns the command that trained the run, without local folders and access tokens.
+    """Returns the command that started the run, without local folders and access tokens.
 
     Args:
         facts: The facts of the stage.
@@ -220,10 +220,7 @@ def sampling(facts: StageFacts) -> dict[str, Any]:
     evaluation = facts.evaluation
     temperature = evaluation.get("temperature", facts.setting("temperature", 1.0))
     length = evaluation.get("max_new_tokens", facts.setting("response_length", 64))
-    arguments: dict[str, Any] = {
-        "do_sample": True,
-        "top_k": 0,
-    }  # by default, transformers samples from the top 50 tokens
+    arguments: dict[str, Any] = {"do_sample": True, "top_k": 0}  # top_k: transformers' default is 50
     if temperature != 1.0:
         arguments["temperature"] = temperature
     return {**arguments, "max_new_tokens": length}

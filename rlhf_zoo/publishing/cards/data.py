@@ -147,9 +147,7 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
         return DataPart(*_repo_and_folder(facts), "prompts", str(split))
     share, own = (part or data).get("held_out_share"), data.get("held_out_share")
     another = part is not None and finite(share) and finite(own)
-    if (
-        part is not None and finite(share) and not finite(own)
-    ):  # with a test split, validation has both shares: see runs.data
+    if part is not None and finite(share) and not finite(own):  # beside a test split, validation gets both shares
         share = 2 * share
     repo = hub_id(data.get("location"))
     location = repo, None if repo else _repo_and_folder(facts)[1]

@@ -249,7 +249,7 @@ class StageFacts:
         }
 
     def _sibling(self, role: str, parent: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns run.json of the stage that trained a parent, if that stage is in this run's directory; else {}.
+        """Returns run.json of the stage that trained a parent, from this run's directory or one above it; else {}.
 
         A round, or a run of an ablation or a sweep, is one or two folders below the run with its SFT policy.
         """

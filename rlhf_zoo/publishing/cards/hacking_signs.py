@@ -74,7 +74,7 @@ def reward_parts(facts: StageFacts) -> list[dict[str, Any]]:
         facts: The facts of the stage.
 
     Returns:
-        [{name, weight, first value, latest value}], under the keys name, weight, first and latest.
+        [{name, weight, first, latest}], with the values of the first and the latest rollouts.
     """
     names = list(dict.fromkeys(key for row in facts.metrics for key in row if key.startswith("rewards/")))
     if len(names) < 2:

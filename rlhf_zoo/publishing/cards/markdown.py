@@ -70,7 +70,7 @@ def fence(text: str, language: str = "") -> Raw:
 
 
 def number(value: object) -> Raw:
-    """Formats a finite number to about three significant digits; below `TINY` it is 0.000.
+    """Formats a finite number to about three significant digits; one closer to 0 than `TINY` is 0.000.
 
     Args:
         value: The number.
@@ -110,7 +110,7 @@ def estimate(figure: Mapping[str, Any] | None) -> Raw:
 
 
 def rounded(value: float) -> float:
-    """Rounds a number to three significant digits; below `TINY` it is 0.
+    """Rounds a number to three significant digits; one closer to 0 than `TINY` is 0.
 
     Args:
         value: The number, which is finite.

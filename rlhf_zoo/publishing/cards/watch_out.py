@@ -98,8 +98,8 @@ def _unit(facts: StageFacts, name: str) -> str:
     """Returns what a rule measures, in brackets; "" if its description does not begin with it."""
     description = str((facts.evaluation.get("judges") or {})[name].get("description") or "")
     meaning = description.removeprefix(f"The rule {name.removeprefix('rule:')}, ").rstrip(".")
-    is_short = meaning != description.rstrip(".") and not meaning.startswith("which ")
-    return f" ({escape(meaning)})" if is_short else ""
+    is_phrase = meaning != description.rstrip(".") and not meaning.startswith("which ")
+    return f" ({escape(meaning)})" if is_phrase else ""
 
 
 def _sides(facts: StageFacts, key: str) -> tuple[float, float] | None:
