@@ -140,7 +140,7 @@ def test_a_hub_that_is_down_while_ppo_trains_and_push_resume(base, trained):
     finally:
         process.kill()
     assert process.returncode == 2, said
-    assert errors(said)[-1].endswith("run `rlhf-zoo push --resume run` when it answers.")
+    assert errors(said)[-1].endswith("run `rlhf-zoo push --resume run` when the Hub answers.")
     assert "Traceback" not in said
     assert all(trained.record(stage).read()["status"] == "finished" for stage in (*STEPS, "eval"))
     assert (trained.folder / "run" / "summary.json").is_file()

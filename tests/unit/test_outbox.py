@@ -109,7 +109,7 @@ def test_it_gives_up_after_its_patience_and_says_how_to_go_on():
     assert time.monotonic() - began < 5
     assert str(caught.value) == (
         "2 uploads of the run are not on the Hub yet, starting with step 5 of ppo (no route to host): run `rlhf-zoo "
-        "push --resume run` when it answers."
+        "push --resume run` when the Hub answers."
     )
 
 

@@ -57,7 +57,7 @@ def test_a_run_straight_on_a_base_names_it_once(runs):
         ({"reward_funcs": ["mine:score"]}, {}, "its recipe takes reward_funcs from "),
         ({"model_name_or_path": "/home/someone/base"}, {}, "model_name_or_path is a local folder"),
         ({"reward_model_path": ["reward", "ensemble/seed-2/reward"]}, {}, "reward_model_path is a local folder"),
-        ({"dataset_name": "/home/someone/data"}, {}, "its data are a local file or folder"),
+        ({"dataset_name": "/home/someone/data"}, {}, "its data are in a local file or folder"),
         ({}, {"sft": {"repo": None, "commit": None, "path": "checkpoint-4"}}, "its SFT policy is not published"),
     ],
 )
