@@ -143,9 +143,9 @@ def plain(page: str) -> str:
 @pytest.mark.parametrize(
     ("verdict", "side", "told"),
     [
-        ("left", "left", "You preferred PPO. So does the reward model."),
+        ("left", "left", "You preferred PPO. The reward model agrees."),
         ("right", "left", "You preferred SFT. The reward model prefers PPO."),
-        ("right", "right", "You preferred PPO. So does the reward model."),
+        ("right", "right", "You preferred PPO. The reward model agrees."),
         ("tie", "left", "You called it a tie."),
         ("both_bad", "right", "You rated both as bad."),
     ],

@@ -177,7 +177,7 @@ def _compare_with_reward(pair: Pair) -> str:
     if pair.preferred is None or ppo is None or sft is None or ppo == sft:
         return ""
     higher = "ppo" if ppo > sft else "sft"
-    return "So does the reward model." if higher == pair.preferred else f"The reward model prefers {NAMES[higher]}."
+    return "The reward model agrees." if higher == pair.preferred else f"The reward model prefers {NAMES[higher]}."
 
 
 def _storage_notice(tally: Tally | None) -> str:
