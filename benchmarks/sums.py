@@ -94,9 +94,8 @@ def measure(folder: Path, rivals: Mapping[str, Path]) -> None:
     policies = {stage.upper(): _checkpoint(folder / stage) for stage in ("sft", "ppo")} | rivals
     found = {}
     for name, policy in policies.items():
-        here, there = (answers(policy, rows) for rows in (tests, longer))
-        found[name] = {"greedy": _right(tests, here), "greedy_work": _works(here)}
-        found[name] |= {"longer": _right(longer, there), "longer_work": _works(there)}
+        found[name] = dict(zip(("greedy", "greedy_work"), greedy(policy, tests), strict=True))
+        found[name] |= zip(("longer", "longer_work"), greedy(policy, longer), strict=True)
     write_json(path, found)
 
 
@@ -122,7 +121,16 @@ def _sampled(folder: Path) -> dict[str, dict[str, Any]]:
     }
 
 
-def answers(path: Path, rows: Rows) -> list[str]:
+def greedy(policy: Path, rows: Rows) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The shares of right answers and of shown work among the likeliest completions."""
+    completions = _answers(policy, rows)
+    scores = exact([row["prompt"] for row in rows], completions, answer=[row["answer"] for row in rows])
+    shares = [one or 0.0 for one in scores], shows_work([], completions)
+    right, work = (share(each, range(len(rows))).to_json() for each in shares)
+    return right, work
+
+
+def _answers(path: Path, rows: Rows) -> list[str]:
     """The likeliest completion of each problem."""
     done = complete(
         load_causal(path),
@@ -137,15 +145,6 @@ def answers(path: Path, rows: Rows) -> list[str]:
         desc=path.parent.parent.name,
     )
     return done.texts
-
-
-def _right(rows: Rows, completions: Sequence[str]) -> dict[str, Any]:
-    scores = exact([row["prompt"] for row in rows], completions, answer=[row["answer"] for row in rows])
-    return share([one or 0.0 for one in scores], range(len(rows))).to_json()
-
-
-def _works(completions: Sequence[str]) -> dict[str, Any]:
-    return share(shows_work([], completions), range(len(completions))).to_json()
 
 
 def _words(verb: str, directory: str, seed: int) -> list[str]:
