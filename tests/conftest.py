@@ -20,24 +20,29 @@ LONGEST = (
     "test_tiny_sums_figures.py",
     "test_product_remarks_run.py",
     "test_tiny_world_figures.py",
-    "test_mutants.py",
-    "test_pipeline.py",
-    "test_faults.py",
-    "test_planner.py",
     "test_smoke.py",
-    "test_readme.py",
-    "test_votes_train.py",
+    "test_mutants.py",
     "test_several_processes.py",
-    "test_ablate.py",
-    "test_sweep_run.py",
+    "test_plan_memory.py",
+    "test_pipeline.py",
+    "test_planner.py",
+    "test_gpu_script.py",
+    "test_faults.py",
+    "test_tables.py",
+    "test_reproduce.py",
+    "test_readme.py",
+    "test_page_load.py",
+    "test_baseline.py",
+    "test_resume.py",
+    "test_early_checks.py",
+    "test_evaluate_stage.py",
     "test_rounds_run.py",
     "test_space_deploy.py",
-    "test_reproduce.py",
     "test_processes.py",
-    "test_resume.py",
+    "test_votes_train.py",
+    "test_sweep_run.py",
+    "test_release_rule.py",
     "test_new.py",
-    "test_card_commands.py",
-    "test_ensemble_command.py",
 )
 
 
@@ -95,3 +100,16 @@ def freeze() -> Iterator[None]:
     yield
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture
+def untraced() -> Iterator[pytest.MonkeyPatch]:
+    """Plans count the weights and the work alone, until `undo`: to trace the passes is most of a plan's time."""
+    from rlhf_zoo.pipeline.plan.memory import ForwardPass, TrainingPass
+    from rlhf_zoo.pipeline.plan.tracing import Tracer
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Tracer, "training_pass", lambda *_, **__: TrainingPass())
+        patch.setattr(Tracer, "forward_pass", lambda *_, **__: ForwardPass())
+        patch.setattr(Tracer, "decode_step", lambda *_, **__: ForwardPass())
+        yield patch

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +25,8 @@ from rlhf_zoo.pipeline.new.model import inspect_model
 from rlhf_zoo.pipeline.new.recipe import make_recipe
 from rlhf_zoo.pipeline.new.request import RecipeRequest
 from rlhf_zoo.pipeline.plan.devices import parse_device
-from rlhf_zoo.pipeline.plan.memory import GIB, ForwardPass, TrainingPass
+from rlhf_zoo.pipeline.plan.memory import GIB
 from rlhf_zoo.pipeline.plan.plan import make_plan
-from rlhf_zoo.pipeline.plan.tracing import Tracer
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.recipe import load_recipe
 
@@ -43,20 +41,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def traced() -> None:
-    """For a test of the plan's memory or time."""
-
-
 @pytest.fixture(autouse=True)
-def passes_take_no_memory(request: pytest.FixtureRequest) -> Iterator[pytest.MonkeyPatch]:
-    """In other tests, plans count the weights alone: to trace the passes is four fifths of `new`."""
-    with pytest.MonkeyPatch.context() as patch:
-        if "traced" not in request.fixturenames:
-            patch.setattr(Tracer, "training_pass", lambda *_, **__: TrainingPass())
-            patch.setattr(Tracer, "forward_pass", lambda *_, **__: ForwardPass())
-            patch.setattr(Tracer, "decode_step", lambda *_, **__: ForwardPass())
-        yield patch
+def weights_alone(untraced: pytest.MonkeyPatch) -> None:
+    """To trace the passes is four fifths of `new`."""
 
 
 def zoo(*words: str) -> None:
@@ -219,7 +206,6 @@ def test_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
     zoo("recipes", "validate", "mine")
 
 
-@pytest.mark.usefixtures("traced")
 def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     thread_hub: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,7 +245,6 @@ def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
     zoo("recipes", "validate", "mine")
 
 
-@pytest.mark.usefixtures("traced")
 def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_labels_judges_itself(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -356,8 +341,9 @@ def test_it_writes_over_nothing() -> None:
         zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/tldr-preference")
 
 
+@pytest.mark.full
 def test_memory_is_that_of_the_planner_as_the_page_says(
-    capsys: pytest.CaptureFixture[str], passes_take_no_memory: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], untraced: pytest.MonkeyPatch
 ) -> None:
     """Qwen3-0.6B by its own numbers, without its weights."""
     on_disk("Qwen3", "trl-lib/ultrafeedback_binarized")
@@ -369,7 +355,7 @@ def test_memory_is_that_of_the_planner_as_the_page_says(
     assert (facts.parameters, facts.kv_values) == (596_049_920, 57_344)
     zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/ultrafeedback_binarized", "--memory", "80")
     assert "Plan for GPU (80 GiB): sft " in capsys.readouterr().out
-    passes_take_no_memory.undo()
+    untraced.undo()
     made = load_recipe("mine")
     flags = {"ppo": {"response_length": 256, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}}
     adapter = {"use_peft": True, "lora_r": 16, "lora_target_modules": facts.target_names}
@@ -410,8 +396,10 @@ def test_prompts_and_a_reward_start_ppo_from_the_model_itself(capsys: pytest.Cap
     assert not [row for row in examine(context) if row.status == FAILED]
 
 
-@pytest.mark.usefixtures("traced")
-def test_a_gguf_file_is_a_model_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gguf_file_is_a_model_like_any_other(
+    capsys: pytest.CaptureFixture[str], untraced: pytest.MonkeyPatch
+) -> None:
+    untraced.undo()
     file = write_gguf(Path())
     schemas.write_data(Path("asked"), [{"prompt": f"the {row}"} for row in range(80)])
     zoo("new", "mine", "--model", str(file), "--prompts", "asked", "--reward", "length")
@@ -454,7 +442,6 @@ def test_prompts_are_cut_by_a_placeholder() -> None:
     zoo("recipes", "validate", "mine")
 
 
-@pytest.mark.usefixtures("traced")
 def test_on_a_cpu_updates_and_the_run_are_short(capsys: pytest.CaptureFixture[str]) -> None:
     """SmolLM2-135M by its own numbers, without its weights."""
     instruct(Path("base"))

@@ -411,6 +411,7 @@ def test_files_beside_the_page_are_found_without_an_installation(
     assert Path(where).is_relative_to(tmp_path) and int(entry_points) == 11
 
 
+@pytest.mark.full
 def test_a_clean_checkout_runs(running: RunningHub, deploy: Deploy, toys: Toys, python: Path, tmp_path: Path) -> None:
     from gradio_client import Client
 

@@ -131,7 +131,11 @@ def cut(run: Path, stage: str, step: int, to: Path) -> Path:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("stage", "how"),
-    [("sft", []), ("reward", ["--fsdp2"]), ("ppo", ["--fsdp2"])],
+    [
+        pytest.param("sft", [], marks=pytest.mark.full),
+        pytest.param("reward", ["--fsdp2"], marks=pytest.mark.full),
+        ("ppo", ["--fsdp2"]),
+    ],
 )
 def test_a_run_goes_on_in_two_processes_and_then_in_one(
     recipe: Path, runs: tuple[Path, Path], tmp_path: Path, stage: str, how: list[str]

@@ -38,6 +38,8 @@ DIAGONAL = {
     "SmolLM2": ("trl-lib/ultrafeedback_binarized", "conversational"),
 }
 ADAPTED = ["Qwen3-Base"]
+#: In the long tier: all their stages run in test_smoke.py or `test_adapters` too, or they are near another family here.
+MORE = {"Qwen2.5", "Qwen3-Base", "Gemma 2", "Pythia", "GPT-2", "SmolLM2"}
 LORA = {"use_peft": True, "lora_r": 2, "lora_target_modules": "all-linear"}
 
 
@@ -90,7 +92,9 @@ def test_the_diagonal_is_one():
     assert DIAGONAL.keys() == FAMILIES.keys() and {*DIAGONAL.values()} == SCHEMAS.keys()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.full if name in MORE else []) for name in FAMILIES]
+)
 def test_diagonal(tmp_path, name):
     check_shown(family(tmp_path, name, schema=DIAGONAL[name]), DIAGONAL[name][1])
 

@@ -25,7 +25,8 @@ from rlhf_zoo.pipeline.plan.plan import _equivalent_changes, gib, make_plan, sma
 from rlhf_zoo.pipeline.plan.seconds import RATES
 from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape, published_shapes
 from rlhf_zoo.pipeline.plan.tracing import tracer
-from rlhf_zoo.runs.recipe import Recipe, list_recipes, load_recipe
+from rlhf_zoo.runs.recipe import Recipe, load_recipe
+from rlhf_zoo.runs.recipe_table import recipe_rows
 
 PAGE = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
 SMALL = {
@@ -174,6 +175,7 @@ def test_the_table_of_four_models_of_7b():
         assert f"| {name} | {' | '.join(f'{part / GIB:.1f}' for part in parts)} |" in PAGE
 
 
+@pytest.mark.usefixtures("untraced")
 def test_updates_are_counted_where_the_keys_say_how_many():
     def counted(gpu, **keys):
         recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=8, **keys)
@@ -187,6 +189,7 @@ def test_updates_are_counted_where_the_keys_say_how_many():
     assert counted("h100", max_steps=7)[0] == 7 and counted("h100") == (None, "")
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize(("keys", "precision"), [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16")])
 def test_seconds_are_of_the_precision_that_weights_are_held_in(keys, precision):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, bf16=False, **keys)
@@ -197,17 +200,17 @@ def test_seconds_are_of_the_precision_that_weights_are_held_in(keys, precision):
 def test_a_change_makes_it_fit_and_is_small():
     """Of what is told the keys are those of the recipe, and with them the same device is enough."""
     recipe = four_models(
-        {**LLAMA_7B, "num_hidden_layers": 4}, per_device_train_batch_size=16, gradient_accumulation_steps=4,
+        {**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=16, gradient_accumulation_steps=4,
         response_length=512,
     )  # fmt: skip
-    device = Device("GPU", 48)
+    device = Device("GPU", 40)
     made = make_plan(recipe, device, prompt=512, stages=["ppo"])
     change = made.changes["ppo"]
     assert change is not None and made.peak > device.usable_gib * GIB >= change.peak
     again = make_plan(recipe, device, {"ppo": change.keys}, prompt=512, stages=["ppo"])
     assert not again.changes and again.peak == change.peak
     assert make_plan(recipe, Device("GPU", 1), prompt=512, stages=["ppo"]).changes == {"ppo": None}
-    small = make_plan(recipe, Device("GPU", 12), prompt=512, stages=["ppo"]).changes["ppo"]
+    small = make_plan(recipe, Device("GPU", 11), prompt=512, stages=["ppo"]).changes["ppo"]
     assert small is not None and small.keys["use_peft"] is True
 
 
@@ -318,8 +321,12 @@ def test_what_is_no_device(text):
     assert all(parse_device(name).gib > 0 for name in CARDS)
 
 
-@pytest.mark.parametrize("name", list_recipes())
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(row.name, marks=pytest.mark.full if row.smoke != "make test" else []) for row in recipe_rows()],
+)
 def test_the_memory_of_each_recipe_is_the_planners(name):
+    """A third of them in the fast tier, as test_smoke.py has it: seconds for each large one."""
     recipe = load_recipe(name)
     made = make_plan(
         recipe, parse_device(recipe.zoo.get("gpu", "cpu")), recipe.zoo.get("gpu_flags"), suggest_changes=False
@@ -351,6 +358,7 @@ def test_flags_of_a_recipe_hold_for_its_own_device():
     assert detailed.startswith(own.rpartition("--detail")[0]) and "ppo: models" in detailed
 
 
+@pytest.mark.usefixtures("untraced")
 def test_rates_are_those_of_the_measurements():
     assert RATES.read_text(encoding="utf-8") == calibrate.rendered(), "run `python benchmarks/calibrate.py`"
 
@@ -377,10 +385,13 @@ def test_the_planner_is_as_near_to_real_runs_as_the_docs_say():
     large = [row for row in kept["settings"] if row["measured_mib"] >= 1024]
     assert len(large) >= 12 and all(map(plan_check.within, kept["settings"]))
     assert {row["setting"] for row in kept["settings"]} == set(plan_check.SETTINGS)
-    for row in kept["settings"]:  # and the JSON is of this planner
-        assert plan_check.predicted(plan_check.SETTINGS[row["setting"]])["predicted_mib"] == pytest.approx(
-            row["predicted_mib"], rel=0.01, abs=2
-        )
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("row", keep.load("plan")["settings"], ids=lambda row: row["setting"])
+def test_what_the_docs_say_is_of_this_planner(row):
+    predicted = plan_check.predicted(plan_check.SETTINGS[row["setting"]])["predicted_mib"]
+    assert predicted == pytest.approx(row["predicted_mib"], rel=0.01, abs=2)
 
 
 @pytest.mark.parametrize(("kind", "known"), [("bloom", True), ("mamba", False)])
