@@ -102,8 +102,8 @@ class Trajectory:
         if step is None or step == self.checkpoints[-1].step:
             return None
         sft, *checkpoints = self._policies()
-        evidence = Evidence(sft, [policy for policy in checkpoints if policy.step <= step], judge=self.reliability)
-        return decide(evidence, seed=self.seed)
+        until = [policy for policy in checkpoints if policy.step <= step]
+        return decide(Evidence(sft, until, judge=self.reliability, groups=self.prompt_groups), seed=self.seed)
 
     @cached_property
     def verdict_without_judge(self) -> Verdict:

@@ -5,6 +5,7 @@ import shutil
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from click.testing import CliRunner
 from datasets import Dataset
 from folders import write_data_set
 from test_probes import sft
-from test_verdict import GOOD, RISE, run
+from test_verdict import FALLEN, GOOD, RISE, run
 
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
@@ -23,6 +24,8 @@ from rlhf_zoo.evaluation.probes.permutations import Permutations
 from rlhf_zoo.evaluation.probes.texts import Pair
 from rlhf_zoo.evaluation.prompt_groups import NEAR_DUPLICATES, group_means, group_prompts, group_rows, normal_form
 from rlhf_zoo.evaluation.rollouts import probe_rollouts
+from rlhf_zoo.evaluation.stats import Estimate
+from rlhf_zoo.evaluation.trajectory import Trajectory
 from rlhf_zoo.evaluation.verdict import decide
 from rlhf_zoo.fileio import read_json
 from rlhf_zoo.pipeline.stages import evaluate, ppo
@@ -142,6 +145,19 @@ def test_a_verdict_needs_20_groups_and_not_20_spellings() -> None:
     assert found.text == "not judged" and found.reasons[0] == (
         "A verdict needs 20 prompts that ask different things, not 6: the 48 prompts are in 6 groups that ask the same."
     )
+
+
+def test_the_verdict_at_the_recommended_step_counts_groups_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    points, groups = run(FALLEN, prompts=80), [prompt // 2 for prompt in range(80)]
+    trajectory = Trajectory(
+        prompts=80, samples=1, sft=None, checkpoints=[SimpleNamespace(step=point.step) for point in points[1:]],
+        judge="judge", seed=0, reliability=GOOD, groups=groups, confirmation=(20, Estimate(0.9, (0.8, 1.0), 80)),
+    )  # fmt: skip
+    monkeypatch.setattr(Trajectory, "_policies", lambda self: points)
+    assert trajectory.verdict.recommended == 20
+    grouped = decide(Evidence(points[0], points[1:3], GOOD, groups=groups), seed=0)
+    assert trajectory.verdict_at_recommended == grouped
+    assert grouped != decide(Evidence(points[0], points[1:3], GOOD), seed=0), "40 questions, not 80"
 
 
 def verdicts_on_nulls(*, known: bool, count: int) -> Counter[str]:
