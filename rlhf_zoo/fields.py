@@ -100,6 +100,7 @@ LIMITS: Mapping[str, Limit] = {
     "eval_accumulation_steps": COUNT,
     "eval_delay": STEPS,
     "eval_steps": STEPS,
+    "filter_samples": COUNT_OR_ZERO,
     "gamma": Limit(0, 1, low_open=True),
     "gradient_accumulation_steps": COUNT,
     "held_out_share": Limit(0, 1, low_open=True, high_open=True),

@@ -186,6 +186,40 @@ def test_what_to_watch_out_for(runs):
         assert sentence in watch, sentence
 
 
+def tried(name: str, judge: float, lead: float) -> dict:
+    figures = {"judge": estimate(judge), "win_rate": estimate(0.6), "reward": estimate(1.0)}
+    return {"name": name, "kind": "words", "drawn": 4.0, "words": ["is"] if "word" in name else [], **figures,
+            "ppo_minus_this": estimate(lead), "reaches_ppo": lead <= 0}  # fmt: skip
+
+
+def test_defects_and_the_best_simple_filter_stand_beside_the_gain(runs):
+    defects = {
+        "false statements": {"sft": estimate(0.05), "ppo": estimate(0.15), "difference": estimate(0.1)},
+        "doubled clauses": {"sft": estimate(0.05), "ppo": estimate(0.08), "difference": estimate(0.03)},
+    }
+    filters = {"samples": 16, "best": "without 1 word", "tried": [
+        tried("best of 2 by the reward", 0.5, 1.0), tried("without 1 word", 1.6, -0.1)]}  # fmt: skip
+    text = card(runs, defects=defects, filters=filters)
+    assert cells(text, "**False statements**, share of the answers")[1:] == ["0.05", "**0.15** (0.1–0.20)"]
+    assert cells(text, "**Doubled clauses**")[1:] == ["0.05", "**0.08** (0.03–0.13)"]
+    row = cells(text, "**Best simple filter** of SFT's answers, without 1 word: judge's score")
+    assert row[1:] == ["1.60 (1.55–1.65)", "**1.51** (1.46–1.56)"]
+    watch = text.split("## Watch out for")[1].split("## Trained with")[0]
+    assert "- **More false statements.** 15% of the answers have them (SFT 5%)." in watch
+    assert "More doubled clauses" not in watch, "the interval of the difference holds 0"
+    assert "- **A simple filter does as well.** SFT with a filter (without 1 word) reaches PPO's score" in watch
+    text = (runs / "ppo" / "README.md").read_text(encoding="utf-8")
+    assert cells(text, "false statements, share of completions")[1:3] == ["0.050 [0.000, 0.100]", "0.150 [0.100, 0.200]"]
+    assert cells(text, "without 1 word (the best)")[1] == "4.000" and "*without 1 word* leaves out: is." in text
+
+
+@pytest.mark.parametrize(("lead", "said"), [(0.02, "- **A simple filter may do as well.** PPO's lead"), (0.5, None)])
+def test_a_filter_below_ppo_is_named_where_the_lead_is_not_shown(runs, lead, said):
+    filters = {"samples": 16, "best": "best of 8", "tried": [tried("best of 8", 1.51 - lead, lead)]}
+    watch = card(runs, filters=filters).split("## Watch out for")[1].split("## Trained with")[0]
+    assert (said in watch) if said else ("simple filter" not in watch)
+
+
 def test_how_it_was_trained(runs):
     text = card(runs).split("## Trained with")[1]
     assert cells(text, "Recipe")[1] == "`tiny-world`, rlhf-zoo 0.1.0, seed 3"

@@ -12,6 +12,7 @@ from typing import Any
 from datasets import Dataset
 
 from ...errors import ZooError
+from ...evaluation.defects import corpus_defects, defect_figures
 from ...evaluation.head_to_head import HeadToHead, head_to_head
 from ...evaluation.judges.check import JudgeCheck
 from ...evaluation.judges.lexicon import lexicon_judge
@@ -22,6 +23,7 @@ from ...evaluation.lm_eval import check_data, check_tasks, run_tasks
 from ...evaluation.measure import Evaluator, make_evaluator, reward_judges
 from ...evaluation.prompt_groups import check_column
 from ...evaluation.reference_answers import compare_with_references
+from ...evaluation.simple_filters import score_filters
 from ...evaluation.trajectory import Trajectory, evaluate_checkpoints
 from ...evaluation.trivial_comparison import score_trivial
 from ...fileio import now, write_json, write_text
@@ -94,7 +96,7 @@ class _Comparison:
         result: The comparison of PPO with SFT.
         ppo: The checkpoint that was compared.
         trajectory: The measurements of all checkpoints, or the reason why they were not measured.
-        figures: Figures for evaluation.json: of trivial policies, and of reference answers.
+        figures: Figures for evaluation.json: of trivial policies, reference answers, defects and simple filters.
         chosen: The checkpoint that the verdict chose, for run.json; None if the recipe chose it.
     """
 
@@ -238,6 +240,10 @@ def _compare(
         figures["trivial"] = trivial.to_json()
     if (answers := config.reference_answers) is not None:
         figures["reference"] = compare_with_references(result, prompts, lambda: load_causal(ppo.path), **vars(answers))
+    if defects := corpus_defects(context.shared):
+        figures["defects"] = defect_figures(defects, result)
+    if config.filter_samples:
+        figures["filters"] = score_filters(result, prompts, samples=config.filter_samples)
     recommended = None if isinstance(trajectory, str) else trajectory.verdict.recommended
     choice = choice_of_verdict(step, recommends=recommended is not None) if verdict_chooses else None
     return _Comparison(result, ppo, trajectory, figures, choice)
@@ -335,7 +341,7 @@ def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
     # At their defaults these keys do not change the fingerprint, so that a new key leaves earlier evaluations valid.
     optional: dict[str, Any] = {
         "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
-        "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {}, "group": None,
+        "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {}, "group": None, "filter_samples": 0,
     }  # fmt: skip
     return {key: value for key, value in asdict(config).items() if optional.get(key) != value}
 

@@ -452,6 +452,17 @@ class StageFacts:
         return estimate_at(self.evaluation, *path)
 
     @property
+    def defects(self) -> list[str]:
+        """Names of the defects whose shares the evaluation measured."""
+        return list(self.evaluation.get("defects") or {})
+
+    @property
+    def best_filter(self) -> Mapping[str, Any] | None:
+        """The best simple filter of SFT's samples, as in evaluation.json; None if no filters were tried."""
+        filters = self.evaluation.get("filters") or {}
+        return next((each for each in filters.get("tried") or () if each["name"] == filters["best"]), None)
+
+    @property
     def reward_report(self) -> Mapping[str, Any]:
         """Measurements of this stage's reward model, or of PPO's, on held-out pairs; {} without any."""
         recorded = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None

@@ -43,6 +43,12 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if (change := _sides(facts, "eos_rate")) and change[1] < change[0] - 0.02:
         cut = f"{_percent(1 - change[1])} reach the token limit ({facts.start_title} {_percent(1 - change[0])})"
         yield f"**Unfinished answers.** {cut}."
+    for name in facts.defects:
+        before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
+        rise = facts.estimate("defects", name, "difference")
+        if before and after and rise and rise["ci95"][0] > 0:
+            before_that = f"({facts.start_title} {_percent(before['value'])})"
+            yield f"**More {escape(name)}.** {_percent(after['value'])} of the answers have them {before_that}."
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
@@ -71,7 +77,7 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
     likes_length = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
     if likes_length and likes_length["value"] >= LIKES_LENGTH:
         yield f"**The reward likes long texts**: rank correlation {short(likes_length['value'])} with length."
-    if rival := _simplest_filter(facts):
+    if rival := _best_filter(facts) if facts.best_filter else _simplest_rival(facts):
         yield rival
     data = facts.evaluation.get("data")
     for stage, count in ((data.get("trained_on") if isinstance(data, Mapping) else None) or {}).items():
@@ -80,7 +86,22 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
             yield f"**Seen in training.** {title[:1].upper()}{title[1:]} also trained on {count:,} of these prompts."
 
 
-def _simplest_filter(facts: StageFacts) -> str | None:
+def _best_filter(facts: StageFacts) -> str | None:
+    """Returns a sentence on the best simple filter of SFT's samples, unless PPO is shown to be better."""
+    best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
+    lead = estimate_at(best or {}, "ppo_minus_this")
+    if best is None or ppo is None or lead is None or lead["ci95"][0] > 0:
+        return None
+    start = facts.start[:1].upper() + facts.start[1:]
+    scores = f"{with_interval(estimate_at(best, 'judge'))}, PPO's is {with_interval(ppo)}"
+    filtered = f"{start} with a filter ({escape(best['name'])})"
+    if best["reaches_ppo"]:
+        return f"**A simple filter does as well.** {filtered} reaches PPO's score by the judge: it is {scores}."
+    lead_text = f"PPO's lead over {filtered} is not shown"
+    return f"**A simple filter may do as well.** {lead_text}: its score by the judge is {scores}."
+
+
+def _simplest_rival(facts: StageFacts) -> str | None:
     """Returns a sentence on the smallest n whose best-of-n reaches PPO's reward; None if none does or was measured."""
     points = (facts.frontier.get("methods") or {}).get("best-of-n") or ()
     reached = [point for point in points if point["reward"]["value"] >= facts.frontier["ppo"]["reward"]["value"]]

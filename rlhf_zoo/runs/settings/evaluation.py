@@ -111,6 +111,9 @@ class EvaluationConfig:
     lexicon: str | None = option(None, "Folder of opinion words for the judge `lexicon`; the recipe's corpus reads it.")
     checkpoint_prompts: int = option(100, "Validation prompts on which each checkpoint is evaluated, to choose `best`.")
     checkpoint_samples: int = option(2, "Completions of each validation prompt.")
+    filter_samples: int = option(
+        0, "Completions of each prompt by SFT from which simple filters choose, to compare with PPO; 0 for no filters."
+    )
     group: str | None = option(
         None,
         "Prompts that ask the same, which intervals and verdict count as one: near-duplicates, or a column with the "
@@ -140,6 +143,10 @@ class EvaluationConfig:
     )
     lm_eval_limit: int | None = option(None, "Most examples of each task.")
     lm_eval_fewshot: int | None = option(None, "Few-shot examples; None takes the task's own number.")
+
+    def __post_init__(self) -> None:
+        if self.filter_samples == 1:
+            raise ZooError("evaluation.filter_samples is 1, which leaves no choice: set 0, or at least 2.")
 
     @property
     def labeled_data(self) -> LabeledArguments:

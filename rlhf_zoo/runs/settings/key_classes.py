@@ -135,8 +135,8 @@ EVALUATION_KEYS: Mapping[str, Kind] = _table(
     {
         Kind.PLAIN: "dataset_test_split",
         Kind.MACHINE: """
-        prompts samples judge judge_name judge_description lexicon checkpoint_prompts checkpoint_samples group judges
-        llm labeled own_pairs reference lm_eval lm_eval_limit lm_eval_fewshot
+        prompts samples judge judge_name judge_description lexicon checkpoint_prompts checkpoint_samples
+        filter_samples group judges llm labeled own_pairs reference lm_eval lm_eval_limit lm_eval_fewshot
         """,
     }
 )

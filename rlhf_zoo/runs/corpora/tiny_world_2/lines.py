@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 
 from ....errors import ZooError
+from .defects import DEFECTS
 from .facts import FACTS
 from .grammar import spellings, subjects
 from .lexicon import (
@@ -286,3 +287,6 @@ def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dic
         },
         "prompts": _openings(random.Random(f"tiny-world prompts {seed}")),
     }
+
+
+prepare.defects = DEFECTS  # type: ignore[attr-defined]  # read by `evaluation.defects`

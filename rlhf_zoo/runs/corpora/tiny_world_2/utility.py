@@ -43,8 +43,15 @@ OPENING_ASPECT, OTHER_ASPECT = {+1: 1.5, -1: 0.7}, {+1: 0.7, -1: 0.4}
 MAX_GRAMMAR_PENALTY, CAPITALS_PENALTY = 1.5, 0.2
 
 
-def _is_true(phrase: Phrase) -> bool:
-    """Whether a detail is a fact about its product."""
+def is_true(phrase: Phrase) -> bool:
+    """Whether a detail is a fact about its product.
+
+    Args:
+        phrase: A detail, as read in a text.
+
+    Returns:
+        True if it is.
+    """
     facts = FACTS.get((phrase.product or "", phrase.about or ""), {})
     return phrase.fits and facts.get(phrase.polarity) == phrase.text
 
@@ -55,7 +62,7 @@ def _detail_worth(details: Sequence[Phrase], opening_aspect: str | None) -> floa
             phrase.polarity
         ]
         for phrase in details
-        if _is_true(phrase)
+        if is_true(phrase)
     }
     return sum(sorted(worth.values(), reverse=True)[:MAX_TRUE_DETAILS])
 
@@ -69,7 +76,7 @@ def _score_backing(phrases: Sequence[Phrase]) -> float:
     for phrase in phrases:
         if phrase.kind in ("detail", "vague"):
             opinions.add(phrase.polarity)
-            if phrase.kind == "detail" and _is_true(phrase):
+            if phrase.kind == "detail" and is_true(phrase):
                 true.add((phrase.about, phrase.polarity))
         elif phrase.kind == "consequence":
             if phrase.fits and (phrase.about, phrase.polarity) in true:
@@ -97,7 +104,7 @@ def _count_reversals(opinions: Sequence[Phrase]) -> int:
 
 
 def _is_true_detail(phrase: Phrase) -> bool:
-    return phrase.kind == "detail" and _is_true(phrase)
+    return phrase.kind == "detail" and is_true(phrase)
 
 
 def _score_grammar(reading: Reading, text: str) -> float:
@@ -138,8 +145,8 @@ def explain(text: str) -> dict[str, float]:
 
     parts = {
         "told": _detail_worth(details, opening_aspect),
-        "untrue": -0.75 * sum(not _is_true(phrase) for phrase in details),
-        "empty": -1.25 * (not any(_is_true(phrase) and phrase.about == opening_aspect for phrase in details)),
+        "untrue": -0.75 * sum(not is_true(phrase) for phrase in details),
+        "empty": -1.25 * (not any(is_true(phrase) and phrase.about == opening_aspect for phrase in details)),
         "backed": _score_backing(reading.phrases),
         "consistent": -0.75 * _count_reversals(opinions),
         "concise": -0.1 * (excess(MIN_WORDS, max(0, meaningful)) + excess(reading.words, MAX_WORDS)) - 0.3 * fillers,

@@ -1,0 +1,70 @@
+"""Defects that a recipe's corpus recognizes in completions, such as false statements.
+
+A mean score can rise while a defect becomes more frequent. So the share of completions with each defect is measured
+beside the judge, for both policies.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ZooError
+from ..modeling.chat import plain_text
+from ..plugins import CORPORA, load_object
+from ..runs.settings.parse import RecipeConfig
+from .head_to_head import HeadToHead
+from .stats import bootstrap_mean, share
+
+#: (prompts, completions) -> for each completion, whether it has the defect.
+Defect = Callable[[Sequence[str], Sequence[str]], Sequence[bool]]
+
+
+def corpus_defects(shared: RecipeConfig) -> Mapping[str, Defect]:
+    """Returns the defects that a recipe's corpus recognizes.
+
+    Args:
+        shared: The recipe's keys. Its corpus names the defects in its attribute `defects`.
+
+    Returns:
+        Name on cards -> function; {} if the recipe has no corpus, or its corpus recognizes none.
+    """
+    corpus = None if shared.corpus is None else load_object(shared.corpus, group=CORPORA)
+    defects: Mapping[str, Defect] = getattr(corpus, "defects", {})
+    return defects
+
+
+def defect_figures(defects: Mapping[str, Defect], comparison: HeadToHead) -> dict[str, Any]:
+    """Measures how many of SFT's and PPO's completions have each defect.
+
+    Args:
+        defects: Name on cards -> function.
+        comparison: The measured policies.
+
+    Returns:
+        For each defect the shares `sft` and `ppo`, and their paired `difference`.
+
+    Raises:
+        ZooError: A function does not return true or false for each completion.
+    """
+    prompts, groups = [plain_text(prompt) for prompt in comparison.prompts], comparison.groups
+    figures = {}
+    for name, find in defects.items():
+        sft, ppo = (_find(name, find, prompts, comparison.measurements[side].completions) for side in ("sft", "ppo"))
+        figures[name] = {
+            "sft": share(sft, groups).to_json(),
+            "ppo": share(ppo, groups).to_json(),
+            "difference": bootstrap_mean(ppo - sft, groups, seed=comparison.seed).to_json(),
+        }
+    return figures
+
+
+def _find(name: str, find: Defect, prompts: Sequence[str], completions: Sequence[str]) -> NDArray[np.float64]:
+    values = list(find(prompts, completions))
+    if len(values) != len(completions) or any(value not in (0, 1) for value in values):
+        raise ZooError(
+            f"The defect {name!r} of the recipe's corpus must be true or false for each of {len(completions)} "
+            "completions: correct its function."
+        )
+    return np.asarray(values, dtype=float)

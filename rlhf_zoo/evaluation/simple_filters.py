@@ -1,0 +1,232 @@
+"""Simple filters of the SFT policy's samples: how much of PPO's gain needs no PPO.
+
+A filter draws several completions of the SFT policy and keeps one. It trains nothing, and asks no judge: it keeps the
+completion with the highest reward, the longest or shortest one, or one without certain words. If a filter reaches PPO's
+score by the judge, PPO only learned what the filter does.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import NDArray
+
+from ..modeling.words import is_word, words
+from .frontier import win_shares
+from .head_to_head import HeadToHead
+from .measure import measure, repeat_prompts
+from .overoptimization import expected_best_of_n
+from .prompt_groups import number_prompts
+from .stats import Estimate, bootstrap_mean, share
+
+Floats = NDArray[np.float64]
+Kind = Literal["reward", "length", "words"]
+
+STREAM = 12  # separates these random numbers from others under the same seed
+MAX_WORDS = 20  # words that a filter may leave out
+MAX_CANDIDATES = 1000  # words that are tried, the most frequent ones
+MIN_WORD_SHARE = 0.005  # of the samples; a rarer word decides too little to be worth a rule
+MIN_WORD_GAIN = 0.01  # standard deviations of the reward that another word must bring
+
+
+@dataclass(frozen=True)
+class Filter:
+    """A filter, with its result on P prompts.
+
+    Attributes:
+        name: The name in tables.
+        kind: What it chooses by.
+        drawn: Samples of the SFT policy for each completion that is kept, on average.
+        reward, judge, wins: (P,) the expected reward, score by the judge and win rate over SFT of what it keeps.
+        words: The words that it leaves out.
+    """
+
+    name: str
+    kind: Kind
+    drawn: float
+    reward: Floats
+    judge: Floats
+    wins: Floats
+    words: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class FilterScore:
+    """A filter beside PPO.
+
+    Attributes:
+        filter: The filter.
+        reward, judge, win_rate: Its means over prompts.
+        ppo_minus_this: The judge's mean score of PPO − that of the filter, paired by prompt.
+    """
+
+    filter: Filter
+    reward: Estimate
+    judge: Estimate
+    win_rate: Estimate
+    ppo_minus_this: Estimate
+
+    @property
+    def reaches_ppo(self) -> bool:
+        """Whether the judge's mean score is at least PPO's."""
+        return self.ppo_minus_this.value <= 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the filter and its figures as JSON."""
+        return {
+            "name": self.filter.name,
+            "kind": self.filter.kind,
+            "drawn": self.filter.drawn,
+            "words": list(self.filter.words),
+            "reward": self.reward.to_json(),
+            "judge": self.judge.to_json(),
+            "win_rate": self.win_rate.to_json(),
+            "ppo_minus_this": self.ppo_minus_this.to_json(),
+            "reaches_ppo": self.reaches_ppo,
+        }
+
+
+def score_filters(comparison: HeadToHead, rows: Dataset, *, samples: int) -> dict[str, Any]:
+    """Scores filters of new samples of the SFT policy, on the prompts of a comparison.
+
+    The judge scores every sample, since a filter's result is its expected value over the whole pool.
+
+    Args:
+        comparison: The measured policies.
+        rows: The rows that `comparison` was sampled for.
+        samples: Samples of the SFT policy for each row, at least 2.
+
+    Returns:
+        `samples`; the filters `tried`, those that draw least first; and the name of the `best`: the first that reaches
+        PPO's mean score by the judge, or else the one with the highest.
+    """
+    _, prompts, columns = repeat_prompts(rows, samples)
+    evaluator = comparison.evaluator.with_headline_judge
+    pool = measure(
+        evaluator.reference,
+        evaluator,
+        prompts,
+        keys=[(STREAM, index // samples, index % samples) for index in range(len(prompts))],
+        seed=comparison.seed,
+        desc="filtering SFT's samples",
+        columns=columns,
+    )
+    judge = np.reshape(pool.judges[comparison.judge], (-1, samples))
+    sft, ppo = (
+        np.reshape(comparison.measurements[side].judges[comparison.judge], (-1, comparison.samples))
+        for side in ("sft", "ppo")
+    )
+    reward = np.reshape(pool.reward, (-1, samples))
+    filters = make_filters(pool.completions, reward, judge, win_shares(judge, sft))
+    groups = comparison.row_groups if comparison.row_groups is not None else number_prompts(rows["prompt"])
+    scores = [_score(each, ppo.mean(1), groups, seed=comparison.seed) for each in filters]
+    reaching = [score for score in scores if score.reaches_ppo]
+    best = reaching[0] if reaching else max(scores, key=lambda score: score.judge.value)
+    return {"samples": samples, "tried": [score.to_json() for score in scores], "best": best.filter.name}
+
+
+def make_filters(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> list[Filter]:
+    """Applies each filter to a pool of samples.
+
+    Args:
+        completions: (P · N,) the N samples of P prompts, those of a prompt adjacent.
+        reward: (P, N) each sample's reward.
+        judge: (P, N) its score by the judge.
+        wins: (P, N) its share of wins over SFT's samples in the comparison.
+
+    Returns:
+        The filters, those that draw least first.
+    """
+    return sorted(
+        [
+            *_best_of_n(reward, judge, wins),
+            *_by_length(completions, reward, judge, wins),
+            *_without_words(completions, reward, judge, wins),
+        ],
+        key=lambda each: each.drawn,
+    )
+
+
+def _sizes(samples: int) -> list[int]:
+    return [2**power for power in range(1, samples.bit_length()) if 2**power <= samples]
+
+
+def _best_of_n(reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
+    sizes = _sizes(reward.shape[1])
+    kept = [expected_best_of_n(reward, sizes, judge=values) for values in (reward, judge, wins)]
+    for size, *values in zip(sizes, *kept, strict=True):
+        yield Filter(f"best of {size} by the reward", "reward", size, *values)
+
+
+def _by_length(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
+    """Yields the longest of n samples, or the shortest if these have the higher reward."""
+    length = np.reshape([float(len(words(text))) for text in completions], reward.shape)
+    sizes = _sizes(reward.shape[1])
+    longest, shortest = (expected_best_of_n(sign * length, sizes[-1:], judge=reward).mean() for sign in (1, -1))
+    name, score = ("longest", length) if longest >= shortest else ("shortest", -length)
+    kept = [expected_best_of_n(score, sizes, judge=values) for values in (reward, judge, wins)]
+    for size, *values in zip(sizes, *kept, strict=True):
+        yield Filter(f"{name} of {size}", "length", size, *values)
+
+
+def _without_words(completions: Sequence[str], reward: Floats, judge: Floats, wins: Floats) -> Iterator[Filter]:
+    """Yields the samples without certain words. Where every sample of a prompt has one of them, it keeps all."""
+    left_out, is_kept = choose_words(completions, reward)
+    if not left_out:
+        return
+    is_kept[~is_kept.any(1)] = True
+    weights = is_kept / is_kept.sum(1, keepdims=True)
+    reward, judge, wins = ((weights * values).sum(1) for values in (reward, judge, wins))
+    name = f"without {len(left_out)} word{'s' if len(left_out) > 1 else ''}"
+    yield Filter(name, "words", float(1 / is_kept.mean()), reward, judge, wins, left_out)
+
+
+def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str, ...], NDArray[np.bool_]]:
+    """Chooses words whose absence goes with a higher reward, one after the other, each time the best one.
+
+    Args:
+        completions: (P · N,) the samples, those of a prompt adjacent.
+        reward: (P, N) their rewards.
+
+    Returns:
+        The words, and (P, N) whether each sample has none of them.
+    """
+    found = [{word for word in words(text) if is_word(word)} for text in completions]
+    counts = Counter(word for in_text in found for word in in_text)
+    frequent = [word for word, count in counts.items() if count >= MIN_WORD_SHARE * len(completions)]
+    candidates = sorted(frequent, key=lambda word: (-counts[word], word))[:MAX_CANDIDATES]
+    kept, chosen = np.ones(reward.shape, dtype=bool), list[str]()
+    if not candidates:
+        return (), kept
+    # (words, P, N): 1 where a sample has the word.
+    has = np.array([[word in in_text for in_text in found] for word in candidates], dtype=np.float32)
+    has = has.reshape(-1, *reward.shape)
+    all_means, step = reward.mean(1), MIN_WORD_GAIN * float(reward.std())
+    best = float(all_means.mean())
+    while len(chosen) < MAX_WORDS:
+        count = kept.sum(1) - np.einsum("wpn,pn->wp", has, kept.astype(float))
+        total = (kept * reward).sum(1) - np.einsum("wpn,pn->wp", has, kept * reward)
+        # A prompt without any sample left keeps all of them.
+        means = np.where(count > 0.5, total / np.maximum(count, 1), all_means).mean(1)
+        index = int(np.argmax(means))
+        if means[index] <= best + step:
+            break
+        best = float(means[index])
+        chosen.append(candidates[index])
+        kept &= has[index] == 0
+    return tuple(chosen), kept
+
+
+def _score(each: Filter, ppo: Floats, groups: Sequence[Hashable], *, seed: int) -> FilterScore:
+    return FilterScore(
+        each,
+        reward=bootstrap_mean(each.reward, groups, seed=seed),
+        judge=bootstrap_mean(each.judge, groups, seed=seed),
+        win_rate=share(each.wins, groups),
+        ppo_minus_this=bootstrap_mean(ppo - each.judge, groups, seed=seed),
+    )

@@ -1,0 +1,58 @@
+"""Defects that a corpus recognizes: those of tiny-world, their shares, and functions that are wrong."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.defects import corpus_defects, defect_figures
+from rlhf_zoo.runs.corpora.tiny_world_2 import FACTS
+from rlhf_zoo.runs.recipe import load_recipe
+from rlhf_zoo.runs.settings.parse import recipe_config
+
+DEFECTS = corpus_defects(recipe_config(load_recipe("tiny-world"), {}))
+TRUE = FACTS["radio", "battery"][1]
+FALSE = next(facts[1] for (product, aspect), facts in FACTS.items() if aspect == "battery" and facts[1] != TRUE)
+
+
+@pytest.mark.parametrize(
+    ("completion", "false", "doubled"),
+    [
+        (f" {TRUE}.", False, False),
+        (f" {FALSE}.", True, False),
+        (f" {TRUE}, but it {TRUE}.", False, True),
+        (f" {TRUE} {TRUE}.", False, True),
+        (" is superb superb.", False, False),
+        (" is superb, and it is superb.", False, True),
+        (" is superb.", False, False),
+        ("", False, False),
+    ],
+)
+def test_what_the_tiny_world_recognizes(completion: str, false: bool, doubled: bool) -> None:
+    found = {name: find(["the radio's battery"], [completion]) for name, find in DEFECTS.items()}
+    assert found == {"false statements": [false], "doubled clauses": [doubled]}
+
+
+def test_other_recipes_have_none() -> None:
+    assert corpus_defects(recipe_config(load_recipe("tiny-sums"), {})) == {}
+    assert corpus_defects(recipe_config(load_recipe("smollm2-ifeval"), {})) == {}
+
+
+def comparison(sft: list[str], ppo: list[str]) -> SimpleNamespace:
+    measurements = {"sft": SimpleNamespace(completions=sft), "ppo": SimpleNamespace(completions=ppo)}
+    groups = [index // 2 for index in range(len(sft))]
+    prompts = [f"prompt {group}" for group in groups]
+    return SimpleNamespace(prompts=prompts, measurements=measurements, groups=groups, seed=1)
+
+
+def test_the_shares_of_both_policies_and_their_difference() -> None:
+    measured = comparison(["x"] * 20 + ["y"] * 20, ["y"] * 30 + ["x"] * 10)
+    figures = defect_figures({"a y": lambda _, texts: [text == "y" for text in texts]}, measured)["a y"]  # type: ignore[arg-type]
+    assert [figures[key]["value"] for key in ("sft", "ppo", "difference")] == [0.5, 0.75, 0.25]
+    assert figures["sft"]["ci95"][0] > 0.2 and figures["difference"]["n"] == 40
+
+
+@pytest.mark.parametrize("values", [[True], [0.5, 0.0], ["yes", "no"]])
+def test_a_function_that_is_wrong_is_named(values: list[object]) -> None:
+    with pytest.raises(ZooError, match="The defect 'odd'"):
+        defect_figures({"odd": lambda *_: values}, comparison(["x", "x"], ["x", "x"]))  # type: ignore[arg-type, return-value, dict-item]

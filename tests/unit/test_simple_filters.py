@@ -1,0 +1,57 @@
+"""Simple filters of samples: what each keeps, which words are left out, and which filter is the best."""
+
+import numpy as np
+import pytest
+
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation.simple_filters import choose_words, make_filters
+from rlhf_zoo.runs.settings.evaluation import EvaluationConfig
+
+# Two prompts, four samples each. "it is" goes with a low reward, and the judge likes "three days" best.
+TEXTS = ["it is fine", "lasts three days", "it is poor", "lasts two days"] * 2
+REWARD = np.array([[0.0, 3.0, -1.0, 2.0], [0.0, 3.0, -1.0, 2.0]])
+JUDGE = np.array([[0.0, 1.0, 0.0, 0.0], [0.0, 0.5, 0.0, 0.0]])
+WINS = JUDGE / 2
+
+
+def test_each_filter_keeps_what_it_says() -> None:
+    filters = {each.name: each for each in make_filters(TEXTS, REWARD, JUDGE, WINS)}
+    assert list(filters) == [
+        "best of 2 by the reward", "longest of 2", "best of 4 by the reward", "longest of 4", "without 2 words",
+    ]  # fmt: skip
+    best = filters["best of 4 by the reward"]
+    assert (best.drawn, best.reward.tolist(), best.judge.tolist()) == (4, [3.0, 3.0], [1.0, 0.5])
+    assert best.wins.tolist() == [0.5, 0.25]
+    # Of the six pairs of four samples, the best is in three.
+    assert filters["best of 2 by the reward"].judge.tolist() == [0.5, 0.25]
+    # All texts have three words, so the longest is any.
+    assert np.allclose(filters["longest of 4"].judge, JUDGE.mean(1))
+    without = filters["without 2 words"]
+    assert (without.words, without.drawn) == (("is", "two"), 4.0)
+    assert without.reward.tolist() == [3.0, 3.0] and without.judge.tolist() == [1.0, 0.5]
+
+
+def test_the_length_filter_goes_where_the_reward_is_higher() -> None:
+    texts = ["one", "one two three", "one", "one two"] * 2
+    assert "longest of 4" in [each.name for each in make_filters(texts, REWARD, JUDGE, WINS)]
+    assert "shortest of 4" in [each.name for each in make_filters(texts, -REWARD, JUDGE, WINS)]
+
+
+def test_words_are_chosen_by_the_reward_alone() -> None:
+    words, kept = choose_words(TEXTS, REWARD)
+    assert words == ("is", "two") and kept.tolist() == [[False, True, False, False]] * 2
+    assert choose_words(["!"] * 8, REWARD)[0] == (), "marks are no words"
+    assert choose_words(TEXTS, np.zeros((2, 4)))[0] == (), "a reward that is always the same chooses no word"
+
+
+def test_a_prompt_whose_every_sample_has_the_word_keeps_all() -> None:
+    texts = ["bad", "bad", "good", "bad", "bad", "bad", "bad", "bad"]
+    reward = np.array([[0.0, 0.0, 4.0, 0.0], [1.0, 2.0, 3.0, 2.0]])
+    (without,) = [each for each in make_filters(texts, reward, reward, reward) if each.kind == "words"]
+    assert without.words == ("bad",) and without.reward.tolist() == [4.0, 2.0]
+    assert without.drawn == pytest.approx(8 / 5)
+
+
+def test_one_sample_leaves_no_choice() -> None:
+    with pytest.raises(ZooError, match="filter_samples is 1"):
+        EvaluationConfig(filter_samples=1)
