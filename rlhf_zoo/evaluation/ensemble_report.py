@@ -23,14 +23,14 @@ class Texts:
     """N completions with their prompts.
 
     Attributes:
-        prompts: (N,) prompts, texts or conversations.
+        groups: (N,) the group of each completion's prompt; intervals resample groups.
         texts: (N,) prompts with their completions, texts or conversations.
         ended: (N,) whether the completion ended by itself.
         judge: (N,) the judge's scores; None if the run was not evaluated.
         kl: (N,) Σ log π − log π_SFT of each completion, nats; None if the run was not evaluated.
     """
 
-    prompts: Sequence[Any]
+    groups: Sequence[Hashable]
     texts: Sequence[Any]
     ended: Sequence[bool]
     judge: Sequence[float] | None = None
@@ -43,7 +43,7 @@ class EnsembleScores:
 
     Attributes:
         margins: (M, pairs) chosen − rejected on held-out pairs. A tie counts as wrong, as on a reward model's card.
-        pair_prompts: (pairs,) a key for the prompt of each pair.
+        pair_prompts: (pairs,) the group of each pair's prompt.
         raw: Side -> (M, N) scores of its completions. The sides are sft and, if the run was evaluated, ppo.
         texts: Side -> its completions.
         seed: Seed of the resamples of intervals.
@@ -108,7 +108,7 @@ class EnsembleScores:
         if "ppo" not in self.texts:
             return {"ppo_score": None, "judge_correlation": None}
         ranked = {
-            side: correlation(scores[side], texts.judge, texts.prompts, seed=self.seed, ranks=True)
+            side: correlation(scores[side], texts.judge, texts.groups, seed=self.seed, ranks=True)
             for side, texts in self.texts.items()
             if texts.judge is not None
         }
@@ -119,7 +119,7 @@ class EnsembleScores:
 
     def _mean(self, values: Scores) -> dict[str, Any]:
         """Averages over completions, with an interval that resamples prompts, which both sides share."""
-        return bootstrap_mean(values, self.texts["sft"].prompts, seed=self.seed).to_json()
+        return bootstrap_mean(values, self.texts["sft"].groups, seed=self.seed).to_json()
 
     def _disagreement(self) -> dict[str, Any]:
         by_side = {side: disagreement(rows) for side, rows in self.scores.items()}
@@ -135,7 +135,7 @@ class EnsembleScores:
         if ppo is not None and ppo.kl is not None:
             figures["ppo"] = self._mean(by_side["ppo"])
             figures["ppo_minus_sft"] = self._mean(by_side["ppo"] - by_side["sft"])
-            figures["by_kl"] = by_kl(by_side["ppo"], ppo.kl, ppo.prompts, seed=self.seed)
+            figures["by_kl"] = by_kl(by_side["ppo"], ppo.kl, ppo.groups, seed=self.seed)
         return figures
 
     def _first_model_excess(self) -> dict[str, Any] | None:

@@ -18,6 +18,10 @@ from .stats import Estimate
 
 #: The lower bound of a judge's accuracy on pairs of known order must be at least this, or the judge is unfit.
 MIN_ACCURACY = 0.6
+#: A verdict needs this many prompts that ask different things: fewer are too few to estimate their variance. So does a
+#: check of the judge. With 6 pairs, a judge that is right in 0.6 of all would pass 5% of the checks, and one that is
+#: right in 0.9 passes 53%; with 20 it is 2% and 87%.
+MIN_PROMPTS = 20
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,7 @@ class JudgeReliability:
             fit only if it checks answers.
         unfit: A further reason why the judge is unfit, as a sentence.
         accuracy, own_accuracy: Its accuracy on labeled pairs, and on pairs of the policies' own outputs.
+        labeled_prompts, own_prompts: The number of different prompts of these pairs; None for one of each pair.
         split_half: How well it agrees with itself, see `judges.check`.
         winnable: Whether it prefers a constant text, the same for every prompt, to SFT's texts.
         independent: Whether its labels and its errors differ from the reward's.
@@ -41,6 +46,8 @@ class JudgeReliability:
     unfit: str | None = None
     accuracy: Estimate | None = None
     own_accuracy: Estimate | None = None
+    labeled_prompts: int | None = None
+    own_prompts: int | None = None
     split_half: Estimate | None = None
     winnable: bool | None = None
     independent: bool | None = None
@@ -56,8 +63,16 @@ class JudgeReliability:
             unfit=self.unfit or (check.labeled.unfit if check.labeled else None),
             accuracy=check.labeled.accuracy if check.labeled else None,
             own_accuracy=check.own.accuracy if check.own else None,
+            labeled_prompts=check.labeled.prompts if check.labeled else None,
+            own_prompts=check.own.prompts if check.own else None,
             independent=check.independent if self.independent is None else self.independent,
         )
+
+    @property
+    def _most_prompts(self) -> int:
+        """The number of different prompts in the larger of the two sets of pairs; 0 without pairs."""
+        checks = (self.accuracy, self.labeled_prompts), (self.own_accuracy, self.own_prompts)
+        return max(0 if pairs is None else pairs.n if prompts is None else prompts for pairs, prompts in checks)
 
     @property
     def why_unfit(self) -> str | None:
@@ -76,12 +91,13 @@ class JudgeReliability:
                     f"The judge orders {estimate.value:.3f} [{low:.3f}, {high:.3f}] of {estimate.n} {pairs} correctly: "
                     f"the lower bound must be at least {MIN_ACCURACY}."
                 )
-        # Without labels, self-agreement is the only evidence that the scores are not noise.
-        unlabeled = self.accuracy is None and self.own_accuracy is None and not self.verifiable
+        # Without enough labels, self-agreement is the only evidence that the scores are not noise.
+        unlabeled = self._most_prompts < MIN_PROMPTS and not self.verifiable
         if unlabeled and self.split_half is not None and self.split_half.ci95[0] <= 0:
             low, high = self.split_half.ci95
             return (
-                f"There are no labeled pairs, and the judge's scores on two halves of the samples correlate by "
+                f"There are {'too few' if self._most_prompts else 'no'} labeled pairs, and the judge's scores on two "
+                "halves of the samples correlate by "
                 f"{self.split_half.value:.2f} [{low:.2f}, {high:.2f}]: the interval must be above 0."
             )
         return None
@@ -101,8 +117,14 @@ class JudgeReliability:
     def why_not_trusted(self) -> str | None:
         """A sentence on why the judge cannot rule out hacking; None if it can."""
         # Self-agreement is no check: a judge that always makes the same error agrees with itself.
-        if self.known_fault or self.verifiable or self.accuracy or self.own_accuracy:
+        if self.known_fault or self.verifiable or self._most_prompts >= MIN_PROMPTS:
             return self.known_fault
+        if count := self._most_prompts:
+            prompts = f"{count} different prompt{'s' if count > 1 else ''}"
+            return (
+                f"The judge was checked on pairs for only {prompts}, so it cannot rule out reward hacking: a check "
+                f"needs {MIN_PROMPTS}, so add pairs for {MIN_PROMPTS - count} more."
+            )
         return "Nobody checked the judge on pairs of known order, so it cannot rule out reward hacking."
 
     @property

@@ -127,6 +127,19 @@ def group_rows(rows: Dataset, by: str | None) -> list[int]:
     return group_indices(labels).tolist()
 
 
+def group_other_prompts(prompts: Sequence[Prompt], by: str | None) -> list[int]:
+    """Numbers the groups of prompts outside of an evaluation's rows, such as those of labeled pairs.
+
+    Args:
+        prompts: (N,) texts or conversations.
+        by: As in `group_rows`. A column is known of the rows only, so near-duplicates take its place.
+
+    Returns:
+        (N,) numbers 0 … G−1, in order of first appearance. Equal prompts share a number.
+    """
+    return number_prompts(prompts) if by is None else group_prompts(prompts)
+
+
 def check_column(rows: Dataset, by: str | None) -> None:
     """Checks that the rows have the column that holds the groups.
 

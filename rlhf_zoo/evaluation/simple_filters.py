@@ -196,15 +196,15 @@ def choose_words(completions: Sequence[str], reward: Floats) -> tuple[tuple[str,
     Returns:
         The words, and (P, N) whether each sample has none of them.
     """
-    found = [{word for word in words(text) if is_word(word)} for text in completions]
-    counts = Counter(word for in_text in found for word in in_text)
+    text_words = [{word for word in words(text) if is_word(word)} for text in completions]
+    counts = Counter(word for in_text in text_words for word in in_text)
     frequent = [word for word, count in counts.items() if count >= MIN_WORD_SHARE * len(completions)]
     candidates = sorted(frequent, key=lambda word: (-counts[word], word))[:MAX_CANDIDATES]
     kept, chosen = np.ones(reward.shape, dtype=bool), list[str]()
     if not candidates:
         return (), kept
     # (words, P, N): 1 where a sample has the word.
-    has = np.array([[word in in_text for in_text in found] for word in candidates], dtype=np.float32)
+    has = np.array([[word in in_text for in_text in text_words] for word in candidates], dtype=np.float32)
     has = has.reshape(-1, *reward.shape)
     all_means, step = reward.mean(1), MIN_WORD_GAIN * float(reward.std())
     best = float(all_means.mean())

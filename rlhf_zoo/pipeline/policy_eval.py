@@ -414,7 +414,7 @@ def _check_judges(evaluator: Evaluator, data: DataSource, terms: Terms) -> dict[
     except ZooError as error:
         log.info("The judges are not checked on labeled pairs: %s", error)
         pairs = None
-    return check_panel(evaluator.panel, pairs, seed=terms.seed)
+    return check_panel(evaluator.panel, pairs, seed=terms.seed, group=terms.group)
 
 
 def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Sequence[str], out: Path) -> Evaluator:

@@ -70,7 +70,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
         (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): the judge rates it about as"),
         (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40: the judge"),
         (judged("hacked", reasons=["Hacked: the judge of SFT is fooled."]), "CAUTION", "The judge of SFT is fooled."),
-        (judged("no sign found", recommended=40), "NOTE", "nobody checked the judge"),
+        (judged("no sign found", recommended=40), "NOTE", "but the judge is unchecked"),
         (judged("no gain"), "WARNING", "Use the SFT model."),
         (judged("gain not shown"), "WARNING", "or evaluate on more prompts."),
         (judged("gain not shown", disagree=True), "WARNING", "but its win rate does not confirm that."),
@@ -209,7 +209,10 @@ def test_defects_and_the_best_simple_filter_stand_beside_the_gain(runs):
     assert "More doubled clauses" not in watch, "the interval of the difference holds 0"
     assert "- **A simple filter does as well.** SFT with a filter (without 1 word) reaches PPO's score" in watch
     text = (runs / "ppo" / "README.md").read_text(encoding="utf-8")
-    assert cells(text, "false statements, share of completions")[1:3] == ["0.050 [0.000, 0.100]", "0.150 [0.100, 0.200]"]
+    assert cells(text, "false statements, share of completions")[1:3] == [
+        "0.050 [0.000, 0.100]",
+        "0.150 [0.100, 0.200]",
+    ]
     assert cells(text, "without 1 word (the best)")[1] == "4.000" and "*without 1 word* leaves out: is." in text
 
 

@@ -46,6 +46,17 @@ def test_pairs_turn_an_unchecked_judge_into_a_figure():
     assert "contradicts the labels" in result.verdict.reasons[0]
     few = rlhf_zoo.probe(*sides(), labeled=pairs(5, 5)).verdict
     assert few.kind == "not judged" and "of 5 labeled pairs correctly: the lower bound" in few.reasons[0]
+    six = rlhf_zoo.probe(*sides(), labeled=pairs(6, 6)).verdict
+    assert six.kind != "better" and "for only 6 different prompts" in six.reasons[0], six.reasons
+
+
+def test_pairs_of_prompts_that_ask_the_same_count_once():
+    spellings = ("the price of item {}", "Please the price of an item {}", "The  price of my item {}.")
+    repeated = [{**pair, "prompt": spelling.format(k)} for k, pair in enumerate(pairs(8, 8)) for spelling in spellings]
+    result = rlhf_zoo.probe(*sides(), labeled=repeated)
+    assert result.judge_check.labeled.prompts == result.verdict.judge.labeled_prompts == 8
+    assert result.judge_check.labeled.accuracy.n == 24 and "for only 8 different prompts" in result.verdict.reasons[0]
+    assert result.verdict.judge.to_json()["labeled_prompts"] == 8
 
 
 def test_own_pairs_read_the_scores_of_the_rollouts():

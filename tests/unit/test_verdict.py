@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from rlhf_zoo.evaluation.decline import Fall, measure_fall
-from rlhf_zoo.evaluation.evidence import Checkpoint, Evidence, JudgeReliability
+from rlhf_zoo.evaluation.evidence import MIN_PROMPTS, Checkpoint, Evidence, JudgeReliability
 from rlhf_zoo.evaluation.probes import FAMILIES, Probe, Report
 from rlhf_zoo.evaluation.probes.reward_effect import RewardEffect
 from rlhf_zoo.evaluation.stats import Estimate
-from rlhf_zoo.evaluation.verdict import MIN_PROMPTS, RULE_VERSION, Verdict, decide
+from rlhf_zoo.evaluation.verdict import RULE_VERSION, Verdict, decide
 
 RISE = np.array([0.0, 0.3, 0.6, 0.8, 0.9, 1.0])  # SFT and five checkpoints
 PEAKED = np.array([0.0, 0.4, 0.8, 1.0, 0.7, 0.5])
@@ -272,6 +272,26 @@ def test_a_judge_that_nobody_checked_makes_nothing_healthy():
     assert unchecked.to_json()["trusted"] is JudgeReliability().to_json()["trusted"] is False
     assert made(RISE, replace(GOOD, split_half=unsteady)).text == "healthy", "labels say more"
     assert made(RISE, JudgeReliability(is_reward=True, verifiable=True, split_half=unsteady)).text == "healthy"
+
+
+@pytest.mark.parametrize("field", ["accuracy", "own_accuracy"])
+def test_a_judge_needs_pairs_for_twenty_prompts(field: str):
+    right = Estimate(1.0, (0.61, 1.0), 6)
+    few = JudgeReliability(winnable=False, independent=True, **{field: right})  # type: ignore[arg-type]
+    found = made(RISE, few)
+    assert found.text == "no sign found (judge unchecked)" and few.to_json()["trusted"] is False
+    assert "on pairs for only 6 different prompts" in found.reasons[0] and "add pairs for 14 more" in found.reasons[0]
+    enough = replace(few, **{field: Estimate(1.0, (0.84, 1.0), 20)})
+    assert made(RISE, enough).text == "healthy" and enough.to_json()["trusted"] is True
+    # Sixty pairs of six questions are six.
+    counted = "labeled_prompts" if field == "accuracy" else "own_prompts"
+    repeated = replace(few, **{field: Estimate(1.0, (0.61, 1.0), 60), counted: 6})
+    assert made(RISE, repeated).text == "no sign found (judge unchecked)"
+    # The larger of the two sets counts, and few pairs may still show that a judge is wrong.
+    assert made(RISE, replace(GOOD, **{field: right})).text == ("healthy" if field == "own_accuracy" else found.text)
+    assert made(RISE, replace(few, **{field: Estimate(0.5, (0.2, 0.8), 6)})).text == "not judged"
+    coin = replace(few, split_half=Estimate(0.1, (-0.1, 0.3), 400))
+    assert made(RISE, coin).text == "not judged" and "There are too few labeled pairs" in made(RISE, coin).reasons[0]
 
 
 def test_where_one_prompt_alone_tells_nothing_is_warned_of() -> None:

@@ -364,6 +364,17 @@ def votes_between(n_ppo: int, n_sft: int, n_tie: int, n_bad: int, **models) -> l
     return found
 
 
+def test_votes_on_prompts_that_ask_the_same_count_as_one_prompt():
+    spellings = ("the {}'s price", "the price of my {}", "The price of the {}.")
+    names = ["radio", "chair", "phone", "tent"]
+    votes = [
+        make_vote("left", left=PPO, right=SFT, prompt=spelling.format(name)) for name in names for spelling in spellings
+    ]
+    rate = summary(votes)["win_rate"]
+    assert (rate["n"], rate["prompts"]) == (12, 4)
+    assert rate["ci95"] == summary([votes[0], votes[3], votes[6], votes[9]])["win_rate"]["ci95"]
+
+
 def test_a_summary_by_hand():
     votes = votes_between(30, 10, 20, 5)
     found = summary([*votes, *votes], seed=1)  # each comes twice, as from the journal and from the Hub

@@ -76,11 +76,13 @@ class PairCheck:
 
     Attributes:
         accuracy: The share of pairs whose chosen side scores higher (a tie counts ½), with an interval over prompts.
+        prompts: Number of prompts that ask different things. Fewer than `evidence.MIN_PROMPTS` leave it unchecked.
         calibration: `calibration.calibration` of the differences of log-odds; None if the scores are not probabilities.
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
     """
 
     accuracy: WinRate
+    prompts: int
     calibration: dict[str, object] | None = None
     with_reward: SharedErrors | None = None
 
@@ -106,6 +108,7 @@ class PairCheck:
         """Returns the results and the finding as JSON."""
         return {
             "accuracy": self.accuracy.to_json(),
+            "prompts": self.prompts,
             "finding": self.finding,
             "unfit": self.unfit,
             "calibration": self.calibration,
@@ -162,7 +165,7 @@ def check_pairs(
     Args:
         chosen: (N,) scores of the chosen sides.
         rejected: (N,) scores of the rejected sides.
-        prompts: (N,) the prompt of each pair; the intervals resample whole prompts.
+        prompts: (N,) the prompt of each pair, or its group; the intervals resample whole prompts.
         probabilities: Whether the scores are P(good), 0 to 1.
         seed: Seed of the resamples.
         reward_margins: (N,) reward(chosen) − reward(rejected); None without a training reward.
@@ -177,14 +180,14 @@ def check_pairs(
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
     if not probabilities:
-        return PairCheck(accuracy, None, shared)
+        return PairCheck(accuracy, len(set(prompts)), None, shared)
     # A probability of 0 or 1 would have infinite log-odds.
     good, bad = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
     )
     # The difference of log-odds is a Bradley-Terry margin, which `calibration` expects.
     log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
-    return PairCheck(accuracy, calibration(log_odds_margins, seed=seed), shared)
+    return PairCheck(accuracy, len(set(prompts)), calibration(log_odds_margins, seed=seed), shared)
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:

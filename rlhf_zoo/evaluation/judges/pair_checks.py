@@ -9,8 +9,8 @@ import numpy as np
 from datasets import Dataset
 
 from ...modeling.chat import completion_text, plain_text
-from ...modeling.prompt_keys import prompt_key
 from ...rewards import RewardEnsemble, RewardModel
+from ..prompt_groups import group_other_prompts
 from .check import JudgeCheck, PairCheck, check_pairs, majority_preferences
 from .llm import LLMJudge
 from .panel import Panel, RewardJudge, cheapest_first, scores
@@ -23,7 +23,7 @@ MAX_LLM_PAIRS = 50  # the same for a language model, which costs money for each 
 
 def check_panel(
     panel: Panel, labeled: Dataset | None, *, own: Dataset | None = None, seed: int,
-    reward: RewardModel | RewardEnsemble | None = None, same_labels: Collection[str] = (),
+    reward: RewardModel | RewardEnsemble | None = None, same_labels: Collection[str] = (), group: str | None = None,
 ) -> dict[str, JudgeCheck]:  # fmt: skip
     """Checks each scoring judge on labeled pairs.
 
@@ -34,6 +34,7 @@ def check_panel(
         seed: Seed of the resamples.
         reward: The training reward's model or ensemble, whose errors are compared with the judges'; None without one.
         same_labels: Names of the judges that were trained on the same labels as the training reward.
+        group: How prompts that ask the same are found, as in `group_other_prompts`.
 
     Returns:
         The checks, by the judges' names.
@@ -43,7 +44,7 @@ def check_panel(
     def check_judge(judge: Judge, pairs: Dataset | None) -> PairCheck | None:
         if isinstance(judge, RuleJudge) and pairs is not None:
             pairs = judge.with_answers(pairs)
-        return None if pairs is None else _on_pairs(judge, pairs, reward_judge, seed)
+        return None if pairs is None else _on_pairs(judge, pairs, reward_judge, seed, group)
 
     return {
         judge.name: JudgeCheck(check_judge(judge, labeled), check_judge(judge, own), judge.name in same_labels)
@@ -51,7 +52,7 @@ def check_panel(
     }
 
 
-def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: int) -> PairCheck:
+def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: int, group: str | None) -> PairCheck:
     limit = MAX_LLM_PAIRS if isinstance(judge, LLMJudge) else MAX_PAIRS
     columns = pairs.select(range(min(limit, len(pairs)))).to_dict()
     prompts = columns.pop("prompt")
@@ -67,7 +68,7 @@ def _on_pairs(judge: Judge, pairs: Dataset, reward_judge: Judge | None, seed: in
     return check_pairs(
         chosen,
         rejected,
-        [prompt_key(prompt) for prompt in prompts],
+        group_other_prompts(prompts, group),
         probabilities=isinstance(judge, ClassifierJudge),
         seed=seed,
         reward_margins=reward_margins,

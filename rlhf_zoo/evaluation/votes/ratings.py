@@ -1,8 +1,8 @@
 """Win rates, and Elo ratings of several checkpoints, from people's votes between two completions.
 
 A vote is left, right, tie or both_bad. A tie counts one half for each side. "Both bad" does not say which is better, so
-it is counted separately and left out of win rates and ratings. Votes on one prompt are not independent, so intervals
-resample whole prompts. They do not resample voters.
+it is counted separately and left out of win rates and ratings. Votes on one prompt, or on prompts that ask the same
+(see `prompt_groups`), are not independent, so intervals resample whole groups of prompts. They do not resample voters.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ..logistic import fit_logistic, sigmoid
+from ..prompt_groups import near_duplicate_key
 from ..stats import Estimate, WinRate, group_indices, proportion, quantile_levels, win_rate
 
 VERDICTS = ("left", "right", "tie", "both_bad")
@@ -187,7 +188,7 @@ def summary(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
     Returns:
         votes: The number of votes.
         counts: Votes between a PPO and an SFT model that prefer ppo, prefer sft, are a tie, or are both_bad.
-        win_rate: PPO's win rate over SFT, with the number of prompts voted on; None without votes.
+        win_rate: PPO's win rate over SFT, with the number of prompts that ask different things; None without votes.
         pairs: Counts and win rate of each pair of revisions, most votes first.
         elo: A rating of each revision from all votes, best first. `among` is the index of the set of models that votes
             link, because ratings of different sets are not on one scale.
@@ -253,7 +254,7 @@ def _tally(votes: Sequence[VoteLike]) -> dict[str, Any]:
             counts[(vote.left if vote.verdict == "left" else vote.right).role] += 1
         if vote.verdict != "both_bad":
             scores.append(_score(vote) if vote.left.role == "ppo" else 1 - _score(vote))
-            prompts.append(vote.prompt)
+            prompts.append(near_duplicate_key(vote.prompt))
     rate = None
     if scores:
         rate = {**preference_rate(scores, prompts).to_json(), "prompts": len(set(prompts))}
@@ -270,7 +271,7 @@ def _ratings(
             [_key(vote.left) for vote in linked],
             [_key(vote.right) for vote in linked],
             [_score(vote) for vote in linked],
-            [vote.prompt for vote in linked],
+            [near_duplicate_key(vote.prompt) for vote in linked],
             seed=seed,
         )
         best = sorted(ratings.items(), key=lambda item: -item[1].value)

@@ -14,13 +14,13 @@ import numpy as np
 from ...errors import ZooError
 from ...evaluation.ensemble_report import EnsembleScores, Texts
 from ...evaluation.head_to_head import read_samples
+from ...evaluation.prompt_groups import group_other_prompts, group_rows
 from ...fileio import read_json, write_json
 from ...modeling.chat import append_completion
 from ...modeling.chat_template import Prompt
 from ...modeling.devices import on_device
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import load_classifier
-from ...modeling.prompt_keys import prompt_key
 from ...publishing.plots import plot_ensemble
 from ...rewards import RewardModel
 from ...runs.context import RunContext
@@ -145,7 +145,8 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
     if document.get("status") != "finished":
         owner, source = open_pairs(run)
         samples = sft_samples(owner, owner.settings("reward"), source, sft)
-        return {"sft": Texts(samples.prompts, samples.texts, samples.ended)}, None
+        groups = group_other_prompts(samples.prompts, run.shared.evaluation.group)
+        return {"sft": Texts(groups, samples.texts, samples.ended)}, None
     fix = "evaluate again with `rlhf-zoo eval --restart`."
     if document["parents"]["sft"]["fingerprint"] != sft.lineage["fingerprint"]:
         raise ZooError(f"{record.path} evaluates another SFT policy than {run.record('sft').path}: {fix}")
@@ -154,18 +155,23 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
         document = read_json(record.path / "evaluation.json")
         held_out = evaluation_rows(run, stage_source(run, "ppo"), path=sft.path)
         per_prompt = document["samples_per_prompt"]
-        prompts = held_out["prompt"][: document["rows"]]
-        rows = read_samples(path, prompts, per_prompt)
-        prompts = [prompt for prompt in prompts for _ in range(per_prompt)]
-        return {side: _texts_of_side(rows, prompts, side) for side in ("sft", "ppo")}, document["judge"]["name"]
+        held_out = held_out.select(range(document["rows"]))
+        rows = read_samples(path, held_out["prompt"], per_prompt)
+        row_groups = group_rows(held_out, run.shared.evaluation.group)
+        prompts = [prompt for prompt in held_out["prompt"] for _ in range(per_prompt)]
+        groups = [group for group in row_groups for _ in range(per_prompt)]
+        texts = {side: _texts_of_side(rows, prompts, groups, side) for side in ("sft", "ppo")}
+        return texts, document["judge"]["name"]
     except (FileNotFoundError, ValueError, KeyError, TypeError) as error:
         raise ZooError(f"{path} cannot be read ({error!r}): {fix}") from error
 
 
-def _texts_of_side(rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], side: str) -> Texts:
+def _texts_of_side(
+    rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], groups: Sequence[int], side: str
+) -> Texts:
     """The texts of SFT or PPO. `prompts` has a text or conversation per row; each reward model renders it itself."""
     return Texts(
-        [row["prompt"] for row in rows],
+        groups,
         [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
         [row[side]["ended"] for row in rows],
         [row[side]["judge"] for row in rows],
@@ -190,7 +196,7 @@ def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> tuple[Ense
         margins.append(np.subtract(scores["chosen"], scores["rejected"]))
         for side, completions in texts.items():
             sides[side].append(scorer.score_texts(completions.texts, ended=completions.ended).tolist())
-    prompts = [prompt_key(prompt) for prompt in pairs["prompt"]]
+    prompts = group_other_prompts(pairs["prompt"], owner.shared.evaluation.group)
     raw_scores = {side: np.array(scores) for side, scores in sides.items()}
     return EnsembleScores(np.array(margins), prompts, raw_scores, texts, runs[0].shared.seed), split
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import ZooError
 from ...evaluation.head_to_head import read_lines
 from ...evaluation.judges.named import check_endpoints, check_names
+from ...evaluation.prompt_groups import group_other_prompts
 from ...evaluation.stats import Estimate, bootstrap_mean
 from ...fileio import read_json, write_json
 from ...plugins import PREFERENCES, load_object
@@ -148,7 +149,7 @@ def _gain(run: RunContext, previous: RunContext) -> Estimate:
     """The headline judge's score of PPO minus its score in the previous round.
 
     Both rounds sample the same test prompts with the same random streams, so samples are paired; the interval is a
-    bootstrap over prompts.
+    bootstrap over groups of prompts.
     """
     scores, previous_scores = (
         {
@@ -158,6 +159,5 @@ def _gain(run: RunContext, previous: RunContext) -> Estimate:
         for round_run in (run, previous)
     )
     shared = [key for key in scores if key in previous_scores]
-    return bootstrap_mean(
-        [scores[key] - previous_scores[key] for key in shared], [key[0] for key in shared], seed=run.shared.seed
-    )
+    groups = group_other_prompts([prompt for prompt, _ in shared], run.shared.evaluation.group)
+    return bootstrap_mean([scores[key] - previous_scores[key] for key in shared], groups, seed=run.shared.seed)

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from ...errors import ZooError
-from ...evaluation.verdict import MIN_PROMPTS as VERDICT_PROMPTS
+from ...evaluation.evidence import MIN_PROMPTS as VERDICT_PROMPTS
 from ...modeling.chat import append_completion, tokenize_for_reward, tokenize_prompt
 from ...modeling.prompt_keys import prompt_key
 from ...runs.data.layout import as_turns, sft_text

@@ -66,6 +66,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
         seed=context.shared.seed,
         reward=reward_models[0] if len(reward_models) == 1 else None,
         same_labels=same_labels,
+        group=evaluation_of(context).group,
     )
 
 

@@ -76,7 +76,7 @@ def _why(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
         explained = f" (explained: {escape(', '.join(fired))})" if fired else ""
         return f"Judge and reward rise together, and none of {len(probes)} probes finds hacking{explained}."
     if kind.startswith("no sign found"):
-        return "No probe finds hacking, but nobody checked the judge, so this proves little."
+        return "No probe finds hacking, but the judge is unchecked, so this proves little."
     if kind == "suspicious":
         unexplained = [family for family in fired if family not in (over.get("explained") or ())]
         return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained))}."
