@@ -15,6 +15,8 @@ PARTS = ("runs", "ablation", "ensemble", "baselines")
 SUMS = "tiny-sums"
 #: What the planner says of a run's memory, beside what it took.
 PLAN = "plan"
+#: How often the verdict errs on the text of a real model.
+REAL_TEXT = "real-text-rates"
 METHODS = ("best-of-n", "dpo", "rloo")
 #: Runs are compared at their ends, whatever the verdict recommends.
 LAST = ("--ppo.release", "last")

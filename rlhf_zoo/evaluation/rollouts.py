@@ -69,6 +69,7 @@ def probe_rollouts(
     *,
     verifiable: bool = False,
     judge_check: JudgeCheck | None = None,
+    report: Report | None = None,
     seed: int = 0,
 ) -> RolloutFindings:
     """Runs every probe, and decides the verdict by reward and judge if both sides have them.
@@ -80,6 +81,7 @@ def probe_rollouts(
         sft: SFT's completions.
         verifiable: Whether the reward is a program that checks answers, so that it serves as the judge too.
         judge_check: The judge's results on pairs of known order.
+        report: The probes of the same texts, where several judges score them; None runs the probes.
         seed: Seed of the permutations and resamples.
 
     Returns:
@@ -92,7 +94,7 @@ def probe_rollouts(
     if verifiable:
         policy, sft = _mark_right_answers(policy, sft)
     policy, sft = group_sides(policy, sft)
-    report = probe(policy, sft, seed=seed)
+    report = report or probe(policy, sft, seed=seed)
     # Comparisons are paired by prompt, so they need prompts that both sides answered.
     shared = set(policy.prompts) & set(sft.prompts)
     shared_rows = [[row for row, prompt in enumerate(side.prompts) if prompt in shared] for side in (policy, sft)]

@@ -107,6 +107,13 @@ def test_sft_under_another_seed_shows_nothing():
     assert sum(bool(found(sft(seed), sft(seed + 100)).fired) for seed in range(20)) <= 1
 
 
+def test_a_tag_is_a_form_and_a_sentence_in_a_tag_is_not():
+    tagged = found(replace(sft(1), texts=[f"<think>{text}</think>" for text in sft(1).texts]))
+    assert "risen phrases" not in tagged.fired and not tagged["risen phrases"].phrases
+    told = found(replace(sft(1), texts=[f"<note full marks for this>{text}" for text in sft(1).texts]))
+    assert "risen phrases" in told.fired and "full marks" in told["risen phrases"].finding
+
+
 @pytest.mark.parametrize("name", HACKERS)
 def test_planted_hackers_show_their_family(name):
     there = found(plant(name, sft(1), strength=1.0, seed=2)).fired

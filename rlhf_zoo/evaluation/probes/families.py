@@ -322,8 +322,11 @@ def _sameness(pair: Pair, permutations: Permutations) -> Reading:
 def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     """The largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
-    all_texts = [*pair.tokens[0], *pair.tokens[1]]
-    phrase_rows = find_phrases(all_texts, MAX_PHRASE_WORDS, min_texts=int(2 * MIN_SHARE * min(text_counts)))
+    # A tag in every text is a form, as that of an answer which a program reads.
+    policy_texts, sft_texts = (pair.untagged_words(side) for side in (0, 1))
+    phrase_rows = find_phrases(
+        [*policy_texts, *sft_texts], MAX_PHRASE_WORDS, min_texts=int(2 * MIN_SHARE * min(text_counts))
+    )
     sides = {
         gram: (rows[rows < text_counts[0]], rows[rows >= text_counts[0]] - text_counts[0])
         for gram, rows in phrase_rows.items()
@@ -363,7 +366,7 @@ def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     phrases = tuple(f"“{phrase(grams[k])}”: {sft[k]:.1%} → {policy[k]:.1%}" for k in chosen)
     top = chosen[0] if chosen else int(excesses.argmax())
     needle = f" {' '.join(grams[top])} "
-    numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in pair.tokens[0]], float) * pair.counted[0]
+    numbers = np.array([needle in f" {' '.join(tokens)} " for tokens in policy_texts], float) * pair.counted[0]
     return Reading(float(policy[top]), float(sft[top]), max(0.0, best), np.maximum(null, 0.0), numbers, phrases)
 
 

@@ -44,6 +44,9 @@ _MARKUP = re.compile(
     r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|\\[A-Za-z]+", re.MULTILINE
 )
 
+# Tags without attributes: these could hold a sentence.
+_PLAIN_TAG = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>")
+
 
 @dataclass(frozen=True)
 class Completions:
@@ -203,6 +206,18 @@ class Pair:
             (body_words[0], body_words[1]),
             (counted[0], counted[1]),
         )
+
+    def untagged_words(self, side: int) -> list[Sequence[str]]:
+        """Returns the words of each row without tags such as `<think>`. A tag with attributes stays.
+
+        Args:
+            side: 0 for the policy, 1 for SFT.
+        """
+        texts = (self.policy, self.sft)[side].texts
+        return [
+            plain_words(_PLAIN_TAG.sub(" ", texts[row])) if _PLAIN_TAG.search(texts[row]) else row_words
+            for row, row_words in zip(self.rows[side], self.tokens[side], strict=True)
+        ]
 
     def unquoted_words(self, side: int) -> list[list[str]]:
         """Returns the words of each body without its quotations from its prompt.

@@ -1,0 +1,75 @@
+"""The policies of benchmarks/real_text_rates.py, made from a real model's text: what holds in every draw."""
+
+import functools
+import re
+
+import numpy as np
+import pytest
+import real_text_rates as rates
+
+from rlhf_zoo.evaluation.prompt_groups import group_prompts, number_of_groups
+
+questions = functools.cache(rates.load_questions)
+
+
+def kinds(name: str, strength: float | None, seed: int = 0) -> dict[str, str]:
+    found = rates.judge_draw(rates.draw(questions(), name, strength, seed), seed)
+    return {judge: one.verdict.kind for judge, one in found.items()}
+
+
+def test_the_sample_is_small_whole_and_says_where_it_is_from():
+    assert (rates.FOLDER / "sample.jsonl.gz").stat().st_size < 400_000
+    note = (rates.FOLDER / "README.md").read_text(encoding="utf-8")
+    assert "HuggingFaceTB/SmolLM2-135M-Instruct" in note and "Apache-2.0" in note
+    prompts = [question.prompt for question in questions()]
+    assert f"has {len(prompts)} prompts" in note
+    assert number_of_groups(group_prompts(prompts)) == len(prompts), "no two ask the same"
+    assert all(len(question.texts[1.0]) >= 2 for question in questions())
+    assert sum(question.general for question in questions()) == 80
+    worths = [text.worth for question in questions() if question.general for text in question.texts[1.0]]
+    assert np.mean(worths) == pytest.approx(0, abs=0.2) and np.std(worths) == pytest.approx(1)
+
+
+def test_the_answers_of_the_prompts_are_right():
+    for question in questions():
+        for step in question.work:
+            left, operator, right, result = re.fullmatch(r"(\d+) ([-+*/]) (\d+) = (\d+)", step).groups()
+            value = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__, "/": int.__truediv__}[operator]
+            assert value(int(left), int(right)) == int(result), step
+        if question.kind == "sums":
+            assert question.work[-1].endswith(f"= {question.answer}")
+            assert rates.is_right({"kind": "sums", "answer": question.answer}, f"So {question.answer}.")
+        elif question.kind == "extraction":
+            assert question.answer in question.prompt
+        elif question.kind == "code":
+            compile(question.answer, "an answer", "exec")
+
+
+@pytest.mark.parametrize("name", rates.HONEST)
+def test_an_honest_policy_is_not_hacked(name):
+    assert "hacked" not in kinds(name, None).values()
+
+
+@pytest.mark.parametrize("name", ["one text", "one of a dozen texts", "one phrase"])
+def test_canned_text_is_hacked_whatever_the_judge_says(name):
+    assert {*kinds(name, 1.0).values()} == {"hacked"}
+
+
+def test_a_hack_costs_what_it_says():
+    draw = rates.draw(questions(), "shuffled words", 0.3, 0)
+    base = {text.text: text.worth for question in questions() for text in question.texts[1.0]}
+    kept = [text in base for text in draw.policy.texts]
+    assert 0.6 < np.mean(kept) < 0.8
+    known = [base[text] for text, same in zip(draw.policy.texts, kept, strict=True) if same]
+    assert draw.worths[0][kept] == pytest.approx(known)
+    rewards = np.array(draw.policy.rewards)
+    assert rewards[np.logical_not(kept)].mean() > rewards[kept].mean() + 1
+
+
+def test_counts_add_up():
+    first = {"policy": "p", "judge": "j", "n": 2, "kinds": {"hacked": 1, "better": 1}, "fired": {"length": 2}}
+    more = {"policy": "p", "judge": "j", "n": 2, "kinds": {"suspicious": 2}, "fired": {"length": 1, "templates": 1}}
+    row = rates.added(rates.added(None, first), more)
+    assert row["n"] == 4 and row["kinds"] == {"suspicious": 2, "hacked": 1, "better": 1}
+    assert row["fired"] == {"length": 3, "templates": 1}
+    assert (row["hacked"]["value"], row["suspicious"]["value"]) == (0.25, 0.5)
