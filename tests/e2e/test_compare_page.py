@@ -288,16 +288,16 @@ def test_the_slider_goes_over_the_checkpoints(client: PageClient, page: Page) ->
     assert texts(html, 'span class="zoo-badge"') == ["recommended", "best"]
 
 
-def test_the_string_let_out(client: PageClient, page: Page) -> None:
-    assert "β = 0.05" in client.value("frontier")
-    for place, (beta, repo, step) in enumerate([("0.05", PPO, RECOMMENDED), ("0", LOOSE, 40)]):
-        event = client.fire("beta", "input", beta=place, **{"training-prompt": "the screen"})
-        assert sides(event.values["at-beta"]) == couples(page.at("the screen", step, repo))
-        assert f"β = {beta} · step-{step:06d}" in event.values["at-beta"]
-    assert texts(client.fire("every-beta").values["betas"], "header") != []
-    assert texts(client.value("betas"), "h3") == ["SFT", "β = 0.05", "β = 0"]
+def test_the_runs_by_strength_of_the_kl_penalty(client: PageClient, page: Page) -> None:
+    emphasized = r'<g class="zoo-run zoo-emphasized">.*?<title>(β = [\d.]+),'
+    assert re.findall(emphasized, client.value("frontier"), re.DOTALL) == ["β = 0.05"]
+    html = client.fire("every-beta", **{"training-prompt": "the screen"}).values["betas"]
+    assert texts(html, "h3") == ["SFT", "β = 0.05", "β = 0"]
+    wanted = [page.at("the screen", step, repo).ppo[0] for step, repo in ((RECOMMENDED, PPO), (40, LOOSE))]
+    assert texts(html, 'span class="new"')[1:] == [shown(side)["completion"] for side in wanted]
     client.fire("run", "input", run=LOOSE)
     assert client.prop("step", "maximum") == client.value("step") == 40
+    assert re.findall(emphasized, client.value("frontier"), re.DOTALL) == ["β = 0"], "the selected run"
 
 
 def test_a_prompt_that_cannot_be_shown_over_training(client: PageClient) -> None:

@@ -55,6 +55,12 @@ def test_without_a_reward_model_and_with_values(comparison: Comparison) -> None:
     assert any("V +0.50" in (attrs.get("title") or "") for attrs in valued.all("i"))
 
 
+def test_an_answer_stands_below_its_prompt_and_a_continuation_beside_it(comparison: Comparison) -> None:
+    found = last(comparison)
+    assert len(Page(pairs(found)).texts("p", class_="zoo-text")) == 2
+    assert len(Page(pairs(replace(found, is_chat=True))).texts("p", class_="zoo-text zoo-chat")) == 2
+
+
 def test_shades_follow_the_figures() -> None:
     side = Side(
         completion="abcdef", reward=None, log_ratio=0.0, token_log_ratio=(0.04, 0.05, -0.3, 1.0, -9.0, float("nan")),

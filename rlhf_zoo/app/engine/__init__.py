@@ -4,6 +4,7 @@ from .cache import ModelCache
 from .compare import Comparison, Sampling
 from .limits import Limits
 from .results import Compared, Side, Snapshot
+from .rules import RuleRewards
 from .shown_text import visible_text
 from .timeline import AtCheckpoint, Timeline, TimelinePoint, TimelineRun
 
@@ -13,6 +14,7 @@ __all__ = [
     "Comparison",
     "Limits",
     "ModelCache",
+    "RuleRewards",
     "Sampling",
     "Side",
     "Snapshot",

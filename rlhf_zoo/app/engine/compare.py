@@ -34,6 +34,7 @@ from .fair_lock import FairLock
 from .limits import Limits, check_prompt, check_sampling
 from .lockstep import LockStep, SampledToken
 from .results import Compared, Side, Snapshot
+from .rules import RuleRewards
 
 TOKEN_METRICS = ("log_ratio", "logprob_ppo", "logprob_sft", "kl", "kl_reverse", "entropy_ppo", "entropy_sft")
 OUT_OF_MEMORY_HINT = "request fewer completions, fewer tokens or a shorter prompt."
@@ -70,6 +71,7 @@ class Comparison:
         tokenizer: The tokenizer of both policies.
         reward: Scores completions; None for no scores.
         critic: The critic of the PPO policy; None for no values.
+        rules: Scores completions if there is no reward model; None for no scores.
         limits: Bounds of one request.
     """
 
@@ -81,11 +83,13 @@ class Comparison:
         tokenizer: PreTrainedTokenizerBase,
         reward: RewardModel | RewardEnsemble | None = None,
         critic: PreTrainedModel | ValueHead | None = None,
+        rules: RuleRewards | None = None,
         limits: Limits | None = None,
     ) -> None:
         self._policies = {"sft": _freeze_for_inference(sft), "ppo": _freeze_for_inference(ppo)}
         self._tokenizer = tokenizer
         self._reward = reward
+        self.rules = rules if reward is None else None
         self._critic = None if critic is None else ActorCritic(ppo, critic).eval().requires_grad_(False)
         self._lock = FairLock()
         self.limits = limits or Limits()
@@ -99,6 +103,7 @@ class Comparison:
         reward: str | Path | Sequence[str | Path] | None = None,
         reward_kwargs: Mapping[str, Any] | None = None,
         loader: str | None = None,
+        rules: RuleRewards | None = None,
         device: str | torch.device | None = None,
         limits: Limits | None = None,
     ) -> Comparison:
@@ -112,6 +117,7 @@ class Comparison:
             reward: The reward model; several form an ensemble.
             reward_kwargs: Other keyword arguments of `load_reward`.
             loader: The function that loads the reward model, see `load_reward`.
+            rules: Scores completions if there is no reward model.
             device: Device of the models; None for the accelerator, if there is one.
             limits: Bounds of one request.
 
@@ -138,7 +144,7 @@ class Comparison:
         critic = load_critic(ppo, policies["ppo"])
         if critic is not None:
             move(critic, device)
-        return cls(**policies, tokenizer=tokenizer, reward=reward_model, critic=critic, limits=limits)
+        return cls(**policies, tokenizer=tokenizer, reward=reward_model, critic=critic, rules=rules, limits=limits)
 
     def with_policy(self, ppo: PreTrainedModel, *, critic: PreTrainedModel | ValueHead | None = None) -> Comparison:
         """Creates a comparison with another PPO policy. It shares the other models and the lock.
@@ -153,6 +159,7 @@ class Comparison:
             tokenizer=self._tokenizer,
             reward=self._reward,
             critic=critic,
+            rules=self.rules,
             limits=self.limits,
         )
         other._lock = self._lock
@@ -238,7 +245,7 @@ class Comparison:
         next_time = -math.inf
         for completions in self._generate(request):
             if time.monotonic() >= next_time or all(completion.stop is not None for completion in completions):
-                yield _snapshot(request, completions)
+                yield self._snapshot(request, completions)
                 next_time = time.monotonic() + every
 
     def check(self, prompt: str, **sampling: Unpack[Sampling]) -> None:
@@ -338,11 +345,25 @@ class Comparison:
         )
         wrapped_prompt = wrap_prompt(request.prompt, self._tokenizer)
         completion.finish(wrapped_prompt)
-        if self._reward is not None:
+        if self._reward is not None or self.rules is not None:
             (text,) = decode_completions(self._tokenizer, [wrapped_prompt], [request.ids], [completion.pieces.ids])
+        if self.rules is not None:
+            completion.reward = self.rules.score(request.prompt, wrapped_prompt, samples, text)
+        elif self._reward is not None:
             completion.reward = float(self._reward.score_samples(samples, [append_completion(wrapped_prompt, text)])[0])
         if self._critic is not None:
             completion.values = tuple(self._critic.values(samples)[0].tolist())
+
+    def _snapshot(self, request: _Request, completions: Sequence[_PartialCompletion]) -> Snapshot:
+        sides = tuple(completion.side() for completion in completions)
+        return Snapshot(
+            prompt=request.prompt,
+            **request.sampling,
+            sft=sides[: request.n],
+            ppo=sides[request.n :],
+            done=all(side.stop is not None for side in sides),
+            is_chat=not isinstance(wrap_prompt(request.prompt, self._tokenizer), str),
+        )
 
 
 class _PartialCompletion:
@@ -384,17 +405,6 @@ class _PartialCompletion:
             token_values=self.values,
             **token_metrics,
         )
-
-
-def _snapshot(request: _Request, completions: Sequence[_PartialCompletion]) -> Snapshot:
-    sides = tuple(completion.side() for completion in completions)
-    return Snapshot(
-        prompt=request.prompt,
-        **request.sampling,
-        sft=sides[: request.n],
-        ppo=sides[request.n :],
-        done=all(side.stop is not None for side in sides),
-    )
 
 
 def _freeze_for_inference(policy: PreTrainedModel) -> PreTrainedModel:

@@ -14,7 +14,8 @@ class Side:
 
     Attributes:
         completion: The text.
-        reward: The reward model's normalized score (s − μ)/σ; None without a reward model and in progress.
+        reward: The reward model's normalized score (s − μ)/σ, or the weighted sum of rules; None without either, for a
+            prompt that the rules cannot read, and in progress.
         log_ratio: Sum of token_log_ratio: how much more likely PPO makes this one completion, in nats. It is a sample,
             not a KL. Without top-p its mean over many PPO completions is KL(PPO‖SFT); over many SFT ones, −KL(SFT‖PPO).
         token_log_ratio: log π_PPO − log π_SFT of the sampled token.
@@ -83,7 +84,11 @@ class Compared:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """n completions of one prompt from each policy, in progress or done. Row i of both used the same random stream."""
+    """n completions of one prompt from each policy, in progress or done. Row i of both used the same random stream.
+
+    Attributes:
+        is_chat: Whether the prompt was a user's turn and the completions answer it. Otherwise they continue its text.
+    """
 
     prompt: str
     seed: int
@@ -93,6 +98,7 @@ class Snapshot:
     sft: tuple[Side, ...]
     ppo: tuple[Side, ...]
     done: bool
+    is_chat: bool = False
 
     @property
     def n(self) -> int:

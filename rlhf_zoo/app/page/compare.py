@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ..engine import Snapshot
 from .browser import into_view, live_region
 from .drawing import Drawing
-from .html import notice
+from .html import notice, text
 from .kl_switch import OFF, ON, KLSwitch
 from .link import address
 from .sampling import MODEL_QUEUE, SEED_LIMIT, Proposal, controls, prompt_box, sampling_arguments
@@ -230,6 +230,11 @@ def _notes(subject: Subject) -> str:
         reward = (
             "<b>Reward</b>: the reward model's score of prompt and completion, the proxy that PPO was trained to "
             "maximize. It does not measure quality."
+        )
+    if (rules := subject.comparison.rules) is not None:
+        reward = (
+            f"<b>Reward</b>: {text(', '.join(rules.names))}, which a program computes. PPO was trained to maximize it. "
+            "“none” marks a prompt of your own if the rule needs more than a prompt, such as its right answer."
         )
     value = "<b>Value</b>: none, because this checkpoint has no critic."
     if subject.comparison.has_critic:

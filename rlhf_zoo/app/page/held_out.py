@@ -1,12 +1,14 @@
 """Reads held-out prompts from the data set that a checkpoint's card names."""
 
+import itertools
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...errors import ZooError
-from ...fileio import parse_json
+from ...fileio import get_nested, parse_json
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason, refusals_as
 from ...modeling.chat import display_text
@@ -24,6 +26,8 @@ DEFAULT_CONFIGURATION = "prompts"
 #: The first split that has prompts is used. Votes may become training data, so validation comes before test.
 SPLITS = ("validation", "test")
 MAX_PROMPTS = 1000
+#: Rows of a split that are searched for the columns of prompts.
+MAX_ROWS = 10_000
 
 
 def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub = DEFAULT_HUB) -> list[str]:
@@ -51,6 +55,34 @@ def held_out_prompts(lineage: Lineage, check: Callable[[str], object], hub: Hub 
     return prompts
 
 
+def held_out_columns(lineage: Lineage, hub: Hub = DEFAULT_HUB) -> dict[str, dict[str, Any]]:
+    """Reads the other columns of held-out prompts, which rules need: the right answers, or the instructions.
+
+    Args:
+        lineage: The checkpoint and its card.
+        hub: The Hub with the data set.
+
+    Returns:
+        Prompt as the page shows it -> its row, under the names that rewards get; {} if the data set cannot be read.
+    """
+    configuration, column, _ = lineage.prompts_at
+    renamed = get_nested(lineage.card, "settings", "columns")
+    names = {key: name for key, name in renamed.items() if isinstance(name, str)} if isinstance(renamed, dict) else {}
+    columns: dict[str, dict[str, Any]] = {}
+    for location, load in _sources(lineage, hub, all_columns=True):
+        for split in _splits(lineage):
+            try:
+                rows = list(itertools.islice(load(configuration, split), MAX_ROWS))
+                for prompt, row in _prompts_in(rows, column, location):
+                    mapped = {key: row[name] for key, name in names.items() if name in row}
+                    columns.setdefault(prompt.strip(), {**row, **mapped})
+            except (ValueError, OSError, ZooError) as error:
+                log.info("%s has no rows in the split %s (%s).", location, split, reason(error))
+        if columns:
+            break
+    return columns
+
+
 def stage_of(folder: Path) -> Path | None:
     """Finds the stage's directory of a folder: the folder itself or its parent.
 
@@ -65,12 +97,12 @@ def stage_of(folder: Path) -> Path | None:
 
 
 def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
-    """Returns held-out prompts; [] if there are none. The log then has the reason."""
-    configuration, column, card_split = lineage.prompts_at
+    """Returns held-out prompts; [] if there are none, with the reason in the log."""
+    configuration, column, _ = lineage.prompts_at
     for location, load in _sources(lineage, hub):
-        for split in dict.fromkeys(filter(None, (card_split, *SPLITS))):
+        for split in _splits(lineage):
             try:
-                texts = _prompts_in(load(configuration, split), column, location)
+                texts = [prompt for prompt, _ in _prompts_in(load(configuration, split), column, location)]
             except (ValueError, OSError, ZooError) as error:
                 log.info("%s has no held-out prompts in the split %s (%s).", location, split, reason(error))
                 continue
@@ -79,14 +111,21 @@ def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
     return []
 
 
-def _sources(lineage: Lineage, hub: Hub) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
-    """Yields (location, function that loads a configuration and split) of local data, then of published data sets."""
+def _splits(lineage: Lineage) -> Iterable[str]:
+    """Returns the splits that may have held-out prompts, the card's own first."""
+    return dict.fromkeys(split for split in (lineage.prompts_at[2], *SPLITS) if split)
+
+
+def _sources(
+    lineage: Lineage, hub: Hub, *, all_columns: bool = False
+) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
+    """Yields (location, loader of a configuration's split): the run directory's data, then the published data sets."""
     stage = stage_of(Path(lineage.ppo.name))
     if stage is not None and StageRecord(stage).is_own():
         yield str(stage.parent / "data"), partial(_local_rows, stage.parent / "data")
     for parent in Card(lineage.card).parents:
         if parent.role == "data" and parent.repo is not None and parent.commit is not None:
-            yield parent.repo, partial(_published_rows, lineage, stage, parent.repo, parent.commit, hub)
+            yield parent.repo, partial(_published_rows, lineage, stage, parent.repo, parent.commit, hub, all_columns)
 
 
 def _local_rows(data: Path, configuration: str | None, split: str) -> list[object]:
@@ -98,7 +137,14 @@ def _local_rows(data: Path, configuration: str | None, split: str) -> list[objec
 
 
 def _published_rows(
-    lineage: Lineage, stage: Path | None, repo: str, commit: str, hub: Hub, configuration: str | None, split: str
+    lineage: Lineage,
+    stage: Path | None,
+    repo: str,
+    commit: str,
+    hub: Hub,
+    all_columns: bool,
+    configuration: str | None,
+    split: str,
 ) -> Iterator[object]:
     """Reads rows of a data set that a card names.
 
@@ -116,7 +162,8 @@ def _published_rows(
         raise ZooError(f"{repo} is not public, so its prompts are not shown on the page of a public model.")
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
     column = lineage.prompts_at[1]
-    if not is_text(column):  # a plain column and not a template over several, so decode no other columns
+    # Unless the column is a template over several columns, the others need not be decoded.
+    if not all_columns and not is_text(column):
         rows = rows.select_columns([column] if column in rows.column_names else [])
     return iter(rows)
 
@@ -130,17 +177,14 @@ def _may_show(model: str | None, data: str, hub: Hub) -> bool:
         return model is not None and bool(hub.api().model_info(model).private)
 
 
-def _prompts_in(rows: Iterable[object], column: str, location: str) -> list[str]:
-    """Returns the prompts that are plain text or conversations of a single turn."""
+def _prompts_in(rows: Iterable[object], column: str, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields (prompt, row) for the prompts that are texts, or conversations of a single turn."""
     is_template, subject = is_text(column), f"The data set {location}"
-    prompts = (
-        filled(column, row, subject=subject, place=index)
-        if is_template
-        else messages_of(row.get(column), subject=subject)
-        for index, row in enumerate(row for row in rows if isinstance(row, dict))
-    )
-    return [
-        display_text(prompt)
-        for prompt in prompts
-        if isinstance(prompt, str) or (prompt and is_conversation(prompt) and len(prompt) == 1)
-    ]
+    for index, row in enumerate(row for row in rows if isinstance(row, dict)):
+        prompt = (
+            filled(column, row, subject=subject, place=index)
+            if is_template
+            else messages_of(row.get(column), subject=subject)
+        )
+        if isinstance(prompt, str) or (prompt and is_conversation(prompt) and len(prompt) == 1):
+            yield display_text(prompt), row

@@ -7,21 +7,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import ZooError
-from ...fileio import get_nested
+from ...fileio import finite, get_nested
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refs import resolve
 from ...hub.client.run_signature import TRUST_RUN_FLAG
+from ...plugins import REWARDS, load_object, split_settings
 from ...publishing.cards.card import card_json
 from ...publishing.cards.facts import StageFacts
 from ...publishing.catalog.ablation import find_runs
 from ...publishing.catalog.lineage import Lineage, find_lineage
+from ...rewards import Rewards
 from ...runs.record import StageRecord
-from ..engine import Comparison, Limits, Timeline, TimelineRun
-from .held_out import held_out_prompts, stage_of
+from ...runs.trusted_names import may_import
+from ..engine import Comparison, Limits, RuleRewards, Timeline, TimelineRun
+from .held_out import held_out_columns, held_out_prompts, stage_of
 
 LIMITS = Limits()
 #: Largest number of policies of other checkpoints that stay loaded, and their largest size together in bytes.
 MAX_CACHED_MODELS, MAX_CACHED_BYTES = 8, 2 * 2**30
+
+#: Seconds that rules may take for one completion.
+RULE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -80,6 +86,7 @@ class Subject:
             reward=() if skip_loader else [model.path for model in lineage.rewards],
             reward_kwargs=lineage.reward_reading,
             loader=None if skip_loader else loader,
+            rules=None if lineage.rewards else _rules(lineage, hub),
             limits=LIMITS,
         )
         timeline_runs, problem = _runs(lineage, runs, lenient=lenient, hub=hub)
@@ -96,6 +103,30 @@ class Subject:
         length = max(int(lineage.setting("response_length", 1)), 1)
         held_out = held_out_prompts(lineage, lambda prompt: comparison.check(prompt, max_new_tokens=length), hub)
         return cls(comparison, lineage, timeline, problem, tuple(held_out))
+
+
+def _rules(lineage: Lineage, hub: Hub) -> RuleRewards | None:
+    """Loads the rules that PPO was rewarded with; None if there are none, or if one needs code that may not run."""
+    settings = lineage.card.get("settings")
+    names, weights = (get_nested(settings, key) for key in ("reward_funcs", "reward_weights"))
+    if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
+        return None
+    weights = [1.0] * len(names) if weights is None else weights
+    if not isinstance(weights, list) or len(weights) != len(names) or not all(map(finite, weights)):
+        return None
+    weighted = [(name, weight) for name, weight in zip(names, weights, strict=True) if weight]
+    if not weighted or not all(map(_may_run, (name for name, _ in weighted))):
+        return None
+    functions = [load_object(name, group=REWARDS) for name, _ in weighted]
+    return RuleRewards(
+        Rewards(functions, weights=[weight for _, weight in weighted], timeout=RULE_SECONDS),
+        held_out_columns(lineage, hub),
+    )
+
+
+def _may_run(rule: str) -> bool:
+    """Whether a rule that a card names may run for visitors. A pattern from a card may take long to match."""
+    return may_import(rule, REWARDS) and "pattern" not in (split_settings(rule)[1] or {})
 
 
 def _may_load(loader: str, stage: Path | None) -> bool:

@@ -112,7 +112,7 @@ def training_tab(
 
     run.input(show_run, [run], [step, curves_html], **shared)
     if len(timeline.by_beta) > 1:
-        _betas(subject, drawing, prompt=prompt, sampling=sampling_controls, models=models, shared=shared)
+        _betas(subject, drawing, controls=linked, models=models, shared=shared)
     return linked
 
 
@@ -159,27 +159,16 @@ def _betas(
     subject: Subject,
     drawing: Drawing,
     *,
-    prompt: gr.Textbox,
-    sampling: Sequence[gr.Slider | gr.Number],
+    controls: TrainingControls,
     models: Mapping[str, Any],
     shared: Mapping[str, Any],
 ) -> None:
-    """Builds the part of the tab that compares the runs of an ablation by β."""
+    """Builds the part of the tab that compares the runs of an ablation by β. "Run" above selects one of them."""
     assert subject.timeline is not None
     runs = subject.timeline.by_beta
-    initial = next((index for index, run in enumerate(runs) if run.name == subject.timeline.run().name), 0)
 
-    def run_index(slider_value: object) -> int:
-        return min(max(int(slider_value) if finite(slider_value) else 0, 0), len(runs) - 1)
-
-    def sample_run(prompt: object, slider_value: object, *sampling: Any) -> Iterator[tuple[object, object]]:
-        try:
-            run = runs[run_index(slider_value)]
-            for snapshot in drawing.at(run.best.step, prompt, run=run.name, **sampling_arguments(*sampling)):
-                label = f"β = {run.beta:g} · {_point_label(run.best)}"
-                yield summary(snapshot), pairs(snapshot, ppo=label)
-        except ZooError as error:
-            yield notice(error), gr.skip()
+    def run_index(name: object) -> int:
+        return next((index for index, run in enumerate(runs) if run.name == name), 0)
 
     def sample_all(prompt: object, *sampling: Any) -> Iterator[tuple[object, object]]:
         rows: list[AtCheckpoint] = []
@@ -194,26 +183,13 @@ def _betas(
         '<div class="zoo"><h2>Strength of the KL penalty</h2><p>Runs with different β, the coefficient of the KL '
         "penalty. A large β keeps PPO close to SFT; a small one lets it exploit the reward model.</p></div>"
     )
-    frontier_html = gr.HTML(_frontier(runs, initial), elem_id="frontier")
-    with gr.Row(equal_height=True):
-        beta = gr.Slider(
-            0, len(runs) - 1, value=initial, step=1, scale=5, min_width=320, elem_id="beta",
-            label="β: " + ", ".join(f"{run.beta:g}" for run in runs), info="from the strongest penalty to the weakest",
-        )  # fmt: skip
-        run_all = gr.Button("Every β", scale=1, min_width=140, elem_id="every-beta")
+    frontier_html = gr.HTML(_frontier(runs, run_index(subject.timeline.run().name)), elem_id="frontier")
+    run_all = gr.Button("The prompt with every β", elem_id="every-beta")
     message = live_region("beta-message")
-    at_beta = gr.HTML("", elem_id="at-beta")
     all_betas_html = gr.HTML("", elem_id="betas")
-    beta.input(
-        lambda slider_value: _frontier(runs, run_index(slider_value)),
-        [beta],
-        [frontier_html],
-        trigger_mode="always_last",
-        queue=False,
-        **shared,
-    )
-    beta.input(sample_run, [prompt, beta, *sampling], [message, at_beta], trigger_mode="always_last", **models)
-    run_all.click(sample_all, [prompt, *sampling], [message, all_betas_html], **models)
+    controls.run.input(lambda name: _frontier(runs, run_index(name)), [controls.run], [frontier_html], **shared)
+    run_all.click(sample_all, [controls.prompt, *controls.sampling], [message, all_betas_html], **models)
+    gr.on(run_all.click, None, js=into_view("betas"), api_visibility="private", show_progress="hidden")
 
 
 # Rendering
@@ -297,7 +273,7 @@ def _sft_row(rows: Sequence[AtCheckpoint]) -> str:
     # Its log-ratio and KL would refer only to the first checkpoint, so they are NaN, which is shown as a dash.
     side = replace(snapshot.sft[0], log_ratio=math.nan, kl=math.nan)
     head = "<header><h3>SFT</h3><span>step 0, where PPO started</span></header>"
-    body = completion(snapshot.prompt, side) + figures(side)
+    body = completion(snapshot.prompt, side, is_chat=snapshot.is_chat) + figures(side)
     return f'<li><article class="zoo-card zoo-sft" data-step="0">{head}{body}</article></li>'
 
 
@@ -312,7 +288,7 @@ def _checkpoint_row(row: AtCheckpoint, *, by_beta: bool) -> str:
         body = f'<p class="zoo-text"><span class="none">{text(row.problem)}</span></p>'
     else:
         side = row.snapshot.ppo[0]
-        body = completion(row.snapshot.prompt, side, heat_map=True) + figures(side)
+        body = completion(row.snapshot.prompt, side, heat_map=True, is_chat=row.snapshot.is_chat) + figures(side)
     return f'<li><article class="zoo-card zoo-ppo" data-step="{row.point.step}">{head}{body}</article></li>'
 
 

@@ -57,20 +57,22 @@ def _tokens(side: Side) -> Iterator[str]:
         yield f"<i{attributes({'class': _classes(side, index), 'title': tooltip})}>{visible}</i>"
 
 
-def completion(prompt: str, side: Side | None, *, heat_map: bool = False) -> str:
+def completion(prompt: str, side: Side | None, *, heat_map: bool = False, is_chat: bool = False) -> str:
     """Renders a prompt and a policy's completion.
 
     Args:
         prompt: The prompt.
         side: The completion; None renders a placeholder.
         heat_map: Whether to render each token with its shades and a tooltip.
+        is_chat: Whether the completion answers the prompt, and so begins a paragraph of its own.
     """
     if side is None:
         return '<p class="zoo-text"><span class="none">The completion will appear here.</span></p>'
     token_html = "".join(_tokens(side)) if heat_map else text(side.completion)
     caret = "" if side.stop is not None else '<span class="caret" aria-hidden="true"></span>'
     return (
-        f'<p class="zoo-text"><span class="given">{text(prompt)}</span><span class="new">{token_html}</span>{caret}</p>'
+        f'<p class="zoo-text{" zoo-chat" if is_chat else ""}"><span class="given">{text(prompt)}</span>'
+        f'<span class="new">{token_html}</span>{caret}</p>'
     )
 
 
@@ -89,7 +91,9 @@ def figures(side: Side | None) -> str:
     return figure_list(zip(keys, labels, values, strict=True))
 
 
-def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label: str = "") -> str:
+def side_card(
+    prompt: str, role: Role, side: Side | None, *, row: int = 0, label: str = "", is_chat: bool = False
+) -> str:
     """Renders one policy's column: name, completion and figures.
 
     Args:
@@ -97,12 +101,13 @@ def side_card(prompt: str, role: Role, side: Side | None, *, row: int = 0, label
         role: sft or ppo.
         side: The completion; None renders a placeholder.
         row: Index of the completion.
-        label: HTML next to the policy's name; "" for the description of its role.
+        label: HTML next to the policy's name; "" for its description.
+        is_chat: Whether the completion answers the prompt.
     """
     head = f"<header><h3>{NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"
     return (
         f'<article class="zoo-card zoo-{role}" data-side="{role}" data-row="{row}">{head}'
-        f"{completion(prompt, side, heat_map=True)}{figures(side)}</article>"
+        f"{completion(prompt, side, heat_map=True, is_chat=is_chat)}{figures(side)}</article>"
     )
 
 
@@ -150,7 +155,8 @@ def pairs(
         cards = []
         for role, label in labels.items():
             label = f"{label} · {row + 1} of {snapshot.n}" if snapshot.n > 1 else label
-            cards.append(side_card(snapshot.prompt, role, getattr(snapshot, role)[row], row=row, label=label))
+            side = getattr(snapshot, role)[row]
+            cards.append(side_card(snapshot.prompt, role, side, row=row, label=label, is_chat=snapshot.is_chat))
         details = _token_details(snapshot, row, folded=folded or row > 0)
         rows.append(f'<div class="zoo-pair">{"".join(cards)}</div>{details}')
     content = _means(snapshot) + "".join(rows)

@@ -1,0 +1,56 @@
+"""Scores completions by the rules that PPO was rewarded with, if no reward model was."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import ZooError
+from ...modeling.chat import append_completion, wrap_completion
+from ...modeling.chat_template import Prompt
+from ...modeling.sampling.sampler import Samples
+from ...rewards import Rewards
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RuleRewards:
+    """The weighted sum of rules, for prompts whose other columns are known.
+
+    Attributes:
+        rewards: The rules and their weights. They must not contain a model.
+        columns: Prompt as the page shows it -> the row's other columns, such as the right answer.
+    """
+
+    rewards: Rewards
+    columns: Mapping[str, Mapping[str, Any]]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The rules' names in metrics."""
+        return tuple(self.rewards.names)
+
+    def score(self, prompt: str, wrapped_prompt: Prompt, samples: Samples, completion: str) -> float | None:
+        """Scores one completion.
+
+        Args:
+            prompt: The prompt as it was typed.
+            wrapped_prompt: The prompt in the form that the policy was trained on.
+            samples: The completion's token ids, a batch of one.
+            completion: Its text.
+
+        Returns:
+            The score; None if a rule cannot read this prompt, as for a typed prompt without a known right answer.
+        """
+        columns = {name: [value] for name, value in self.columns.get(prompt.strip(), {}).items()}
+        texts = [append_completion(wrapped_prompt, completion)]
+        completions = [wrap_completion(wrapped_prompt, completion)]
+        try:
+            scored = self.rewards(samples, [wrapped_prompt], completions, texts, columns)
+        except ZooError as error:
+            log.info("No reward for the prompt %.80r: %s", prompt, error)
+            return None
+        return float(scored.total[0])
