@@ -68,10 +68,10 @@ def evaluate(
     or a run directory of PPO. Its prompts come from the data set that its run or card names, or from --dataset_name.
     With --push_to_hub the figures go into the policy's card.
 
-    Judges: classifier (trained on labeled texts of the data set), reward:MODEL (another reward model),
-    reward:MODEL#LABEL (a classifier's probability of one label), rule:REWARD (a reward function or verifier), llm:MODEL
-    (at OPENAI_BASE_URL, with the key OPENAI_API_KEY), votes:NAMESPACE/NAME (people's votes), pairs:MODULE:FUNCTION and
-    MODULE:FUNCTION (your own functions).
+    The judge classifier learns from labeled texts of the data set. reward:MODEL is another reward model, and
+    reward:MODEL#LABEL the probability of one label of a classifier. rule:REWARD is a reward function or verifier.
+    llm:MODEL asks OPENAI_BASE_URL with the key OPENAI_API_KEY. votes:NAMESPACE/NAME counts people's votes.
+    pairs:MODULE:FUNCTION and MODULE:FUNCTION are your own.
 
     For a RECIPE, any key of `rlhf-zoo recipes keys recipe` is a flag. A POLICY takes --dataset_name,
     --dataset_revision, --dataset_config, --columns and --seed (default 1).
@@ -168,7 +168,8 @@ def _compare(
         options["judges"] = judges
     terms = policies.Terms(**options, llm=llm_config(llm or {}, "--llm"))
     pair = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=hub)
-    folder = output_dir or Path("runs") / "eval" / slug(subject)
+    # The name has the tag that a short step such as step-40 stands for, so both spellings keep one folder.
+    folder = output_dir or Path("runs") / "eval" / slug(pair.policy.name if pair.policy.repo else subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
     with locked(folder):

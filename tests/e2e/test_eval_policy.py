@@ -102,7 +102,7 @@ def test_every_kind_of_judge(place: Place) -> None:
     llm = found["judges"]["llm:stub"]
     assert llm["orders"]["agreement"]["value"] == 1.0 and llm["usage"]["cost"] > 0
     assert llm["usage"]["requests"] == len(stub.seen)
-    kept = (place.folder / "runs/eval/local--toy-ppo--step-40/samples.jsonl").read_text()
+    kept = (place.folder / "runs/eval/local--toy-ppo--step-000040/samples.jsonl").read_text()
     rows = [json.loads(line) for line in kept.splitlines()]
     assert len(rows) == 40
     sizes = [(len(row["ppo"]["completion"]), len(row["sft"]["completion"])) for row in rows]

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, Trainer
 
 from ...errors import ZooError
 from ...hub.client.connect import Hub
-from ...hub.client.pull import fetch
+from ...hub.client.pull import fetch, full_revision
 from ...hub.client.refs import NOT_LOADED, ask, hub_lineage, resolve
 from ...hub.client.refusals import refusals_as
 from ...modeling.chat import plain_text
@@ -267,7 +267,7 @@ def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint
             return fetch(f"{name}@{revision or 'main'}", hub=hub, ignore=NOT_LOADED).commit
         advice = f"check model_name_or_path, model_revision and {hub.flag}."
         with refusals_as(f"The model {name} cannot be found on {hub.name}", advice):
-            return str(hub.api().model_info(name, revision=revision).sha)
+            return str(hub.api().model_info(name, revision=full_revision(name, revision, hub)).sha)
 
     hub, commit = ask(name, context.hub, commit_on)
     lineage = {"repo": name, "commit": commit, "fingerprint": name_at_revision, **hub_lineage(hub, context.hub)}
