@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,8 +20,8 @@ from .tables import print_json, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
-    from ..pipeline.plan.estimate import StagePlan
-    from ..pipeline.plan.plan import Plan
+    from ..pipeline.plan.devices import Device
+    from ..pipeline.plan.result import Plan, StagePlan
     from ..runs.recipe import Recipe
 
 COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits", "process")
@@ -76,10 +76,9 @@ def plan(
     """
     flags = run_flags(ctx, recipe, check_names=False)
     from ..pipeline.plan.devices import local_device, parse_device
+    from ..pipeline.plan.result import LORA
 
-    device = None if gpu is None else parse_device(gpu)  # reports a mistake before the slow imports
-    with doing("loading the planner"):
-        from ..pipeline.plan.plan import LORA, make_plan, models_elsewhere
+    device = None if gpu is None else parse_device(gpu)
     from ..runs.recipe import load_recipe
     from ..runs.registry import STAGES
     from ..runs.settings.key_classes import effective_keys
@@ -101,13 +100,40 @@ def plan(
             assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as zoo.yaml of the recipe sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    with hub_for_reading(models_elsewhere(loaded, flags), source_hub) as hub, doing(f"planning {loaded.name}"):
-        result = make_plan(loaded, device, flags, prompt=prompt_length, hub=hub)
+    result = _kept_plan(loaded, device, flags, prompt_length, source_hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
     if as_json:
         print_json(result.to_json())
         return
     print_plan(result, detail=detail)
+
+
+def _kept_plan(
+    recipe: Recipe,
+    device: Device,
+    flags: Mapping[str, Mapping[str, Any]],
+    prompt: int | None,
+    source_hub: str | None,
+) -> Plan:
+    """Returns the plan, which is made only once for equal settings. A kept one needs no slow imports."""
+    from ..pipeline.plan import kept
+    from ..pipeline.plan.published import all_published, model_names
+    from ..pipeline.plan.result import Plan
+
+    name = None
+    if recipe.download is None and all_published(model_names(recipe, flags)):
+        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt]
+        name = kept.digest([kept.code_state(), kept.versions(), asdict(device), *keys])
+        if isinstance(entry := kept.read("plans", name), dict):
+            return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
+    with doing("loading the planner"):
+        from ..pipeline.plan.plan import make_plan, models_elsewhere
+    with hub_for_reading(models_elsewhere(recipe, flags), source_hub) as hub, doing(f"planning {recipe.name}"):
+        result = make_plan(recipe, device, flags, prompt=prompt, hub=hub)
+    if name is not None:
+        peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}
+        kept.write("plans", name, {"plan": result.to_json(), "change_peaks": peaks})
+    return result
 
 
 def print_plan(result: Plan, *, detail: bool) -> None:
@@ -117,7 +143,7 @@ def print_plan(result: Plan, *, detail: bool) -> None:
         result: The plan.
         detail: Whether to print tables of each stage's phases and models too.
     """
-    from ..pipeline.plan.plan import seconds
+    from ..pipeline.plan.result import seconds
 
     click.echo(f"{result.recipe} on {result.device}")
     for stage in result.stages:
@@ -143,7 +169,7 @@ def print_plan(result: Plan, *, detail: bool) -> None:
 
 
 def _verdict(result: Plan, stage: StagePlan) -> str:
-    from ..pipeline.plan.plan import gib
+    from ..pipeline.plan.result import gib
 
     memory = f"{gib(stage.peak)} of {result.device.usable_gib:.1f} GiB usable"
     if stage.stage not in result.changes:
@@ -158,7 +184,7 @@ def _verdict(result: Plan, stage: StagePlan) -> str:
 
 
 def _print_tables(stage: StagePlan) -> None:
-    from ..pipeline.plan.plan import gib
+    from ..pipeline.plan.result import gib
 
     rows = [
         [

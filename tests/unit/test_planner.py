@@ -21,9 +21,11 @@ from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
-from rlhf_zoo.pipeline.plan.plan import _equivalent_changes, gib, make_plan, smallest_change, stage_keys_of
+from rlhf_zoo.pipeline.plan.plan import _equivalent_changes, make_plan, smallest_change, stage_keys_of
+from rlhf_zoo.pipeline.plan.published import published_shapes
+from rlhf_zoo.pipeline.plan.result import gib
 from rlhf_zoo.pipeline.plan.seconds import RATES
-from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape, published_shapes
+from rlhf_zoo.pipeline.plan.shapes import find_shape, new_shape
 from rlhf_zoo.pipeline.plan.tracing import tracer
 from rlhf_zoo.runs.recipe import Recipe, load_recipe
 from rlhf_zoo.runs.recipe_table import recipe_rows

@@ -25,7 +25,8 @@ from ...runs.settings.evaluation import LLMConfig
 from ...runs.settings.judge_names import SAME_LABELS
 from ..plan.devices import Device, local_device
 from ..plan.memory import BFLOAT16, FLOAT32, GIB
-from ..plan.plan import Plan, gib, make_plan, seconds
+from ..plan.plan import make_plan
+from ..plan.result import Plan, gib, seconds
 from .data import MAX_COUNTED, InspectedData, StageData, inspect_data, stage_data
 from .model import ModelFacts, inspect_model, reward_labels
 from .request import RecipeRequest, check_folder

@@ -2,7 +2,9 @@
 
 import os
 import re
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...errors import ZooError
 from ...plugins import did_you_mean
@@ -85,12 +87,20 @@ def cpu_device(count: int = 1) -> Device:
     return Device("cpu", round(memory / count, 1), count, bfloat16=False, cpu=True)
 
 
+def may_have_accelerator() -> bool:
+    """Whether this machine may have a GPU that torch can use. It does not import torch, which takes seconds."""
+    devices = (*Path("/dev").glob("nvidia*"), Path("/dev/kfd"), Path("/dev/dxg"))
+    return sys.platform != "linux" or any(path.exists() for path in devices)
+
+
 def local_device(*, use_cpu: bool = False) -> Device:
     """The device of this machine that a stage would train on.
 
     Args:
         use_cpu: The stage's key of that name.
     """
+    if use_cpu or not may_have_accelerator():
+        return cpu_device()
     import torch
 
     from ...modeling.devices import best_device

@@ -5,10 +5,9 @@ and how it splits a batch.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import Any
 
 from ...errors import ZooError
 from ...modeling.distributed import SHARDABLE_OPTIMIZERS
@@ -16,6 +15,7 @@ from ...runs.data.batch_share import divided
 from . import memory
 from .devices import Device
 from .memory import BFLOAT16, FLOAT32, Counts, ModelMemory, PhaseMemory
+from .result import StagePlan, Work
 from .shapes import Shape
 from .tracing import Tracer, tracer
 
@@ -28,64 +28,6 @@ PROCESS_ON_CPU = 524 * 2**20
 #: 32 MiB in its heap, where gradients end up between activations; with a mapping for each block
 #: (MALLOC_MMAP_THRESHOLD_) there is none. Fitted to the memory that `make bench` measured (docs/plan.md).
 FRAGMENTATION = 0.5
-
-
-@dataclass(frozen=True)
-class Work:
-    """What an update computes in one process; `seconds` turns it into time.
-
-    Attributes:
-        prefill: FLOPs of the prompts' forward passes.
-        decode: FLOPs of sampling.
-        steps: Sequential sampling steps times layers; each layer launches its own kernels.
-        read: Bytes of weights and KV cache that sampling reads.
-        passes: FLOPs of the forward passes of reference, critic and reward models.
-        head: FLOPs of the head in these passes.
-        update: FLOPs of the update's forward and backward passes.
-        update_head: FLOPs of the head in these passes.
-        trained: Trained parameters times optimizer steps.
-    """
-
-    prefill: float = 0
-    decode: float = 0
-    steps: float = 0
-    read: float = 0
-    passes: float = 0
-    head: float = 0
-    update: float = 0
-    update_head: float = 0
-    trained: float = 0
-
-
-@dataclass(frozen=True)
-class StagePlan:
-    """The memory and work of a stage on each device.
-
-    Attributes:
-        stage: Its name.
-        models: Bytes that stay from phase to phase, by model.
-        phases: Bytes at the peak of each phase.
-        batch: The batch that the plan is for, such as rows and tokens.
-        work: What an update computes.
-        half: Whether the stage computes in bfloat16.
-    """
-
-    stage: str
-    models: Mapping[str, ModelMemory]
-    phases: Mapping[str, PhaseMemory]
-    batch: Mapping[str, Any]
-    work: Work = field(default_factory=Work)
-    half: bool = False
-
-    @property
-    def worst_phase(self) -> str:
-        """The phase with the highest peak."""
-        return max(self.phases, key=lambda name: self.phases[name].total)
-
-    @property
-    def peak(self) -> float:
-        """Bytes on each device."""
-        return self.phases[self.worst_phase].total
 
 
 def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:

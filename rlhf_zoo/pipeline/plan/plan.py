@@ -1,7 +1,6 @@
 """Plans a recipe on a device: the memory of each stage, whether it fits, and the smallest change that makes it fit."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any
@@ -13,16 +12,16 @@ from ...runs.registry import STAGES, is_member, reward_names
 from ...runs.settings.key_classes import effective_keys
 from ...runs.settings.parse import RecipeConfig, recipe_config, recorded_settings
 from .devices import Device
-from .estimate import StagePlan, reward_plan, sft_plan
+from .estimate import reward_plan, sft_plan
 from .memory import GIB, state_bytes
 from .ppo import PPOModels, Reward, ppo_plan
-from .seconds import Duration, predict_duration
+from .published import model_names
+from .result import LORA, Change, Plan, StagePlan
+from .seconds import predict_duration
 from .shapes import Shape, find_shape, is_local_shape, new_shape
 
 #: Tokens of the longest prompt if neither the recipe nor the command sets them.
 PROMPT = 512
-#: Keys that make a stage train LoRA adapters on frozen bfloat16 weights (docs/models.md).
-LORA: Mapping[str, Any] = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
 _SHARED_KEYS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "optim",
     "learning_rate", "max_steps", "fsdp2",
@@ -38,118 +37,6 @@ _STAGE_KEYS = {
         "rollout_engine", "rollout_graphs", "recompute_logprobs", "max_prompt_length", "total_episodes",
     ),
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Change:
-    """A change that makes a stage fit.
-
-    Attributes:
-        keys: The stage's keys that it sets.
-        peak: Peak bytes on each device with these keys.
-    """
-
-    keys: Mapping[str, Any]
-    peak: float
-
-    def __str__(self) -> str:
-        return ", ".join(f"{name}: {_yaml(value)}" for name, value in self.keys.items())
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The plan of a recipe.
-
-    Attributes:
-        recipe: Its name.
-        device: What the recipe runs on.
-        stages: The memory and work of each stage.
-        durations: Stage -> the duration of an update or step; None without measured rates.
-        changes: Stage that does not fit -> the smallest change that makes it fit; None if no change does.
-        assumptions: Assumptions of the plan, in sentences.
-    """
-
-    recipe: str
-    device: Device
-    stages: Sequence[StagePlan]
-    durations: Mapping[str, Duration | None]
-    changes: Mapping[str, Change | None]
-    assumptions: Sequence[str] = field(default_factory=list)
-
-    @property
-    def peak(self) -> float:
-        """Peak bytes on each device in the largest stage."""
-        return max(stage.peak for stage in self.stages)
-
-    @property
-    def line(self) -> str:
-        """The plan in one line."""
-        parts = [f"{stage.stage} {gib(stage.peak)}" for stage in self.stages]
-        text = f"Plan for {self.device}: {', '.join(parts)} GiB"
-        duration = self.durations.get("ppo")
-        if duration is not None:
-            text += f", about {seconds(duration.total)} s per PPO update{self.total_time('ppo')}"
-        if self.changes:
-            text += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` shows what would"
-        return text + "."
-
-    def total_time(self, stage: str) -> str:
-        """The duration of a stage whose number of updates is known, in parentheses.
-
-        Args:
-            stage: Its name.
-
-        Returns:
-            Such as " (40 of them: 2.0 h)"; "" if the number of updates or their duration is unknown.
-        """
-        [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
-        duration = self.durations[stage]
-        if duration is None or updates is None:
-            return ""
-        hours = duration.total * updates / 3600
-        return f" ({updates:,} of them: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the plan as docs/json.md describes it."""
-        return {
-            "recipe": self.recipe,
-            "device": asdict(self.device),
-            "usable_bytes": self.device.usable_gib * GIB,
-            "stages": [
-                {
-                    "stage": stage.stage,
-                    "models": {name: {**vars(model), "total": model.total} for name, model in stage.models.items()},
-                    "phases": {name: {**vars(phase), "total": phase.total} for name, phase in stage.phases.items()},
-                    "worst_phase": stage.worst_phase,
-                    "peak": stage.peak,
-                    "batch": stage.batch,
-                    "fits": stage.stage not in self.changes,
-                    "change": None if (change := self.changes.get(stage.stage)) is None else dict(change.keys),
-                    "seconds": None if (duration := self.durations[stage.stage]) is None else dict(duration.seconds),
-                    "seconds_by": None if duration is None else duration.basis,
-                }
-                for stage in self.stages
-            ],
-            "assumptions": list(self.assumptions),
-        }
-
-
-def seconds(value: float) -> str:
-    """Formats seconds with three digits. Less than 0.01 s is not shown, because the overhead of a call is not modeled.
-
-    Args:
-        value: Seconds.
-    """
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
-
-
-def gib(size: float) -> str:
-    """Formats bytes in GiB.
-
-    Args:
-        size: Bytes.
-    """
-    return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.1f}"
 
 
 def make_plan(
@@ -221,13 +108,7 @@ def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> 
         recipe: The recipe.
         flags: The flags by stage, as for `make_plan`.
     """
-    sources: list[Any] = []
-    for stage, stage_keys in recipe.stages.items():
-        keys = {**stage_keys, **flags.get(stage, {})}
-        sources += [keys.get("model_name_or_path"), keys.get("value_model_name_or_path")]
-        sources += reward_names(keys.get("reward_model_path")) if stage == "ppo" else []
-    names = [str(name) for name in sources if name is not None]
-    return not all(name in STAGES or is_member(name) or is_local_shape(name) for name in names)
+    return not all(is_local_shape(name) for name in model_names(recipe, flags))
 
 
 def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> SimpleNamespace:
@@ -389,9 +270,3 @@ def _ppo_changes(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, An
     while rows > 4:
         rows //= 4
         yield {"max_rollout_batch_tokens": rows * longest}
-
-
-def _yaml(value: Any) -> str:
-    return (
-        str(value).lower() if isinstance(value, bool) else ", ".join(value) if isinstance(value, list) else str(value)
-    )

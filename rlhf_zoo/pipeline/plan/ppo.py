@@ -13,8 +13,6 @@ from ...runs.data.batch_share import divided
 from . import memory
 from .devices import Device
 from .estimate import (
-    StagePlan,
-    Work,
     computes_in_bfloat16,
     forward_flops,
     gathered_bytes,
@@ -30,6 +28,7 @@ from .estimate import (
     with_process,
 )
 from .memory import BFLOAT16, FLOAT32, ModelMemory, PhaseMemory, TrainingPass
+from .result import StagePlan, Work
 from .shapes import Shape
 from .tracing import Tracer
 

@@ -5,13 +5,13 @@ a GPU that was never measured, they are scaled by the makers' TFLOP/s.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from .devices import CARDS, Device
-from .estimate import Work
+from .result import Duration, Work
 
 RATES = Path(__file__).parent / "rates.json"
 
@@ -63,23 +63,6 @@ class Rates:
             "read": self.forward * work.passes + self.head * work.head,
             "update": self.update * work.update + self.update_head * work.update_head + self.trained * work.trained,
         }
-
-
-@dataclass(frozen=True)
-class Duration:
-    """The predicted duration of an update or a training step.
-
-    Attributes:
-        seconds: The seconds of each phase.
-        basis: The rates behind the prediction and their error, in words.
-    """
-
-    seconds: Mapping[str, float]
-    basis: str
-
-    @property
-    def total(self) -> float:
-        return sum(self.seconds.values())
 
 
 @cache

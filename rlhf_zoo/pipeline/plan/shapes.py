@@ -12,7 +12,7 @@ from ...modeling.gguf import find_gguf, unpack_if_gguf
 from ...modeling.loading import load_config
 from ...modeling.model_files import ADAPTER_CONFIG, first_line
 from ...runs.checks.files import fetch_files
-from ...runs.recipe import read_mapping, shipped
+from .published import published_shapes
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -80,11 +80,6 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
 def _read(folder: str, title: str) -> Shape:
     config = load_config(folder, subject=title)
     return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
-
-
-def published_shapes() -> Mapping[str, Mapping[str, Any]]:
-    """Reads recipes/shapes.yaml: the shapes of models that recipes use, by repository."""
-    return read_mapping(shipped() / "shapes.yaml")
 
 
 def _published(name: str) -> Shape:

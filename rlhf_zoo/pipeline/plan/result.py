@@ -1,0 +1,237 @@
+"""What a plan found. It imports neither torch nor transformers, so that a kept plan is shown at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from .devices import Device
+from .memory import GIB, ModelMemory, PhaseMemory
+
+#: Keys that make a stage train LoRA adapters on frozen bfloat16 weights (docs/models.md).
+LORA: Mapping[str, Any] = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an update computes in one process; `seconds` turns it into time.
+
+    Attributes:
+        prefill: FLOPs of the prompts' forward passes.
+        decode: FLOPs of sampling.
+        steps: Sequential sampling steps times layers; each layer launches its own kernels.
+        read: Bytes of weights and KV cache that sampling reads.
+        passes: FLOPs of the forward passes of reference, critic and reward models.
+        head: FLOPs of the head in these passes.
+        update: FLOPs of the update's forward and backward passes.
+        update_head: FLOPs of the head in these passes.
+        trained: Trained parameters times optimizer steps.
+    """
+
+    prefill: float = 0
+    decode: float = 0
+    steps: float = 0
+    read: float = 0
+    passes: float = 0
+    head: float = 0
+    update: float = 0
+    update_head: float = 0
+    trained: float = 0
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """The memory and work of a stage on each device.
+
+    Attributes:
+        stage: Its name.
+        models: Bytes that stay from phase to phase, by model.
+        phases: Bytes at the peak of each phase.
+        batch: The batch that the plan is for, such as rows and tokens.
+        work: What an update computes.
+        half: Whether the stage computes in bfloat16.
+    """
+
+    stage: str
+    models: Mapping[str, ModelMemory]
+    phases: Mapping[str, PhaseMemory]
+    batch: Mapping[str, Any]
+    work: Work = field(default_factory=Work)
+    half: bool = False
+
+    @property
+    def worst_phase(self) -> str:
+        """The phase with the highest peak."""
+        return max(self.phases, key=lambda name: self.phases[name].total)
+
+    @property
+    def peak(self) -> float:
+        """Bytes on each device."""
+        return self.phases[self.worst_phase].total
+
+
+@dataclass(frozen=True)
+class Duration:
+    """The predicted duration of an update or a training step.
+
+    Attributes:
+        seconds: The seconds of each phase.
+        basis: The rates behind the prediction and their error, in words.
+    """
+
+    seconds: Mapping[str, float]
+    basis: str
+
+    @property
+    def total(self) -> float:
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class Change:
+    """A change that makes a stage fit.
+
+    Attributes:
+        keys: The stage's keys that it sets.
+        peak: Peak bytes on each device with these keys.
+    """
+
+    keys: Mapping[str, Any]
+    peak: float
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name}: {_yaml(value)}" for name, value in self.keys.items())
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a recipe.
+
+    Attributes:
+        recipe: Its name.
+        device: What the recipe runs on.
+        stages: The memory and work of each stage.
+        durations: Stage -> the duration of an update or step; None without measured rates.
+        changes: Stage that does not fit -> the smallest change that makes it fit; None if no change does.
+        assumptions: Assumptions of the plan, in sentences.
+    """
+
+    recipe: str
+    device: Device
+    stages: Sequence[StagePlan]
+    durations: Mapping[str, Duration | None]
+    changes: Mapping[str, Change | None]
+    assumptions: Sequence[str] = field(default_factory=list)
+
+    @property
+    def peak(self) -> float:
+        """Peak bytes on each device in the largest stage."""
+        return max(stage.peak for stage in self.stages)
+
+    @property
+    def line(self) -> str:
+        """The plan in one line."""
+        parts = [f"{stage.stage} {gib(stage.peak)}" for stage in self.stages]
+        text = f"Plan for {self.device}: {', '.join(parts)} GiB"
+        duration = self.durations.get("ppo")
+        if duration is not None:
+            text += f", about {seconds(duration.total)} s per PPO update{self.total_time('ppo')}"
+        if self.changes:
+            text += f"; {' and '.join(self.changes)} may not fit: `rlhf-zoo plan {self.recipe}` shows what would"
+        return text + "."
+
+    def total_time(self, stage: str) -> str:
+        """The duration of a stage whose number of updates is known, in parentheses.
+
+        Args:
+            stage: Its name.
+
+        Returns:
+            Such as " (40 of them: 2.0 h)"; "" if the number of updates or their duration is unknown.
+        """
+        [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
+        duration = self.durations[stage]
+        if duration is None or updates is None:
+            return ""
+        hours = duration.total * updates / 3600
+        return f" ({updates:,} of them: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any], *, change_peaks: Mapping[str, float]) -> "Plan":
+        """Rebuilds a plan. The work of its stages is not part of the document.
+
+        Args:
+            document: What `to_json` returned.
+            change_peaks: Stage -> the peak bytes with its change, if it has one.
+        """
+        stages, durations, changes = [], {}, dict[str, Change | None]()
+        for entry in document["stages"]:
+            name = entry["stage"]
+            models, phases = (_without_total(entry[key]) for key in ("models", "phases"))
+            stages.append(
+                StagePlan(
+                    name,
+                    {model: ModelMemory(**sizes) for model, sizes in models.items()},
+                    {phase: PhaseMemory(**sizes) for phase, sizes in phases.items()},
+                    entry["batch"],
+                )
+            )
+            seconds_by = entry["seconds_by"]
+            durations[name] = None if seconds_by is None else Duration(entry["seconds"], seconds_by)
+            if not entry["fits"]:
+                change = entry["change"]
+                changes[name] = None if change is None else Change(change, change_peaks[name])
+        device = Device(**document["device"])
+        return cls(document["recipe"], device, stages, durations, changes, document["assumptions"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plan as docs/json.md describes it."""
+        return {
+            "recipe": self.recipe,
+            "device": asdict(self.device),
+            "usable_bytes": self.device.usable_gib * GIB,
+            "stages": [
+                {
+                    "stage": stage.stage,
+                    "models": {name: {**vars(model), "total": model.total} for name, model in stage.models.items()},
+                    "phases": {name: {**vars(phase), "total": phase.total} for name, phase in stage.phases.items()},
+                    "worst_phase": stage.worst_phase,
+                    "peak": stage.peak,
+                    "batch": stage.batch,
+                    "fits": stage.stage not in self.changes,
+                    "change": None if (change := self.changes.get(stage.stage)) is None else dict(change.keys),
+                    "seconds": None if (duration := self.durations[stage.stage]) is None else dict(duration.seconds),
+                    "seconds_by": None if duration is None else duration.basis,
+                }
+                for stage in self.stages
+            ],
+            "assumptions": list(self.assumptions),
+        }
+
+
+def seconds(value: float) -> str:
+    """Formats seconds with three digits. Less than 0.01 s is not shown, because the overhead of a call is not modeled.
+
+    Args:
+        value: Seconds.
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
+
+
+def gib(size: float) -> str:
+    """Formats bytes in GiB.
+
+    Args:
+        size: Bytes.
+    """
+    return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.1f}"
+
+
+def _without_total(entries: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Drops the totals, which are computed from the other sizes."""
+    return {name: {part: size for part, size in sizes.items() if part != "total"} for name, sizes in entries.items()}
+
+
+def _yaml(value: Any) -> str:
+    return (
+        str(value).lower() if isinstance(value, bool) else ", ".join(value) if isinstance(value, list) else str(value)
+    )
