@@ -28,9 +28,10 @@ _SHOWN_FILES = 5
 def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | None, as_json: bool) -> None:
     """Download a checkpoint and print its path.
 
-    REVISION is a branch, a commit, or a tag such as best or step-000040, also written step-40, or 40 unless a branch or
-    tag has that name. The default is main. An interrupted download resumes where it stopped, and each file is checked
-    against the Hub's checksums. --output_dir must be new, empty, or from an earlier pull of the same repository.
+    REVISION is a branch, a commit, or a tag such as best or step-000040. The latter is also written step-40, or 40
+    unless a branch or tag has that name. The default is main. An interrupted download resumes where it stopped, and
+    each file is checked against the Hub's checksums. --output_dir must be new, empty, or from an earlier pull of the
+    same repository.
 
     \b
     Example:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 from mkdocs.commands.build import build
 from mkdocs.config import load_config
+from prose import sentences
 
 import rlhf_zoo
 from rlhf_zoo.cli.main import cli
@@ -69,23 +70,6 @@ def test_home_links_to_every_page() -> None:
 
 #: Pages under Start and Guides: short, and in short sentences. What is looked up, code and tables, does not count.
 GUIDES = [path for path in [*PAGES["Start"], *PAGES["Guides"]] if path != "README.md"]
-
-
-def paragraphs(text: str) -> list[str]:
-    """The paragraphs and list items of a page, without headings, code, tables and what links lead to."""
-    text = re.sub(r"(?ms)^```.*?^```|<!--.*?-->", "", text)
-    blocks = re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |#|\|))", text)
-    kept = [block for block in blocks if block.strip() and not re.match(r"\s*[#|]", block)]
-    return [
-        re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "code", " ".join(block.split()))) for block in kept
-    ]
-
-
-def sentences(text: str) -> list[list[str]]:
-    """The words of each sentence, which neither a colon nor a semicolon ends."""
-    parts = [part for block in paragraphs(text) for part in re.split(r"(?<=[.!?])[)\"*]*\s+", block)]
-    words = [[word for word in part.split() if re.search(r"\w", word)] for part in parts]
-    return [part for part in words if len(part) > 2]
 
 
 @pytest.mark.parametrize("name", GUIDES)
