@@ -7,6 +7,7 @@ from . import keep
 from .text import interval, number, table
 
 NAME = "smollm2-ifeval"
+NOT_MEASURED = "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
 #: IFEval's average of the models' cards, as they give it.
 PUBLISHED = (("SmolLM2-135M-Instruct, published", 29.9), ("SmolLM2-360M-Instruct, published", 41.0))
 Figures = Mapping[str, Any]
@@ -22,10 +23,10 @@ def page() -> str:
 
 
 def short_table() -> str:
-    """What the first run of each label gained and at what price, for the README: a few rows and a pair of answers."""
+    """What the first run of each label gained, at what price, and its verdict: three rows for the README."""
     document = keep.load(NAME)
     if not document.get("runs"):
-        return "Nothing is measured yet: `python benchmarks/instructions.py RUN` measures it."
+        return NOT_MEASURED
     runs = _first_runs(document["runs"])
     base, constant = document["policies"][0], document["policies"][-1]
     policies = [base, *(_policy_of(run, document["policies"]) for run in runs)]
@@ -38,16 +39,23 @@ def short_table() -> str:
             *(f"{100 * policy['IFEval']['average']:.1f}" for policy in policies),
         ],
         ["text that repeats, %", *(_hundred(side["repetition"]) for side in sides)],
-        ["verdict", "", *(run["verdict"] for run in runs)],
     ]
-    heads = ["", "SmolLM2-135M-Instruct", *(f"after {run['policy']}" for run in runs)]
+    return table(["", "SmolLM2-135M-Instruct", *(f"after {run['policy']}: *{run['verdict']}*" for run in runs)], rows)
+
+
+def short_pair() -> str:
+    """What `short_table` is measured on, and the answers to one of its prompts, for the README."""
+    document = keep.load(NAME)
+    if not document.get("runs"):
+        return NOT_MEASURED
+    runs, base = _first_runs(document["runs"]), document["policies"][0]
     prompt, answers = _compared_pairs(runs)[0]
     note = (
         f"Seed {runs[0]['seed']}, {runs[0]['ppo']['judge']['n']} own test prompts with 95% intervals, "
         f"{base['IFEval']['prompts']} prompts of IFEval. The first of ten own test prompts drawn at random:"
     )
     examples = [f"*{name}:* {_start(text)}" for name, text in answers]
-    return "\n\n".join([table(heads, rows), note, f"> {_start(prompt)}", *examples])
+    return "\n\n".join([note, f"> {_start(prompt)}", *examples])
 
 
 def _first_runs(runs: Sequence[Figures]) -> list[Figures]:

@@ -9,7 +9,7 @@ from .ensemble_table import ensemble_table
 from .experiments import EXPERIMENTS, PLAN, SUMS
 from .frontier_tables import baselines_table
 from .instructions_table import page as instructions_page
-from .instructions_table import short_table
+from .instructions_table import short_pair, short_table
 from .plan_table import plan_table
 from .run_tables import ablation_table, runs_table
 from .sums_table import seeds_table, sums_table
@@ -25,6 +25,7 @@ TABLES: dict[str, Callable[[], str]] = {
     PLAN: plan_table,
     "smollm2-ifeval": instructions_page,
     "smollm2-ifeval-short": short_table,
+    "smollm2-ifeval-pair": short_pair,
     "speed": lambda: report.page(report.newest()),
     "speed-aims": lambda: report.aims_table(report.newest()),
     "speed-keys": lambda: report.key_table(report.newest()),
