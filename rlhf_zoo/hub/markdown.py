@@ -75,13 +75,24 @@ def split_address(address: str) -> SplitResult | None:
 
 
 class _Renderer(RendererHTML):
-    """CommonMark, with tables that scroll."""
+    """CommonMark, with tables and code that the keyboard can scroll."""
 
     def table_open(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return '<div class="zoo-scroll" role="group" aria-label="Table" tabindex="0">\n<table>\n'
 
     def table_close(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
         return "</table>\n</div>\n"
+
+    def fence(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return _scrollable(super().fence(tokens, index, options, env))
+
+    def code_block(self, tokens: Sequence[Token], index: int, options: Any, env: Any) -> str:
+        return _scrollable(super().code_block(tokens, index, options, env))
+
+
+def _scrollable(code: str) -> str:
+    """Lets the keyboard reach a block of code, which may be wider than a phone."""
+    return code.replace("<pre", '<pre role="group" aria-label="Code" tabindex="0"', 1)
 
 
 def _parse(markdown: MarkdownIt, source: str) -> list[Token]:

@@ -19,7 +19,8 @@ TAGS = {
 }  # fmt: skip
 ATTRIBUTES = {
     "a": {"href", "rel", "target"}, "img": {"src", "alt", "class"}, "code": {"class"}, "ol": {"start"},
-    "div": {"class", "role", "aria-label", "tabindex"}, "td": {"style"}, "th": {"style"}, "p": {"class"},
+    "div": {"class", "role", "aria-label", "tabindex"}, "pre": {"role", "aria-label", "tabindex"},
+    "td": {"style"}, "th": {"style"}, "p": {"class"},
     **{f"h{level}": {"id"} for level in range(2, 7)},
 }  # fmt: skip
 OUTWARD = {"rel": "noopener noreferrer nofollow", "target": "_blank"}

@@ -25,13 +25,13 @@ MAX_FILES = 2000
 @cache
 def versions() -> dict[str, str]:
     """Versions of the libraries that decide how much memory a model takes; "" for one that is not installed."""
-    found = {}
+    installed = {}
     for name in LIBRARIES:
         try:
-            found[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            found[name] = ""
-    return found
+            installed[name] = ""
+    return installed
 
 
 @cache
