@@ -9,7 +9,7 @@ completion beats its own rejected one. That it beats the other candidates too is
 
 import random
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,7 +134,7 @@ def credits_of(scores: ArrayLike) -> NDArray[np.float64]:
 
 
 def choice_accuracy(
-    built: Sequence[Choice], scores: ArrayLike, prompts: Sequence[str], *, gold: ArrayLike | None = None
+    built: Sequence[Choice], scores: ArrayLike, prompts: Sequence[Hashable], *, gold: ArrayLike | None = None
 ) -> dict[str, Any] | None:
     """Computes how often the right completion of C choices scores highest.
 

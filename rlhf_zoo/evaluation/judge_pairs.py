@@ -10,7 +10,7 @@ import numpy as np
 from ..errors import ZooError
 from .judges.check import JudgeCheck, PairCheck, check_pairs
 from .probes import Completions
-from .prompt_groups import group_prompts
+from .prompt_groups import NEAR_DUPLICATES, group_other_prompts
 from .rollout_files import Rollouts, check_number, message_text, rows_of
 
 #: The text columns of a pair. The score columns are `judge_chosen`, `judge_rejected`, and the same for `reward`.
@@ -95,7 +95,8 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck
         raise ZooError(f"{without_reward[0]} has no reward_chosen and reward_rejected: give them in all pairs or none.")
     margins = None if without_reward else np.subtract(*np.array(rewarded).T)
     chosen, rejected = np.array(judged).T
-    return check_pairs(chosen, rejected, group_prompts(prompts), probabilities=False, seed=seed, reward_margins=margins)
+    groups = group_other_prompts(prompts, NEAR_DUPLICATES)
+    return check_pairs(chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins)
 
 
 def _texts(row: Mapping[str, Any], where: str) -> dict[str, str]:

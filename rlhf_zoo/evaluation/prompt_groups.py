@@ -130,14 +130,17 @@ def group_rows(rows: Dataset, by: str | None) -> list[int]:
 def group_other_prompts(prompts: Sequence[Prompt], by: str | None) -> list[int]:
     """Numbers the groups of prompts outside of an evaluation's rows, such as those of labeled pairs.
 
+    Plain texts have an empty prompt. They answer no common question, so each of them is a group.
+
     Args:
         prompts: (N,) texts or conversations.
         by: As in `group_rows`. A column is known of the rows only, so near-duplicates take its place.
 
     Returns:
-        (N,) numbers 0 … G−1, in order of first appearance. Equal prompts share a number.
+        (N,) numbers 0 … G−1, in order of first appearance. Equal prompts share a number unless they are empty.
     """
-    return number_prompts(prompts) if by is None else group_prompts(prompts)
+    keys = map(prompt_key if by is None else near_duplicate_key, prompts)
+    return group_indices([key if key.strip() else place for place, key in enumerate(keys)]).tolist()
 
 
 def check_column(rows: Dataset, by: str | None) -> None:

@@ -22,7 +22,14 @@ from rlhf_zoo.evaluation.evidence import Checkpoint, Evidence
 from rlhf_zoo.evaluation.probes import Completions, probe
 from rlhf_zoo.evaluation.probes.permutations import Permutations
 from rlhf_zoo.evaluation.probes.texts import Pair
-from rlhf_zoo.evaluation.prompt_groups import NEAR_DUPLICATES, group_means, group_prompts, group_rows, normal_form
+from rlhf_zoo.evaluation.prompt_groups import (
+    NEAR_DUPLICATES,
+    group_means,
+    group_other_prompts,
+    group_prompts,
+    group_rows,
+    normal_form,
+)
 from rlhf_zoo.evaluation.rollouts import probe_rollouts
 from rlhf_zoo.evaluation.stats import Estimate
 from rlhf_zoo.evaluation.trajectory import Trajectory
@@ -115,6 +122,11 @@ def test_a_column_names_the_groups() -> None:
         group_rows(twice, "kind")
     with pytest.raises(ZooError, match="a group must be text or a whole number"):
         group_rows(Dataset.from_dict({"prompt": ["a"], "kind": [0.5]}), "kind")
+
+
+def test_texts_without_a_prompt_answer_no_common_question() -> None:
+    assert group_other_prompts(["", "a b", "", "A b", " "], NEAR_DUPLICATES) == [0, 1, 2, 1, 3]
+    assert group_other_prompts(["", "a b", "", "A b"], None) == [0, 1, 2, 3]
 
 
 # ---- the verdict counts a group once

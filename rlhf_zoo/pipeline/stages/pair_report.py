@@ -10,6 +10,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ...evaluation.best_of_n import Choice, choice_accuracy, choices
 from ...evaluation.calibration import preference_report
 from ...evaluation.hard_pairs import are_ties, hard_pairs, ties
+from ...evaluation.prompt_groups import group_other_prompts
 from ...fileio import finite
 from ...modeling.chat import append_completion, completion_text, plain_text
 from ...modeling.prompt_keys import count_distinct_prompts
@@ -45,7 +46,8 @@ def held_out_report(
         f"{side}_lengths": [len(ids) for ids in tokenizer(texts, add_special_tokens=False)["input_ids"]]
         for side, texts in completions.items()
     }
-    report = preference_report(scores["chosen"], scores["rejected"], prompts=prompts, seed=seed, **lengths)
+    groups = group_other_prompts(pairs["prompt"], None)
+    report = preference_report(scores["chosen"], scores["rejected"], prompts=groups, seed=seed, **lengths)
     margins = np.subtract(scores["chosen"], scores["rejected"])
     gold_margins = None
     if utility is not None:
@@ -76,15 +78,15 @@ def held_out_report(
     return {
         **report,
         "best_of_n": choice_accuracy(
-            candidates, _scores_of(candidates, scorer, pairs, scores), prompts, gold=gold_utilities
+            candidates, _scores_of(candidates, scorer, pairs, scores), groups, gold=gold_utilities
         ),
-        "ties": ties(margins, tied, equal_texts, prompts, seed=seed),
+        "ties": ties(margins, tied, equal_texts, groups, seed=seed),
         "hard": hard_pairs(
             of_untied(margins),
             of_untied(completions["chosen"]),
             of_untied(completions["rejected"]),
             (of_untied(lengths["chosen_lengths"]), of_untied(lengths["rejected_lengths"])),
-            of_untied(prompts),
+            of_untied(groups),
             strength=of_untied(strength),
             gold=of_untied(gold_margins),
         )
