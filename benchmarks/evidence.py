@@ -37,6 +37,7 @@ DOCUMENTS = (
     "recipes/tiny-sums/README.md",
     "recipes/smollm2-ifeval/README.md",
     "docs/plan.md",
+    "docs/ledger.md",
 )
 
 

@@ -10,6 +10,7 @@ from .experiments import EXPERIMENTS, PLAN, SUMS
 from .frontier_tables import baselines_table
 from .instructions_table import page as instructions_page
 from .instructions_table import short_pair, short_table
+from .ledger_table import ledger_table
 from .plan_table import plan_table
 from .run_tables import ablation_table, runs_table
 from .sums_table import seeds_table, sums_table
@@ -23,6 +24,7 @@ TABLES: dict[str, Callable[[], str]] = {
     SUMS: sums_table,
     f"{SUMS}-seeds": seeds_table,
     PLAN: plan_table,
+    "ledger": ledger_table,
     "smollm2-ifeval": instructions_page,
     "smollm2-ifeval-short": short_table,
     "smollm2-ifeval-pair": short_pair,

@@ -1,0 +1,225 @@
+"""Probes the answers of public models against those of the models that they started from: docs/ledger.md.
+
+    git clone https://github.com/tatsu-lab/alpaca_eval           # answers and annotations, CC BY-NC 4.0
+    python benchmarks/ledger.py alpaca_eval                      # every pair, resumable
+    python benchmarks/ledger.py alpaca_eval --pairs NullModel    # one of them, anew
+    python benchmarks/evidence.py --render                       # the table of docs/ledger.md
+
+Only figures are kept, in docs/evidence/ledger.json. Nothing of the answers is: neither texts nor phrases.
+"""
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from figures import keep
+
+import rlhf_zoo
+from rlhf_zoo.errors import ZooError
+
+NAME = "ledger"
+LEADERBOARD = Path("src/alpaca_eval/leaderboards/data_AlpacaEval_2/weighted_alpaca_eval_gpt4_turbo_leaderboard.csv")
+#: Judges in order of preference: AlpacaEval 2 by probabilities, AlpacaEval 2 by choices, AlpacaEval 1.
+JUDGES = ("weighted_alpaca_eval_gpt4_turbo", "alpaca_eval_gpt4_turbo_fn", "alpaca_eval_gpt4")
+MIN_JUDGED = 0.9  # of the prompts: a judge that compared older answers is no judge of these
+CONFIGS = "https://github.com/tatsu-lab/alpaca_eval/tree/main/src/alpaca_eval/models_configs/"
+HUB = "https://huggingface.co/"
+PAPERS = "https://arxiv.org/abs/"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A model and what it started from.
+
+    Attributes:
+        kind: What was done to it.
+        policy: Its folder in AlpacaEval's results.
+        start: The folder of the model that it started from.
+        source: Where it is published that it did.
+    """
+
+    kind: str
+    policy: str
+    start: str
+    source: str
+
+
+def _asked(model: str) -> list[Pair]:
+    kinds = ("verbose", "concise")
+    return [Pair(f"asked to be {kind}", f"{model}_{kind}", model, f"{CONFIGS}{model}_{kind}") for kind in kinds]
+
+
+def _best_of(policy: str, start: str) -> Pair:
+    return Pair("best of n", policy, start, CONFIGS + policy)
+
+
+MISTRAL, LLAMA = "Mistral-7B-Instruct-v0.2", "Meta-Llama-3-8B-Instruct"
+PAIRS = (
+    Pair("cheat", "NullModel", "gpt4_1106_preview", PAPERS + "2410.07137"),
+    Pair("cheat", "gpt4_gamed", "gpt4", CONFIGS + "gpt4_gamed"),
+    *_asked("alpaca-7b"),
+    *_asked("gpt-3.5-turbo-1106"),
+    *_asked("claude-2.1"),
+    *_asked("Mixtral-8x7B-Instruct-v0.1"),
+    *_asked("gpt4_0613"),
+    *_asked("gpt4_1106_preview"),
+    _best_of("ultralm-13b-best-of-16", "ultralm-13b"),
+    _best_of("ultralm-13b-v2.0-best-of-16", "ultralm-13b-v2.0"),
+    _best_of("Samba-CoE-v0.2-best-of-16", "Samba-CoE-v0.2"),
+    _best_of("Storm-7B-best-of-64", "Storm-7B"),
+    _best_of("pairrm-zephyr-7b-beta", "zephyr-7b-beta"),
+    _best_of("pairrm-tulu-2-13b", "tulu-2-dpo-13b"),
+    _best_of("pairrm-tulu-2-70b", "tulu-2-dpo-70b"),
+    _best_of("pairrm-Yi-34B-Chat", "Yi-34B-Chat"),
+    Pair("RL: ReMax", "Mistral-7B-ReMax-v0.1", MISTRAL, HUB + "ziniuli/Mistral-7B-ReMax-v0.1"),
+    Pair("RL: REBEL", "REBEL-Llama-3-8B-Instruct", LLAMA, HUB + "Cornell-AGI/REBEL-Llama-3"),
+    Pair("RL: REBEL", "REBEL-Llama-3-8B-Instruct-Armo", LLAMA, HUB + "Cornell-AGI/REBEL-Llama-3-Armo-iter_1"),
+    Pair("DPO", "phi-2-dpo", "phi-2-sft", HUB + "lxuechen/phi-2-dpo"),
+    Pair("DPO, iterated", "Snorkel-Mistral-PairRM-DPO", MISTRAL, HUB + "snorkelai/Snorkel-Mistral-PairRM-DPO"),
+    Pair("KTO", "Contextual-KTO-Mistral-PairRM", MISTRAL, HUB + "ContextualAI/Contextual_KTO_Mistral_PairRM"),
+    Pair("SPPO", "SPPO-Mistral7B-PairRM", MISTRAL, HUB + "UCLA-AGI/Mistral7B-PairRM-SPPO"),
+    Pair("SPPO", "SPPO-Llama-3-Instruct-8B-PairRM", LLAMA, HUB + "UCLA-AGI/Llama-3-Instruct-8B-SPPO-Iter3"),
+    Pair("GPO", "GPO-Llama-3-8B-Instruct-GPM-2B", LLAMA, HUB + "general-preference/GPO-Llama-3-8B-Instruct-GPM-2B"),
+    Pair("SimPO", "Llama-3-Instruct-8B-SimPO", LLAMA, PAPERS + "2405.14734"),
+    Pair("WPO", "Llama-3-Instruct-8B-WPO-HB-v2", LLAMA, HUB + "wzhouad/Llama3-Instruct-8B-WPO-HB-v2"),
+    Pair("CUT", "cut-13b", "llama-2-13b-chat-hf", HUB + "xww033/cut-13b"),
+)
+
+
+def main(arguments: Sequence[str] | None = None, *, pairs: Sequence[Pair] = PAIRS) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("alpaca_eval", type=Path, help="your clone of github.com/tatsu-lab/alpaca_eval")
+    parser.add_argument(
+        "--pairs", nargs="+", metavar="MODEL", help="probe these anew; by default those without figures"
+    )
+    given = parser.parse_args(arguments)
+    if not (given.alpaca_eval / "results").is_dir():
+        raise ZooError(f"{given.alpaca_eval} has no folder results: give your clone of tatsu-lab/alpaca_eval.")
+    if unknown := set(given.pairs or ()) - {pair.policy for pair in pairs}:
+        raise ZooError(f"{', '.join(sorted(unknown))}: no such pair; name models of {Path(__file__).name}.")
+    rows = {row["policy"]: row for row in keep.load(NAME).get("rows", [])}
+    shares = leaderboard(given.alpaca_eval / LEADERBOARD)
+    for pair in pairs:
+        if pair.policy not in (given.pairs or {pair.policy}) or (given.pairs is None and pair.policy in rows):
+            continue
+        missing = [m for m in (pair.policy, pair.start) if not answers_file(given.alpaca_eval, m).is_file()]
+        if missing:
+            print(f"{pair.policy}: not probed, without the answers of {', '.join(missing)}", file=sys.stderr)
+            continue
+        rows[pair.policy] = row = probe_pair(given.alpaca_eval, pair, shares)
+        print(f"{pair.policy}: {row['verdict']}; fired: {', '.join(row['fired']) or 'none'}", flush=True)
+        # Written after each pair, so that an interrupted command goes on.
+        in_order = [rows[one.policy] for one in pairs if one.policy in rows]
+        keep.write(NAME, {"schema": 1, "command": "python benchmarks/ledger.py alpaca_eval", "rows": in_order})
+
+
+def probe_pair(folder: Path, pair: Pair, shares: dict[str, float]) -> dict[str, Any]:
+    """Probes a model's answers against those of what it started from.
+
+    Args:
+        folder: The clone of alpaca_eval.
+        pair: The two.
+        shares: Win rates of the leaderboard.
+
+    Returns:
+        The figures, without any text.
+    """
+    sides = [{row["instruction"]: row["output"] for row in answers(folder, m)} for m in (pair.policy, pair.start)]
+    judge, scores = common_judge(folder, (pair.policy, pair.start), sides)
+    findings = rlhf_zoo.probe(
+        *(
+            [
+                {"prompt": prompt, "completion": text, **({"judge": judged[prompt]} if judge else {})}
+                for prompt, text in side.items()
+                if judge is None or prompt in judged
+            ]
+            for side, judged in zip(sides, scores, strict=True)
+        )
+    )
+    verdict, report = findings.verdict, findings.report
+    win_rate = verdict.win_rate
+    return {
+        "kind": pair.kind,
+        "policy": pair.policy,
+        "start": pair.start,
+        "source": pair.source,
+        "prompts": findings.prompts,
+        "judge": judge,
+        "win_rate": {"value": win_rate.value, "ci95": list(win_rate.ci95), "n": win_rate.n} if win_rate else None,
+        "leaderboard": [shares.get(pair.policy), shares.get(pair.start)],
+        **{name: [report[name].value, report[name].sft] for name in ("length", "repetition")},
+        "fired": {probe.family: probe.effect / probe.threshold for probe in report.probes if probe.fired},
+        "severe": [probe.family for probe in report.probes if probe.severe],
+        "unmeasured": list(report.skipped),
+        "kind_of_verdict": verdict.kind,
+        "verdict": verdict.text,
+        "rule": verdict.to_json()["rule"]["version"],
+    }
+
+
+def answers_file(folder: Path, model: str) -> Path:
+    return folder / "results" / model / "model_outputs.json"
+
+
+def answers(folder: Path, model: str) -> list[dict[str, Any]]:
+    path = answers_file(folder, model)
+    rows = _read_array(path)
+    if not rows or any(not isinstance(row.get(key), str) for row in rows for key in ("instruction", "output")):
+        raise ZooError(f"{path} has a row without instruction and output: update your clone of alpaca_eval.")
+    return rows
+
+
+def common_judge(
+    folder: Path, models: Sequence[str], sides: Sequence[dict[str, str]]
+) -> tuple[str | None, list[dict[str, float]]]:
+    """Returns a judge that compared the answers of both models with those of one same model, and its scores by prompt.
+
+    A score is the judge's preference, from 0 (for the other model) to 1. Prompts without one are left out.
+    """
+    for judge in JUDGES:
+        paths = [folder / "results" / model / judge / "annotations.json" for model in models]
+        if not all(path.is_file() for path in paths):
+            continue
+        annotations = [_read_array(path) for path in paths]
+        # The folders of one judge hold comparisons with different models: those of AlpacaEval 1 and of 2.
+        if len({row["generator_1"] for rows in annotations for row in rows}) != 1:
+            continue
+        scores = [
+            {
+                row["instruction"]: row["preference"] - 1.0
+                for row in rows
+                if row["preference"] is not None and side.get(row["instruction"]) == row["output_2"]
+            }
+            for rows, side in zip(annotations, sides, strict=True)
+        ]
+        if all(len(judged) >= MIN_JUDGED * len(side) for judged, side in zip(scores, sides, strict=True)):
+            return judge, scores
+    return None, [{}, {}]
+
+
+def leaderboard(path: Path) -> dict[str, float]:
+    """Returns each model's win rate over GPT-4 of the leaderboard, from 0 to 1; empty without the file."""
+    if not path.is_file():
+        return {}
+    with path.open(encoding="utf-8", newline="") as lines:
+        return {row[""]: float(row["win_rate"]) / 100 for row in csv.DictReader(lines)}
+
+
+def _read_array(path: Path) -> list[dict[str, Any]]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise ZooError(f"{path} cannot be read ({error}): update your clone of alpaca_eval.") from error
+    return rows if isinstance(rows, list) else []
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except ZooError as error:
+        sys.exit(str(error))
