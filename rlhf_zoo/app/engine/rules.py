@@ -1,4 +1,4 @@
-"""Scores completions by the rules that PPO was rewarded with, if no reward model was."""
+"""Scores completions with the rules that were PPO's reward, for runs without a reward model."""
 
 from __future__ import annotations
 

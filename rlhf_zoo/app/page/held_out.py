@@ -97,7 +97,7 @@ def stage_of(folder: Path) -> Path | None:
 
 
 def _dataset_prompts(lineage: Lineage, hub: Hub) -> list[str]:
-    """Returns held-out prompts; [] if there are none, with the reason in the log."""
+    """Returns held-out prompts; [] if there are none. The log then has the reason."""
     configuration, column, _ = lineage.prompts_at
     for location, load in _sources(lineage, hub):
         for split in _splits(lineage):
@@ -119,7 +119,7 @@ def _splits(lineage: Lineage) -> Iterable[str]:
 def _sources(
     lineage: Lineage, hub: Hub, *, all_columns: bool = False
 ) -> Iterator[tuple[str, Callable[[str | None, str], Iterable[object]]]]:
-    """Yields (location, loader of a configuration's split): the run directory's data, then the published data sets."""
+    """Yields (location, function that loads a configuration and split) of local data, then of published data sets."""
     stage = stage_of(Path(lineage.ppo.name))
     if stage is not None and StageRecord(stage).is_own():
         yield str(stage.parent / "data"), partial(_local_rows, stage.parent / "data")
@@ -178,7 +178,7 @@ def _may_show(model: str | None, data: str, hub: Hub) -> bool:
 
 
 def _prompts_in(rows: Iterable[object], column: str, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields (prompt, row) for the prompts that are texts, or conversations of a single turn."""
+    """Yields (prompt, row) for the prompts that are plain text or conversations of a single turn."""
     is_template, subject = is_text(column), f"The data set {location}"
     for index, row in enumerate(row for row in rows if isinstance(row, dict)):
         prompt = (

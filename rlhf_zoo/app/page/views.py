@@ -101,7 +101,7 @@ def side_card(
         role: sft or ppo.
         side: The completion; None renders a placeholder.
         row: Index of the completion.
-        label: HTML next to the policy's name; "" for its description.
+        label: HTML next to the policy's name; "" for the description of its role.
         is_chat: Whether the completion answers the prompt.
     """
     head = f"<header><h3>{NAMES[role]}</h3><span>{label or ROLE_DESCRIPTIONS[role]}</span></header>"

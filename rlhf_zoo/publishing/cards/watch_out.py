@@ -47,8 +47,8 @@ def _changes(facts: StageFacts) -> Iterator[str]:
         before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
         rise = facts.estimate("defects", name, "difference")
         if before and after and rise and rise["ci95"][0] > 0:
-            before_that = f"({facts.start_title} {_percent(before['value'])})"
-            yield f"**More {escape(name)}.** {_percent(after['value'])} of the answers have them {before_that}."
+            start_share = f"({facts.start_title} {_percent(before['value'])})"
+            yield f"**More {escape(name)}.** {_percent(after['value'])} of the answers have them {start_share}."
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
