@@ -106,7 +106,8 @@ def _align_responses(outputs: Tensor, samples: Samples) -> Tensor:
     """Moves (B, T, ·) from rows that end at the same column to rows whose responses begin at the same column."""
     length = samples.mask.shape[1]
     columns = (torch.arange(length, device=outputs.device) + _right_padding(samples)).clamp(max=length - 1)
-    return outputs.take_along_dim(columns.unsqueeze(-1), dim=1)
+    # Copies whole positions. A gather would read an index for each logit, which takes several times as long.
+    return outputs[torch.arange(len(outputs), device=outputs.device).unsqueeze(1), columns]
 
 
 def response_logits(model: PreTrainedModel, samples: Samples, *, temperature: float = 1.0) -> Tensor:
