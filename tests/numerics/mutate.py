@@ -190,6 +190,11 @@ def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
 
         if failed := failure([*tests, *TRAINER_TESTS]):
             raise RuntimeError(f"the tests fail without any mutation: {failed}")
+        # That run compiled the rest. Python tells stale bytecode by size and second alone: what is mutated has none.
+        sys.dont_write_bytecode = True
+        for module in {mutation.module for mutation in MUTATIONS}:
+            for compiled in (directory / module).parent.glob(f"__pycache__/{Path(module).stem}.*"):
+                compiled.unlink()
         print(f"{'function':<20} {'mutation':<28} caught by")
         for mutation, source, text in mutants:
             (directory / mutation.module).write_text(text, encoding="utf-8")
@@ -203,6 +208,5 @@ def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
 
 
 if __name__ == "__main__":
-    sys.dont_write_bytecode = True
-    os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ["OMP_NUM_THREADS"] = "1"
     sys.exit(1 if survivors(sys.argv[1:] or TESTS) else 0)
