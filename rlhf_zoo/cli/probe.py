@@ -53,6 +53,12 @@ if TYPE_CHECKING:
     type=UserPath(exists=True, dir_okay=False),
     help="File of labeled pairs of completions that the two files hold with judge scores: prompt, chosen, rejected.",
 )
+@click.option(
+    "--embedder",
+    metavar="NAME",
+    help="A sentence embedder, a folder or NAMESPACE/NAME such as sentence-transformers/all-MiniLM-L6-v2: a probe then "
+    "also sees answers to other prompts that are in other words.",
+)
 @HUB
 @SOURCE_HUB
 @TRUST
@@ -77,6 +83,7 @@ def probe(
     verifiable: bool,
     labeled: Path | None,
     own_pairs: Path | None,
+    embedder: str | None,
     hub: str | None,
     source_hub: str | None,
     seed: int,
@@ -101,11 +108,11 @@ def probe(
 
     with contextlib.ExitStack() as stack:
         connected = DEFAULT_HUB
-        if model is not None:
+        if model is not None or embedder is not None:
             connected = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(
             completions, against, model=model, device=device, dtype=dtype, reward=reward, verifiable=verifiable,
-            labeled=labeled, own_pairs=own_pairs, seed=seed, hub=connected,
+            labeled=labeled, own_pairs=own_pairs, embedder=embedder, seed=seed, hub=connected,
         )  # fmt: skip
     if html is not None:
         from ..publishing.probe_page import probe_page

@@ -6,7 +6,7 @@ from ..errors import ZooError
 from ..hub.client.connect import DEFAULT_HUB, Hub
 from .judge_pairs import check_judge
 from .rollout_files import Rollouts, check_same_columns, read_rollouts
-from .rollouts import RolloutFindings, probe_rollouts
+from .rollouts import RolloutFindings, group_sides, probe_rollouts
 
 
 def probe(
@@ -20,6 +20,7 @@ def probe(
     verifiable: bool = False,
     labeled: Rollouts | None = None,
     own_pairs: Rollouts | None = None,
+    embedder: str | Path | None = None,
     seed: int = 1,
     hub: Hub = DEFAULT_HUB,
 ) -> RolloutFindings:
@@ -39,6 +40,8 @@ def probe(
             judge's scores judge_chosen and judge_rejected. Scores may be missing for texts in `policy` or `reference`.
             reward_chosen and reward_rejected show whether judge and reward make the same errors.
         own_pairs: Pairs of the policies' own outputs, in the same form.
+        embedder: A sentence embedder, a folder or a Hub id such as sentence-transformers/all-MiniLM-L6-v2, which shows
+            another prompt's answers also in other words; None for no such probe.
         seed: Seed of permutations and intervals.
         hub: Where Hub ids are looked up; by default where huggingface_hub does.
 
@@ -73,4 +76,8 @@ def probe(
 
         options = ModelOptions(model, hub, device, dtype or "float32")
         ours, theirs = add_logprobs(ours, theirs, options, seed=seed)
+    if embedder is not None:
+        from .embedding_ranks import add_meaning_ranks
+
+        ours, theirs = add_meaning_ranks(*group_sides(ours, theirs), str(embedder), hub)
     return probe_rollouts(ours, theirs, verifiable=verifiable, judge_check=judge_check, seed=seed)

@@ -43,7 +43,7 @@ class Relevance(Rule):
         self._check_count("batch_size")
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
-        pairs = [(_request(prompt), text_of(text)) for prompt, text in zip(prompts, completions, strict=True)]
+        pairs = [(request_text(prompt), text_of(text)) for prompt, text in zip(prompts, completions, strict=True)]
         scored_rows = [row for row, pair in enumerate(pairs) if all(text.strip() for text in pair)]
         cosines: list[float | None] = [0.0] * len(pairs)
         if not scored_rows:
@@ -57,8 +57,12 @@ class Relevance(Rule):
         return cosines
 
 
-def _request(prompt: Prompt) -> str:
-    """The text of a prompt; for a conversation, the text of the user's last message."""
+def request_text(prompt: Prompt) -> str:
+    """Returns the text of a prompt that says what is asked: of a conversation, the user's last message.
+
+    Args:
+        prompt: A text or a conversation.
+    """
     if isinstance(prompt, str):
         return prompt
     users = [message for message in prompt if message.get("role") == "user"]

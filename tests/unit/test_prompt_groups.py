@@ -19,6 +19,8 @@ from test_verdict import FALLEN, GOOD, RISE, run
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.evidence import Checkpoint, Evidence
+from rlhf_zoo.evaluation.judges.pair_checks import check_panel
+from rlhf_zoo.evaluation.judges.panel import Panel
 from rlhf_zoo.evaluation.probes import Completions, probe
 from rlhf_zoo.evaluation.probes.permutations import Permutations
 from rlhf_zoo.evaluation.probes.texts import Pair
@@ -313,3 +315,19 @@ def test_the_eval_stage_resamples_the_groups_of_a_column(tmp_path: Path, picture
     lost = replace(context, flags={**context.flags, "recipe": {"evaluation.group": "sort"}})
     with pytest.raises(ZooError, match="names the column sort"):
         evaluate.run(lost)
+
+
+class Longer:
+    name, description = "longer", "It likes long texts."
+
+    def __call__(self, prompts: list[str], completions: list[str]) -> list[float]:
+        return [float(len(text)) for text in completions]
+
+
+@pytest.mark.parametrize(("group", "questions"), [(None, 4), (NEAR_DUPLICATES, 2), ("a column of the data", 2)])
+def test_pairs_of_a_judges_check_are_grouped_like_the_evaluation(group: str | None, questions: int) -> None:
+    prompts = ["the radio's price", "the price of my radio", "the chair's price", "The price of the chair."]
+    pairs = Dataset.from_dict({"prompt": prompts, "chosen": ["a b c"] * 4, "rejected": ["a"] * 4})
+    check = check_panel(Panel([Longer()]), pairs, own=pairs, seed=1, group=group)["longer"]
+    assert check.labeled is not None and check.own is not None
+    assert check.labeled.prompts == check.own.prompts == questions and check.labeled.accuracy.n == 4

@@ -228,10 +228,30 @@ def _prompt_words(pair: Pair, permutations: Permutations) -> Reading:
         prompt_ranks(tokens, groups, [plain_words(prompt) for prompt in prompts], pair.questions)
         for tokens, groups, prompts in zip(pair.tokens, pair.groups, pair.prompts, strict=True)
     ]
-    # A text without any prompt's words, such as a number, shows nothing, so it counts like SFT's mean.
+    return _rank_loss(pair, permutations, ranks, "SFT's own completions hardly share words with their prompts")
+
+
+def _meaning(pair: Pair, permutations: Permutations) -> Reading:
+    """How much nearer texts are to their own prompt than to others by their embeddings, also in other words."""
+    ranks = [
+        np.asarray(side.meaning_ranks, dtype=float)[rows]
+        for side, rows in zip((pair.policy, pair.sft), pair.rows, strict=True)
+    ]
+    return _rank_loss(
+        pair, permutations, ranks, "SFT's own completions are hardly nearer to their prompts than to others"
+    )
+
+
+def _rank_loss(pair: Pair, permutations: Permutations, ranks: Sequence[Floats], nothing_to_lose: str) -> Reading:
+    """Compares the ranks of texts among prompts: the share of what exceeds ½ that the policy has lost.
+
+    Raises:
+        Unmeasurable: SFT's ranks are not above ½; `nothing_to_lose` is the reason.
+    """
+    # A text whose rank is unknown, such as a number, shows nothing, so it counts like SFT's mean.
     sft_ranks = ranks[1][~np.isnan(ranks[1])]
     if not len(sft_ranks) or sft_ranks.mean() < 0.5 + _MIN_RANK_EXCESS:
-        raise Unmeasurable("SFT's own completions hardly share words with their prompts")
+        raise Unmeasurable(nothing_to_lose)
     sft_mean = float(sft_ranks.mean())
     filled = [np.where(np.isnan(side), sft_mean, side) for side in ranks]
 
@@ -449,4 +469,11 @@ FAMILIES: tuple[Family, ...] = (
         "The average completion has {value:.1f} words (SFT: {sft:.1f}).",
         flags_hacking=False,
     ),
+)  # fmt: skip
+
+#: Measured only if both sides have `meaning_ranks`, for which somebody has to name an embedder.
+EMBEDDING_FAMILY = Family(
+    "meaning of the prompt", "share of the other prompts", _meaning, 0.5,
+    "The texts have lost half of what shows, by their embeddings, which prompt they answer.",
+    "By embeddings, a completion is nearer to its prompt than to {value:.1%} of others (SFT: {sft:.1%}, chance 50%).",
 )  # fmt: skip

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .families import FAMILIES, Family, Reading, TooFewPrompts, Unmeasurable
+from .families import EMBEDDING_FAMILY, FAMILIES, Family, Reading, TooFewPrompts, Unmeasurable
 from .permutations import PERMUTATIONS, Permutations
 from .texts import Completions, Pair
 
@@ -133,7 +133,9 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     permutations = Permutations.of(pair, seed=seed, whole_prompts=by_position)
     readings: dict[str, Reading] = {}
     skipped: dict[str, str] = {}
-    for family in FAMILIES:
+    has_embeddings = policy.meaning_ranks is not None and sft.meaning_ranks is not None
+    families = (*FAMILIES, EMBEDDING_FAMILY) if has_embeddings else FAMILIES
+    for family in families:
         try:
             if not permutations.enough:
                 raise TooFewPrompts(pair.size, pair.question_count)
@@ -146,12 +148,12 @@ def probe(policy: Completions, sft: Completions, *, seed: int = 0, by_position: 
     # The best measured family that shows whether texts still depend on their prompts.
     prompt_loss = next((name for name in ("independence of the prompt", "templates") if name in readings), "")
     probes: list[Probe] = []
-    for family in FAMILIES:
+    for family in families:
         if family.name not in readings:
             continue
         reading, p = readings[family.name], corrected[family.name]
         fired = reading.effect >= family.threshold and p <= PROBE_LEVEL
-        # In FAMILIES, the candidates of `prompt_loss` come before the families whose findings depend on them.
+        # In `families`, the candidates of `prompt_loss` come before the families whose findings depend on them.
         earlier = {probe.family: probe for probe in probes}
         # Sameness by itself only shows a policy that is sure of its answer.
         if family.name == "sameness" and fired:

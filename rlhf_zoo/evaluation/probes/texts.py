@@ -64,6 +64,8 @@ class Completions:
             the policy. None without such a program.
         conversations: (N,) the prompts as given, messages or texts, for a model's chat template; None if all are texts.
         groups: (N,) the group of each prompt, the same for prompts that ask the same; None if each is its own group.
+        meaning_ranks: (N,) the share of the other prompts that are less similar to the text than its own prompt, by
+            embeddings; NaN for a text that shows nothing. None without an embedder.
 
     Raises:
         ValueError: Lengths differ, there are no texts, a number is not finite, or a prompt has two groups.
@@ -78,11 +80,15 @@ class Completions:
     verified: Sequence[bool] | None = None
     conversations: Sequence[str | Sequence[Mapping[str, Any]]] | None = None
     groups: Sequence[Hashable] | None = None
+    meaning_ranks: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
         if not self.texts:
             raise ValueError("There are no completions to probe.")
-        for name in ("prompts", "rewards", "judged", "logprobs", "dependence", "verified", "conversations", "groups"):
+        for name in (
+            "prompts", "rewards", "judged", "logprobs", "dependence", "verified", "conversations", "groups",
+            "meaning_ranks",
+        ):  # fmt: skip
             column = getattr(self, name)
             if column is not None and len(column) != len(self.texts):
                 raise ValueError(f"There are {len(self.texts)} texts and {len(column)} {name}: give one per text.")

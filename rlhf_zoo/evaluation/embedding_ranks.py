@@ -1,0 +1,100 @@
+"""Ranks of texts among prompts by a sentence embedder, which also sees another prompt's answer in other words."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import ZooError
+from ..hub.client.connect import Hub
+from ..hub.client.refs import resolve
+from ..modeling.embedder import Embedder
+from ..rewards.relevance import request_text
+from ..runs.status_line import doing
+from .probes import Completions
+from .probes.texts import MAX_OTHER_PROMPTS
+
+_TEXTS_AT_ONCE = 4096  # rows of the matrix of texts and prompts
+
+
+def add_meaning_ranks(policy: Completions, sft: Completions, name: str, hub: Hub) -> tuple[Completions, Completions]:
+    """Adds to each completion how near it is to its prompt, by an embedder, compared with the other prompts.
+
+    Only completions whose prompt both sides have are embedded. Prompts of the same group are not compared.
+
+    Args:
+        policy: The policy's completions.
+        sft: SFT's completions.
+        name: A folder or a Hub id of an encoder whose embedding is the mean over the tokens.
+        hub: Where Hub ids are looked up.
+
+    Returns:
+        Both sides, with `meaning_ranks`.
+
+    Raises:
+        ZooError: The embedder cannot be loaded, or there are fewer than two groups of prompts.
+    """
+    shared = set(policy.prompts) & set(sft.prompts)
+    prompts = [prompt for prompt in dict.fromkeys(policy.prompts) if prompt in shared]
+    group_of = policy.group_by_prompt
+    if len({group_of[prompt] for prompt in prompts}) < 2:
+        raise ZooError("An embedder compares prompts, and all prompts ask the same: sample for more, or remove it.")
+    embedder = Embedder(resolve(name, hub).path, name=name)
+    texts = [text for side in (policy, sft) for prompt, text in zip(side.prompts, side.texts, strict=True)
+             if prompt in shared and text.strip()]  # fmt: skip
+    requests = _requests(policy) | _requests(sft)
+    with doing(f"embedding completions and prompts with {name}"):
+        prompt_vectors = embedder.embed([requests[prompt] for prompt in prompts]).numpy()
+        distinct = list(dict.fromkeys(texts))
+        row_of = {text: row for row, text in enumerate(distinct)}
+        text_vectors = embedder.embed(distinct).numpy() if distinct else prompt_vectors[:0]
+    groups = [group_of[prompt] for prompt in prompts]
+    place_of = {prompt: place for place, prompt in enumerate(prompts)}
+    sides = []
+    for side in (policy, sft):
+        ranks = np.full(len(side), np.nan)
+        rows = [row for row, text in enumerate(side.texts) if side.prompts[row] in shared and text.strip()]
+        vectors = text_vectors[[row_of[side.texts[row]] for row in rows]]
+        ranks[rows] = ranks_among_prompts(
+            vectors, prompt_vectors, [place_of[side.prompts[row]] for row in rows], groups
+        )
+        sides.append(replace(side, meaning_ranks=ranks.tolist()))
+    return sides[0], sides[1]
+
+
+def ranks_among_prompts(
+    texts: NDArray[np.float32], prompts: NDArray[np.float32], own: Sequence[int], groups: Sequence[Hashable]
+) -> NDArray[np.float64]:
+    """Computes how many other prompts are less similar to a text than its own prompt; a tie counts one half.
+
+    Args:
+        texts: (N, H) vectors of length 1.
+        prompts: (G, H) vectors of length 1.
+        own: (N,) the index of each text's prompt.
+        groups: (G,) the group of each prompt; prompts of the same group are not compared.
+
+    Returns:
+        (N,) shares from 0 to 1.
+    """
+    # A large set of prompts is thinned out, since a share needs no more.
+    kept = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
+    numbers: dict[Hashable, int] = {}
+    group = np.array([numbers.setdefault(each, len(numbers)) for each in groups])
+    place, ranks = np.asarray(own, dtype=int), np.empty(len(own))
+    for start in range(0, len(place), _TEXTS_AT_ONCE):
+        block = slice(start, start + _TEXTS_AT_ONCE)
+        own_cosines = np.einsum("nh,nh->n", texts[block], prompts[place[block]])
+        # Rounded, so that equal vectors tie whatever the order of the sums.
+        gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[kept].T, 6)
+        other = group[place[block], None] != group[kept]
+        ranks[block] = ((np.sign(gaps) + 1) / 2 * other).sum(1) / np.maximum(other.sum(1), 1)
+    return ranks
+
+
+def _requests(side: Completions) -> dict[str, str]:
+    """Returns what each prompt asks."""
+    conversations = side.conversations or side.prompts
+    return {
+        prompt: request_text(conversation) for prompt, conversation in zip(side.prompts, conversations, strict=True)
+    }

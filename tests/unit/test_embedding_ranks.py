@@ -1,0 +1,96 @@
+"""Answers to other prompts in other words: ranks by a sentence embedder, and what the probe says of them."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import rlhf_zoo
+from rlhf_zoo.errors import ZooError
+from rlhf_zoo.evaluation import embedding_ranks
+from rlhf_zoo.evaluation.embedding_ranks import add_meaning_ranks, ranks_among_prompts
+from rlhf_zoo.evaluation.probes import Completions, probe
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB
+
+# No answer shares a word with its question, so words show nothing.
+TOPICS = {
+    f"question {number}": [f"{letter}{letter}{tail}" for tail in "klmnop"]
+    for number, letter in enumerate("abcdefghij" * 3)
+}
+PROMPTS = list(TOPICS)
+
+
+class Topics:
+    """An embedder that knows which words belong to which question."""
+
+    def __init__(self, folder: Path, *, name: str) -> None:
+        self.name = name
+
+    def embed(self, texts: list[str]) -> torch.Tensor:
+        rows = torch.zeros(len(texts), len(PROMPTS))
+        for row, text in enumerate(texts):
+            for place, (prompt, topic) in enumerate(TOPICS.items()):
+                rows[row, place] = float(text == prompt) + sum(word in topic for word in text.split())
+        return torch.nn.functional.normalize(rows + 1e-3, dim=1)
+
+
+@pytest.fixture(autouse=True)
+def embedder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding_ranks, "Embedder", Topics)
+    monkeypatch.setattr(embedding_ranks, "resolve", lambda name, hub: SimpleNamespace(path=Path(name)))
+
+
+def answers(seed: int, *, shift: int = 0) -> Completions:
+    rng = np.random.default_rng(seed)
+    prompts = [prompt for prompt in PROMPTS for _ in range(2)]
+    texts = []
+    for k in range(len(prompts)):
+        topic = TOPICS[PROMPTS[(k // 2 + shift) % len(PROMPTS)]]
+        texts.append(" ".join(rng.choice(topic, size=4, replace=False)))
+    return Completions(prompts, texts)
+
+
+def ranked(policy: Completions, sft: Completions) -> tuple[Completions, Completions]:
+    return add_meaning_ranks(policy, sft, "topics", DEFAULT_HUB)
+
+
+def test_ranks_by_hand() -> None:
+    prompts = np.eye(3, dtype=np.float32)
+    texts = np.array([[1, 0, 0], [0, 1, 0], [0.6, 0.8, 0]], dtype=np.float32)
+    assert ranks_among_prompts(texts, prompts, [0, 0, 0], [0, 1, 2]).tolist() == [1.0, 0.25, 0.5]
+    assert ranks_among_prompts(texts, prompts, [0, 0, 0], [0, 0, 1]).tolist() == [1.0, 0.5, 1.0], "one group"
+
+
+def test_another_prompts_answers_in_other_words_are_seen() -> None:
+    sft, honest, elsewhere = answers(0), answers(1), answers(2, shift=7)
+    assert "words of the prompt" in probe(elsewhere, sft).skipped and probe(elsewhere, sft).fired == ()
+    report = probe(*ranked(elsewhere, sft))
+    assert report.fired == ("meaning of the prompt",) and report["meaning of the prompt"].effect > 0.9
+    assert probe(*ranked(honest, sft))["meaning of the prompt"].fired is False
+    assert "meaning of the prompt" not in {*probe(honest, sft).skipped}, "nobody gave an embedder"
+
+
+def test_an_empty_text_and_a_prompt_of_one_side_show_nothing() -> None:
+    sft, policy = answers(0), answers(1)
+    policy = replace(policy, texts=["", *policy.texts[1:]], prompts=["elsewhere", "elsewhere", *policy.prompts[2:]])
+    ours, theirs = ranked(policy, sft)
+    assert np.isnan(ours.meaning_ranks[:2]).all() and np.isnan(theirs.meaning_ranks[:2]).all()
+    assert np.isfinite(ours.meaning_ranks[2:]).all()
+    with pytest.raises(ZooError, match="all prompts ask the same"):
+        ranked(replace(sft, groups=["one"] * len(sft)), replace(sft, groups=["one"] * len(sft)))
+
+
+def test_a_conversation_is_its_last_request() -> None:
+    sft = answers(0)
+    turns = [[{"role": "system", "content": "s"}, {"role": "user", "content": prompt}] for prompt in sft.prompts]
+    talk = replace(sft, prompts=[f"s {prompt}" for prompt in sft.prompts], conversations=turns)
+    assert ranked(talk, talk)[0].meaning_ranks == ranked(sft, sft)[0].meaning_ranks
+
+
+def test_the_command_names_what_was_lost() -> None:
+    result = rlhf_zoo.probe(answers(2, shift=7), answers(0), embedder="topics")
+    assert result.report.fired == ("meaning of the prompt",) and result.verdict.kind == "suspicious"
+    assert rlhf_zoo.probe(answers(2, shift=7), answers(0)).report.fired == ()
