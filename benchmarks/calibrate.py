@@ -142,8 +142,8 @@ def work_of(point: Point, device: Device, *, shared: bool, half: bool, answer: f
         "critic": "shared" if shared else "auto",
     }  # fmt: skip
     keys: SimpleNamespace = stage_keys_of("ppo", said, where="a point")
-    prompt = round(statistics.mean(map(len, point.prompts(4 * point.batch))))
-    work = ppo_plan(keys, PPOModels(shape, [Reward(shape)]), device, prompt=prompt).work
+    prompt_length = round(statistics.mean(map(len, point.prompts(4 * point.batch))))
+    work = ppo_plan(keys, PPOModels(shape, [Reward(shape)]), device, prompt_length=prompt_length).work
     longest = max(min(length, point.response) for length in point.lengths(point.batch))
     return replace(work, steps=work.steps / round(answer) * longest)
 

@@ -128,7 +128,7 @@ def predicted(setting: Setting, device: str = "cpu") -> dict[str, Any]:
     [found] = make_plan(
         recipe,
         local_device(use_cpu=device == "cpu"),
-        prompt=setting.prompt,
+        prompt_length=setting.prompt,
         stages=[setting.stage],
         suggest_changes=False,
     ).stages

@@ -112,24 +112,24 @@ def _kept_plan(
     recipe: Recipe,
     device: Device,
     flags: Mapping[str, Mapping[str, Any]],
-    prompt: int | None,
+    prompt_length: int | None,
     source_hub: str | None,
 ) -> Plan:
-    """Returns the plan, which is made only once for equal settings. A kept one needs no slow imports."""
+    """Returns the plan, which is made only once for equal settings. A kept plan needs no slow imports."""
     from ..pipeline.plan import kept
     from ..pipeline.plan.published import all_published, model_names
     from ..pipeline.plan.result import Plan
 
     name = None
     if recipe.download is None and all_published(model_names(recipe, flags)):
-        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt]
+        keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length]
         name = kept.digest([kept.code_state(), kept.versions(), asdict(device), *keys])
         if isinstance(entry := kept.read("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with doing("loading the planner"):
         from ..pipeline.plan.plan import make_plan, models_elsewhere
     with hub_for_reading(models_elsewhere(recipe, flags), source_hub) as hub, doing(f"planning {recipe.name}"):
-        result = make_plan(recipe, device, flags, prompt=prompt, hub=hub)
+        result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
     if name is not None:
         peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}
         kept.write("plans", name, {"plan": result.to_json(), "change_peaks": peaks})

@@ -362,7 +362,9 @@ def test_memory_is_that_of_the_planner_as_the_page_says(
     columns = []
     for more in ({}, adapter):
         own = {"ppo": {**flags["ppo"], **more}}
-        [plan] = make_plan(made, parse_device("80gb"), own, prompt=512, stages=["ppo"], suggest_changes=False).stages
+        [plan] = make_plan(
+            made, parse_device("80gb"), own, prompt_length=512, stages=["ppo"], suggest_changes=False
+        ).stages
         columns.append({**{name: one.total for name, one in plan.models.items()}, "at most, in the update": plan.peak})
     for what in columns[0]:
         row = f"| {what} | {columns[0][what] / GIB:.2f} | {columns[1].get(what, 0) / GIB:.2f} |"

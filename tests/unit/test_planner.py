@@ -167,7 +167,7 @@ LLAMA_7B = {
 
 def test_the_table_of_four_models_of_7b():
     recipe = four_models(LLAMA_7B, per_device_train_batch_size=1, gradient_accumulation_steps=64, response_length=256)
-    [plan] = make_plan(recipe, parse_device("h100"), prompt=256, stages=["ppo"], suggest_changes=False).stages
+    [plan] = make_plan(recipe, parse_device("h100"), prompt_length=256, stages=["ppo"], suggest_changes=False).stages
     assert plan.models["policy"].total == 16 * 6_738_415_616
     for name, one in plan.models.items():
         parts = (one.weights, one.gradients, one.optimizer, one.total)
@@ -181,7 +181,7 @@ def test_the_table_of_four_models_of_7b():
 def test_updates_are_counted_where_the_keys_say_how_many():
     def counted(gpu, **keys):
         recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, per_device_train_batch_size=8, **keys)
-        made = make_plan(recipe, parse_device(gpu), prompt=64, stages=["ppo"])
+        made = make_plan(recipe, parse_device(gpu), prompt_length=64, stages=["ppo"])
         return made.stages[0].batch.get("updates"), made.total_time("ppo")
 
     keys = {"gradient_accumulation_steps": 4, "num_generations": 2, "total_episodes": 1000}
@@ -195,7 +195,7 @@ def test_updates_are_counted_where_the_keys_say_how_many():
 @pytest.mark.parametrize(("keys", "precision"), [({}, "float32"), ({"dtype": "bfloat16"}, "bfloat16")])
 def test_seconds_are_of_the_precision_that_weights_are_held_in(keys, precision):
     recipe = four_models({**LLAMA_7B, "num_hidden_layers": 2}, bf16=False, **keys)
-    spent = make_plan(recipe, parse_device("cpu"), prompt=64, stages=["ppo"]).durations["ppo"]
+    spent = make_plan(recipe, parse_device("cpu"), prompt_length=64, stages=["ppo"]).durations["ppo"]
     assert spent is not None and f" in {precision} (" in spent.basis
 
 
@@ -206,13 +206,13 @@ def test_a_change_makes_it_fit_and_is_small():
         response_length=512,
     )  # fmt: skip
     device = Device("GPU", 40)
-    made = make_plan(recipe, device, prompt=512, stages=["ppo"])
+    made = make_plan(recipe, device, prompt_length=512, stages=["ppo"])
     change = made.changes["ppo"]
     assert change is not None and made.peak > device.usable_gib * GIB >= change.peak
-    again = make_plan(recipe, device, {"ppo": change.keys}, prompt=512, stages=["ppo"])
+    again = make_plan(recipe, device, {"ppo": change.keys}, prompt_length=512, stages=["ppo"])
     assert not again.changes and again.peak == change.peak
-    assert make_plan(recipe, Device("GPU", 1), prompt=512, stages=["ppo"]).changes == {"ppo": None}
-    small = make_plan(recipe, Device("GPU", 11), prompt=512, stages=["ppo"]).changes["ppo"]
+    assert make_plan(recipe, Device("GPU", 1), prompt_length=512, stages=["ppo"]).changes == {"ppo": None}
+    small = make_plan(recipe, Device("GPU", 11), prompt_length=512, stages=["ppo"]).changes["ppo"]
     assert small is not None and small.keys["use_peft"] is True
 
 
@@ -252,7 +252,7 @@ def test_shards_lora_and_few_bits_need_less():
 
     def peak(gpu, **more):
         return make_plan(
-            recipe, parse_device(gpu), {"ppo": more}, prompt=256, stages=["ppo"], suggest_changes=False
+            recipe, parse_device(gpu), {"ppo": more}, prompt_length=256, stages=["ppo"], suggest_changes=False
         ).peak
 
     lora = {"use_peft": True, "lora_target_modules": ["all-linear"], "dtype": "bfloat16"}
@@ -282,7 +282,7 @@ def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take(
     }  # fmt: skip
     shared = {"description": "A check.", "architecture": shape, "tokenizer": {"vocab_size": 49_152}}
     recipe = Recipe("check", Path(), shared, {"sft": {}, "ppo": keys})
-    [stage] = make_plan(recipe, parse_device("cpu:2"), prompt=16, stages=["ppo"], suggest_changes=False).stages
+    [stage] = make_plan(recipe, parse_device("cpu:2"), prompt_length=16, stages=["ppo"], suggest_changes=False).stages
     planned = {name: round(need.total / 2**20) for name, need in stage.phases.items()}
     assert max(planned, key=planned.get) == "save" and planned["save"] == pytest.approx(4619, rel=0.1)
     assert max(of for name, of in planned.items() if name != "save") == pytest.approx(4048, rel=0.1)
@@ -309,7 +309,7 @@ def test_shards_that_there_are_none_of(stage, gpu, keys, said):
             recipe,
             parse_device(gpu),
             {stage: {"fsdp2": True, **keys}},
-            prompt=64,
+            prompt_length=64,
             stages=[stage],
             suggest_changes=False,
         )
@@ -405,13 +405,13 @@ def test_models_of_other_kinds_are_planned_or_refused_in_a_sentence(kind: str, k
     from rlhf_zoo.pipeline.plan.shapes import Shape
 
     shape = Shape(AutoConfig.for_model(kind, hidden_size=32, num_hidden_layers=2, vocab_size=100), "float32")
-    models = PPOModels(policy=shape, rewards=[Reward(shape)], value=None, exact=True)
+    models = PPOModels(policy=shape, rewards=[Reward(shape)], value=None, is_unmodified=True)
     keys = stage_keys_of("ppo", {}, where="here")
     if known:
-        assert ppo_plan(keys, models, parse_device("cpu"), prompt=32).peak > 0
+        assert ppo_plan(keys, models, parse_device("cpu"), prompt_length=32).peak > 0
     else:
         with pytest.raises(ZooError, match=r"^A mamba has no attention, so the memory of its state is unknown\.$"):
-            ppo_plan(keys, models, parse_device("cpu"), prompt=32)
+            ppo_plan(keys, models, parse_device("cpu"), prompt_length=32)
 
 
 def test_a_download_is_planned_as_it_will_run(tmp_path: Path):

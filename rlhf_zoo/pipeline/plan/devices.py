@@ -60,10 +60,10 @@ def parse_device(text: str) -> Device:
     Raises:
         ZooError: The text is none of these.
     """
-    name, colon, number = text.strip().lower().partition(":")
-    if colon and not (number.isdecimal() and 1 <= int(number) <= 1024):
+    name, colon, count_text = text.strip().lower().partition(":")
+    if colon and not (count_text.isdecimal() and 1 <= int(count_text) <= 1024):
         raise ZooError(f"--gpu is {text!r}: after the colon write the number of devices, such as h100:8.")
-    count = int(number) if colon else 1
+    count = int(count_text) if colon else 1
     if name == "cpu":
         return cpu_device(count)
     if name in CARDS:
@@ -78,7 +78,7 @@ def parse_device(text: str) -> Device:
 
 
 def cpu_device(count: int = 1) -> Device:
-    """This machine's CPU.
+    """Returns this machine's CPU as a device.
 
     Args:
         count: Number of processes; each gets an equal share of the memory.
@@ -94,10 +94,10 @@ def may_have_accelerator() -> bool:
 
 
 def local_device(*, use_cpu: bool = False) -> Device:
-    """The device of this machine that a stage would train on.
+    """Returns this machine's device that a stage would train on.
 
     Args:
-        use_cpu: The stage's key of that name.
+        use_cpu: The stage's key `use_cpu`.
     """
     if use_cpu or not may_have_accelerator():
         return cpu_device()

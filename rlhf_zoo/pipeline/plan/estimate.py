@@ -117,7 +117,7 @@ def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
         episodes: Completions of a PPO update; 0 for other stages.
 
     Returns:
-        `updates`; empty if it depends on the size of the data.
+        {"updates": the number}; {} if the number depends on the size of the data.
     """
     if episodes and keys.total_episodes is not None:
         return {"updates": math.ceil(keys.total_episodes / episodes)}
@@ -129,9 +129,9 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
 
     Args:
         stage: The stage's name.
-        keys: Its keys.
-        device: What it runs on.
-        **unsharded: Setting that fsdp2 does not support -> whether it is on.
+        keys: The stage's keys.
+        device: What the stage runs on.
+        **unsharded: Setting that fsdp2 does not support -> whether the setting is on.
 
     Raises:
         ZooError: Such a setting is on, the optimizer cannot be sharded, or there is only one device.
@@ -231,11 +231,11 @@ def with_process(device: Device, phase: PhaseMemory, shards: int = 1) -> PhaseMe
 
 
 def computes_in_bfloat16(keys: SimpleNamespace, device: Device) -> bool:
-    """Whether a stage computes in bfloat16; without `bf16`, whether the device supports it.
+    """Whether a stage computes in bfloat16. If the key `bf16` is not set, the device decides.
 
     Args:
         keys: The stage's keys.
-        device: What it runs on.
+        device: What the stage runs on.
     """
     return device.bfloat16 if keys.bf16 is None else bool(keys.bf16)
 
@@ -301,8 +301,8 @@ def resident_memory(
     Args:
         model: The model.
         keys: The stage's keys.
-        bits: Quantization of a frozen model; None takes the stage's.
-        owns_base: False for a model whose frozen weights are shared with another.
+        bits: Quantization of a frozen model; None if the stage's keys set it.
+        owns_base: False if the model shares its frozen weights with another model.
     """
     counts = model.counts
     state = memory.state_bytes(str(getattr(keys.optim, "value", keys.optim)))

@@ -53,7 +53,7 @@ class TrainingPass:
     Attributes:
         saved: Activations kept from the forward to the backward pass.
         first_peak: Peak of the first micro-batch, including the gradients that it allocates.
-        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist; 0 if there is none.
+        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist; 0 for one micro-batch.
         gradients: Gradients that remain after the pass.
     """
 
@@ -82,7 +82,7 @@ class ModelMemory:
 
     Attributes:
         weights: Parameters.
-        gradients: Gradients; present only during the update.
+        gradients: Gradients; they exist only during the update.
         optimizer: The optimizer's state.
     """
 
@@ -94,16 +94,16 @@ class ModelMemory:
     def total(self) -> float:
         return self.weights + self.gradients + self.optimizer
 
-    def per_device(self, devices: int) -> "ModelMemory":
+    def per_device(self, device_count: int) -> "ModelMemory":
         """Divides the bytes evenly.
 
         Args:
-            devices: How many devices share the model.
+            device_count: Number of devices that share the model.
 
         Returns:
-            The share of each.
+            The bytes on each device.
         """
-        return ModelMemory(self.weights / devices, self.gradients / devices, self.optimizer / devices)
+        return ModelMemory(self.weights / device_count, self.gradients / device_count, self.optimizer / device_count)
 
 
 @dataclass(frozen=True)
@@ -137,10 +137,10 @@ def state_bytes(optimizer: str) -> float | None:
     """Looks up the optimizer's state size.
 
     Args:
-        optimizer: Its name, as the key `optim`.
+        optimizer: The value of the key `optim`.
 
     Returns:
-        Bytes of state per trained float32 parameter; None for an unknown optimizer.
+        Bytes of state per trained float32 parameter; None if the optimizer is unknown.
     """
     return next((size for name, size in OPTIMIZER_STATE.items() if optimizer.startswith(name)), None)
 
@@ -154,8 +154,8 @@ def model_memory(
         counts: The model's size.
         weight_bytes: Bytes of a weight; trained adapter weights always take `FLOAT32`.
         state_per_parameter: Bytes of optimizer state per parameter, from `state_bytes`.
-        bits: The precision of quantized linear layers, a key of `QUANTIZED_WEIGHT`; None without quantization.
-        owns_base: False for a model whose frozen weights are shared with another.
+        bits: The precision of quantized linear layers, a key of `QUANTIZED_WEIGHT`; None if they are not quantized.
+        owns_base: False if the model shares its frozen weights with another model.
     """
     is_adapter = 0 < counts.trained < counts.parameters
     frozen = counts.parameters - counts.trained

@@ -44,7 +44,7 @@ def make_plan(
     device: Device,
     flags: Mapping[str, Mapping[str, Any]] | None = None,
     *,
-    prompt: int | None = None,
+    prompt_length: int | None = None,
     stages: Sequence[str] | None = None,
     suggest_changes: bool = True,
     hub: Hub = DEFAULT_HUB,
@@ -55,8 +55,8 @@ def make_plan(
         recipe: The recipe.
         device: What the recipe would run on.
         flags: The flags by stage, as `run_flags` returns them.
-        prompt: Tokens of the longest prompt.
-        stages: The stages to plan; None for all of the recipe's.
+        prompt_length: Number of tokens of the longest prompt; None to read it from the recipe.
+        stages: The stages to plan; None to plan all stages of the recipe.
         suggest_changes: Whether to search for changes that make a stage fit.
         hub: The Hub that has the models that are not folders.
 
@@ -74,17 +74,18 @@ def make_plan(
     assumptions = (
         [] if device.cpu else ["the plan holds on a GPU, although it was compared with real runs on CPUs only"]
     )
-    if "ppo" in keys and prompt is None:
-        prompt = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
-        if prompt is None:
-            prompt = min(PROMPT, max(shapes.base.context - keys["ppo"].response_length, 1))
+    if "ppo" in keys and prompt_length is None:
+        prompt_length = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
+        if prompt_length is None:
+            prompt_length = min(PROMPT, max(shapes.base.context - keys["ppo"].response_length, 1))
             assumptions.append(
-                f"the longest prompt has {prompt} tokens; set max_prompt_length or --prompt_length to change this"
+                f"the longest prompt has {prompt_length} tokens; "
+                "set max_prompt_length or --prompt_length to change this"
             )
 
     def estimate(stage: str, stage_keys: SimpleNamespace) -> StagePlan:
         if stage == "ppo":
-            return ppo_plan(stage_keys, shapes.of_ppo(stage_keys), device, prompt=prompt or PROMPT)
+            return ppo_plan(stage_keys, shapes.of_ppo(stage_keys), device, prompt_length=prompt_length or PROMPT)
         return (sft_plan if stage == "sft" else reward_plan)(stage_keys, shapes.base, device)
 
     plans, durations, changes = [], {}, {}
@@ -115,8 +116,8 @@ def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> Simpl
     """Parses the keys of a stage that its memory and time depend on.
 
     Args:
-        stage: Its name.
-        values: Its keys; missing ones get their defaults.
+        stage: The stage's name.
+        values: The stage's keys; missing keys get their defaults.
         where: The file of the keys, for messages.
 
     Returns:
@@ -142,8 +143,8 @@ class _Shapes:
         if name is not None:
             self.base = find_shape(name, revision=getattr(sft, "model_revision", None), hub=hub)
         else:
-            size = int((shared.tokenizer or {}).get("vocab_size", 1024))
-            self.base = new_shape(shared.architecture or {}, vocabulary=size)
+            vocabulary_size = int((shared.tokenizer or {}).get("vocab_size", 1024))
+            self.base = new_shape(shared.architecture or {}, vocabulary=vocabulary_size)
         # A learning rate of 0 leaves the weights as they were published.
         self._unchanged = sft is not None and name is not None and sft.learning_rate == 0
 
@@ -159,7 +160,7 @@ class _Shapes:
             policy=policy,
             rewards=[self._reward(reward, policy, ppo) for reward in reward_names(ppo.reward_model_path)],
             value=value_shape,
-            exact=is_external or self._unchanged,
+            is_unmodified=is_external or self._unchanged,
         )
 
     def _trained(self, stage: str) -> Shape:
@@ -197,7 +198,7 @@ def smallest_change(
         estimate: Plans the stage for a set of keys.
 
     Returns:
-        The change; None if no change is enough.
+        The change; None if no change makes it fit.
     """
     equivalent = [*_equivalent_changes(stage, keys, device)]
     training = [*_training_changes(stage, keys, device)]
@@ -232,10 +233,10 @@ def smallest_change(
 
 def _equivalent_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
     """Changes that affect only rounding."""
-    size, steps = keys.per_device_train_batch_size, keys.gradient_accumulation_steps
-    while size % 2 == 0 and size > device.count:
-        size, steps = size // 2, steps * 2
-        yield {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+    batch_size, steps = keys.per_device_train_batch_size, keys.gradient_accumulation_steps
+    while batch_size % 2 == 0 and batch_size > device.count:
+        batch_size, steps = batch_size // 2, steps * 2
+        yield {"per_device_train_batch_size": batch_size, "gradient_accumulation_steps": steps}
     if not keys.gradient_checkpointing:
         yield {"gradient_checkpointing": True}
     if not device.cpu and not keys.fsdp2 and not keys.use_peft and device.count > 1:
@@ -258,15 +259,17 @@ def _training_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iter
 
 
 def _ppo_changes(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    for rows in (16, 4, 1):
-        if keys.local_rollout_forward_batch_size > rows:
-            yield {"local_rollout_forward_batch_size": rows}
+    for batch_size in (16, 4, 1):
+        if keys.local_rollout_forward_batch_size > batch_size:
+            yield {"local_rollout_forward_batch_size": batch_size}
     if keys.rollout_engine == "native" and not device.cpu and keys.rollout_graphs:
         yield {"rollout_graphs": False}
     if not device.cpu and not keys.offload_frozen and device.count == 1:
         yield {"offload_frozen": True}
-    longest = (keys.max_prompt_length or PROMPT) + keys.response_length
-    rows = keys.per_device_train_batch_size * keys.gradient_accumulation_steps * keys.num_generations // device.count
-    while rows > 4:
-        rows //= 4
-        yield {"max_rollout_batch_tokens": rows * longest}
+    longest_text = (keys.max_prompt_length or PROMPT) + keys.response_length
+    completions = (
+        keys.per_device_train_batch_size * keys.gradient_accumulation_steps * keys.num_generations // device.count
+    )
+    while completions > 4:
+        completions //= 4
+        yield {"max_rollout_batch_tokens": completions * longest_text}

@@ -57,49 +57,53 @@ class PPOModels:
     Attributes:
         policy: The policy, as saved.
         rewards: The reward models.
-        value: The model that value_model_name_or_path names; None if it names none.
-        exact: Whether the policy has its published weights, so that the reference may keep their dtype.
+        value: The model that value_model_name_or_path names; None if that key is not set.
+        is_unmodified: Whether the policy has its published weights, so that the reference may keep their dtype.
     """
 
     policy: Shape
     rewards: Sequence[Reward] = ()
     value: Shape | None = None
-    exact: bool = False
+    is_unmodified: bool = False
 
 
-def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt: int) -> StagePlan:
+def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt_length: int) -> StagePlan:
     """Plans PPO.
 
     Args:
         keys: The stage's keys, as attributes.
         models: The models that PPO starts from.
         device: What the stage runs on.
-        prompt: Tokens of the longest prompt.
+        prompt_length: Number of tokens of the longest prompt.
 
     Raises:
         ZooError: A model cannot be planned, or fsdp2 does not support the keys.
     """
-    return _PPO(keys, models, device, prompt).plan()
+    return _PPO(keys, models, device, prompt_length).plan()
 
 
 class _PPO:
     """One process of PPO: its models, how it splits a batch, and the memory of each phase."""
 
-    def __init__(self, keys: SimpleNamespace, models: PPOModels, device: Device, prompt: int) -> None:
-        self.keys, self.device, self.prompt = keys, device, prompt
-        self.response: int = keys.response_length
-        self.length = prompt + self.response
+    def __init__(self, keys: SimpleNamespace, models: PPOModels, device: Device, prompt_length: int) -> None:
+        self.keys, self.device, self.prompt_length = keys, device, prompt_length
+        self.response_length: int = keys.response_length
+        self.length = prompt_length + self.response_length
         self.in_bfloat16 = computes_in_bfloat16(keys, device)
-        rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
-        self.prompts = rows * steps
-        self.rows = self.prompts * keys.num_generations
-        self.minibatch_rows = math.ceil(self.rows / keys.num_mini_batches)
-        budget = keys.max_tokens_per_micro_batch or default_batch_tokens(cpu=device.cpu, bf16=self.in_bfloat16)
-        rows_in_budget = self.rows if budget is None else max(budget // self.length, 1)
-        self.micro_batch_rows = min(
-            self.minibatch_rows, rows_in_budget, self.minibatch_rows if keys.max_tokens_per_micro_batch else rows
+        prompts_per_step, steps = divided(
+            keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count
         )
-        self.forward_rows = min(self.rows, keys.local_rollout_forward_batch_size, rows_in_budget)
+        self.prompt_count = prompts_per_step * steps
+        self.completion_count = self.prompt_count * keys.num_generations
+        self.minibatch_rows = math.ceil(self.completion_count / keys.num_mini_batches)
+        budget = keys.max_tokens_per_micro_batch or default_batch_tokens(cpu=device.cpu, bf16=self.in_bfloat16)
+        rows_in_budget = self.completion_count if budget is None else max(budget // self.length, 1)
+        self.micro_batch_rows = min(
+            self.minibatch_rows,
+            rows_in_budget,
+            self.minibatch_rows if keys.max_tokens_per_micro_batch else prompts_per_step,
+        )
+        self.forward_rows = min(self.completion_count, keys.local_rollout_forward_batch_size, rows_in_budget)
         self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.in_bfloat16)
         self.critic, self.critic_has_own_weights = self._critic(models)
         # A critic on the policy's trunk gets its values while sampling, unless log-probabilities are recomputed.
@@ -116,7 +120,11 @@ class _PPO:
         self.shards = shard_count("ppo", keys, device, **unsharded)
         self.reference = None
         if holds_reference(keys, has_ref_model=False) and not self.has_adapter:
-            dtype = "bfloat16" if self.in_bfloat16 and models.exact and models.policy.dtype != "float32" else "float32"
+            dtype = (
+                "bfloat16"
+                if self.in_bfloat16 and models.is_unmodified and models.policy.dtype != "float32"
+                else "float32"
+            )
             frozen_keys = SimpleNamespace(use_peft=False, attn_implementation=keys.attn_implementation)
             self.reference = stage_tracer(models.policy, "policy", frozen_keys, dtype, self.in_bfloat16, trains=False)
         frozen_keys = SimpleNamespace(use_peft=False)
@@ -165,10 +173,10 @@ class _PPO:
             "update": self._update(),
         }
         batch = {
-            "prompt": self.prompt, "response": self.response, "rows": self.rows,
+            "prompt": self.prompt_length, "response": self.response_length, "rows": self.completion_count,
             "sampled_rows": self._sampling_shape()[0],
             "micro_batch": self.micro_batch_rows, "forward_rows": self.forward_rows,
-            **known_updates(keys, self.rows * device.count),
+            **known_updates(keys, self.completion_count * device.count),
         }  # fmt: skip
         peaks = {name: with_process(device, phase, self.shards) for name, phase in phases.items()}
         peaks |= saving_phase(device, self.shards, self._trained(), self._frozen_weights())
@@ -202,7 +210,7 @@ class _PPO:
 
     def _graph_cache(self) -> tuple[int, int] | None:
         """Rows and columns of a KV cache that CUDA graphs keep between rollouts; None without graphs."""
-        keys, rows = self.keys, bucket(self.rows)
+        keys, rows = self.keys, bucket(self.completion_count)
         if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shards > 1:
             return None
         # Graphs are captured only for some numbers of rows (`bucket`) and multiples of COLUMNS.
@@ -215,12 +223,12 @@ class _PPO:
     def _sampling_shape(self) -> tuple[int, int]:
         """Rows sampled at once, and columns of their KV cache."""
         if (shape := self._graph_cache()) is not None:
-            return min(shape[0], self.rows), shape[1]
+            return min(shape[0], self.completion_count), shape[1]
         limit = self.keys.max_rollout_batch_tokens
-        rows = self.rows if limit is None else min(self.rows, max(limit // self.length, 1))
+        rows = self.completion_count if limit is None else min(self.completion_count, max(limit // self.length, 1))
         # A full cache is replaced by one with a column for the new token and SPARE_COLUMNS more (`InPlaceLayer`).
-        growths = max(math.ceil((self.response - 1 - SPARE_COLUMNS) / (SPARE_COLUMNS + 1)), 0)
-        return rows, self.prompt + SPARE_COLUMNS + growths * (SPARE_COLUMNS + 1)
+        growths = max(math.ceil((self.response_length - 1 - SPARE_COLUMNS) / (SPARE_COLUMNS + 1)), 0)
+        return rows, self.prompt_length + SPARE_COLUMNS + growths * (SPARE_COLUMNS + 1)
 
     # Phases
 
@@ -232,15 +240,15 @@ class _PPO:
     def _sample(self) -> PhaseMemory:
         resident, (rows, columns) = self._resident(gathered=self.policy), self._sampling_shape()
         distinct_prompts = math.ceil(rows / self.keys.num_generations)  # a prompt is read once for all its completions
-        prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt, half=self.in_bfloat16)
+        prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt_length, half=self.in_bfloat16)
         step = self.policy.decode_step(rows=rows, length=self.length, half=self.in_bfloat16)
         counts = self.policy.counts
         cache = resident.cache or rows * columns * self._kv_bytes()
-        if not resident.cache and columns > self.prompt + SPARE_COLUMNS:
+        if not resident.cache and columns > self.prompt_length + SPARE_COLUMNS:
             # One layer at a time is copied into a larger buffer.
             step = replace(step, peak=step.peak + round(cache / counts.layers))
         # During prefill the cache is only as long as the prompts.
-        cache_not_grown = 0 if resident.cache else cache * (1 - (self.prompt + SPARE_COLUMNS) / columns)
+        cache_not_grown = 0 if resident.cache else cache * (1 - (self.prompt_length + SPARE_COLUMNS) / columns)
         working = max(step.peak, prefill.peak - cache_not_grown)
         logits = SAMPLED_COPIES * FLOAT32 * rows * counts.vocabulary
         return replace(resident, activations=working, cache=cache, logits=logits)
@@ -269,7 +277,7 @@ class _PPO:
         return max(peaks, key=lambda peak: peak.total)
 
     def _logits(self, rows: int, *, head_trains: bool) -> float:
-        tokens, counts = rows * self.response, self.policy.counts
+        tokens, counts = rows * self.response_length, self.policy.counts
         full_kl = head_trains and self.keys.kl_in == "loss" and self.keys.kl_estimator == "full"
         # A sharded or adapted head, and a KL over the full vocabulary, need all logits at once.
         if self.shards > 1 or full_kl or _adapts_head(self.keys):
@@ -296,7 +304,7 @@ class _PPO:
         ]
         head_trains = counts.trained == counts.parameters
         head_bytes = memory.head_gradient(
-            tokens=self.micro_batch_rows * self.response, counts=counts, head_trains=head_trains
+            tokens=self.micro_batch_rows * self.response_length, counts=counts, head_trains=head_trains
         )
         policy, critic = (self.models.get(name, NO_MEMORY) for name in ("policy", "critic"))
         resident = self._resident()
@@ -316,9 +324,9 @@ class _PPO:
 
     def _work(self) -> Work:
         keys, policy = self.keys, self.policy.counts
-        rows, _ = self._sampling_shape()
-        tokens, response_tokens = self.rows * self.length, self.rows * self.response
-        rounds = math.ceil(self.rows / rows)
+        rows_at_once, _ = self._sampling_shape()
+        tokens, response_tokens = self.completion_count * self.length, self.completion_count * self.response_length
+        rounds = math.ceil(self.completion_count / rows_at_once)
         head_flops = 2 * response_tokens * policy.width * policy.vocabulary
         forward_only = [model.counts for model in (self.value_reader, *self.rewards.values()) if model is not None]
         if holds_reference(keys, has_ref_model=False):
@@ -327,11 +335,11 @@ class _PPO:
         epochs = keys.num_ppo_epochs
         training = sum(forward_flops(counts, tokens, self.length) * training_cost(counts, keys) for counts in trained)
         return Work(
-            prefill=forward_flops(policy, self.prompts * self.prompt, self.prompt),
-            decode=forward_flops(policy, response_tokens, self.length + self.prompt) + head_flops,
-            steps=rounds * self.response * policy.layers,
-            read=rounds * self.response * (weight_size(self.policy) * policy.parameters)
-            + response_tokens * (self.length + self.prompt) / 2 * self._kv_bytes(),
+            prefill=forward_flops(policy, self.prompt_count * self.prompt_length, self.prompt_length),
+            decode=forward_flops(policy, response_tokens, self.length + self.prompt_length) + head_flops,
+            steps=rounds * self.response_length * policy.layers,
+            read=rounds * self.response_length * (weight_size(self.policy) * policy.parameters)
+            + response_tokens * (self.length + self.prompt_length) / 2 * self._kv_bytes(),
             passes=sum(forward_flops(counts, tokens, self.length) for counts in forward_only),
             head=head_flops if holds_reference(keys, has_ref_model=False) else 0,
             update=epochs * training,
@@ -341,6 +349,6 @@ class _PPO:
 
 
 def _adapts_head(keys: SimpleNamespace) -> bool:
-    """Whether the head has an adapter, or trains next to one."""
+    """Whether LoRA adapts the LM head, or trains it in full (`lora_modules_to_save`)."""
     modules = [*(keys.lora_modules_to_save or ()), *(keys.lora_target_modules or ())]
     return bool(keys.use_peft and {"lm_head", "embed_out"} & {*modules})

@@ -43,10 +43,10 @@ class StagePlan:
     """The memory and work of a stage on each device.
 
     Attributes:
-        stage: Its name.
+        stage: The stage's name.
         models: Bytes that stay from phase to phase, by model.
         phases: Bytes at the peak of each phase.
-        batch: The batch that the plan is for, such as rows and tokens.
+        batch: The sizes that the plan assumes, such as rows of a micro-batch and tokens of a row.
         work: What an update computes.
         half: Whether the stage computes in bfloat16.
     """
@@ -91,7 +91,7 @@ class Change:
     """A change that makes a stage fit.
 
     Attributes:
-        keys: The stage's keys that it sets.
+        keys: The stage's keys that the change sets.
         peak: Peak bytes on each device with these keys.
     """
 
@@ -107,11 +107,11 @@ class Plan:
     """The plan of a recipe.
 
     Attributes:
-        recipe: Its name.
+        recipe: The recipe's name.
         device: What the recipe runs on.
         stages: The memory and work of each stage.
-        durations: Stage -> the duration of an update or step; None without measured rates.
-        changes: Stage that does not fit -> the smallest change that makes it fit; None if no change does.
+        durations: Stage -> the duration of an update or step; None if no rates were measured on such a device.
+        changes: Stage that does not fit -> the smallest change that makes the stage fit; None if none does.
         assumptions: Assumptions of the plan, in sentences.
     """
 
@@ -143,7 +143,7 @@ class Plan:
         """The duration of a stage whose number of updates is known, in parentheses.
 
         Args:
-            stage: Its name.
+            stage: The stage's name.
 
         Returns:
             Such as " (40 of them: 2.0 h)"; "" if the number of updates or their duration is unknown.
@@ -217,13 +217,13 @@ def seconds(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
 
 
-def gib(size: float) -> str:
+def gib(byte_count: float) -> str:
     """Formats bytes in GiB.
 
     Args:
-        size: Bytes.
+        byte_count: Number of bytes.
     """
-    return f"{size / GIB:.2f}" if size < 10 * GIB else f"{size / GIB:.1f}"
+    return f"{byte_count / GIB:.2f}" if byte_count < 10 * GIB else f"{byte_count / GIB:.1f}"
 
 
 def _without_total(entries: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:

@@ -26,8 +26,8 @@ class Rates:
         precision: "float32" or "bfloat16".
         source: The file of the measurements.
         points: Number of workloads that the rates were fitted to.
-        error: Mean relative error of an update's duration at a point left out of the fit; None for a single point.
-        largest: The largest such error; None for a single point.
+        error: Mean relative error of an update's duration at a point left out of the fit; None for one point.
+        largest: The largest such error; None for one point.
         forward: Seconds per FLOP of a forward pass.
         head: Seconds per FLOP of the head.
         update: Seconds per FLOP of forward and backward passes.
@@ -76,11 +76,11 @@ def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | No
 
     Args:
         work: What the update computes.
-        device: What it runs on.
-        half: Whether it computes in bfloat16.
+        device: What the update runs on.
+        half: Whether the update computes in bfloat16.
 
     Returns:
-        The prediction; None without rates that apply to the device.
+        The prediction; None if no measured rates apply to the device.
     """
     precision = "bfloat16" if half else "float32"
     candidates = [rates for rates in measured_rates() if rates.precision == precision]
@@ -88,7 +88,7 @@ def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | No
     factor, scaling_note = 1.0, ""
     if rates is None:
         rates = next((rates for rates in candidates if rates.device in CARDS), None)
-        if rates is None or not device.teraflops:  # a CPU has none
+        if rates is None or not device.teraflops:  # a CPU has no TFLOP/s to scale by
             return None
         factor = CARDS[rates.device][1] / device.teraflops
         scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"

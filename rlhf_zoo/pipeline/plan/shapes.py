@@ -54,11 +54,11 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
 
     Args:
         name: A folder, a GGUF file, or NAMESPACE/NAME with or without @REVISION.
-        revision: The revision of the repository, if the name has none.
+        revision: The revision of the repository, used if the name has no @REVISION.
         hub: The Hub to search, followed by its source.
 
     Raises:
-        ZooError: The model is in none of these.
+        ZooError: The model is in none of these places.
     """
     title = f"The model {name}"
     if Path(name := unpack_if_gguf(name)).is_dir():
@@ -94,11 +94,11 @@ def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
     """The shape of a model that SFT creates.
 
     Args:
-        architecture: The key of that name in recipe.yaml.
+        architecture: The key `architecture` of recipe.yaml.
         vocabulary: Number of tokens.
 
     Raises:
-        ZooError: transformers cannot build it.
+        ZooError: transformers cannot build the model.
     """
     return Shape(_configuration({"vocab_size": vocabulary, **architecture}, title="The architecture"), "float32")
 
