@@ -9,7 +9,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "json.md"
 #: Below these the keys are names: of judges, data sets, probes, packages, methods and models.
 NAMED = {
     "judges", "pass_at", "votes", "noise", "versions", "methods", "equal_kl", "equal_compute", "models", "fits",
-    "skipped", "tasks", "metrics", "grid", "settings", "majority_at", "extra_metrics", "commands",
+    "skipped", "tasks", "metrics", "grid", "settings", "majority_at", "extra_metrics", "commands", "defects",
 }  # fmt: skip
 
 
