@@ -150,7 +150,7 @@ def test_answers_of_the_data_stand_beside_both_policies(trained: RunContext) -> 
     make_card(trained.record("ppo").path)
     readme = (trained.record("ppo").path / "README.md").read_text()
     twice = [f"**{len(rows)} of which {name} trained on as well**, " for name in ("the reward model", "PPO")]
-    assert f"{''.join(twice)}for which it is unknown whether SFT trained on them, " in readme
+    assert f"{''.join(twice)}for which it is unknown whether SFT trained on them. " in readme
     assert (
         "preferred by the judge over the reference answer (column answer)"
         in (trained.record("ppo").path / "README.md").read_text()
