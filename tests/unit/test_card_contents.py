@@ -334,18 +334,18 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
         "revision": "d" * 40,
     }
     assert "on the `train` split without 10% of its prompts of `maker/questions` (prompt from `question`)." in body
-    held_out = "161 prompts of the 5% held out of the `train` split of `maker/questions`, "
-    assert f"{held_out}4 completions" in body, "nobody counted"
+    held_out = "161 prompts of the 5% held out of the `train` split of `maker/questions`"
+    assert f"{held_out}. 4 completions" in body, "nobody counted"
     for seen, clause in (
-        ({"sft": 0, "reward": 0, "ppo": 0}, "which SFT, the reward model and PPO never trained on, 4 completions"),
+        ({"sft": 0, "reward": 0, "ppo": 0}, "which SFT, the reward model and PPO never trained on. 4 completions"),
         (
             {"sft": 7, "reward": None, "ppo": 0},
             "**7 of which SFT trained on as well**, which PPO never trained on, for which it is unknown whether the "
-            "reward model trained on them, 4 completions",
+            "reward model trained on them. 4 completions",
         ),
     ):
         evaluated(runs, **place, split="train", held_out_share=0.05, trained_on=seen)
-        assert f"{held_out}{clause}" in head_and_body(make_card(runs / "ppo"))[1]
+        assert f"{held_out}, {clause}" in head_and_body(make_card(runs / "ppo"))[1]
     assert "`prompts`" not in body and "`test`" not in body
 
 
