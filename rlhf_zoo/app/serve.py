@@ -46,13 +46,13 @@ def launch(
 
     Args:
         ppo: A published model or a folder.
-        sft: The SFT model, in the same form; None for that of the checkpoint's lineage.
-        reward: The reward model, in the same form; None for that of the checkpoint's lineage.
+        sft: The SFT model, in the same form; None to use the one in the checkpoint's lineage.
+        reward: The reward model, in the same form; None to use the one in the checkpoint's lineage.
         host: The address to listen on.
         port: The port; 0 for any free one.
-        votes: The data set that receives the votes of the blind test; None stores none.
+        votes: The data set that receives the votes of the blind test; None if votes are not kept.
         votes_per_hour: Largest number of votes per hour from one address.
-        runs: Other PPO runs of the ablation; None to find them on the Hub.
+        runs: Other PPO runs of the ablation; None to look them up on the Hub.
         show: Whether to open a browser, if this machine has a screen.
         hub: The Hub to fetch from.
 

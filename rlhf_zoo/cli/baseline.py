@@ -52,7 +52,8 @@ DEFAULT_SEEDS, DEFAULT_POOL = 3, 64
 @click.option(
     "--served",
     type=click.IntRange(min=0),
-    help="Number of completions whose compute is added to that of training.  [default: as many as are evaluated]",
+    help="Completions assumed to be served after training; the compute to sample them is added to that of training.  "
+    "[default: the number evaluated]",
 )
 @finished_run_options("Run this method again, even if it is finished.")
 @json_option("Print frontier.json instead of tables.")
@@ -160,8 +161,8 @@ def _show(frontier: Mapping[str, Any]) -> None:
                 where = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
                 comparisons.append(_comparison_row(f"{method} {where}", crossing["farthest"]))
     table(
-        f"The same KL, and at most the same FLOPs ({frontier['served']} completions served)",
-        ["", "", "judge", "PPO's judge minus this"],
+        f"Results at the same KL, and at the same FLOPs or fewer, if {frontier['served']} completions are served",
+        ["", "", "judge", "PPO's judge score minus this one"],
         comparisons,
     )
     _show_curve(frontier)
@@ -179,8 +180,8 @@ def _show_curve(frontier: Mapping[str, Any]) -> None:
     if filtered := frontier["filter"]:
         click.echo(
             f"Keeping the {filtered['share']:.1%} of SFT's samples with the highest reward reaches PPO's reward at "
-            f"{filtered['kl']:.2f} nats, with a judge of {filtered['judge']:.2f}; PPO takes "
-            f"{frontier['ppo']['kl']['value']:.2f} nats, with a judge of {frontier['ppo']['judge']['value']:.2f}."
+            f"{filtered['kl']:.2f} nats, with a judge score of {filtered['judge']:.2f}; PPO takes "
+            f"{frontier['ppo']['kl']['value']:.2f} nats, with a judge score of {frontier['ppo']['judge']['value']:.2f}."
         )
     for point in frontier["methods"].get("best-of-n", []):
         if point.get("break_even") is not None:

@@ -17,8 +17,8 @@ from .tables import print_json, stdout_console
 @lineage_options
 @click.option(
     "--votes",
-    help="The data set NAMESPACE/NAME for votes of the blind test; '' keeps none.  [default: local/NAME-votes on the "
-    "embedded Hub, elsewhere none]",
+    help="The data set NAMESPACE/NAME for votes of the blind test; '' keeps no votes.  "
+    "[default: local/NAME-votes on the embedded Hub, elsewhere none]",
 )
 @click.option(
     "--votes_per_hour",
@@ -26,13 +26,14 @@ from .tables import print_json, stdout_console
     type=click.IntRange(min=1),
     default=60,
     show_default=True,
-    help="Maximum number of votes from one address per hour; per minute a sixth of that, but at least 10.",
+    help="Maximum number of votes from one address per hour. Per minute, a sixth of this number is allowed, "
+    "but at least 10.",
 )
 @click.option(
     "--ablation",
     "runs",
     multiple=True,
-    help="Another run of the same ablation; may be repeated.  [default: those of the namespace]",
+    help="Another run of the same ablation; may be repeated.  [default: the runs in PPO's namespace]",
 )
 @HUB
 @SOURCE_HUB
@@ -78,7 +79,9 @@ def compare(
 @click.command()
 @click.argument("run", metavar="RUN|REPO")
 @click.option("--prompt", required=True, help="The text to complete.")
-@click.option("--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="sft is the same as --step 0.")
+@click.option(
+    "--stage", type=click.Choice(["ppo", "sft"]), default="ppo", help="The policy to show; sft is the same as --step 0."
+)
 @click.option(
     "--step", type=click.IntRange(min=0), help="Step of the checkpoint; 0 is PPO's start.  [default: the last]"
 )
@@ -88,7 +91,7 @@ def compare(
     help="The policy in the ratios' denominator: a step, folder or repository.  [default: the checkpoint before]",
 )
 @click.option("--sft", help="The reference policy.  [default: the run's SFT model]")
-@click.option("--reward", help="The reward model.  [default: the run's]")
+@click.option("--reward", help="The reward model.  [default: the reward model of the run]")
 @click.option(
     "--reward_funcs",
     "--reward-funcs",
@@ -97,8 +100,13 @@ def compare(
 )
 @click.option("--columns", help='The prompt\'s other columns for reward functions, as JSON: \'{"answer": "4"}\'.')
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of the sample.")
-@click.option("--temperature", type=float, help="Sampling temperature.  [default: the run's]")
-@click.option("--max_new_tokens", "--max-new-tokens", type=click.IntRange(min=1), help="[default: the run's]")
+@click.option("--temperature", type=float, help="Sampling temperature.  [default: the temperature of training]")
+@click.option(
+    "--max_new_tokens",
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    help="Largest number of new tokens.  [default: as in the run]",
+)
 @HUB
 @SOURCE_HUB
 @TRUST

@@ -24,9 +24,9 @@ def ensemble(
 ) -> None:
     """Train the reward model under several seeds, and show where the models disagree.
 
-    All models train on the same pairs. Missing data, SFT policy and the recipe's own reward model are made first, and
-    finished models are not trained again. If the run was evaluated, PPO's completions are scored too. Nothing is
-    published; `rlhf-zoo push` sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
+    All models train on the same pairs. If the data, the SFT policy or the recipe's own reward model is missing,
+    it is made first. Finished models are not trained again. If the run was evaluated, PPO's completions are scored too.
+    Nothing is published; `rlhf-zoo push` sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
 
     \b
     Example:
@@ -59,21 +59,21 @@ def _show(document: Mapping[str, Any]) -> None:
     title = f"{document['models'][0]['accuracy']['n']} held-out pairs"
     columns = ["", "accuracy", "ECE"]
     if evaluated:
-        title += f"; on completions ρ with the judge ({document['judge']})"
+        title += f"; ρ: rank correlation with the judge ({document['judge']}) on completions"
         columns += ["ρ SFT", "ρ PPO", "score PPO"]
     rows = [_row(f"seed {model['seed']}", model) for model in document["models"]]
     table(title, columns, [*rows, _row("mean of all", document["ensemble"])])
     on_sft = interval(disagreement["sft"], digits=3)
     lines = [
-        f"Two models prefer the same side of {document['agreement']['mean']:.1%} of the pairs.",
-        f"Disagreement on SFT's completions: {on_sft}; unrelated models: {disagreement['unrelated']:.3f}.",
+        f"On average, two of the models agree on {document['agreement']['mean']:.1%} of the pairs.",
+        f"Disagreement on SFT's completions: {on_sft} (unrelated models would have {disagreement['unrelated']:.3f}).",
     ]
     if evaluated:
         on_ppo = interval(disagreement["ppo"], digits=3)
         change = interval(disagreement["ppo_minus_sft"], digits=3, sign="+")
         excess = interval(document["own_minus_others"], digits=3, sign="+")
         lines += [
-            f"On PPO's: {on_ppo}; PPO's minus SFT's: {change}.",
+            f"Disagreement on PPO's completions: {on_ppo}; the difference to SFT's is {change}.",
             f"The run's own model gives PPO's completions {excess} more than the others do.",
         ]
     click.echo("\n".join(lines))

@@ -41,20 +41,28 @@ SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", 
     "--judge",
     "judges",
     multiple=True,
-    help="A judge; may be repeated, and the first decides the headline.  [default: that of its run, or classifier]",
+    help="A judge; may be repeated, and the first decides the headline.  "
+    "[default: the judge of its run, or classifier]",
 )
 @click.option("--llm", help='Settings of judges llm:MODEL, as JSON: \'{"price": [0.15, 0.6], "budget": 1}\'.')
-@click.option("--prompts", type=click.IntRange(min=1), help="Held-out prompts.  [default: 200]")
-@click.option("--samples", type=click.IntRange(min=1), help="Completions of each prompt.  [default: 3]")
+@click.option("--prompts", type=click.IntRange(min=1), help="Number of held-out prompts.  [default: 200]")
+@click.option("--samples", type=click.IntRange(min=1), help="Number of completions of each prompt.  [default: 3]")
 @click.option(
     "--group",
     help="How prompts that ask the same are grouped: near-duplicates, a column with the group, or none.  [default: "
     "near-duplicates; for a RECIPE its key evaluation.group]",
 )
-@click.option("--reward", help="The reward model; 'none' uses none.  [default: that of its run or card]")
-@click.option("--split", help="Split of the prompts.  [default: what its training held out, else test]")
-@click.option("--temperature", type=float, help="Sampling temperature.  [default: that of the policy's training]")
-@click.option("--max_new_tokens", "--max-new-tokens", type=int, help="[default: that of the policy's training]")
+@click.option("--reward", help="The reward model; 'none' uses no reward model.  [default: the one of its run or card]")
+@click.option("--split", help="Split of the prompts.  [default: the split that training held out, else test]")
+@click.option(
+    "--temperature", type=float, help="Sampling temperature.  [default: the temperature of the policy's training]"
+)
+@click.option(
+    "--max_new_tokens",
+    "--max-new-tokens",
+    type=int,
+    help="Largest number of new tokens.  [default: as in the policy's training]",
+)
 @run_options
 @LM_EVAL
 @json_option("Print evaluation.json.")
@@ -260,7 +268,7 @@ def _show(document: Mapping[str, Any]) -> None:
         ["", "the other", "the policy"],
         rows,
     )
-    table("The policy minus the other, paired by prompt", ["", "difference"], differences)
+    table("The policy's figures minus those of the other, paired by prompt", ["", "difference"], differences)
     for judge in (document.get("votes") or {}).values():
         if judge["problem"]:
             print_text(judge["problem"], err=True)

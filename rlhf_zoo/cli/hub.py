@@ -18,7 +18,7 @@ from .tables import print_json, table
 
 @click.command()
 @click.argument("repository")
-@click.option("--repo", required=True, help="Its name on the other Hub, USER/NAME.")
+@click.option("--repo", required=True, help="Name of the repository on the other Hub, USER/NAME.")
 @click.option("--to", "--hub", "to", help="Address of the other Hub.  [default: HF_ENDPOINT, or the Hugging Face Hub]")
 @click.option(
     "--repo_type",
@@ -28,7 +28,9 @@ from .tables import print_json, table
     show_default=True,
     help="What the repository is.",
 )
-@click.option("--private/--public", default=None, help="Visibility there.  [default: as here]")
+@click.option(
+    "--private/--public", default=None, help="Visibility on the other Hub.  [default: as on the embedded Hub]"
+)
 @click.option("--root", type=UserPath(), help="Folder of the embedded Hub.  [default: $RLHF_ZOO_HOME/hub]")
 @json_option()
 def export(
@@ -79,7 +81,7 @@ def export(
         click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(exported.left_out)}.")
     click.echo(
         "Its cards and rlhf_card.json still name parents and commits of the embedded Hub: the table above, and each "
-        "commit's line Exported-From, show which new commit stands for which."
+        "commit's line Exported-From, show the original of each new commit."
     )
 
 
@@ -87,7 +89,9 @@ def export(
 @click.argument("path")
 @click.argument("repository", metavar="NAMESPACE/NAME")
 @click.option(
-    "--license", "license_name", help="As the Hub names licenses.  [default: that of the card or the GGUF file]"
+    "--license",
+    "license_name",
+    help="License id as on the Hub, such as mit or apache-2.0.  [default: the license in the card or the GGUF file]",
 )
 @click.option("--source", help="Where the model comes from, for its card.")
 @json_option()

@@ -44,17 +44,17 @@ def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: b
         stdout_console(160).print(_tree(root))
 
 
-def _tree(node: Node, parent_tree: Tree | None = None) -> Tree:
+def _tree(node: Node, branch: Tree | None = None) -> Tree:
     from rich.text import Text
     from rich.tree import Tree
 
     from ..publishing.catalog.family import node_lines
 
     first, *lines = node_lines(node)
-    label = Text(first, style="bold" if parent_tree is None else "")
+    label = Text(first, style="bold" if branch is None else "")
     for line in lines:
         label.append(f"\n{line}", style="not bold dim")
-    tree = Tree(label) if parent_tree is None else parent_tree.add(label)
+    tree = Tree(label) if branch is None else branch.add(label)
     for parent in node.parents:
         _tree(parent, tree)
     return tree

@@ -21,7 +21,7 @@ from .options import SOURCE_HUB, TRUST, UserPath
     "--model", required=True, help="The model to start from: a folder, a GGUF file, or NAMESPACE/NAME[@REVISION]."
 )
 @click.option("--preferences", help="Data with chosen and rejected answers, for SFT and the reward model.")
-@click.option("--prompts", help="Prompts for PPO.  [default: those of --preferences]")
+@click.option("--prompts", help="Prompts for PPO.  [default: the prompts of --preferences]")
 @click.option(
     "--texts",
     help="What SFT learns from.  [default: chosen answers, or those of --prompts; without any, PPO starts from a chat "
@@ -42,7 +42,7 @@ from .options import SOURCE_HUB, TRUST, UserPath
 @click.option(
     "--memory",
     type=click.FloatRange(min=0, min_open=True),
-    help="Memory of the GPU in GiB.  [default: this GPU's, or this machine's for its CPU]",
+    help="Memory of the GPU in GiB.  [default: the memory of this machine's GPU, or of the machine if it has none]",
 )
 @SOURCE_HUB
 @TRUST

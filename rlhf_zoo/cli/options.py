@@ -114,7 +114,7 @@ TRUST_RUN = click.option(
     callback=_trusting("..hub.client.run_signature"),
     help="Use the code and addresses that the run directory names, even if your rlhf-zoo did not write it.",
 )
-HUB = click.option("--hub", cls=RunOption, help="'local' (the embedded Hub) or an address.")
+HUB = click.option("--hub", cls=RunOption, help="The Hub: 'local' (the embedded Hub) or an address.")
 OUTPUT_DIR = click.option(
     "--output_dir",
     "--output-dir",
@@ -132,8 +132,8 @@ PATIENCE = click.option(
 
 #: Options that replace models of a PPO checkpoint's lineage.
 lineage_options = with_options(
-    click.option("--sft", help="The SFT model.  [default: from the PPO checkpoint's lineage]"),
-    click.option("--reward", help="The reward model.  [default: from the lineage]"),
+    click.option("--sft", help="The SFT model.  [default: the one in the PPO checkpoint's lineage]"),
+    click.option("--reward", help="The reward model.  [default: the one in that lineage]"),
 )
 
 
@@ -157,7 +157,7 @@ run_options = with_options(
     click.option(
         "--namespace",
         cls=RunOption,
-        help="User or organization to publish under.  [default: the run's, else local, or the token's owner]",
+        help="User or organization to publish under.  [default: the run's namespace, else local, or the token's owner]",
     ),
     PRIVATE,
     PATIENCE,
@@ -190,7 +190,7 @@ def seeds_option(text: str, *, minimum: int = 1, default: int | None = 1) -> Cal
     Args:
         text: The help text.
         minimum: The smallest number of seeds.
-        default: The default; None if the command decides.
+        default: The default; None if the command chooses the default.
     """
     return click.option(
         "--seeds", type=click.IntRange(min=minimum), default=default, show_default=default is not None, help=text

@@ -29,7 +29,7 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 
 @contextlib.contextmanager
 def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
-    """Connects a command that only reads to the Hubs that `rlhf-zoo run` would read from without --hub.
+    """Connects a read-only command to the Hubs that `rlhf-zoo run` would read from if --hub were not given.
 
     Args:
         needed: Whether the recipe names anything on a Hub. If not, the command connects to no Hub.
@@ -44,7 +44,10 @@ def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
 
 @click.command(cls=RecipeCommand)
 @RECIPE
-@click.option("--gpu", help="h100:8, rtx4090, 24gb:2, cpu, …  [default: this machine's, else the recipe's]")
+@click.option(
+    "--gpu",
+    help="The device: h100:8, rtx4090, 24gb:2, cpu, …  [default: this machine's GPU, else the recipe's, else cpu]",
+)
 @click.option("--lora", is_flag=True, help="Assume LoRA adapters on weights in bfloat16, in every stage.")
 @click.option("--load_in_4bit", "--load-in-4bit", is_flag=True, help="Assume LoRA adapters on weights in 4 bits.")
 @click.option(
@@ -155,7 +158,7 @@ def print_plan(result: Plan, *, detail: bool) -> None:
             continue
         parts = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
         click.echo(
-            f"{stage.stage} takes about {seconds(duration.total)} s per {unit} of the longest texts"
+            f"{stage.stage} takes about {seconds(duration.total)} s per {unit}, if every text has the maximum length"
             f"{result.total_time(stage.stage)}: {parts}; {duration.basis}."
         )
     for assumption in result.assumptions:

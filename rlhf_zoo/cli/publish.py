@@ -14,7 +14,7 @@ from .options import OVERWRITE, PATIENCE, PRIVATE, TRUST_RUN, UserPath
 
 @click.command()
 @click.argument("run", type=UserPath())
-@click.option("--step", type=int, help="Describe the state at this step.  [default: the end]")
+@click.option("--step", type=int, help="Describe the state at this step.  [default: the last step]")
 @TRUST_RUN
 def card(run: Path, step: int | None) -> None:
     """Write the cards of a run again, from its directory alone.
@@ -38,7 +38,7 @@ def card(run: Path, step: int | None) -> None:
 @click.command()
 @click.argument("run", type=UserPath())
 @click.option("--resume", is_flag=True, help="Send what training was to publish and has not sent yet, to the same Hub.")
-@click.option("--hub", help="'local' or an address.  [default: as for the training commands]")
+@click.option("--hub", help="The Hub: 'local' or an address.  [default: the Hub that training commands choose]")
 @click.option("--namespace", help="User or organization to publish under.  [default: local, or the token's owner]")
 @PRIVATE
 @PATIENCE

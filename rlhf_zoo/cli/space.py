@@ -21,17 +21,24 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("ppo")
-@click.option("--repo", help="The Space, NAMESPACE/NAME.  [default: local or the token's owner, NAME-compare]")
+@click.option(
+    "--repo",
+    help="The Space, NAMESPACE/NAME.  [default: local/NAME-compare, or OWNER/NAME-compare for the token's owner]",
+)
 @lineage_options
-@click.option("--votes", metavar="NAMESPACE/NAME", help="The data set for blind votes.  [default: none are kept]")
+@click.option("--votes", metavar="NAMESPACE/NAME", help="The data set for blind votes.  [default: no votes are kept]")
 @click.option(
     "--ablation",
     metavar="REPO",
     multiple=True,
-    help="Another run from the same SFT checkpoint; may be repeated. Give PPO itself for none.  [default: those of the "
-    "namespace]",
+    help="Another run from the same SFT checkpoint; may be repeated. To show no other run, pass PPO again.  [default: "
+    "the runs in PPO's namespace]",
 )
-@click.option("--private/--public", default=None, help="Visibility.  [default: private if one of its models is]")
+@click.option(
+    "--private/--public",
+    default=None,
+    help="Visibility of the Space.  [default: private if one of its models is private]",
+)
 @HUB
 @SOURCE_HUB
 def deploy(

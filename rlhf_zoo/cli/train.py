@@ -148,7 +148,7 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
     "--round_pairs",
     "--round-pairs",
     type=click.IntRange(min=1),
-    help="New pairs in each round.  [default: simulated_pairs of the reward stage, else 1000]",
+    help="Number of new pairs in each round.  [default: simulated_pairs of the reward stage, else 1000]",
 )
 @json_option("Print summary.json, or rounds.json, instead of tables.")
 @click.pass_context

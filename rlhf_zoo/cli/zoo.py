@@ -24,7 +24,9 @@ _README = "recipes/README.md"
 
 
 @click.command()
-@click.option("--namespace", help="A user or organization.  [default: local, or the token's owner]")
+@click.option(
+    "--namespace", help="The user or organization whose models to list.  [default: local, or the token's owner]"
+)
 @click.option("--stage", type=click.Choice([*STAGES]), help="Only models of this stage.")
 @click.option("--recipe", help="Only models of this recipe.")
 @click.option("--base", help="Only models that started from this model, NAMESPACE/NAME or NAME.")

@@ -15,7 +15,7 @@ def test_an_ensemble_is_trained_on_the_same_pairs_and_scores_what_is_there(base:
     (run.path / "eval").rename(tmp_path / "eval")
     done = run.zoo(*command)
     assert done.returncode == 0, done.stderr
-    assert "seed 2" in done.stdout and "Two models prefer the same side of" in done.stdout
+    assert "seed 2" in done.stdout and "On average, two of the models agree on" in done.stdout
     assert "There are no completions of PPO to score: run `rlhf-zoo eval" in done.stdout
     assert "On PPO's" not in done.stdout
     assert (run.path / "ensemble" / "overview.png").read_bytes().startswith(b"\x89PNG")

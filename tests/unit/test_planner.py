@@ -187,7 +187,7 @@ def test_updates_are_counted_where_the_keys_say_how_many():
     keys = {"gradient_accumulation_steps": 4, "num_generations": 2, "total_episodes": 1000}
     for gpu in ("h100", "h100:4"):
         updates, said = counted(gpu, **keys)
-        assert updates == 16 and said.startswith(" (16 of them: "), "a batch is of all processes"
+        assert updates == 16 and said.startswith(" (16 updates: "), "a batch is of all processes"
     assert counted("h100", max_steps=7)[0] == 7 and counted("h100") == (None, "")
 
 

@@ -22,7 +22,7 @@ class ModelCache(Generic[M]):
         load: Loads a model by its name; called once even if several threads ask for it.
         size: Returns the size of a model in bytes.
         max_models: Largest number of models in the cache.
-        max_bytes: Largest size of all models together, in bytes; None for no bound.
+        max_bytes: Largest size of all models together, in bytes; None to set no bound.
     """
 
     def __init__(

@@ -69,9 +69,9 @@ class Comparison:
         ppo: The PPO policy.
         sft: The SFT policy.
         tokenizer: The tokenizer of both policies.
-        reward: Scores completions; None for no scores.
-        critic: The critic of the PPO policy; None for no values.
-        rules: Scores completions if there is no reward model; None for no scores.
+        reward: Scores completions; None if there is no reward model.
+        critic: The critic of the PPO policy; None if there is no critic.
+        rules: Scores completions if there is no reward model; None to show no scores.
         limits: Bounds of one request.
     """
 

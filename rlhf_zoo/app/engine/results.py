@@ -14,15 +14,15 @@ class Side:
 
     Attributes:
         completion: The text.
-        reward: The reward model's normalized score (s − μ)/σ, or the weighted sum of rules; None without either, for a
-            prompt that the rules cannot read, and in progress.
+        reward: The reward model's normalized score (s − μ)/σ, or the weighted sum of rules; None if there is no
+            reward, if the rules cannot read the prompt, or while in progress.
         log_ratio: Sum of token_log_ratio: how much more likely PPO makes this one completion, in nats. It is a sample,
             not a KL. Without top-p its mean over many PPO completions is KL(PPO‖SFT); over many SFT ones, −KL(SFT‖PPO).
         token_log_ratio: log π_PPO − log π_SFT of the sampled token.
         tokens: The texts of the tokens, including the end-of-sequence token; joined, they are the completion.
         length: Number of tokens.
         ended: Whether the policy sampled an end-of-sequence token.
-        stop: "eos", "length", or None in progress.
+        stop: "eos" or "length"; None while in progress.
         token_ids: Ids of `tokens`.
         token_logprob_ppo: log π_PPO of the sampled token.
         token_logprob_sft: log π_SFT of the sampled token.
@@ -32,7 +32,7 @@ class Side:
         token_entropy_ppo: Entropy of the PPO policy at each position.
         token_entropy_sft: Entropy of the SFT policy at each position.
         token_values: The critic's value before each token: the expected remaining reward including its KL penalty, in
-            units of the shaped reward; None without a critic and in progress.
+            units of the shaped reward; None if there is no critic, or while in progress.
     """
 
     completion: str

@@ -232,7 +232,7 @@ class Timeline:
         runs: The runs; the first is the default.
         fetch: Returns the local folder of a `TimelinePoint.source`; the default accepts only folders.
         max_models: Largest number of policies that stay loaded.
-        max_bytes: Largest size of these policies and their critics together, in bytes; None for no bound.
+        max_bytes: Largest size of these policies and their critics together, in bytes; None to set no bound.
 
     Raises:
         ZooError: There is no run.
@@ -259,7 +259,7 @@ class Timeline:
         """Returns a run.
 
         Args:
-            name: Its name; None for the first.
+            name: The run's name; None for the first run.
 
         Raises:
             ZooError: There is no such run.
@@ -280,8 +280,8 @@ class Timeline:
         """Returns the comparison of the SFT policy with the policy of a step.
 
         Args:
-            step: The training step; None for the run's best.
-            run: The run's name; None for the first.
+            step: The training step; None for the run's best checkpoint.
+            run: The run's name; None for the first run.
 
         Raises:
             ZooError: The checkpoint cannot be fetched.
@@ -296,8 +296,8 @@ class Timeline:
 
         Args:
             prompt: The prompt.
-            steps: Training steps, in the order of the results; None spreads the largest allowed number over the run.
-            run: The run's name; None for the first.
+            steps: Training steps, in the order of the results; None to spread the largest allowed number over the run.
+            run: The run's name; None for the first run.
             **sampling: See `Comparison.stream`.
 
         Returns:

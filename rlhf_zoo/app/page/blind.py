@@ -237,7 +237,7 @@ def blind_tab(
     Args:
         drawing: Samples the completions.
         models: Role (ppo or sft) -> model.
-        tally: Receives the votes; None stores none.
+        tally: Receives the votes; None if votes are not kept.
         prompts: Held-out prompts, used when the visitor writes none.
         proposal: Sampling parameters of every pair.
         max_concurrent: Largest number of requests that run the models at the same time.

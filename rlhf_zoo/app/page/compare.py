@@ -47,7 +47,7 @@ def compare_tab(
         drawing: Samples the completions.
         proposal: Initial sampling parameters.
         max_concurrent: Largest number of requests that run the models at the same time.
-        example: Finished completions that the page opens with; None for none.
+        example: Finished completions that the page opens with; None to open without completions.
 
     Returns:
         The components that a link fills in.

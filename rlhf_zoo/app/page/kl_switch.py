@@ -19,8 +19,8 @@ class KLSwitch:
 
     Attributes:
         on: Run and checkpoint with the penalty.
-        off: Run and checkpoint without it: the end of the run, where the reward has had the most time to be exploited,
-            unless it is the compared checkpoint.
+        off: Run and checkpoint without the penalty: the run's last checkpoint, where the reward has been exploited
+            longest; if this is the run that the page compares, the page's checkpoint instead.
         compared: Which of the two is the checkpoint that the page compares: ON or OFF.
     """
 
@@ -33,11 +33,11 @@ class KLSwitch:
         """Finds the two runs.
 
         Args:
-            timeline: The runs; the first is that of the compared checkpoint.
+            timeline: The runs; the first run has the compared checkpoint.
             step: The compared checkpoint's step, according to its card.
 
         Returns:
-            The switch; None if there is no run without the penalty, or none with it.
+            The switch; None if every run has the penalty, or no run has it.
         """
         if timeline is None:
             return None

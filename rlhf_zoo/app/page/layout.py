@@ -31,8 +31,8 @@ def build(subject: Subject, *, tally: Tally | None = None, gpu: Callable[[object
 
     Args:
         subject: The models and their runs.
-        tally: Receives the votes of the blind test; None stores none.
-        gpu: ZeroGPU's decorator; None without it.
+        tally: Receives the votes of the blind test; None if votes are not kept.
+        gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
     """
     lineage, comparison = subject.lineage, subject.comparison
     proposal = Proposal.of(subject)

@@ -20,7 +20,7 @@ class Link:
         prompt: The prompt.
         sampling: Name of a sampling parameter -> its value, for those in the link.
         step: The training step to show in the tab "Over training"; None for the tab "Side by side".
-        run: The run that has the step; None for that of the compared checkpoint.
+        run: The run that has the step; None for the run of the compared checkpoint.
         kl: "on" or "off" for the run with or without KL penalty; None for the compared checkpoint.
     """
 
@@ -93,7 +93,7 @@ def address(
 
 
 def _number(value: str | None) -> float | None:
-    """Returns the number that a text holds, as an int if it is whole; None if it holds none."""
+    """Returns the number that a text holds, as an int if it is whole; None if the text is not a number."""
     try:
         number = float(value or "")
     except ValueError:

@@ -48,7 +48,7 @@ class Proposal:
 
 
 def _longest_prompt(subject: Subject) -> int:
-    """Returns the largest number of tokens of an example prompt that the models can process, or 1."""
+    """Returns the token count of the longest example prompt that fits the context; 1 if no prompt fits."""
     lengths = [1]
     for prompt in subject.lineage.prompts:
         try:
@@ -95,7 +95,7 @@ def controls(
     Args:
         proposal: Initial values.
         prefix: Prefix of their element ids.
-        max_completions: Largest number of completions; None for one completion and no control of their number.
+        max_completions: Largest number of completions; None if there is no control for their number.
 
     Returns:
         The controls, seed first, in the order of the arguments of `sampling_arguments`.

@@ -34,8 +34,8 @@ def start(
     Args:
         page: The page, as `build` returns it.
         description: Title and description, which programs show beside a link to the page.
-        host: The address to listen on; None takes it from Gradio's environment variables, as in a Space.
-        port: The port; None takes it from Gradio's environment variables.
+        host: The address to listen on; None to read it from Gradio's environment variables, as in a Space.
+        port: The port; None to read it from Gradio's environment variables.
         block: Whether to wait until the server stops.
 
     Returns:
@@ -96,10 +96,10 @@ def opened(
 
     Args:
         subject: The models and their runs.
-        votes: The data set on the Hub that receives the votes of the blind test; None stores none.
+        votes: The data set on the Hub that receives the votes of the blind test; None if votes are not kept.
         votes_per_hour: Largest number of votes per hour from one address.
         private: Whether to make that data set private if it is created.
-        gpu: ZeroGPU's decorator; None without it.
+        gpu: ZeroGPU's decorator; None if the page does not run on ZeroGPU.
         host: See `start`.
         port: See `start`.
         block: See `start`.

@@ -68,9 +68,9 @@ class Subject:
 
         Args:
             ppo: NAMESPACE/NAME[@TAG] or a folder.
-            sft: The SFT model, in the same form; None for that of the checkpoint's lineage.
-            reward: The reward model, in the same form; None for that of the checkpoint's lineage.
-            runs: Other runs of its ablation; None to find them on the Hub.
+            sft: The SFT model, in the same form; None to use the one in the checkpoint's lineage.
+            reward: The reward model, in the same form; None to use the one in the checkpoint's lineage.
+            runs: Other runs of its ablation; None to look them up on the Hub.
             lenient: Whether to skip other runs that cannot be read, and to report this in `problem`.
             hub: The Hub to fetch from.
 

@@ -147,7 +147,7 @@ def pairs(
         snapshot: Completions of both policies.
         ppo: HTML next to PPO's name.
         folded: Whether to collapse the token details of the first pair too.
-        link: Address that shows the same completions again; None for no link.
+        link: Address that shows the same completions again; None to show no link.
     """
     rows = []
     labels: dict[Role, str] = {"sft": ROLE_DESCRIPTIONS["sft"], "ppo": ppo}

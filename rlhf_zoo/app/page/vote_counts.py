@@ -52,7 +52,7 @@ class Figures:
         exact: Whether every figure includes every vote.
         votes_in_intervals: Number of votes in the intervals.
         unsent: Number of votes that wait on disk because sending fails; 0 otherwise.
-        send_problem: Why the last votes were not sent; None if they were.
+        send_problem: Why the last votes were not sent; None if they were sent.
         read_problem: Why votes on the Hub may be missing; None if none are.
     """
 
@@ -73,7 +73,7 @@ class Tally:
 
     Args:
         store: Stores the votes.
-        journal: Folder of the VoteBox; None for its default.
+        journal: Folder of the VoteBox; None for the default folder.
         interval: Seconds between two sends of the VoteBox.
         per_hour: Largest number of votes per hour from one address.
         read_interval: Seconds between two reads of the Hub's votes.
@@ -157,7 +157,7 @@ class Tally:
 
         Args:
             vote: The vote.
-            address: The voter's address from `voter_address`, for the rate limits; None for no limits.
+            address: The voter's address from `voter_address`, for the rate limits; None to apply no limits.
 
         Returns:
             The vote that counts: the first of several with the same id.
@@ -264,7 +264,7 @@ def _count_verdicts(votes: Iterable[Vote]) -> dict[str, int]:
 
 
 def _win_rate(counts: Mapping[str, int]) -> dict[str, Any] | None:
-    """Computes `win_rate` of a summary, without its interval and number of prompts; None without votes."""
+    """Computes `win_rate` of a summary, without its interval and number of prompts; None if there are no votes."""
     n = counts["ppo"] + counts["sft"] + counts["tie"]
     if not n:
         return None

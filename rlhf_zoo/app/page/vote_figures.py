@@ -18,7 +18,7 @@ class Model:
     Attributes:
         repo: NAMESPACE/NAME; None for a folder on this machine, which has no commit and tag either.
         commit: Its commit.
-        tag: Its tag; None if it has none.
+        tag: The commit's tag; None if it has no tag.
     """
 
     repo: str | None = None

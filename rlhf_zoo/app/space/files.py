@@ -61,7 +61,7 @@ class SpaceModels:
         datasets: The data sets of the lineage.
         recipe: Name of the recipe; None if no card names it.
         card: rlhf_card.json of the PPO checkpoint, {} without one. Its texts are not trusted.
-        votes: The data set that receives blind votes; None to store no votes.
+        votes: The data set that receives blind votes; None if votes are not kept.
         runs: The other PPO repositories of the ablation. When the page starts, it looks up their published steps.
     """
 
@@ -97,8 +97,8 @@ def find_models(
 
     Args:
         ppo: NAMESPACE/NAME[@TAG].
-        sft: SFT model to use instead of that of the lineage.
-        reward: Reward model to use instead of that of the lineage.
+        sft: SFT model to use instead of the one in the lineage.
+        reward: Reward model to use instead of the one in the lineage.
         votes: The data set for votes, which need not exist yet.
 
     Raises:
@@ -137,7 +137,7 @@ def with_runs(models: SpaceModels, names: Sequence[str] | None = None) -> tuple[
 
     Args:
         models: The models of the Space.
-        names: The runs; None to find them on the Hub.
+        names: The runs; None to look them up on the Hub.
 
     Returns:
         (the models with the runs, why some runs are missing or None).
@@ -200,7 +200,7 @@ def check_code(models: SpaceModels, hub: Hub) -> None:
 
 
 def _parent(child: str, node: Node | None, role: str) -> Pinned | None:
-    """Returns the parent of this role that a card names; None if it names none."""
+    """Returns the parent of this role that a card names; None if the card names no such parent."""
     if node is None:
         return None
     model_kind = {"sft": "SFT model", "reward": "reward model"}[role]

@@ -23,10 +23,10 @@ class ModelNames:
 
     Attributes:
         ppo: NAMESPACE/NAME[@REVISION].
-        sft: The SFT model, in the same form; None for that of the lineage.
-        reward: The reward model, in the same form; None for that of the lineage.
-        votes: The data set NAMESPACE/NAME that receives blind votes; None stores none.
-        runs: The other PPO repositories of the ablation; () for none; None to find them on the Hub.
+        sft: The SFT model, in the same form; None to use the one in the lineage.
+        reward: The reward model, in the same form; None to use the one in the lineage.
+        votes: The data set NAMESPACE/NAME that receives blind votes; None if votes are not kept.
+        runs: The other PPO repositories of the ablation; empty if there are none; None to look them up on the Hub.
     """
 
     ppo: str

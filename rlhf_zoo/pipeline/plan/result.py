@@ -146,14 +146,15 @@ class Plan:
             stage: The stage's name.
 
         Returns:
-            Such as " (40 of them: 2.0 h)"; "" if the number of updates or their duration is unknown.
+            Such as " (40 updates: 2.0 h)"; "" if the number of updates or their duration is unknown.
         """
         [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
         duration = self.durations[stage]
         if duration is None or updates is None:
             return ""
         hours = duration.total * updates / 3600
-        return f" ({updates:,} of them: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
+        unit = "updates" if stage == "ppo" else "steps"
+        return f" ({updates:,} {unit}: {f'{hours:,.1f} h' if hours >= 1 else f'{60 * hours:.1f} min'})"
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, change_peaks: Mapping[str, float]) -> "Plan":
