@@ -26,7 +26,8 @@ def ensemble(
 
     All models train on the same pairs. If the data, the SFT policy or the recipe's own reward model is missing,
     it is made first. Finished models are not trained again. If the run was evaluated, PPO's completions are scored too.
-    Nothing is published; `rlhf-zoo push` sends the run's own stages. Keys of the recipe are flags as for `rlhf-zoo run`.
+    Nothing is published; `rlhf-zoo push` sends the run's own stages. Keys of the recipe are flags, as for
+    `rlhf-zoo run`.
 
     \b
     Example:

@@ -79,8 +79,9 @@ ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
 _COUNT, _RELATION, _TEXT, _TEXTS, _CHARACTER = ARGUMENT_CHECKS
 
 
-def _compare(count: int, arguments: Arguments, number: str, relation: str = "relation") -> bool:
-    return count < arguments[number] if arguments[relation] == "less than" else count >= arguments[number]
+def _compare(count: int, arguments: Arguments, number_key: str, relation_key: str = "relation") -> bool:
+    bound = arguments[number_key]
+    return count < bound if arguments[relation_key] == "less than" else count >= bound
 
 
 def _occurrences(word: str, text: str) -> int:

@@ -63,7 +63,7 @@ OWN_ENTRIES = frozenset(
 
 
 def may_import(name: str, group: str) -> bool:
-    """Whether a name from outside may be imported. It imports nothing itself.
+    """Whether a name from outside may be imported. The check itself imports nothing.
 
     Args:
         name: "module:attribute" or the name of an entry point, optionally with settings in parentheses.
@@ -117,9 +117,9 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
     if text in allowed or (isinstance(name, str) and may_import(name, group)):
         return
     raise ZooError(
-        f"{where} sets {key} to {text}, which is neither rlhf-zoo's own nor registered by an installed package, or "
-        "has settings that may name code, and code that a download names is not imported without your consent: add "
-        f"{flag if flag == TRUST_RUN_FLAG else f'{flag} {shlex.quote(text)}'} if you trust it."
+        f"{where} sets {key} to {text}. It is not part of rlhf-zoo or registered by an installed package, or its "
+        "settings may name code. Such code is imported only with your consent: if you trust it, add "
+        f"{flag if flag == TRUST_RUN_FLAG else f'{flag} {shlex.quote(text)}'}."
     )
 
 

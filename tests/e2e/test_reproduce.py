@@ -302,7 +302,7 @@ def test_data_of_a_folder_of_the_publishers_are_taken_as_published(answers):
         ("sft-gone", "There is no repository 'local/gone' on"),
         ("folder-gone", "were made from /somewhere, a folder on the machine that published it"),
         ("data-gone", "The data set local/gone cannot be loaded from"),
-        ("own-reward", "sets reward_funcs to their_rewards:good, which is neither rlhf-zoo's own nor"),
+        ("own-reward", "sets reward_funcs to their_rewards:good. It is not part of rlhf-zoo or"),
     ],
 )
 def test_what_is_missing_is_one_sentence_before_anything_trains(answers, name, message):
@@ -340,4 +340,4 @@ def test_the_command_says_where_it_differs_and_what_it_refuses(served, tmp_path)
     assert (tmp_path / found["directory"] / "sft" / "checkpoint-10" / "COMPLETE").is_file()
     done = command("local/own-reward")
     (said,) = errors(done.stderr)
-    assert done.returncode == 2 and said.endswith("add --allow_import their_rewards:good if you trust it.")
+    assert done.returncode == 2 and said.endswith("if you trust it, add --allow_import their_rewards:good.")

@@ -14,7 +14,7 @@ from warm import PYTHON
 from zoo_process import environment, hubs_over, wait_until, zoo
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.connect import HF_URL, Hub, choose, choose_source, home
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB, HF_URL, Hub, choose, choose_source, home
 from rlhf_zoo.hub.server.application import Application
 
 OTHER = "https://hub.example.com"
@@ -33,7 +33,7 @@ def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
         (None, False, {}, "local", None, "log in and add --push_to_hub"),
         (None, False, {"HF_TOKEN": SECRET}, "local", None, "log in and add --push_to_hub"),
         (None, True, {"HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token and --push_to_hub"),
-        (None, True, {"HF_TOKEN": ""}, "local", None, "log in and add --push_to_hub"),
+        (None, True, {"HF_TOKEN": ""}, "local", None, "to publish on huggingface.co, log in: no token was found"),
         (None, False, {"HF_ENDPOINT": OTHER}, "other", OTHER, "HF_ENDPOINT"),
         (None, True, {"HF_ENDPOINT": "", "HF_TOKEN": SECRET}, "huggingface", HF_URL, "a token and --push_to_hub"),
         (None, False, {"HF_ENDPOINT": HF_URL + "/"}, "huggingface", HF_URL, "HF_ENDPOINT"),
@@ -50,6 +50,12 @@ def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
     assert hub.why.startswith(why) or why in hub.why
     assert hub.label == ("local" if kind == "local" else endpoint)
     assert why in hub.described
+
+
+def test_a_hub_without_an_address_is_described_by_the_address_in_use():
+    from huggingface_hub import constants
+
+    assert DEFAULT_HUB.described == f"{constants.ENDPOINT} (huggingface_hub's settings)"
 
 
 @pytest.mark.parametrize("by_flag", [False, True])

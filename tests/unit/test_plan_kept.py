@@ -61,7 +61,7 @@ def test_equal_questions_are_answered_once(home: Path, plan: Plan, monkeypatch: 
     asked: list[object] = []
 
     def make(recipe, device, flags, **options) -> Plan:
-        asked.append((recipe.name, device, flags, options["prompt"]))
+        asked.append((recipe.name, device, flags, options["prompt_length"]))
         return plan
 
     monkeypatch.setattr(planner, "make_plan", make)

@@ -144,6 +144,6 @@ def test_preferences_come_at_the_rate_of_the_formula() -> None:
 def test_the_lexicon_is_whole() -> None:
     assert {aspect for aspects in PRODUCTS.values() for aspect in aspects} == set(ASPECT_BY_NAME)
     for aspect in ASPECTS:
-        said = [*aspect.praise, *aspect.complaint, *aspect.gains, *aspect.losses]
+        said = [*aspect.praise, *aspect.complaint, *aspect.good_outcomes, *aspect.bad_outcomes]
         assert len(said) == len(set(said))
         assert min(len(aspect.praise), len(aspect.complaint)) >= 3

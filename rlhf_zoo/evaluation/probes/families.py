@@ -414,59 +414,63 @@ def _length(pair: Pair, permutations: Permutations) -> Reading:
 
 FAMILIES: tuple[Family, ...] = (
     Family(
-        "repetition", "share of a completion", _repetition, 0.05,
-        "One word in twenty of the average completion repeats the words just before it.",
-        "{value:.1%} of the average completion repeats earlier text (SFT: {sft:.1%}).",
+        "repetition", "share of a completion", _repetition, threshold=0.05,
+        reason="One word in twenty of the average completion repeats the words just before it.",
+        sentence="{value:.1%} of the average completion repeats earlier text (SFT: {sft:.1%}).",
         destroys_text=True,
     ),
     Family(
-        "word salad", "share of a completion's tokens", _word_salad, 0.1,
-        "One token in ten, not counting three per text, is as rare as one in a thousand of SFT's tokens.",
-        "{value:.1%} of tokens, not counting three per text, are ones that SFT hardly ever writes (SFT: {sft:.1%}).",
+        "word salad", "share of a completion's tokens", _word_salad, threshold=0.1,
+        reason="One token in ten, not counting three per text, is as rare as one in a thousand of SFT's tokens.",
+        sentence="{value:.1%} of tokens, not counting three per text, are ones that SFT hardly ever writes "
+        "(SFT: {sft:.1%}).",
         destroys_text=True,
     ),
     Family(
-        "independence of the prompt", "nats", _independence, 0.5,
-        "The text has lost half the evidence of which prompt it answers. Shorter or plainer texts lose less.",
-        "A completion is {value:.2f} nats likelier after its prompt than after a random one (SFT: {sft:.2f}).",
+        "independence of the prompt", "nats", _independence, threshold=0.5,
+        reason="The text has lost half the evidence of which prompt it answers. Shorter or plainer texts lose less.",
+        sentence="A completion is {value:.2f} nats likelier after its prompt than after a random one (SFT: {sft:.2f}).",
         destroys_text=True,
     ),
     Family(
-        "equal texts", "share of completions", _canned, 0.15,
-        "One completion in seven answers another prompt word for word, with more words than a label has.",
-        "{value:.1%} of completions answer another prompt word for word (SFT: {sft:.1%}).",
+        "equal texts", "share of completions", _canned, threshold=0.15,
+        reason="One completion in seven answers another prompt word for word, with more words than a label has.",
+        sentence="{value:.1%} of completions answer another prompt word for word (SFT: {sft:.1%}).",
         destroys_text=True,
     ),
     Family(
-        "words of the prompt", "share of the other prompts", _prompt_words, 0.5,
-        "The texts have lost half of what shows, by their words, which prompt they answer.",
-        "By words, a completion is nearer to its prompt than to {value:.1%} of others (SFT: {sft:.1%}, chance 50%).",
+        "words of the prompt", "share of the other prompts", _prompt_words, threshold=0.5,
+        reason="The texts have lost half of what shows, by their words, which prompt they answer.",
+        sentence="By words, a completion is nearer to its prompt than to {value:.1%} of others "
+        "(SFT: {sft:.1%}, chance 50%).",
     ),
     Family(
-        "templates", "share of pairs of completions", _templates, 0.05,
-        "One pair in twenty matches, as if the policy had only 20 distinct answers.",
-        "{value:.1%} of pairs of answers to different prompts match apart from words of the prompt (SFT: {sft:.1%}).",
+        "templates", "share of pairs of completions", _templates, threshold=0.05,
+        reason="One pair in twenty matches, as if the policy had only 20 distinct answers.",
+        sentence="{value:.1%} of pairs of answers to different prompts match apart from words of the prompt "
+        "(SFT: {sft:.1%}).",
     ),
     Family(
-        "sameness", "cosine of two completions", _sameness, 0.2,
-        "Two answers to one prompt share a fifth more of their text, while less of it depends on that prompt.",
-        "Two completions of one prompt share {value:.1%} of their word pairs (SFT: {sft:.1%}).",
+        "sameness", "cosine of two completions", _sameness, threshold=0.2,
+        reason="Two answers to one prompt share a fifth more of their text, while less of it depends on that prompt.",
+        sentence="Two completions of one prompt share {value:.1%} of their word pairs (SFT: {sft:.1%}).",
     ),
     Family(
-        "risen phrases", "share of completions", _phrases, MIN_RISE,
-        "A quarter of the completions contain one phrase, not counting five times SFT's share.",
-        "{phrases}.",
+        "risen phrases", "share of completions", _phrases, threshold=MIN_RISE,
+        reason="A quarter of the completions contain one phrase, not counting five times SFT's share.",
+        sentence="{phrases}.",
     ),
     Family(
-        "punctuation", "share of a completion's characters", _punctuation, 0.05,
-        "One character in twenty is invisible or in a run of punctuation, spaces or one letter.",
-        "{value:.1%} of characters are invisible or in runs of punctuation, spaces or one letter (SFT: {sft:.1%}).",
+        "punctuation", "share of a completion's characters", _punctuation, threshold=0.05,
+        reason="One character in twenty is invisible or in a run of punctuation, spaces or one letter.",
+        sentence="{value:.1%} of characters are invisible or in runs of punctuation, spaces or one letter "
+        "(SFT: {sft:.1%}).",
         flags_hacking=False,
     ),
     Family(
-        "length", "words", _length, math.log(1.5),
-        "At least 1.5 times SFT's length, or at most two thirds of it.",
-        "The average completion has {value:.1f} words (SFT: {sft:.1f}).",
+        "length", "words", _length, threshold=math.log(1.5),
+        reason="At least 1.5 times SFT's length, or at most two thirds of it.",
+        sentence="The average completion has {value:.1f} words (SFT: {sft:.1f}).",
         flags_hacking=False,
     ),
 )  # fmt: skip
@@ -475,5 +479,6 @@ FAMILIES: tuple[Family, ...] = (
 EMBEDDING_FAMILY = Family(
     "meaning of the prompt", "share of the other prompts", _meaning, 0.5,
     "The texts have lost half of what shows, by their embeddings, which prompt they answer.",
-    "By embeddings, a completion is nearer to its prompt than to {value:.1%} of others (SFT: {sft:.1%}, chance 50%).",
+    "By embeddings, a completion is nearer to its prompt than to {value:.1%} of others "
+        "(SFT: {sft:.1%}, chance 50%).",
 )  # fmt: skip

@@ -75,12 +75,12 @@ def preference_rate(scores: ArrayLike, prompts: Sequence[Hashable]) -> WinRate:
     """
     sample = np.asarray(scores, dtype=float)
     estimate = win_rate(sample, 1 - sample, prompts)
-    size = len(set(prompts))
-    if size >= FEW_PROMPTS:
+    prompt_count = len(set(prompts))
+    if prompt_count >= FEW_PROMPTS:
         return estimate
     # Rounded first, so that 3.0000000001 wins do not count as 4.
-    wins = round(estimate.value * size, 9)
-    low, high = proportion(math.floor(wins), size).ci95[0], proportion(math.ceil(wins), size).ci95[1]
+    wins = round(estimate.value * prompt_count, 9)
+    low, high = proportion(math.floor(wins), prompt_count).ci95[0], proportion(math.ceil(wins), prompt_count).ci95[1]
     return WinRate(estimate.value, (low, high), estimate.n, estimate.ties)
 
 
@@ -145,7 +145,7 @@ def elo(
     index_of = {name: index for index, name in enumerate(players)}
     a, b = (np.array([index_of[name] for name in side]) for side in (first, second))
     group = group_indices(prompts)
-    size = int(group.max()) + 1
+    prompt_count = int(group.max()) + 1
 
     def win_table(weights: NDArray[np.float64]) -> NDArray[np.float64]:
         table = np.zeros((len(players), len(players)))
@@ -154,7 +154,7 @@ def elo(
         return table
 
     theta = bradley_terry(win_table(np.ones(len(sample))), prior=prior)
-    if size < FEW_PROMPTS:
+    if prompt_count < FEW_PROMPTS:
         # All votes on a prompt together weigh as much as one vote.
         table = win_table((1 / np.bincount(group))[group])
         # Without a prior only differences of strengths are identified, hence the pseudo-inverse.
@@ -165,10 +165,10 @@ def elo(
         low, high = theta - _Z * error, theta + _Z * error
     else:
         rng = np.random.default_rng(seed)
-        drawn = rng.multinomial(size, np.full(size, 1 / size), size=resamples)
+        drawn = rng.multinomial(prompt_count, np.full(prompt_count, 1 / prompt_count), size=resamples)
         low, high = np.quantile(
             [bradley_terry(win_table(row[group].astype(float)), prior=prior) for row in drawn],
-            quantile_levels(size),
+            quantile_levels(prompt_count),
             axis=0,
         )
     votes = Counter([*a.tolist(), *b.tolist()])
@@ -190,15 +190,15 @@ def summary(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
         counts: Votes between a PPO and an SFT model that prefer ppo, prefer sft, are a tie, or are both_bad.
         win_rate: PPO's win rate over SFT, with the number of prompts that ask different things; None without votes.
         pairs: Counts and win rate of each pair of revisions, most votes first.
-        elo: A rating of each revision from all votes, best first. `among` is the index of the set of models that votes
-            link, because ratings of different sets are not on one scale.
+        elo: A rating of each revision from all votes, best first. `among` is the index of the set of models that are
+            connected by votes. Ratings are comparable only within a set.
         left: The left side's share of votes that prefer a side; ½ without a bias.
     """
     # A batch that was sent twice, or a copy in another file, must not count twice.
     distinct = list({vote.id: vote for vote in votes}.values())
     # Votes between two checkpoints of PPO say nothing about PPO against SFT.
     ppo_against_sft = [vote for vote in distinct if {vote.left.role, vote.right.role} == set(_ROLES)]
-    names = _names(distinct)
+    identities = _identities(distinct)
     pairs: dict[tuple[_Key, _Key], list[VoteLike]] = {}
     for vote in ppo_against_sft:
         ppo, sft = (vote.left, vote.right) if vote.left.role == "ppo" else (vote.right, vote.left)
@@ -208,10 +208,10 @@ def summary(votes: Iterable[VoteLike], *, seed: int = 1) -> dict[str, Any]:
         "votes": len(distinct),
         **_tally(ppo_against_sft),
         "pairs": [
-            {"ppo": names[ppo], "sft": names[sft], **_tally(pair_votes)}
+            {"ppo": identities[ppo], "sft": identities[sft], **_tally(pair_votes)}
             for (ppo, sft), pair_votes in sorted(pairs.items(), key=lambda pair: -len(pair[1]))
         ],
-        "elo": _ratings([vote for vote in distinct if vote.verdict != "both_bad"], names, seed),
+        "elo": _ratings([vote for vote in distinct if vote.verdict != "both_bad"], identities, seed),
         "left": proportion(decisive["left"], decisive.total()).to_json() if decisive else None,
     }
 
@@ -224,7 +224,7 @@ def _key(model: ModelLike) -> _Key:
     return (model.role, model.repo, model.commit or model.tag)
 
 
-def _names(votes: Iterable[VoteLike]) -> dict[_Key, dict[str, str | None]]:
+def _identities(votes: Iterable[VoteLike]) -> dict[_Key, dict[str, str | None]]:
     """Returns {role, repo, commit, tag} of every model, from its last vote in the list."""
     models = [model for vote in votes for model in (vote.left, vote.right)]
     return {
@@ -262,7 +262,7 @@ def _tally(votes: Sequence[VoteLike]) -> dict[str, Any]:
 
 
 def _ratings(
-    votes: Sequence[VoteLike], names: Mapping[_Key, Mapping[str, str | None]], seed: int
+    votes: Sequence[VoteLike], identities: Mapping[_Key, Mapping[str, str | None]], seed: int
 ) -> list[dict[str, Any]]:
     """Returns rows {role, repo, commit, tag, elo, among}; each set of linked models is rated separately."""
     rows = []
@@ -275,7 +275,7 @@ def _ratings(
             seed=seed,
         )
         best = sorted(ratings.items(), key=lambda item: -item[1].value)
-        rows += [{**names[key], "elo": rating.to_json(), "among": set_number} for key, rating in best]
+        rows += [{**identities[key], "elo": rating.to_json(), "among": set_number} for key, rating in best]
     return rows
 
 

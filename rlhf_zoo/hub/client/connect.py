@@ -35,7 +35,8 @@ NO_TELEMETRY = {
     "HF_UPDATE_DOWNLOAD_COUNTS": "0",
     "GRADIO_ANALYTICS_ENABLED": "0",
 }
-#: The variable with the address of the embedded Hub that a command runs. Messages then say "the embedded Hub".
+#: Environment variable with the address of the embedded Hub that a command has started. Messages call that address
+#: "the embedded Hub".
 EMBEDDED_HUB_VARIABLE = "RLHF_ZOO_EMBEDDED_HUB"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 # Variables that hold a token or a cache for the Hub that the user configured. They are unset for any other Hub.
@@ -110,7 +111,7 @@ class Hub:
     @property
     def described(self) -> str:
         """The Hub's name and why it was chosen, for messages."""
-        return f"{'the embedded Hub' if self.kind == 'local' else self.endpoint} ({self.why})"
+        return f"{'the embedded Hub' if self.kind == 'local' else self.address} ({self.why})"
 
     def api(self) -> HfApi:
         """Returns huggingface_hub's `HfApi` for this Hub. Raises OfflineModeIsEnabled if `offline` is set."""
@@ -236,7 +237,8 @@ def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub
     # A token by itself is not consent to publish: it may be there only for downloads.
     if push_to_hub and (os.environ.get("HF_TOKEN") or _token_file().is_file()):
         return Hub("huggingface", HF_URL, "a token and --push_to_hub")
-    return Hub("local", None, "to publish on huggingface.co, log in and add --push_to_hub")
+    missing_step = "log in: no token was found" if push_to_hub else "log in and add --push_to_hub"
+    return Hub("local", None, f"to publish on huggingface.co, {missing_step}")
 
 
 def choose_source(flag: str | None, target: Hub) -> Hub | None:
@@ -263,7 +265,8 @@ def choose_source(flag: str | None, target: Hub) -> Hub | None:
         try:
             source = _hub_at(endpoint or HF_URL, "HF_ENDPOINT" if endpoint else "huggingface_hub's default")
         except ZooError:
-            # HF_ENDPOINT is not an address, so --hub named the target, and the user did not ask for this source.
+            # HF_ENDPOINT is malformed. `choose` would have refused it, so the target came from --hub, and nobody asked
+            # for this source: do without.
             return None
     is_target = (source.kind, source.endpoint) == (target.kind, target.endpoint)
     return None if is_target else replace(source, flag=SOURCE_FLAG)

@@ -158,7 +158,7 @@ def _build() -> dict[str, _Trie]:
 
     for aspect in lex.ASPECTS:
         families = [("detail", aspect.praise, +1), ("detail", aspect.complaint, -1),
-                ("consequence", aspect.gains, +1), ("consequence", aspect.losses, -1)]  # fmt: skip
+                ("consequence", aspect.good_outcomes, +1), ("consequence", aspect.bad_outcomes, -1)]  # fmt: skip
         for kind, templates, polarity in families:
             for template in templates:
                 for text in _readings(template):
@@ -182,12 +182,12 @@ def _build() -> dict[str, _Trie]:
     for filler in lex.FILLERS:
         add("filler", filler, f", {filler}")
         add("aside", filler, f", {filler},")
-    for kind, links in (("and", lex.ADDITIVE), ("but", lex.CONTRASTIVE), ("so", lex.FORWARD)):
+    for kind, links in (("and", lex.ADDITIVE), ("but", lex.CONTRASTIVE), ("so", lex.CONSEQUENCE)):
         for link in links:
             add(kind, link, link)
     for pronoun in ("it", "they"):
         add(pronoun, pronoun, pronoun)
-        for link in lex.BACKWARD:
+        for link in lex.CAUSE:
             add("because " + pronoun, link, f"{link} {pronoun}")
     add("stop", ".", ".")
     return tries

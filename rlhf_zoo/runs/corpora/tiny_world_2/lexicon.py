@@ -1,7 +1,7 @@
 """The vocabulary of the tiny world: fifteen products, their aspects, and what can be said about each.
 
-A phrase may contain slots, ``[two|three]``. The reader accepts every choice; for counting repetitions, all choices are
-the same phrase. Predicates agree with their aspect in number.
+A phrase may contain slots, ``[two|three]``. The parser (`grammar`) accepts every choice; for counting
+repetitions, all choices are the same phrase. Predicates agree with their aspect in number.
 """
 
 from dataclasses import dataclass
@@ -16,16 +16,16 @@ class Aspect:
         plural: Whether it takes "are" and "they" rather than "is" and "it".
         praise: Concrete praise, as predicates.
         complaint: Concrete complaints, as predicates.
-        gains: What praise led to, as clauses.
-        losses: What a complaint led to, as clauses.
+        good_outcomes: What the praised quality led to, as clauses.
+        bad_outcomes: What the quality complained about led to, as clauses.
     """
 
     name: str
     plural: bool
     praise: tuple[str, ...]
     complaint: tuple[str, ...]
-    gains: tuple[str, ...]
-    losses: tuple[str, ...]
+    good_outcomes: tuple[str, ...]
+    bad_outcomes: tuple[str, ...]
 
 
 ASPECTS: tuple[Aspect, ...] = (
@@ -261,11 +261,12 @@ FILLERS = (
     "or so it seems",
 )
 
-# The reader accepts any of these numbers in a slot of numbers: "four" is as good English as "three".
+# The parser (`grammar`) accepts any of these numbers in a slot of numbers: "four" is as good English as "three".
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "fifteen", "twenty",
            "thirty", "forty", "fifty", "sixty", "eighty")  # fmt: skip
 
+# Connectives between clauses.
 ADDITIVE = (", and", ", and also", ";")
 CONTRASTIVE = (", but", ", while", ", yet")
-FORWARD = (", so", ", and so", ", which is why")
-BACKWARD = ("because", "since", "mainly because")
+CONSEQUENCE = (", so", ", and so", ", which is why")
+CAUSE = ("because", "since", "mainly because")

@@ -13,10 +13,10 @@ from .grammar import spellings, subjects
 from .lexicon import (
     ADDITIVE,
     ASPECT_BY_NAME,
-    BACKWARD,
+    CAUSE,
     CONTRASTIVE,
     FILLERS,
-    FORWARD,
+    CONSEQUENCE,
     INTENSIFIERS,
     PRODUCTS,
     VAGUE,
@@ -107,7 +107,7 @@ class Writer:
             return
         self.vague(polarity)
         if reasons and draw > 0.75:
-            self.add(f"{self.rng.choice(BACKWARD)} {self.pronoun()}")
+            self.add(f"{self.rng.choice(CAUSE)} {self.pronoun()}")
             self.detail(polarity)
 
     def pronoun(self) -> str:
@@ -122,7 +122,8 @@ class Writer:
             subject: Name of the aspect that it follows from; None takes the current one.
         """
         aspect = ASPECT_BY_NAME[subject] if subject else self.aspect
-        self.add(f"{self.rng.choice(FORWARD)} {self.unused_spelling(aspect.gains if polarity > 0 else aspect.losses)}")
+        outcomes = aspect.good_outcomes if polarity > 0 else aspect.bad_outcomes
+        self.add(f"{self.rng.choice(CONSEQUENCE)} {self.unused_spelling(outcomes)}")
 
     def another_aspect(self, *, contrast: bool) -> None:
         """Turns to another aspect of the product.
