@@ -117,8 +117,8 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
     if text in allowed or (isinstance(name, str) and may_import(name, group)):
         return
     raise ZooError(
-        f"{where} sets {key} to {text}. It is not part of rlhf-zoo or registered by an installed package, or its "
-        "settings may name code. Such code is imported only with your consent: if you trust it, add "
+        f"{where} sets {key} to {text}, which may import code that is neither part of rlhf-zoo nor registered by an "
+        "installed package: if you trust it, add "
         f"{flag if flag == TRUST_RUN_FLAG else f'{flag} {shlex.quote(text)}'}."
     )
 

@@ -302,7 +302,7 @@ def test_data_of_a_folder_of_the_publishers_are_taken_as_published(answers):
         ("sft-gone", "There is no repository 'local/gone' on"),
         ("folder-gone", "were made from /somewhere, a folder on the machine that published it"),
         ("data-gone", "The data set local/gone cannot be loaded from"),
-        ("own-reward", "sets reward_funcs to their_rewards:good. It is not part of rlhf-zoo or"),
+        ("own-reward", "sets reward_funcs to their_rewards:good, which may import code"),
     ],
 )
 def test_what_is_missing_is_one_sentence_before_anything_trains(answers, name, message):

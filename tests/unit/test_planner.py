@@ -368,7 +368,7 @@ def test_rates_are_those_of_the_measurements():
 def test_a_command_says_the_plan_in_a_line_and_refuses_nothing(capsys):
     print_plan_line(load_recipe("tiny-world"), {"ppo": {"use_cpu": True}}, stage="ppo", hub=DEFAULT_HUB)
     assert re.fullmatch(
-        r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s per PPO update \(40 of them: [\d.]+ min\)\.\n",
+        r"Plan for cpu \([\d.]+ GiB\): ppo [\d.]+ GiB, about .* s per PPO update \(40 updates: [\d.]+ min\)\.\n",
         capsys.readouterr().err,
     )
     unknown = Recipe(

@@ -172,7 +172,7 @@ def test_names_that_nobody_vouches_for(name, stage, key, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_rewards.py").write_text("open('imported', 'w')\ndef length(): pass\n")
     keys = {"shared": {"corpus": name}} if key == "corpus" else {key: [name] if key == "reward_funcs" else name}
-    with pytest.raises(ZooError, match="is imported only with your consent: if you trust it, add --allow_import"):
+    with pytest.raises(ZooError, match="nor registered by an installed package: if you trust it, add --allow_import"):
         recipe_of(published(stage, **keys))
     assert [path.name for path in tmp_path.iterdir()] == ["my_rewards.py"]
     recipe_of(published(stage, **keys), [name])
