@@ -264,7 +264,7 @@ def _show(document: Mapping[str, Any]) -> None:
     table(
         f"{document['policy']['name']} against {document['against']['name']}: {prompt_count} prompts"
         f"{format_group_count(document['groups'], document['prompts'])} of the {document['split']} split, "
-        f"{document['samples_per_prompt']} completions a row, 95% intervals",
+        f"{document['samples_per_prompt']} to each, 95% intervals",
         ["", "the other", "the policy"],
         rows,
     )
