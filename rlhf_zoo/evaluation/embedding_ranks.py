@@ -13,7 +13,7 @@ from ..modeling.embedder import Embedder
 from ..rewards.relevance import request_text
 from ..runs.status_line import doing
 from .probes import Completions
-from .probes.texts import MAX_OTHER_PROMPTS
+from .probes.similarity import MAX_OTHER_PROMPTS
 
 _TEXTS_AT_ONCE = 4096  # rows of the matrix of texts and prompts
 

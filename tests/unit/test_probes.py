@@ -18,12 +18,10 @@ from rlhf_zoo.evaluation.probes import FAMILIES, Completions, Report, probe
 from rlhf_zoo.evaluation.probes.permutations import Permutations
 from rlhf_zoo.evaluation.probes.report import holm
 from rlhf_zoo.evaluation.probes.reward_effect import RewardEffect, make_edits
+from rlhf_zoo.evaluation.probes.similarity import cosines, mean_cosines, prompt_ranks
 from rlhf_zoo.evaluation.probes.texts import (  # fmt: skip
     Pair,
-    cosines,
     find_phrases,
-    mean_cosines,
-    prompt_ranks,
     repeated_share,
     symbol_share,
     to_template,

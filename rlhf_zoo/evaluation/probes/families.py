@@ -23,15 +23,13 @@ from ...modeling.words import phrase, words
 from ..text import normalized
 from .blindness import is_blind
 from .permutations import Permutations
+from .similarity import cosines, mean_cosines, prompt_ranks
 from .texts import (
     OTHER_PROMPTS,
     Pair,
-    cosines,
     excess_share,
     find_phrases,
-    mean_cosines,
     plain_words,
-    prompt_ranks,
     repeated_share,
     symbol_share,
     to_template,

@@ -33,10 +33,6 @@ FREE_USES = 2
 #: Number of other prompts after which a text's likelihood is compared with that after its own prompt.
 OTHER_PROMPTS = 8
 
-#: Maximum number of prompts with which a text's words are compared.
-MAX_OTHER_PROMPTS = 1200
-
-_COLUMNS_AT_ONCE = 4096  # word pairs in one block of the matrix product
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
 # Tags such as <think>, code fences with their language, LaTeX commands. A tag that repeats at once is no markup but a
 # loop, so it stays.
@@ -415,98 +411,3 @@ def find_phrases(
         # A phrase and its next word become one integer, so the next round sorts numbers rather than tuples.
         codes = phrase_ids * (int(word_ids.max(initial=0)) + 1) + word_ids[positions + length]
     return result
-
-
-def prompt_ranks(
-    texts: Sequence[Sequence[str]],
-    groups: NDArray[np.intp],
-    prompts: Sequence[Sequence[str]],
-    questions: NDArray[np.intp],
-) -> NDArray[np.float64]:
-    """Computes how often a text shares more words with its own prompt than with another one; a tie counts one half.
-
-    Rare words count more: the weight of a word is log(G / number of prompts with the word), relative to the norm of the
-    prompt's weights. A text about its own prompt has a rank near 1, and a text about another prompt ½ on average,
-    whatever their length.
-
-    Args:
-        texts: (N,) the words of each text.
-        groups: (N,) the index of each text's prompt.
-        prompts: (G,) the words of each prompt, of two questions or more.
-        questions: (G,) the group of each prompt; prompts of the same group are not compared.
-
-    Returns:
-        (N,) ranks; NaN for a text that shares no word with any prompt, which shows nothing.
-    """
-    prompt_words = [set(prompt) for prompt in prompts]
-    counts = Counter(word for prompt_word_set in prompt_words for word in prompt_word_set)
-    idf = {word: math.log(len(prompts) / count) for word, count in counts.items()}
-    norms = np.array([math.sqrt(sum(idf[word] ** 2 for word in word_set)) or 1.0 for word_set in prompt_words])
-    compared = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
-    places_by_word: dict[str, list[int]] = {}
-    for place, prompt in enumerate(compared.tolist()):
-        for word in prompt_words[prompt]:
-            places_by_word.setdefault(word, []).append(place)
-    postings = {
-        word: (places, idf[word] / norms[compared[places]]) for word, places in places_by_word.items() if idf[word]
-    }
-    ranks = np.full(len(texts), np.nan)
-    for row, (text, group) in enumerate(zip(texts, groups.tolist(), strict=True)):
-        shared, scores = set(text), np.zeros(len(compared))
-        for word in shared & postings.keys():
-            places, weights = postings[word]
-            scores[places] += weights
-        own_score = sum(idf[word] for word in shared & prompt_words[group]) / norms[group]
-        other_scores = scores[questions[compared] != questions[group]]
-        if len(other_scores) and (own_score or scores.any()):
-            ranks[row] = np.mean((np.sign(np.round(own_score - other_scores, 9)) + 1) / 2)
-    return ranks
-
-
-def mean_cosines(texts: Sequence[Sequence[str]], groups: NDArray[np.intp], size: int) -> NDArray[np.float64]:
-    """Computes each text's mean cosine with the other texts of its prompt, between their sets of word pairs.
-
-    Args:
-        texts: (N,) the words of each text.
-        groups: (N,) the index of each text's prompt, 0 … size − 1; each prompt needs at least two texts.
-        size: Number of prompts.
-
-    Returns:
-        (N,) mean cosines.
-    """
-    # Empty words mark the ends, so that a text of one word has pairs too.
-    sets = [{*pairwise(("", *tokens, ""))} for tokens in texts]
-    means = np.zeros(len(texts))
-    rows_by_group = np.split(np.argsort(groups, kind="stable"), np.cumsum(np.bincount(groups, minlength=size))[:-1])
-    for rows in map(np.ndarray.tolist, rows_by_group):
-        for place, a in enumerate(rows):
-            for b in rows[:place]:
-                cosine = len(sets[a] & sets[b]) / math.sqrt(len(sets[a]) * len(sets[b]))
-                means[[a, b]] += cosine / (len(rows) - 1)
-    return means
-
-
-def cosines(texts: Sequence[Sequence[str]]) -> NDArray[np.float32]:
-    """Computes the cosines between the sets of word pairs of all texts. Each end of a text counts as a word.
-
-    Args:
-        texts: (N,) the words of each text.
-
-    Returns:
-        (N, N) cosines.
-    """
-    sets = [list({*pairwise(("", *tokens, ""))}) for tokens in texts]
-    sizes = [len(pairs) for pairs in sets]
-    columns = group_indices([pair for pairs in sets for pair in pairs])
-    rows, weights = np.repeat(np.arange(len(sets)), sizes), np.repeat(1 / np.sqrt(sizes), sizes).astype(np.float32)
-    shared = np.bincount(columns)[columns] > 1  # a word pair in only one text cannot make two texts alike
-    rows, weights, columns = rows[shared], weights[shared], np.unique(columns[shared], return_inverse=True)[1]
-    matrix = np.zeros((len(sets), len(sets)), dtype=np.float32)
-    for start in range(0, last := int(columns.max(initial=-1)) + 1, _COLUMNS_AT_ONCE):
-        # Blocks of columns bound the memory, however many word pairs there are.
-        block = (columns >= start) & (columns < start + _COLUMNS_AT_ONCE)
-        block_weights = np.zeros((len(sets), min(_COLUMNS_AT_ONCE, last - start)), dtype=np.float32)
-        block_weights[rows[block], columns[block] - start] = weights[block]
-        matrix += block_weights @ block_weights.T
-    np.fill_diagonal(matrix, 1.0)
-    return matrix

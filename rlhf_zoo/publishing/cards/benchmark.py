@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from .data import evaluated_on, measured_on
-from .facts import StageFacts, estimate_at
+from .estimates import estimate_at
+from .facts import StageFacts
 
 FOLDER = ".eval_results"
 

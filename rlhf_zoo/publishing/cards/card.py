@@ -17,7 +17,8 @@ from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import commands, markdown
 from .benchmark import benchmark_results, results_file
 from .data import DataPart, evaluated_on, left_out, overlap_with_training, trained_on
-from .facts import StageFacts, estimate_at
+from .estimates import estimate_at
+from .facts import StageFacts
 from .hacking_signs import watched
 from .kl import penalty_varies
 from .markdown import Raw, rounded

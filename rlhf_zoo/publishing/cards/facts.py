@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
-from ...fileio import finite, get_nested, hub_id, read_json
+from ...fileio import finite, hub_id, read_json
 from ...hub.client.step_tags import tag_name
 from ...runs.record import StageRecord, checkpoint_step
 from ...runs.registry import STAGES, starts_on_base
+from .estimates import estimate_at
 from .markdown import NOT_EVALUATED, NOT_MEASURED
 from .run_files import (
     foreign_evaluation,
@@ -495,14 +496,3 @@ class StageFacts:
             ),
             {},
         )
-
-
-def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
-    """Returns the estimate {value, ci95, n} at a path of keys; None if it is missing or its value is not finite.
-
-    Args:
-        document: The document.
-        *path: The keys.
-    """
-    estimate = get_nested(document, *path)
-    return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None

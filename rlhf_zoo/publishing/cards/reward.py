@@ -6,7 +6,8 @@ from typing import Any
 from ...fileio import finite
 from .. import plots
 from .data import DataPart, measured_on
-from .facts import StageFacts, estimate_at
+from .estimates import estimate_at
+from .facts import StageFacts
 from .markdown import Raw, number
 from .parts import TEMPLATES, Draw, Metric, StageCard
 from .summary import bold

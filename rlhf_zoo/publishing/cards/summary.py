@@ -8,7 +8,8 @@ from ...runs.record import StageRecord
 from ...runs.registry import PARENT_TITLES
 from ...runs.settings.declared import default_of
 from . import commands
-from .facts import StageFacts, estimate_at
+from .estimates import estimate_at
+from .facts import StageFacts
 from .markdown import Raw, code, escape, judge_title, short, shortened, with_interval
 
 DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"

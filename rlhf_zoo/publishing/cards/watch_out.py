@@ -4,7 +4,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from .data import TITLES
-from .facts import StageFacts, estimate_at
+from .estimates import estimate_at
+from .facts import StageFacts
 from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line

@@ -20,7 +20,8 @@ from ...runs.registry import REWARD_ROLES, parent_title
 from ...runs.settings.declared import default_of
 from ...runs.settings.key_classes import is_revision
 from ..cards.card import CARD_FILE, card_json
-from ..cards.facts import StageFacts, estimate_at
+from ..cards.estimates import estimate_at
+from ..cards.facts import StageFacts
 from .card import Card, Reference, clean, download_card
 from .family import Member, Node, family_tree
 

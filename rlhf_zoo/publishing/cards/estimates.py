@@ -1,0 +1,17 @@
+"""Reads estimates from the JSON documents of a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...fileio import finite, get_nested
+
+
+def estimate_at(document: Mapping[str, Any], *path: str) -> Mapping[str, Any] | None:
+    """Returns the estimate {value, ci95, n} at a path of keys; None if it is missing or its value is not finite.
+
+    Args:
+        document: The document.
+        *path: The keys.
+    """
+    estimate = get_nested(document, *path)
+    return estimate if isinstance(estimate, Mapping) and finite(estimate.get("value")) else None
