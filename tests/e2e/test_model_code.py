@@ -78,7 +78,7 @@ def test_code_runs_where_the_command_line_says_so_and_goes_with_what_is_trained(
         assert type(load_causal(pulled)).__name__ == "StrangeForCausalLM"
         assert critic_from(pulled).config.num_labels == 1
     card = (pulled / "README.md").read_text()
-    assert f"Custom code of `{BASE}` at commit" in card and "trust_remote_code=True" in card
+    assert f"custom code of `{BASE}` at commit" in card and "trust_remote_code=True" in card
     assert json.loads((pulled / "rlhf_card.json").read_text())["remote_code"][0]["files"] == ran[0]["files"]
 
 

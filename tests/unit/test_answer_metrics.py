@@ -35,7 +35,7 @@ def test_the_answer_that_most_give_is_right_or_not() -> None:
     assert found.majority_correct().tolist() == [0, 0, 0.5, 0]
     assert list(found.joint_figures()) == ["majority of 5", "pass@5"]
     assert found.to_json()["majority_at"]["5"]["value"] == 0.125
-    with pytest.raises(ValueError, match="needs the reading of each answer"):
+    with pytest.raises(ValueError, match="needs the parsed answers"):
         Answers(right).majority_correct()
     assert Answers(right[:, :1]).joint_figures() == {} and list(Answers(right).joint_figures()) == ["pass@5"]
 
