@@ -348,7 +348,9 @@ def test_a_folder_with_run_json_is_no_run_of_this_users(strange: Path, resolved:
             card = json.loads((strange / "ppo/checkpoint-1/rlhf_card.json").read_text())
             card["settings"] |= resolved
             write_json(strange / "ppo/checkpoint-1/rlhf_card.json", card)
-            with pytest.raises(ZooError, match="nor registered by an installed package: if you trust it, add --trust_run"):
+            with pytest.raises(
+                ZooError, match="nor registered by an installed package: if you trust it, add --trust_run"
+            ):
                 find_pair(str(place), against=None, reward=None, terms=Terms(judges=("classifier",)))
             with pytest.raises(ZooError, match="add --trust_run if you trust this run"):
                 Subject.load(str(strange / "ppo/checkpoint-1"), sft=str(strange / "sft/checkpoint-4"))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset
 from toy_models import save_toys
 from transformers import AutoModelForSequenceClassification
 
@@ -60,12 +61,14 @@ def test_conversations_are_scored_as_conversations(tmp_path: Path, monkeypatch: 
     parents = {"sft": {"fingerprint": "1"}}
     record = SimpleNamespace(path=tmp_path, read=lambda: {"status": "finished", "parents": parents})
     run = SimpleNamespace(
-        checkpoint=lambda _: SimpleNamespace(path=tmp_path, lineage=parents["sft"]), record=lambda _: record
+        checkpoint=lambda _: SimpleNamespace(path=tmp_path, lineage=parents["sft"]),
+        record=lambda _: record,
+        shared=SimpleNamespace(evaluation=SimpleNamespace(group=None)),
     )
-    monkeypatch.setattr(ensemble, "evaluation_rows", lambda *_, **__: {"prompt": [ASKED]})
+    monkeypatch.setattr(ensemble, "evaluation_rows", lambda *_, **__: Dataset.from_dict({"prompt": [ASKED]}))
     monkeypatch.setattr(ensemble, "stage_source", lambda *_: None)
     texts, judge = ensemble._texts(run)  # type: ignore[arg-type]
-    assert (judge, texts["ppo"].prompts) == ("gold", ["How is it?"])
+    assert (judge, texts["ppo"].groups) == ("gold", [0])
     assert texts["ppo"].texts == [[*ASKED, {"role": "assistant", "content": "Fine."}]]
 
 
