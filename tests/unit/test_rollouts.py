@@ -1,9 +1,11 @@
 """`rlhf-zoo probe` and `watch`: rollouts of other trainers, read strictly, probed and judged; watched training."""
 
+import contextlib
 import json
 import logging
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -259,6 +261,20 @@ def test_with_a_model_every_family_is_measured(tmp_path):
     assert not any("--model" in why for why in skipped.values()), skipped
 
 
+def _sampled_in(folder: Path, block: str, *, models: Path) -> None:
+    """Runs the page's script that samples both models, where it overwrites nothing, and probes what it wrote."""
+    folder.mkdir()
+    for name in ("policy", "sft-model"):
+        shutil.copytree(models, folder / name)
+    with contextlib.chdir(folder):
+        exec(compile(block, "docs/probe.md", "exec"), {})
+    rows = [json.loads(line) for line in (folder / "rollouts.jsonl").read_text().splitlines()]
+    assert [row["prompt"] for row in rows] == ["the battery"] * 2 + ["my kettle's handle"] * 2
+    assert all(row["reward"] == -len(row["completion"]) / 100 for row in rows)
+    assert not any(row["completion"].startswith(row["prompt"]) for row in rows)
+    assert rlhf_zoo.probe(folder / "rollouts.jsonl", folder / "sft.jsonl").verdict.kind == "not judged"
+
+
 def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
     """On files with the columns that each trainer writes."""
     page = (Path(__file__).parents[2] / "docs/probe.md").read_text(encoding="utf-8")
@@ -276,7 +292,9 @@ def test_each_command_of_the_page_runs_as_it_stands(tmp_path, monkeypatch):
                 for p, t in zip(one.prompts, one.texts, strict=True)]  # fmt: skip
         Path(f"val/{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     names: dict[str, object] = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M):
+    sample, *blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.S | re.M)
+    _sampled_in(tmp_path / "made", sample, models=tmp_path / "sft-model")
+    for block in blocks:
         names = {**names, "__name__": "page"}
         exec(compile(block, "docs/probe.md", "exec"), names)
     assert names["reward"](prompts=["a"], completions=["b" * 100]) == [-1.0]
