@@ -136,12 +136,17 @@ def _shift_headings(tokens: Sequence[Token], id_prefix: str, levels: int) -> dic
 def _safe(tokens: Sequence[Token], resolver: Resolver, headings: dict[str, str]) -> Iterable[Token]:
     """Yields inline tokens, with the text and the address in place of images and links that are not allowed."""
     closing: list[Token] = []  # replaces the closing token of the current link
+    after_alert = False
     for token in tokens:
+        if after_alert and token.type == "softbreak":
+            token = Token("hardbreak", "br", 0)  # the kind of an alert has a line of its own, as on the Hub
+        after_alert = False
         if token.type == "image":
             yield from _image(token, resolver)
         elif token.type == "text" and (alert := _ALERT.fullmatch(token.content)):
             yield from (Token("strong_open", "strong", 1), _text(alert[1].capitalize()))
             yield Token("strong_close", "strong", -1)
+            after_alert = True
         elif token.type == "link_open":
             attributes = _link(str(token.attrs.get("href", "")), resolver, headings)
             if attributes is None:

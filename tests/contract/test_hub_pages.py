@@ -69,6 +69,8 @@ def test_a_repository_shows_card_files_and_tags(hub: ThreadHub) -> None:
     assert links["figures"] == f"/local/model/resolve/{commit}/rlhf_card.json"
     for address in (links["figures"], links["plots/a b.png"], links["step-000010"], links["exp/<b>"]):
         assert hub.send("GET", address, role=None).status == 200
+    card = hub.send("GET", "/local/model", role=None).content.decode()
+    assert re.search(r"<strong>Tip</strong><br ?/?>\n<strong>Verdict: healthy.</strong>", card), "as on the Hub"
     assert page.texts("h3") == ["A model"] and "Verdict: healthy." in page.text and "license:" in page.text
     assert "<b>tag" in page.text and not [one for one in page.all("b") if "tag" in str(one)]
 

@@ -67,7 +67,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("verdict", "alert", "advice"),
     [
-        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): the judge rates it about as"),
+        (judged("healthy", recommended=40), "TIP", "Use **step 40** (this page, `main`): the judge rates no step"),
         (judged("healthy", recommended=20), "TIP", "Use **step 20** instead of this one, step 40: the judge"),
         (judged("hacked", reasons=["Hacked: the judge of SFT is fooled."]), "CAUTION", "The judge of SFT is fooled."),
         (judged("no sign found", recommended=40), "NOTE", "but the judge is unchecked"),
@@ -81,8 +81,12 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
 )  # fmt: skip
 def test_the_card_begins_with_the_verdict_and_what_to_do(runs, verdict, alert, advice):
     text = card(runs, **verdict)
-    assert text.lstrip().startswith(f"# tiny-world-ppo\n\n> [!{alert}]\n> **Verdict: {verdict['verdict']}.**")
-    assert advice in text.split("\n\n")[1]
+    title, lead, box = text.strip().split("\n\n")[:3]
+    assert title == "# tiny-world-ppo"
+    assert lead.startswith("A language model trained with PPO") and "**Simulated data:** a program" in lead
+    assert box.startswith(f"> [!{alert}]\n> **Verdict: {verdict['verdict']}.**") and advice in box
+    command = f"> Get it: `rlhf-zoo pull local/tiny-world-ppo@step-0000{verdict['recommended']} --hub local"
+    assert (command in box) == (verdict["recommended"] is not None) == ("Get it" in box)
 
 
 def test_another_step_than_the_verdicts_is_named(runs):
@@ -104,6 +108,23 @@ def test_the_card_of_the_recommended_step_has_the_verdict_on_that_step(runs):
     assert "> [!TIP]\n> **Verdict: healthy.** Judge and reward rise together, and none of 2 probes finds" in text
     assert "Use **step 20** (this page, `main`)" in text and "explained:" not in text
     assert "Training went on to step 40, where the verdict is *hacked*." in text
+    pull = "rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local --output_dir tiny-world-ppo"
+    assert f">\n> Get it: `{pull}`\n" in text and f"```sh\n{pull}\n```" in text
+
+
+def test_a_healthy_last_step_is_set_against_the_recommended_one(runs):
+    own = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
+           "reasons": ["Judge and reward rise."]}  # fmt: skip
+    StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
+    verdict = judged("healthy", recommended=20, at_recommended=own)
+    use = "Use **step 20** (this page, `main`). The last step, 40, is *healthy* too, but the judge rates"
+    assert f"{use} step 20 highest." in card(runs, **verdict)
+    last = verdict["over_training"]["checkpoints"][-1]
+    last["judge"]["value"] = 0.9
+    reason = "no step clearly higher, and step 20 is closer to SFT (KL 1.52)."
+    assert f"{use} {reason}" in card(runs, **verdict)
+    last["kl"]["value"] = 1.9
+    assert "step 20 is closer to SFT than step 40 (KL 1.52)." in card(runs, **verdict)
 
 
 def test_without_a_verdict_the_judge_is_asked(runs):

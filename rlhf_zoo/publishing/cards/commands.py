@@ -51,6 +51,22 @@ def pull(facts: StageFacts, revision: str) -> str:
     return f"rlhf-zoo pull {facts.repo_id}@{revision} {_hub(facts)}"
 
 
+def download(facts: StageFacts) -> str | None:
+    """Returns the command that downloads the published checkpoint, from the embedded Hub into a folder.
+
+    Args:
+        facts: The facts of the stage.
+
+    Returns:
+        The command; None if the checkpoint is not published.
+    """
+    row = published_checkpoint(facts)
+    if row is None:
+        return None
+    folder = f" --output_dir {facts.title}" if facts.hub_label == "local" else ""
+    return f"{pull(facts, _revision(facts, row))}{folder}"
+
+
 def checkpoint_command(facts: StageFacts, command: str) -> str | None:
     """Returns a command line whose argument is the published checkpoint.
 
@@ -131,12 +147,12 @@ def install(facts: StageFacts) -> str | None:
     Returns:
         The commands; None if there is no snippet.
     """
-    row = published_checkpoint(facts)
-    if row is None or snippet(facts) is None:
+    fetch = download(facts)
+    if fetch is None or snippet(facts) is None:
         return None
     if facts.hub_label != "local":
         return f"pip install torch transformers{' peft' if facts.is_adapter else ''}"
-    lines = [f"{pull(facts, _revision(facts, row))} --output_dir {facts.title}"]
+    lines = [fetch]
     if facts.is_adapter and facts.parent_model:
         name = "@".join(filter(None, (facts.parent_model["repo"], facts.parent_model["commit"])))
         folder = facts.parent_model["repo"].rpartition("/")[2]

@@ -38,7 +38,8 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         facts: The facts of the stage.
 
     Returns:
-        {alert: the kind of box, text: sentences}.
+        {alert: the kind of box, text: sentences, fetch: the command that downloads the recommended step}. `fetch` is
+        empty where no step is recommended, or that step is not published.
     """
     over = facts.evaluation.get("over_training") or {}
     kind = kind_of_verdict(facts)
@@ -46,16 +47,16 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         problem = f" {escape(over['problem'])}" if over.get("problem") else ""
         gain = _gain(facts, facts.estimate("win_rate"))
         text = f"**No verdict.**{problem} {gain} Read the samples before you use it."
-        return {"alert": Raw("NOTE"), "text": Raw(" ".join(text.split()))}
+        return {"alert": Raw("NOTE"), "text": Raw(" ".join(text.split())), "fetch": Raw("")}
     last = over.get("step") or over["checkpoints"][-1]["step"]
     at_step = "" if last == facts.described_step else f" at step {last}"
-    text, later = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(facts, kind, over)}", ""
+    text = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(facts, kind, over)}"
     own = over.get("at_recommended")
     if own and own["step"] == facts.described_step:  # the card describes the recommended step, not the last
         kind = str(own["kind"])
         text = f"**Verdict: {escape(own['verdict'])}.** {_why(facts, kind, {**over, **own})}"
-        later = f" Training went on to step {last}, where the verdict is *{escape(over['verdict'])}*."
-    return {"alert": Raw(_ALERTS.get(kind, "WARNING")), "text": Raw(f"{text} {_advice(facts, kind, over)}{later}")}
+    alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch(facts, over.get("recommended"))
+    return {"alert": alert, "text": Raw(f"{text} {_advice(facts, kind, over)}"), "fetch": fetch}
 
 
 def _gain(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
@@ -101,16 +102,38 @@ def _advice(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
             "no gain": f"Use the {facts.start_title} model.",
             "gain not shown": f"Use the {facts.start_title} model, or evaluate on more prompts.",
         }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
-    best = max(over["checkpoints"], key=lambda row: row["judge"]["value"])["step"]
-    reason = (
-        "the judge rates it highest" if best == recommended
-        else f"the judge rates it about as high as step {best}, and it moved less from {facts.start}"
-    )  # fmt: skip
-    if step == recommended:
-        return f"Use **step {step}** (this page, `main`): {reason}."
+    reason = _reason(facts, over, recommended)
+    if step != recommended:
+        return f"Use **step {recommended}** instead of this one, step {step}: {reason}."
+    use, last = f"Use **step {step}** (this page, `main`)", over["checkpoints"][-1]["step"]
+    own = over.get("at_recommended")
+    if last == step or not own:
+        return f"{use}: {reason}."
+    if own["verdict"] == over["verdict"]:
+        return f"{use}. The last step, {last}, is *{escape(over['verdict'])}* too, but {reason}."
+    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(over['verdict'])}*."
+
+
+def _reason(facts: StageFacts, over: Mapping[str, Any], recommended: int) -> str:
+    """Returns why a step is recommended: of those that the judge rates about as high as the best, its KL is lowest."""
+    rows = {row["step"]: row for row in over["checkpoints"]}
+    best, last = max(rows.values(), key=lambda row: row["judge"]["value"])["step"], over["checkpoints"][-1]["step"]
+    if best == recommended:
+        return f"the judge rates step {recommended} highest"
+    kl = facts.estimate("ppo", "kl") if facts.described_step == recommended else None
+    distance = f" (KL {short(kl['value'])})" if kl else ""
+    than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best}"
+    return f"the judge rates no step clearly higher, and step {recommended} is closer to {facts.start}{than}{distance}"
+
+
+def _fetch(facts: StageFacts, recommended: int | None) -> Raw:
+    """Returns the command that downloads the recommended step; "" if there is none, or it is not published."""
     row = next((row for row in facts.checkpoints if row.step == recommended), None)
-    fetch = f" {code(commands.pull(facts, row.tag))}" if row and row.commit and facts.repo_id else ""
-    return f"Use **step {recommended}** instead of this one, step {step}: {reason}.{fetch}"
+    if row is not None and row.step == facts.described_step:
+        command = commands.download(facts)
+    else:
+        command = commands.pull(facts, row.tag) if row and row.commit and facts.repo_id else None
+    return code(command) if command else Raw("")
 
 
 def constants(facts: StageFacts) -> dict[str, Mapping[str, Any]]:
