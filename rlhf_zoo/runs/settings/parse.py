@@ -32,7 +32,7 @@ _GGUF_KEYS = ("model_name_or_path", "value_model_name_or_path")
 class RecipeConfig:
     """The keys of recipe.yaml, which the stages share."""
 
-    description: str = field(metadata={"help": "What the recipe shows, in one sentence: the first on its cards."})
+    description: str = field(metadata={"help": "What the recipe shows, in one sentence."})
     license: str = option("apache-2.0", "License of the checkpoints, as the Hub names it.")
     language: str = option("en", "Language of the texts, as the Hub names it.")
     simulated: bool = option(False, "Whether a program simulates the human judges; cards say so.")
