@@ -103,6 +103,17 @@ def test_preferences_become_a_recipe_that_passes_every_check(
         assert path.read_text().startswith("# ")
 
 
+@pytest.mark.parametrize(("prompts", "few"), [(240, True), (408, False)])
+def test_few_prompts_for_the_evaluation_are_named(prompts: int, few: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    on_disk("GPT-2")
+    rows = [{"prompt": f"what is {row}", "completion": f"{row}"} for row in range(prompts)]
+    schemas.write_data(Path("asked"), rows)
+    zoo("new", "mine", "--model", "base", "--prompts", "asked", "--reward", "length")
+    said = capsys.readouterr().out
+    assert f"{prompts // 8} prompts for the evaluation" in said and "TOO FEW" not in said
+    assert ("FEW: below 50 only large effects can be found" in said) == few
+
+
 def test_a_file_of_json_lines_is_a_data_set(tmp_path: Path) -> None:
     on_disk("Llama 3", "trl-lib/tldr-preference")
     file = next(Path("trl-lib/tldr-preference").rglob("train.jsonl")).rename("pairs.jsonl")

@@ -57,6 +57,7 @@ BEST = {
         ("ppo", {**FOUR, "critic": "policy"}, "set 'shared' or 'reward'"),
         ("sft", {**LORA, "model_name_or_path": None}, "an adapter on random weights could not be loaded"),
         ("reward", {"load_in_4bit": True}, "not supported by the stage reward"),
+        ("reward", {"model_name_or_path": "a"}, "which starts from the SFT policy: set --sft.model_name_or_path"),
         (
             "sft",
             {**LORA, "fsdp2": True},

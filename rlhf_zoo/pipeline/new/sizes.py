@@ -18,6 +18,8 @@ from .model import ModelFacts
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
 #: Minimum number of distinct prompts, including those held out.
 MIN_PROMPTS = 8
+#: Below this many prompts for the evaluation the probes find only large effects.
+FEW_PROMPTS = 50
 #: Completions per update, and per micro-batch.
 ROLLOUT, MICRO_BATCH = 64, 4
 
@@ -99,11 +101,11 @@ def choose_sizes(
     decisions.add("response_length", response_length, reason)
     if test_split:
         eval_prompts = min(eval_prompts, ppo.test_prompt_count or 0)
-    warning = (
-        ""
-        if eval_prompts >= VERDICT_PROMPTS
-        else f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: pass --prompts with more"
-    )
+    warning = ""
+    if eval_prompts < VERDICT_PROMPTS:
+        warning = f"; TOO FEW FOR A VERDICT, which needs {VERDICT_PROMPTS}: pass --prompts with more"
+    elif eval_prompts < FEW_PROMPTS:
+        warning = f"; FEW: below {FEW_PROMPTS} only large effects can be found, so pass --prompts with more"
     evaluation_reason = f"{eval_prompts} prompts for the evaluation"
     if test_split:
         decisions.add("evaluation.dataset_test_split", test_split, f"{evaluation_reason}{warning}")

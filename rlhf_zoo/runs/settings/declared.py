@@ -21,6 +21,8 @@ REFUSED = {
     "auto_find_batch_size": "refused, because it would train with another batch size than the run records: set "
     "per_device_train_batch_size to one that fits, with gradient_accumulation_steps",
     "gguf_file": "not taken by recipes: name the file in model_name_or_path, as in FOLDER/FILE.gguf",
+    "model_name_or_path": "not supported by the stage reward, which starts from the SFT policy: set "
+    "--sft.model_name_or_path, or model_name_or_path in sft.yaml",
 }
 #: Help texts that replace those of the library that declares the key.
 HELP = {
