@@ -115,7 +115,7 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     """Writes a data set of `ROWS` rows per split.
 
     Args:
-        keys: `splits`, `config`, and `rows`: patterns in which {n} is the number of the row.
+        keys: `splits`, `config`, and `rows`: patterns in which {n} is the number of the row and {split} its split.
         folder: Where to write it.
 
     Returns:
@@ -129,7 +129,7 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     for split in keys["splits"]:
         if not is_repository_name(str(split)):
             raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' only.")
-        rows = [_fill_number(keys["rows"][n % len(keys["rows"])], n) for n in range(ROWS)]
+        rows = [_fill(keys["rows"][n % len(keys["rows"])], n=n, split=split) for n in range(ROWS)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
         data_files.append({"split": split, "path": f"{split}.jsonl"})
@@ -139,9 +139,12 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     return folder
 
 
-def _fill_number(value: Any, n: int) -> Any:
+def _fill(value: Any, **placeholders: object) -> Any:
     if isinstance(value, str):
-        return value.replace("{n}", str(n))
+        for name, text in placeholders.items():
+            value = value.replace(f"{{{name}}}", str(text))
+        return value
     if isinstance(value, Mapping):
-        return {key: _fill_number(item, n) for key, item in value.items()}
-    return [_fill_number(item, n) for item in value] if isinstance(value, list) else value
+        return {key: _fill(item, **placeholders) for key, item in value.items()}
+    return [_fill(item, **placeholders) for item in value] if isinstance(value, list) else value
+
