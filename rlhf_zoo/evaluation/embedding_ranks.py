@@ -14,6 +14,7 @@ from ..rewards.relevance import request_text
 from ..runs.status_line import doing
 from .probes import Completions
 from .probes.similarity import MAX_OTHER_PROMPTS
+from .stats import group_indices
 
 _TEXTS_AT_ONCE = 4096  # rows of the matrix of texts and prompts
 
@@ -78,16 +79,15 @@ def ranks_among_prompts(
         (N,) shares from 0 to 1.
     """
     # A large set of prompts is thinned out, since a share needs no more.
-    kept = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
-    numbers: dict[Hashable, int] = {}
-    group = np.array([numbers.setdefault(each, len(numbers)) for each in groups])
+    compared = np.unique(np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_OTHER_PROMPTS)).astype(int))
+    group = group_indices(groups)
     place, ranks = np.asarray(own, dtype=int), np.empty(len(own))
     for start in range(0, len(place), _TEXTS_AT_ONCE):
         block = slice(start, start + _TEXTS_AT_ONCE)
         own_cosines = np.einsum("nh,nh->n", texts[block], prompts[place[block]])
         # Rounded, so that equal vectors tie whatever the order of the sums.
-        gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[kept].T, 6)
-        other = group[place[block], None] != group[kept]
+        gaps = np.round(own_cosines[:, None] - texts[block] @ prompts[compared].T, 6)
+        other = group[place[block], None] != group[compared]
         ranks[block] = ((np.sign(gaps) + 1) / 2 * other).sum(1) / np.maximum(other.sum(1), 1)
     return ranks
 

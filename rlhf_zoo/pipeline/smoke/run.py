@@ -147,4 +147,3 @@ def _fill(value: Any, **placeholders: object) -> Any:
     if isinstance(value, Mapping):
         return {key: _fill(item, **placeholders) for key, item in value.items()}
     return [_fill(item, **placeholders) for item in value] if isinstance(value, list) else value
-
