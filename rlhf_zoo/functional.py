@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "AGGREGATIONS", "ENSEMBLES", "KL_IN_LOSS", "KL_IN_REWARD", "actions", "aggregate", "approx_kl",
+    "AGGREGATIONS", "ENSEMBLES", "KL_IN_LOSS", "KL_IN_REWARD", "actions", "aggregate",
     "clipped_policy_loss", "clipped_value_loss", "ensemble_scores", "entropy", "exact_kl", "explained_variance",
     "gae", "importance_weights", "kl_loss", "kl_penalty", "last_token", "leave_one_out", "log_softmax",
     "masked_mean", "masked_moments", "mean_and_std", "missing_eos_penalty", "missing_eos_score", "selected_logprobs",
@@ -34,8 +34,8 @@ def selected_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
         logits: (..., V), already divided by the temperature.
         tokens: (...) int64.
     """
-    chosen = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
-    return chosen - logits.logsumexp(-1)
+    token_logits = logits.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return token_logits - logits.logsumexp(-1)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
@@ -64,7 +64,7 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     """Mean of x where the mask is True, a scalar; NaN for an empty mask.
 
     Args:
-        x: Numbers.
+        x: Any shape.
         mask: Bool, of the same shape.
     """
     return x.masked_fill(~mask, 0).sum() / mask.sum()
@@ -74,15 +74,15 @@ def masked_moments(x: Tensor, mask: Tensor) -> Tensor:
     """(n, Σx, Σx²) over the mask, (3,) float64. The moments of several processes can be added up.
 
     Args:
-        x: Numbers.
+        x: Any shape.
         mask: Bool, of the same shape.
     """
-    kept = x.masked_fill(~mask, 0).double()
-    return torch.stack([mask.sum().double(), kept.sum(), kept.square().sum()])
+    masked = x.masked_fill(~mask, 0).double()
+    return torch.stack([mask.sum().double(), masked.sum(), masked.square().sum()])
 
 
 def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """(μ, σ) from the moments of a batch, with unbiased σ². σ is 0 for one element; both are NaN for none.
+    """(μ, σ) from the moments of a batch, with unbiased σ². σ is 0 for one element; μ and σ are NaN for none.
 
     Args:
         moments: (3,) of `masked_moments`.
@@ -93,7 +93,7 @@ def mean_and_std(moments: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
-    """(x − μ)/σ, with μ added back when `shift_mean` is False. One element becomes 0 or μ. Source: N+ 24 and 25.
+    """(x − μ)/σ, with μ added back when `shift_mean` is False. A single element becomes 0, or μ. Source: N+ 24 and 25.
 
     Args:
         x: (B, T) or (B,).
@@ -106,10 +106,10 @@ def whiten(x: Tensor, mask: Tensor, moments: Tensor, *, shift_mean: bool = True,
         The shape of x, 0 outside the mask.
     """
     mean, std = mean_and_std(moments)
-    out = (x - mean.to(x.dtype)) * (std.square() + eps).rsqrt().to(x.dtype)
+    whitened = (x - mean.to(x.dtype)) * (std.square() + eps).rsqrt().to(x.dtype)
     if not shift_mean:
-        out = out + mean.to(x.dtype)
-    return out.masked_fill(~mask, 0)
+        whitened = whitened + mean.to(x.dtype)
+    return whitened.masked_fill(~mask, 0)
 
 
 def kl_penalty(logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
@@ -144,7 +144,7 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
         ref_logits: (..., V) of π_ref, whose probabilities are q.
     """
     logps, ref_logps = log_softmax(logits), log_softmax(ref_logits)
-    # A token that π never takes adds nothing, and must not add 0·∞ to the gradient either.
+    # Where p is 0, the term is 0. Without this mask its gradient would be 0·∞ = NaN.
     log_ratio = torch.where(logps.isneginf(), 0.0, logps - ref_logps)
     return (logps.exp() * log_ratio).sum(-1)
 
@@ -152,10 +152,10 @@ def exact_kl(logits: Tensor, ref_logits: Tensor) -> Tensor:
 def kl_loss(logprobs: Tensor, old_logprobs: Tensor, ref_logprobs: Tensor, *, estimator: str) -> Tensor:
     """A loss for each action of π_old, (B, A), with the gradient of a KL. ρ = π/π_old; sg stops the gradient.
 
-    k2: sg(ρ)·½k1² has the gradient of KL(π ‖ π_ref). k3: ρ·k3, with the gradient through ρ, has it too. k3_reverse:
-    sg(ρ)·k3, GRPO's form on policy, has the gradient of KL(π_ref ‖ π). k1 is refused: E[∇ log π] = 0, so its expected
-    gradient is 0. Per token, these are gradients at each state, which ignore that a token changes later states; per
-    completion, they are complete. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
+    k2: sg(ρ)·½k1² has the gradient of KL(π ‖ π_ref). k3: ρ·k3, differentiated through ρ, has the same gradient.
+    k3_reverse: sg(ρ)·k3, which is GRPO's loss on policy, has the gradient of KL(π_ref ‖ π). k1 is refused: E[∇ log π] =
+    0, so its expected gradient is 0. If actions are tokens, the gradient ignores that a token changes later states; if
+    actions are completions, it is complete. Source: Schulman (2020); arXiv:2402.03300, eq. 4.
 
     Args:
         logprobs: (B, A) log π.
@@ -375,14 +375,14 @@ def clipped_policy_loss(
     """
     ratio = torch.exp((logprobs - old_logprobs).clamp(max=MAX_LOG_RATIO))
     high = cliprange if cliprange_high is None else cliprange_high
-    plain = -advantages * ratio
-    bounded = -advantages * ratio.clamp(1 - cliprange, 1 + high)
-    loss, clipped = torch.maximum(plain, bounded), bounded > plain
+    unclipped_loss = -advantages * ratio
+    clipped_loss = -advantages * ratio.clamp(1 - cliprange, 1 + high)
+    loss, is_clipped = torch.maximum(unclipped_loss, clipped_loss), clipped_loss > unclipped_loss
     if dual_clip is not None:
         ceiling = -dual_clip * advantages
-        above = (advantages < 0) & (loss > ceiling)
-        loss, clipped = torch.where(above, ceiling, loss), clipped | above
-    return loss, clipped
+        exceeds_ceiling = (advantages < 0) & (loss > ceiling)
+        loss, is_clipped = torch.where(exceeds_ceiling, ceiling, loss), is_clipped | exceeds_ceiling
+    return loss, is_clipped
 
 
 def importance_weights(logprobs: Tensor, engine_logprobs: Tensor, mask: Tensor, *, cap: float, level: str) -> Tensor:
@@ -412,12 +412,12 @@ def clipped_value_loss(
     Returns:
         The loss per token, (B, T), and where the clip was active, (B, T) bool.
     """
-    plain = (values - returns).square()
+    unclipped_loss = (values - returns).square()
     if cliprange is None:
-        return 0.5 * plain, torch.zeros_like(plain, dtype=torch.bool)
-    bounded = values.clamp(old_values - cliprange, old_values + cliprange)
-    clipped = (bounded - returns).square()
-    return 0.5 * torch.maximum(plain, clipped), clipped > plain
+        return 0.5 * unclipped_loss, torch.zeros_like(unclipped_loss, dtype=torch.bool)
+    clipped_values = values.clamp(old_values - cliprange, old_values + cliprange)
+    clipped_loss = (clipped_values - returns).square()
+    return 0.5 * torch.maximum(unclipped_loss, clipped_loss), clipped_loss > unclipped_loss
 
 
 def aggregate(
@@ -445,30 +445,16 @@ def aggregate(
     Raises:
         ValueError: The mode is unknown.
     """
-    kept = loss.masked_fill(~mask, 0)
+    masked_loss = loss.masked_fill(~mask, 0)
     if mode == "token-mean":
-        return kept.sum() / tokens
+        return masked_loss.sum() / tokens
     if mode == "seq-mean-token-mean":
-        return (kept.sum(1) / mask.sum(1).clamp(min=1)).sum() / sequences
+        return (masked_loss.sum(1) / mask.sum(1).clamp(min=1)).sum() / sequences
     if mode == "seq-mean-token-sum":
-        return kept.sum() / sequences
+        return masked_loss.sum() / sequences
     if mode == "seq-sum-norm":
-        return kept.sum() / (sequences * length)
+        return masked_loss.sum() / (sequences * length)
     raise ValueError(f"unknown aggregation {mode!r}: choose one of {', '.join(AGGREGATIONS)}")
-
-
-def approx_kl(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
-    """Mean of ρ − 1 − log ρ over the mask in nats per token: a low-variance, non-negative estimate of KL(π_old ‖ π).
-
-    Args:
-        logprobs: (B, T).
-        old_logprobs: (B, T).
-        mask: (B, T).
-
-    Source: Schulman, "Approximating KL divergence" (2020).
-    """
-    log_ratio = logprobs - old_logprobs
-    return masked_mean(torch.expm1(log_ratio) - log_ratio, mask)
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:

@@ -84,7 +84,7 @@ class PolicyLoss:
             "loss/policy": policy_loss,
             "objective/entropy": entropy,
             "policy/clipfrac": clipped.float(),
-            "policy/approxkl": torch.expm1(log_ratio) - log_ratio,
+            "policy/approxkl": F.kl_penalty(samples.logprobs, logprobs.detach(), estimator="k3"),  # of KL(π_old ‖ π)
             "policy/ratio": new_logprobs.exp(),
             LOGPROB_MISMATCH: log_ratio.abs(),
         }

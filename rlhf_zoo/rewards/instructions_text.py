@@ -100,15 +100,6 @@ def _detector_factory() -> Any:
     return factory
 
 
-def languages() -> frozenset[str]:
-    """Returns the codes of the languages that `detect_language` knows.
-
-    Raises:
-        ZooError: langdetect is not installed.
-    """
-    return frozenset(_detector_factory().get_lang_list())
-
-
 @functools.lru_cache(maxsize=4096)
 def detect_language(text: str) -> str | None:
     """Returns the code of a text's language; None if the text has no letters, or too few.

@@ -337,12 +337,6 @@ def aggregate(
     return math.fsum(float(array[row, t]) / divisor(row) for row, t in _inside(mask))
 
 
-def approx_kl(logprobs: ArrayLike, old_logprobs: ArrayLike, mask: ArrayLike) -> float:
-    """Schulman (2020): with samples of π_old, k3 of KL(π_old ‖ π) is (ρ − 1) − log ρ, ρ = π/π_old."""
-    new, old = _picked(logprobs, mask), _picked(old_logprobs, mask)
-    return _mean([math.expm1(n - o) - (n - o) for n, o in zip(new, old, strict=True)])
-
-
 def explained_variance(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> float:
     """1 − Var(R − V)/Var(R); NaN for returns that do not vary."""
     v, r = _picked(values, mask), _picked(returns, mask)

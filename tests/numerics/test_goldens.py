@@ -331,14 +331,6 @@ def test_aggregate_counts_the_minibatch_of_which_it_holds_a_part() -> None:
         same(functional.aggregate(loss, mask, **counts, mode=mode), wanted)
 
 
-def test_approx_kl() -> None:
-    # ρ = 2 and ½: 2 − 1 − log 2 and ½ − 1 + log 2, whose mean is ¼.
-    logprobs, old_logprobs = f64([[-1.0, -2.0, NAN]]), f64([[-1.0 - LN2, -2.0 + LN2, NAN]])
-    same(functional.approx_kl(logprobs, old_logprobs, torch.tensor([[True, True, False]])), 0.25)
-    # ρ = 2 alone; the other direction would give ½ − 1 + log 2 = 0.1931.
-    same(functional.approx_kl(f64([[0.0]]), f64([[-LN2]]), torch.tensor([[True]])), 0.30685281944)
-
-
 def test_explained_variance() -> None:
     # R = 0, 2, 4 (variance 8/3) and R − V = 0, 1, 2 (variance 2/3): 1 − 1/4. A constant offset of V costs nothing.
     returns, mask = f64([[0.0, 2.0, 4.0, NAN]]), torch.tensor([[True, True, True, False]])

@@ -95,7 +95,6 @@ REDUCED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "masked_mean": lambda x: (functional.masked_mean(x.a, x.mask),),
     "masked_moments": lambda x: (functional.masked_moments(x.a, x.mask),),
     "aggregate": lambda x: tuple(_aggregate(x.a, x.mask, mode) for mode in functional.AGGREGATIONS),
-    "approx_kl": lambda x: (functional.approx_kl(x.a, x.b, x.mask),),
     "explained_variance": lambda x: (functional.explained_variance(x.a, x.b, x.mask),),
     "value_r2": lambda x: (functional.value_r2(x.a, x.b, x.mask),),
 }

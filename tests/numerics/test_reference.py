@@ -203,7 +203,6 @@ CASES: dict[str, Case] = {
     "clipped_value_loss": lambda draw: _value_loss(draw, 0.2),
     "clipped_value_loss/unclipped": lambda draw: _value_loss(draw, None),
     **{f"aggregate/{mode}": _aggregate(mode) for mode in functional.AGGREGATIONS},
-    "approx_kl": lambda draw: both("approx_kl", *draw.logprobs(), draw.mask()),
     "explained_variance": _critic("explained_variance"),
     "value_r2": _critic("value_r2"),
 }
