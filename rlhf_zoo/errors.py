@@ -1,4 +1,4 @@
-"""The exceptions that users see as one sentence, and the escaping of characters that could control a terminal."""
+"""The exceptions that users see as one sentence, and functions that escape terminal control characters."""
 
 import logging
 

@@ -30,7 +30,7 @@ class Limit:
         high: The upper bound.
         low_open: Whether the lower bound itself is excluded.
         high_open: Whether the upper bound itself is excluded.
-        why: An explanation of the bound, which precedes the fix in the error; it ends with ", so ".
+        why: The reason for the bound, which stands before the fix in the error. It ends with ", so ".
     """
 
     low: float = -MAX_FLOAT32
@@ -39,7 +39,7 @@ class Limit:
     high_open: bool = False
     why: str = ""
 
-    def fix(self, value: float) -> str | None:
+    def how_to_fix(self, value: float) -> str | None:
         """Checks a number.
 
         Returns:
@@ -74,7 +74,7 @@ SHARE = Limit(0, 1)
 DECAY = Limit(0, 1, high_open=True)
 PROCESSES = Limit(0, 256)
 
-#: Maps keys of all stages and configurations to bounds. A number that is not listed has the bounds of `FINITE`.
+#: Maps keys of all stages and configurations to bounds. Keys that are not listed have the bounds of `FINITE`.
 LIMITS: Mapping[str, Limit] = {
     "adam_beta1": DECAY,
     "adam_beta2": DECAY,
@@ -120,7 +120,7 @@ LIMITS: Mapping[str, Limit] = {
     "lora_dropout": DECAY,
     "lora_r": Limit(1, 2**16),
     "max_grad_norm": WEIGHT,
-    "max_length": Limit(2, MAX_INT32, why="a token is learned from the one before it, so "),
+    "max_length": Limit(2, MAX_INT32, why="each token is predicted from those before it, so "),
     "max_prompt_length": COUNT,
     "max_rollout_batch_tokens": COUNT,
     "max_steps": Limit(-1, MAX_INT32),
@@ -180,5 +180,5 @@ def check_limits(name: str, value: Any, *, label: str = "") -> None:
     for number in value if isinstance(value, list | tuple) else [value]:
         if isinstance(number, bool) or not isinstance(number, int | float):
             continue
-        if fix := LIMITS.get(name, FINITE).fix(number):
+        if fix := LIMITS.get(name, FINITE).how_to_fix(number):
             raise ZooError(f"{label or name} is {number}: {fix}")

@@ -116,8 +116,8 @@ def write_json(path: Path | str, value: Any) -> None:
         ZooError: As for `write_bytes`.
         TypeError: The value cannot be written as JSON.
     """
-    plain = jsonable(value, nonfinite_as_text=True)
-    write_text(path, json.dumps(plain, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    json_value = jsonable(value, nonfinite_as_text=True)
+    write_text(path, json.dumps(json_value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def read_json(path: Path | str) -> Any:
@@ -125,7 +125,7 @@ def read_json(path: Path | str) -> Any:
 
     Raises:
         FileNotFoundError: There is no such file.
-        ZooError: It is not JSON within the bounds of `parse_json`.
+        ZooError: The file is not JSON within the bounds of `parse_json`.
     """
     try:
         with open(path, "rb") as file:
@@ -141,8 +141,8 @@ def parse_json(text: str | bytes) -> Any:
         text: The document; bytes must be UTF-8.
 
     Raises:
-        ValueError: It is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. This last bound
-            makes it safe to recurse over documents.
+        ValueError: The text is not JSON, is longer than `MAX_JSON`, or is nested more than `MAX_DEPTH` deep. This last
+            bound makes it safe to recurse over documents.
     """
     if len(text) > MAX_JSON:
         raise ValueError(f"it has more than {MAX_JSON:,} bytes")
@@ -150,7 +150,7 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text if isinstance(text, str) else text.decode())
     except RecursionError as error:
         raise ValueError(f"it is nested more than {MAX_DEPTH} deep") from error
-    level = [value]  # go through it level by level, because recursion could exhaust the stack
+    level = [value]  # check level by level, because recursion could exhaust the stack
     for _ in range(MAX_DEPTH):
         level = [
             child
@@ -203,8 +203,8 @@ def canonical_json(value: Any) -> str:
     Args:
         value: What `jsonable` accepts.
     """
-    plain = _integral_floats_as_int(jsonable(value, nonfinite_as_text=True))
-    return json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
+    json_value = _integral_floats_as_int(jsonable(value, nonfinite_as_text=True))
+    return json.dumps(json_value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
 
 
 def _integral_floats_as_int(value: Any) -> Any:
@@ -218,7 +218,7 @@ def _integral_floats_as_int(value: Any) -> Any:
 
 
 def _permissions(path: Path) -> int:
-    """The permissions that the file has, or that `open` would give a new file; those of mkstemp exclude other users."""
+    """Returns the file's permissions; for a new file those that `open` gives, because mkstemp excludes other users."""
     if path.exists():
         return path.stat().st_mode & 0o777
     with _UMASK_LOCK:  # the umask can be read only by setting it, and meanwhile another thread would read 0
@@ -319,7 +319,7 @@ class BadYAML(ValueError):
 def load_yaml(text: str, loader: Any = None) -> Any:
     """Loads one YAML document within bounds.
 
-    The bounds are on characters, nesting, characters and nodes once aliases are expanded, and whatever takes quadratic
+    The bounds limit the text's length, its nesting, its size once aliases are expanded, and whatever takes quadratic
     time (directives, the digits of a number, numbers that collide as keys). They are checked on the parser's events,
     because PyYAML's composers recurse, and the composer in C has no limit.
 
@@ -336,14 +336,14 @@ def load_yaml(text: str, loader: Any = None) -> Any:
     """
     import yaml
 
-    fast = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    safe_loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     if len(text) > MAX_CHARACTERS:
         raise BadYAML(f"it has more than {MAX_CHARACTERS:,} characters")
     if len(_DIRECTIVE.findall(text)) > MAX_DIRECTIVES:
         raise BadYAML(f"it has more than {MAX_DIRECTIVES} lines that begin with %")
     try:
-        _check_bounds(yaml.parse(text, Loader=fast))
-        return yaml.load(text, Loader=loader or fast)
+        _check_bounds(yaml.parse(text, Loader=safe_loader))
+        return yaml.load(text, Loader=loader or safe_loader)
     except BadYAML:
         raise
     except yaml.MarkedYAMLError as error:
@@ -360,7 +360,7 @@ def load_yaml(text: str, loader: Any = None) -> Any:
 
 
 def _check_bounds(events: Any) -> None:
-    """Raises BadYAML if a bound is exceeded. An alias counts as much as the node that it repeats."""
+    """Raises BadYAML if the document exceeds a bound. An alias counts as much as the node that it repeats."""
     import yaml
 
     sizes: dict[str | None, tuple[int, int]] = {}
@@ -370,9 +370,9 @@ def _check_bounds(events: Any) -> None:
     def close(anchor: str | None, size: tuple[int, int], event: Any) -> None:
         if anchor is not None:
             sizes[anchor] = size
-        outer = open_nodes[-1]
-        outer[1], outer[2] = outer[1] + size[0], outer[2] + size[1]
-        for limit, count, unit in ((MAX_NODES, outer[1], "values"), (MAX_CHARACTERS, outer[2], "characters")):
+        parent = open_nodes[-1]
+        parent[1], parent[2] = parent[1] + size[0], parent[2] + size[1]
+        for limit, count, unit in ((MAX_NODES, parent[1], "values"), (MAX_CHARACTERS, parent[2], "characters")):
             if count > limit:
                 reason = f"it holds more than {limit:,} {unit} once its aliases are written out"
                 raise BadYAML(reason, *_position(event))
@@ -387,10 +387,10 @@ def _check_bounds(events: Any) -> None:
             close(anchor, (size[0], size[1]), event)
         elif isinstance(event, yaml.ScalarEvent):
             close(event.anchor, (1, len(event.value)), event)
-            kind = _number_tag(event) if len(event.value) > SHORT_NUMBER_LENGTH else None
-            if kind in (_INT, _FLOAT) and len(event.value) > MAX_NUMBER_LENGTH:
+            number_tag = _number_tag(event) if len(event.value) > SHORT_NUMBER_LENGTH else None
+            if number_tag in (_INT, _FLOAT) and len(event.value) > MAX_NUMBER_LENGTH:
                 raise BadYAML(f"a number has more than {MAX_NUMBER_LENGTH} characters", *_position(event))
-            long_numbers += kind == _INT
+            long_numbers += number_tag == _INT
             if long_numbers > MAX_LONG_NUMBERS:
                 reason = f"more than {MAX_LONG_NUMBERS:,} whole numbers have more than {SHORT_NUMBER_LENGTH} characters"
                 raise BadYAML(reason, *_position(event))
@@ -401,7 +401,7 @@ def _check_bounds(events: Any) -> None:
 
 
 def _number_tag(event: Any) -> str | None:
-    """The explicit tag of a scalar, else the number tag that PyYAML will infer; None if it will infer another type."""
+    """Returns a scalar's explicit tag, else the number tag that PyYAML will infer; None for any other type."""
     import yaml
 
     if event.tag not in (None, "!"):

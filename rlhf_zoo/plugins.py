@@ -19,8 +19,8 @@ from typing import Any
 
 from .errors import ZooError
 
-#: Groups of entry points, which are public names: packages register in them corpora, judges (of single completions or
-#: of pairs), preferences, rewards and recipes.
+#: Groups of entry points, in which packages register corpora, judges (of single completions or of pairs), preferences,
+#: rewards and recipes. These names are public.
 CORPORA = "rlhf_zoo.corpora"
 JUDGES = "rlhf_zoo.judges"
 PREFERENCES = "rlhf_zoo.preferences"
@@ -68,11 +68,11 @@ def entry_points(group: str, name: str | None = None) -> list[importlib.metadata
         name: The name of a single entry point; None for all of them.
 
     Returns:
-        The entry points. If distributions share a name, only the first on the path counts.
+        The entry points. If distributions share a name, only the first on Python's path counts.
     """
-    here = os.path.realpath(os.getcwd())
+    cwd = os.path.realpath(os.getcwd())
     python_path = {os.path.realpath(path) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
-    path = [entry for entry in sys.path if os.path.realpath(entry) != here or (entry and here in python_path)]
+    path = [entry for entry in sys.path if os.path.realpath(entry) != cwd or (entry and cwd in python_path)]
     distributions: dict[str, importlib.metadata.Distribution] = {}
     for distribution in importlib.metadata.distributions(path=path):
         distributions.setdefault(re.sub(r"[-_.]+", "-", _distribution_name(distribution)).lower(), distribution)
@@ -102,7 +102,8 @@ def check_registered(name: str, *, group: str) -> None:
     word = name.partition("(")[0].strip()
     names = registered(group)
     if ":" not in word and word not in names:
-        hint = did_you_mean(word, names) or f": it knows {', '.join(names) or 'none'}; or write module:attribute."
+        choices = f"choose one of {', '.join(names)}, or " if names else ""
+        hint = did_you_mean(word, names) or f": {choices}write module:attribute."
         raise ZooError(f"No installed package registers {word!r} under {group!r}{hint}")
 
 
@@ -148,20 +149,20 @@ def split_settings(name: str) -> tuple[str, dict[str, Any] | None]:
 
 def _settings(arguments: str, name: str) -> dict[str, Any]:
     """Parses what follows the opening parenthesis of `name` as keyword arguments."""
-    problem = (
+    message = (
         f"{name!r} is not a name with settings: write NAME(key=value, …), with quotes around all of it in a YAML or "
         "JSON list."
     )
     try:
         call = ast.parse(f"_({arguments.strip()}", mode="eval").body
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise ZooError(problem) from error
+        raise ZooError(message) from error
     if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name) or call.args:
-        raise ZooError(problem)
+        raise ZooError(message)
     settings: dict[str, Any] = {}
     for keyword in call.keywords:
         if keyword.arg is None:
-            raise ZooError(problem)
+            raise ZooError(message)
         if keyword.arg in settings:
             raise ZooError(f"{name!r} sets {keyword.arg} twice: remove one.")
         try:
@@ -175,7 +176,7 @@ def _settings(arguments: str, name: str) -> dict[str, Any]:
 
 
 def _apply_settings(target: Any, settings: Mapping[str, Any], name: str) -> Any:
-    """Applies settings to an object: copies an instance of a dataclass with them, and calls any other object."""
+    """Copies an instance of a dataclass with the settings as fields, or calls any other object with them."""
     is_instance = dataclasses.is_dataclass(target) and not isinstance(target, type)
     if not is_instance and not callable(target):
         kind = type(target).__name__
@@ -243,9 +244,9 @@ def _locate(name: str, group: str) -> tuple[ModuleType, str]:
 def _add_working_directory(module_name: str) -> None:
     """Adds the working directory to Python's path if the module that a user named is there and nowhere else.
 
-    Console scripts do not search that directory. To add it always would be dangerous, because it may be a downloaded
-    folder: libraries that look for an optional `wandb` would import a `wandb.py` there. At the end of the path, it
-    hides no installed package.
+    Console scripts do not search that directory. Adding it always would be dangerous, because it may be a downloaded
+    folder: libraries that look for an optional `wandb` would import a `wandb.py` from there. It is added at the end of
+    the path, so that it hides no installed package.
     """
     top, here = module_name.partition(".")[0], Path.cwd()
     if not top.isidentifier() or str(here) in sys.path or "" in sys.path:
@@ -288,11 +289,11 @@ def _get_attribute(module: ModuleType, path: str, name: str) -> Any:
         raise ZooError(f"There is no {path!r} in the module {module.__name__!r}{hint}") from error
 
 
-def run_judge(target: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls a judge's function, and turns its exceptions into a ZooError.
+def run_judge(name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a judge's function, and converts its exceptions to ZooError.
 
     Args:
-        target: The judge's name, for the error.
+        name: The judge's name, for the error.
         function: The function.
         *arguments: Its arguments.
 
@@ -309,15 +310,15 @@ def run_judge(target: str, function: Callable[..., Any], *arguments: Any) -> Any
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ZooError(
-            f"The judge {target!r} raised {type(error).__name__}{f' ({reason[:200]})' if reason else ''}: fix it."
+            f"The judge {name!r} raised {type(error).__name__}{f' ({reason[:200]})' if reason else ''}: fix it."
         ) from error
 
 
-def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+def call_judge(name: str, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Calls a judge's function that returns a list.
 
     Args:
-        target: The judge's name, for the error.
+        name: The judge's name, for the error.
         function: The function.
         *arguments: Its arguments.
 
@@ -327,7 +328,7 @@ def call_judge(target: str, function: Callable[..., Any], *arguments: Any) -> li
     Raises:
         ZooError: The function raises an exception, or does not return a list.
     """
-    result = run_judge(target, function, *arguments)
+    result = run_judge(name, function, *arguments)
     if isinstance(result, str | bytes | Mapping) or not isinstance(result, Iterable):
-        raise ZooError(f"The judge {target!r} returned a {type(result).__name__}: it must return a list of numbers.")
+        raise ZooError(f"The judge {name!r} returned a {type(result).__name__}: it must return a list of numbers.")
     return list(result)

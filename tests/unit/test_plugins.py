@@ -67,7 +67,7 @@ def test_module_in_the_working_directory(tmp_path, monkeypatch):
         ("json:zzzzzz", "no 'zzzzzz' in the module 'json': json has "),
         ("json:", "names no attribute"),
         (":dumps", "does not name a module"),
-        ("nothing_registered", "or write module:attribute"),
+        ("nothing_registered", ": write module:attribute"),
     ],
 )
 def test_mistakes_are_one_sentence(name, message):
