@@ -1,4 +1,4 @@
-"""`rlhf-zoo smoke` of every recipe of the package: a quarter in the fast tier; recipes/README.md names the tier of each."""
+"""`rlhf-zoo smoke` of every recipe: a quarter runs in the fast tier. recipes/README.md names the tier of each."""
 
 import json
 from pathlib import Path

@@ -91,6 +91,12 @@ def settings_of(runs: Path, **changes) -> str:
     return head_and_body(make_card(runs / "ppo"))[1]
 
 
+def test_update_rewards_are_marked_as_not_centered(runs):
+    note = "These rewards are not centered on the SFT model's"
+    assert note not in make_card(runs / "ppo").read_text()
+    assert note in settings_of(runs, score_centering="prompt")
+
+
 def test_reward_functions_alone(runs):
     stage = StageRecord(runs / "ppo")
     stage.write(parents={"sft": stage.read()["parents"]["sft"]})

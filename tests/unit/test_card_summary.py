@@ -123,8 +123,12 @@ def test_a_healthy_last_step_is_set_against_the_recommended_one(runs):
     last["judge"]["value"] = 0.9
     reason = "no step clearly higher, and step 20 is closer to SFT (KL 1.52)."
     assert f"{use} {reason}" in card(runs, **verdict)
-    last["kl"]["value"] = 1.9
-    assert "step 20 is closer to SFT than step 40 (KL 1.52)." in card(runs, **verdict)
+    last |= {"kl": estimate(0.5)}
+    excluded = "the judge rates step 40 highest, but probes find signs of hacking there (length, repetition)."
+    assert excluded in card(runs, **verdict)
+    middle = {**last, "step": 30, "judge": estimate(0.95), "kl": estimate(5.0)}
+    verdict["over_training"]["checkpoints"].insert(1, middle)
+    assert "step 20 is closer to SFT than step 30 (KL 1.52)." in card(runs, **verdict)
 
 
 def test_without_a_verdict_the_judge_is_asked(runs):

@@ -115,11 +115,20 @@ def _advice(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
 
 
 def _reason(facts: StageFacts, over: Mapping[str, Any], recommended: int) -> str:
-    """Returns why a step is recommended: of those that the judge rates about as high as the best, its KL is lowest."""
+    """Returns why a step is recommended.
+
+    Checkpoints with signs of hacking are left out; of the others that the judge rates about as high as the best, the
+    recommended one has the lowest KL.
+    """
     rows = {row["step"]: row for row in over["checkpoints"]}
     best, last = max(rows.values(), key=lambda row: row["judge"]["value"])["step"], over["checkpoints"][-1]["step"]
     if best == recommended:
         return f"the judge rates step {recommended} highest"
+    signs = [family for family in rows[best].get("fired") or () if family not in (over.get("explained") or ())]
+    # Had the best step been eligible, its lower KL would have made it the recommended one.
+    if signs and rows[best]["kl"]["value"] < rows[recommended]["kl"]["value"]:
+        signs_text = escape(", ".join(signs))
+        return f"the judge rates step {best} highest, but probes find signs of hacking there ({signs_text})"
     kl = facts.estimate("ppo", "kl") if facts.described_step == recommended else None
     distance = f" (KL {short(kl['value'])})" if kl else ""
     than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best}"
