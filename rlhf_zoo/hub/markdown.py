@@ -50,15 +50,15 @@ def render_card(source: str, resolver: Resolver, *, id_prefix: str, levels: int 
     Args:
         source: The Markdown, without front matter.
         resolver: Decides what addresses become.
-        id_prefix: Prefix of the headings' ids, so that they differ from those of the page around.
-        levels: How many levels headings move down, below those of the page around.
+        id_prefix: Prefix of the headings' ids, so that they differ from the ids of the page that shows the card.
+        levels: Number of levels by which headings move down, below the headings of the page that shows the card.
     """
     markdown = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer).enable(["table", "strikethrough"])
     tokens = _parse(markdown, source)
     headings = _shift_headings(tokens, id_prefix, levels)
     for token in tokens:
         if token.children:
-            token.children = list(_safe(token.children, resolver, headings))
+            token.children = list(_safe_tokens(token.children, resolver, headings))
     return str(markdown.renderer.render(tokens, markdown.options, {}))
 
 
@@ -115,26 +115,26 @@ def _parse(markdown: MarkdownIt, source: str) -> list[Token]:
 
 
 def _shift_headings(tokens: Sequence[Token], id_prefix: str, levels: int) -> dict[str, str]:
-    """Moves every heading down. Returns anchor -> id.
+    """Moves every heading down, and gives it an id. Returns anchor -> id.
 
-    Anchors are those of the Hub: lower case, hyphens for spaces. Ids get a prefix, so that they differ from the page's.
+    Anchors are those of the Hub: lower case, with hyphens for spaces.
     """
-    id_of: dict[str, str] = {}
+    ids: dict[str, str] = {}
     for index, token in enumerate(tokens):
         if token.type not in ("heading_open", "heading_close"):
             continue
         token.tag = f"h{min(int(token.tag[1:]) + levels, 6)}"
         if token.type == "heading_open":
             title = _plain_text(tokens[index + 1].children or ()).lower().strip()
-            anchor = "".join(c for c in title if c.isalnum() or c in " -_").replace(" ", "-")
-            if anchor and anchor not in id_of:
-                id_of[anchor] = f"{id_prefix}{anchor}"
-                token.attrs["id"] = id_of[anchor]
-    return id_of
+            anchor = "".join(char for char in title if char.isalnum() or char in " -_").replace(" ", "-")
+            if anchor and anchor not in ids:
+                ids[anchor] = f"{id_prefix}{anchor}"
+                token.attrs["id"] = ids[anchor]
+    return ids
 
 
-def _safe(tokens: Sequence[Token], resolver: Resolver, headings: dict[str, str]) -> Iterable[Token]:
-    """Yields inline tokens, with the text and the address in place of images and links that are not allowed."""
+def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str, str]) -> Iterable[Token]:
+    """Yields inline tokens. Replaces images and links that are not allowed by their text and address."""
     closing: list[Token] = []  # replaces the closing token of the current link
     after_alert = False
     for token in tokens:

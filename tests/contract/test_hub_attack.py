@@ -356,7 +356,7 @@ def test_no_more_threads_than_slots(here, monkeypatch):
     many = [here.connect() for _ in range(256)]
     for connection in many:
         connection.sendall(head)
-    wait_until(lambda: here.server._busy == 256)
+    wait_until(lambda: here.server._active_requests == 256)
     with here.connect() as last:
         assert last.recv(100).startswith(b"HTTP/1.1 503 ")
     for connection in many:

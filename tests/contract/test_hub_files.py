@@ -198,8 +198,8 @@ def test_tree(api):
 
 
 def test_tree_is_paged(api, monkeypatch):
-    monkeypatch.setattr(files_api, "_PAGE", 10)
-    monkeypatch.setattr(files_api, "_PAGE_EXPANDED", 4)
+    monkeypatch.setattr(files_api, "_PAGE_SIZE", 10)
+    monkeypatch.setattr(files_api, "_EXPANDED_PAGE_SIZE", 4)
     names = [f"d/{number:04d}.txt" for number in range(23)]
     commit(api, *(add(name, name.encode()) for name in names))
     for expand, sizes in ((False, [10, 10, 3]), (True, [4, 4, 4, 4, 4, 3])):
@@ -379,7 +379,7 @@ def test_names_that_exclude_each_other(api):
 
 
 def test_history(hub, api, monkeypatch):
-    monkeypatch.setattr(refs_api, "_PAGE", 5)
+    monkeypatch.setattr(refs_api, "_PAGE_SIZE", 5)
     oids = [
         upload(api, b"%d" % number, commit_message=f"Step {number}", commit_description="Why\n\nBecause")
         for number in range(11)

@@ -12,9 +12,9 @@ from .tokens import Signer
 
 
 class Access:
-    """The rules: without a token, callers read what is public. Any token reads everything; a write token writes too.
+    """The rules: callers without a token read public repositories, any token reads all, and a write token writes too.
 
-    The bytes of an upload arrive without a token, but with a signature that was issued to a caller with a write token.
+    Uploads carry no token, but a signature that was issued to a caller with a write token.
     """
 
     def __init__(self, storage: Storage, signer: Signer) -> None:

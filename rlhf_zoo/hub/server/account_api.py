@@ -29,10 +29,10 @@ class AccountApi(Api):
         router.add("GET POST", "/api/{repo}/discussions/{path*}", self._no_discussions)
 
     def _whoami(self, request: Request) -> Response:
-        """Describes the one account. Other namespaces in use are its organizations."""
+        """Describes the only account. Every other namespace in use is listed as its organization."""
         if request.role is None:
             raise Fault(401, "Invalid username or password.")
-        # `hf auth whoami` shows them as the organizations to publish under.
+        # `hf auth whoami` lists organizations as the namespaces to publish under.
         namespaces = {repo.namespace for repo in self._storage.repositories()} - {OWNER}
         answer: dict[str, object] = {
             "type": "user",

@@ -90,6 +90,7 @@ def _json_values(value: object) -> Any:
 
 
 def _strings(value: object) -> list[str]:
+    """The texts and numbers of a list, or of a single value, as strings."""
     values = value if isinstance(value, list) else [value]
     return [str(item) for item in values if isinstance(item, str | int | float) and item != ""]
 
@@ -102,7 +103,7 @@ def card_tags(card: dict[str, object], kind: str) -> list[str]:
         kind: model, dataset or space.
 
     Returns:
-        The card's own tags and those of its other keys, such as `dataset:ID`, `base_model:ID` and `license:ID`,
+        The card's own tags and those derived from other keys, such as `dataset:ID`, `base_model:ID` and `license:ID`,
         without duplicates.
     """
     tags = _strings(card.get("tags"))

@@ -206,15 +206,15 @@ def token_list(root: Path | None, as_json: bool) -> None:
     """
     tokens = list_tokens(root or default_root())
     rows = [
-        {"id": t.id, "role": t.role, "created": t.created, "expires": t.expires, "expired": t.expired, "name": t.name}
-        for t in tokens
+        {name: getattr(token, name) for name in ("id", "role", "created", "expires", "expired", "name")}
+        for token in tokens
     ]
     if as_json:
         click.echo(json.dumps(rows))
         return
-    for t in tokens:
-        expiry = "never expires" if t.expires is None else f"{'expired' if t.expired else 'until'} {t.expires}"
-        click.echo(f"{t.id}  {t.role:5}  {t.created}  {expiry:31}  {t.name or ''}".rstrip())
+    for token in tokens:
+        expiry = f"{'expired' if token.expired else 'until'} {token.expires}" if token.expires else "never expires"
+        click.echo(f"{token.id}  {token.role:5}  {token.created}  {expiry:31}  {token.name or ''}".rstrip())
 
 
 @token.command(cls=_Command)
@@ -255,7 +255,7 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
 
 
 def _damaged(root: Path) -> list[dict[str, str]]:
-    """The damaged repositories, with the reasons."""
+    """The damaged repositories, each with the reason."""
     from .describe import find_damage
     from .storage import Storage
 
@@ -271,6 +271,7 @@ def _damaged(root: Path) -> list[dict[str, str]]:
 
 
 def _size(folder: Path) -> int:
+    """The bytes of all files below a folder."""
     total = 0
     for path, _, names in os.walk(folder):
         for name in names:

@@ -18,11 +18,11 @@ from .routing import Router
 from .storage import now
 
 log = logging.getLogger(__name__)
-_PAGE = 100
-# The keys of a collection's file, and of an item in it, with their types. A file that differs is damaged.
-_COLLECTION = {"slug": str, "title": str, "description": str | None, "owner": str, "private": bool, "theme": str,
+_PAGE_SIZE = 100
+# The types of the keys in a collection's file, and in each of its items. A file with other types is damaged.
+_COLLECTION_TYPES = {"slug": str, "title": str, "description": str | None, "owner": str, "private": bool, "theme": str,
                "position": int, "upvotes": int, "items": list, "lastUpdated": str}  # fmt: skip
-_ITEM = {"_id": str, "id": str, "type": str, "note": str}
+_ITEM_TYPES = {"_id": str, "id": str, "type": str, "note": str}
 
 
 class CollectionsApi(Api):
@@ -57,7 +57,7 @@ class CollectionsApi(Api):
             if not self._can_see(request, collection):
                 continue
             # Filter by the visible items: an anonymous search must not reveal a private repository.
-            collection["items"] = self._visible(request, collection)
+            collection["items"] = self._visible_items(request, collection)
             item_names = {f"{KINDS[item['type']]}/{item['id']}" for item in collection["items"]}
             if (owners and collection["owner"] not in owners) or (items and not item_names & set(items)):
                 continue
@@ -65,14 +65,14 @@ class CollectionsApi(Api):
                 collection.pop("position")  # lists of the real Hub do not have it
                 matching.append(_api_form(collection))
         matching.sort(key=lambda collection: collection["lastUpdated"], reverse=True)
-        page, headers = request.page(matching, _PAGE)
+        page, headers = request.page(matching, _PAGE_SIZE)
         return json_response(page, headers=headers)
 
     def _create(self, request: Request) -> Response:
         """Creates a collection. Fault 409 with the slug if the owner has a collection with that title."""
         request.require_write()
         fields = request.json()
-        title = _text(fields, "title", 60)
+        title = _short_text(fields, "title", 60)
         if not title:
             raise bad_request("A collection needs a title.")
         # The namespace becomes a folder, so it must follow the rules for repository names.
@@ -87,7 +87,7 @@ class CollectionsApi(Api):
             collection: dict[str, Any] = {
                 "slug": f"{owner}/{_slug(title)}-{secrets.token_hex(12)}",
                 "title": title,
-                "description": _text(fields, "description", 150) or None,
+                "description": _short_text(fields, "description", 150) or None,
                 "owner": owner,
                 "private": bool(fields.get("private", False)),
                 "theme": "blue",
@@ -99,7 +99,7 @@ class CollectionsApi(Api):
         return self._answer(request, collection)
 
     def _get(self, request: Request, namespace: str, slug: str) -> Response:
-        """Returns a collection with the items that the caller may know of."""
+        """Returns a collection with the items that the caller may see."""
         return self._answer(request, self._load(request, namespace, slug))
 
     def _change(self, request: Request, namespace: str, slug: str) -> Response:
@@ -108,10 +108,10 @@ class CollectionsApi(Api):
         fields = request.json()
         with self._locked():
             collection = self._load(request, namespace, slug)
-            old = self._path(collection["slug"])
+            old_path = self._path(collection["slug"])
             for key, limit in (("title", 60), ("description", 150), ("theme", 30)):
                 if key in fields:
-                    collection[key] = _text(fields, key, limit)
+                    collection[key] = _short_text(fields, key, limit)
             if "private" in fields:
                 collection["private"] = bool(fields["private"])
             if isinstance(fields.get("position"), int):
@@ -120,8 +120,8 @@ class CollectionsApi(Api):
             collection["slug"] = f"{collection['owner']}/{_slug(collection['title'])}-{collection_id}"
             # Write the new file first: a crash in between leaves two files of one collection, and loses nothing.
             self._save(collection)
-            if self._path(collection["slug"]) != old:
-                old.unlink()
+            if self._path(collection["slug"]) != old_path:
+                old_path.unlink()
         return json_response({"success": True, "data": _api_form(collection)})
 
     def _delete(self, request: Request, namespace: str, slug: str) -> Response:
@@ -148,7 +148,7 @@ class CollectionsApi(Api):
             collection = self._load(request, namespace, slug)
             if any((entry["type"], entry["id"]) == (kind, str(repo)) for entry in collection["items"]):
                 raise Fault(409, f"'{repo}' is in the collection already.")
-            note = _text(fields, "note", 500)
+            note = _short_text(fields, "note", 500)
             collection["items"].append({"_id": secrets.token_hex(12), "id": str(repo), "type": kind, "note": note})
             self._save(collection)
         return self._answer(request, collection)
@@ -161,7 +161,7 @@ class CollectionsApi(Api):
             collection = self._load(request, namespace, slug)
             entry = _find_item(collection, item)
             if "note" in fields:
-                entry["note"] = _text(fields, "note", 500)
+                entry["note"] = _short_text(fields, "note", 500)
             if isinstance(fields.get("position"), int):
                 collection["items"].remove(entry)
                 collection["items"].insert(max(0, fields["position"]), entry)
@@ -183,8 +183,8 @@ class CollectionsApi(Api):
     def _can_see(self, request: Request, collection: dict[str, Any]) -> bool:
         return request.role is not None or not collection["private"]
 
-    def _visible(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
-        """The items that the caller may know of, under their current names."""
+    def _visible_items(self, request: Request, collection: dict[str, Any]) -> list[dict[str, Any]]:
+        """The items that the caller may see, under their current names."""
         storage, visible = self._access.storage, []
         for item in collection["items"]:
             # An item keeps the name that the repository had when it was added. Name and visibility may have changed.
@@ -201,7 +201,7 @@ class CollectionsApi(Api):
         return visible
 
     def _answer(self, request: Request, collection: dict[str, Any]) -> Response:
-        return json_response(_api_form({**collection, "items": self._visible(request, collection)}))
+        return json_response(_api_form({**collection, "items": self._visible_items(request, collection)}))
 
     def _path(self, slug: str) -> Path:
         owner, _, name = slug.partition("/")
@@ -210,7 +210,7 @@ class CollectionsApi(Api):
     def _load(self, request: Request, namespace: str, slug: str) -> dict[str, Any]:
         id_match = re.fullmatch(r"(?:[a-z0-9-]*-)?([0-9a-f]{24})", slug)
         owner = parse_repo_id("model", namespace, "x").namespace
-        # The last part of a slug identifies the collection. The title before it may be an old one, from a bookmark.
+        # The last part of a slug identifies the collection. The title before it may be outdated, as in a bookmark.
         paths = list((self._root / owner).glob(f"*-{id_match[1]}.json")) if id_match else []
         collection = next(_read_all(paths), None)
         if collection is None or not self._can_see(request, collection):
@@ -230,7 +230,7 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
             collection = read_json(path, removed)
             if collection is removed:
                 continue
-            _check(collection, path)
+            _check_collection(collection, path)
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and not is_file_error(error):  # a failure of the disk, not of this file
                 raise
@@ -239,13 +239,13 @@ def _read_all(paths: Iterable[Path]) -> Iterator[dict[str, Any]]:
             yield collection
 
 
-def _check(collection: Any, path: Path) -> None:
+def _check_collection(collection: Any, path: Path) -> None:
     """Raises ValueError if the file at `path` holds anything that this Hub would not write there."""
-    check_types(collection, _COLLECTION)
+    check_types(collection, _COLLECTION_TYPES)
     if (collection["owner"], collection["slug"]) != (path.parent.name, f"{path.parent.name}/{path.stem}"):
         raise ValueError(f"it holds '{collection['slug']:.80}', which belongs in another file")
     for item in collection["items"]:
-        check_types(item, _ITEM)
+        check_types(item, _ITEM_TYPES)
         try:
             parse_repo_id(item["type"], *item["id"].split("/", 1))
         except (Fault, TypeError):
@@ -256,7 +256,7 @@ def _slug(title: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")[:60] or "collection"
 
 
-def _text(fields: dict[str, Any], key: str, limit: int) -> str:
+def _short_text(fields: dict[str, Any], key: str, limit: int) -> str:
     value = fields.get(key)
     if value is None:
         return ""

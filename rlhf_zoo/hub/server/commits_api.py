@@ -21,12 +21,12 @@ from .patterns import Budget, IgnoredPaths, LfsPaths
 from .routing import Router
 from .storage import Storage
 
-# Above this size a file is a large file whatever .gitattributes says, as on the Hub.
-_REGULAR_LIMIT = 10 * 2**20
-_CARD_BODY = 16 * 2**20
-_PREUPLOAD_BODY = 4 * 2**20
+# Above this size a file is a large file, whatever .gitattributes says, as on the Hub.
+_MAX_REGULAR_BYTES = 10 * 2**20
+_MAX_CARD_BODY = 16 * 2**20
+_MAX_PREUPLOAD_BODY = 4 * 2**20
 _MAX_FILES = 5000
-_COMMIT_BODY = 4 * 2**30
+_MAX_COMMIT_BODY = 4 * 2**30
 _MAX_CHANGES = 100_000
 _MAX_ATTRIBUTE_LINE = 2000
 _ATTRIBUTES = ".gitattributes"
@@ -36,19 +36,19 @@ _NO_PULL_REQUESTS = "The embedded Hub has no pull requests: commit to a branch (
 
 @dataclass(frozen=True)
 class _Change:
-    """A change of one path: a new blob, a large file, or, if both are None, a deletion.
+    """A change of one path: a new blob or a large file; a deletion if `blob` and `sha256` are None.
 
     Args:
         path: Path in the repository.
         blob: Git blob id of the new content.
-        large: The sha256 of a large file that was uploaded before.
+        sha256: The sha256 of a large file that was uploaded before.
         size: The size of the large file in bytes, if the client sent it.
         is_folder: Whether the deletion is that of a folder.
     """
 
     path: str
     blob: str | None = None
-    large: str | None = None
+    sha256: str | None = None
     size: int | None = None
     is_folder: bool = False
 
@@ -62,18 +62,18 @@ class CommitsApi(Api):
         Args:
             router: The router to add the routes to.
         """
-        router.add("POST", "/api/validate-yaml", self._validate, body=_CARD_BODY)
-        router.add("POST", "/api/{repo}/preupload/{revision}", self._preupload, body=_PREUPLOAD_BODY)
-        router.add("POST", "/api/{repo}/commit/{revision}", self._commit, body=_COMMIT_BODY)
+        router.add("POST", "/api/validate-yaml", self._validate, body=_MAX_CARD_BODY)
+        router.add("POST", "/api/{repo}/preupload/{revision}", self._preupload, body=_MAX_PREUPLOAD_BODY)
+        router.add("POST", "/api/{repo}/commit/{revision}", self._commit, body=_MAX_COMMIT_BODY)
 
     def _validate(self, request: Request) -> Response:
-        """Checks whether a card's metadata can be read. huggingface_hub asks this before it uploads anything."""
-        # Without a token, the YAML is not parsed. Nothing is lost: the commit needs a token, and checks the card again.
+        """Checks whether a card's metadata can be read. huggingface_hub calls this before it uploads anything."""
+        # Do not parse YAML for anonymous callers. They cannot commit anyway, and each commit checks its card again.
         if request.role is None:
             for _ in request.body.chunks():
                 pass
             return json_response({"errors": [], "warnings": []})
-        request.body.expect(_CARD_BODY)
+        request.body.expect(_MAX_CARD_BODY)
         fields = request.json()
         content = member(fields, "content", str)
         if content is None:
@@ -87,7 +87,7 @@ class CommitsApi(Api):
         return json_response(answer, status=400 if error else 200)
 
     def _preupload(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Tells the client how to send each file, and what the repository has at that path already."""
+        """Tells the client how to send each file, and which content the repository has at its path."""
         self._access.write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
@@ -96,10 +96,10 @@ class CommitsApi(Api):
             _, commit = _branch_head(git, revision)
             tree = TreeEdit(git, git.root_tree(commit))
             budget = Budget()
-            large = LfsPaths(_content_at(git, tree, _ATTRIBUTES), budget)
+            is_lfs = LfsPaths(_content_at(git, tree, _ATTRIBUTES), budget)
             # If this commit uploads a .gitignore, the client sends it here, and it overrides the stored .gitignore.
             client_gitignore = member(fields, "gitIgnore", str)
-            ignored = IgnoredPaths(
+            is_ignored = IgnoredPaths(
                 _content_at(git, tree, ".gitignore") if client_gitignore is None else client_gitignore.encode(), budget
             )
             files = []
@@ -109,12 +109,12 @@ class CommitsApi(Api):
                 size = member(item, "size", int)
                 sample = _base64(member(item, "sample", str) or "", path)
                 # git treats content with a NUL byte as binary, and so does the Hub.
-                is_large = large(path) or b"\0" in sample or (size is not None and size > _REGULAR_LIMIT)
+                is_large = is_lfs(path) or b"\0" in sample or (size is not None and size > _MAX_REGULAR_BYTES)
                 info = {
                     # The path exactly as received: the client looks up each answer by its path.
                     "path": item["path"],
                     "uploadMode": "lfs" if is_large else "regular",
-                    "shouldIgnore": ignored(path),
+                    "shouldIgnore": is_ignored(path),
                 }
                 stored = tree.get(path)
                 pointer = git.blob_info(stored).pointer if stored is not None else None
@@ -133,7 +133,7 @@ class CommitsApi(Api):
         self._access.write(request, repo)
         if request.flag("create_pr"):
             raise forbidden(_NO_PULL_REQUESTS)
-        request.body.expect(_COMMIT_BODY)
+        request.body.expect(_MAX_COMMIT_BODY)
         with self._storage.git(repo) as git, Quarantine(self._storage.path(repo)) as quarantine:
             _branch_head(git, revision)  # refuse a missing branch before the upload, not after it
             header, changes = _read_commit(request, repo, quarantine, self._storage)
@@ -169,22 +169,22 @@ class CommitsApi(Api):
         store = self._storage.large_files(repo)
         old_tree = git.root_tree(head)
         tree = TreeEdit(git, old_tree)
-        large = []
+        large_paths = []
         for change in changes:
             if change.blob is not None:
                 tree.put(change.path, change.blob)
-            elif change.large is not None:
-                size = store.size(change.large)
+            elif change.sha256 is not None:
+                size = store.size(change.sha256)
                 if size is None:
                     raise bad_request(f"The content of '{change.path}' was not uploaded to LFS; upload it first.")
                 if change.size not in (None, size):
                     raise bad_request(f"'{change.path}' has {size} bytes in LFS, not {change.size}.")
-                tree.put(change.path, quarantine.blob(Pointer(change.large, size).content()))
-                large.append(change.path)
+                tree.put(change.path, quarantine.blob(Pointer(change.sha256, size).content()))
+                large_paths.append(change.path)
             elif not tree.remove(change.path, is_folder=change.is_folder):
                 kind = "folder" if change.is_folder else "file"
                 raise entry_not_found(f"A {kind} with this name doesn't exist: '{change.path}'.", commit=head)
-        self._add_attributes(git, quarantine, tree, large)
+        self._add_attributes(git, quarantine, tree, large_paths)
         new_tree = tree.write(quarantine)
         if new_tree == old_tree:
             return head
@@ -193,7 +193,7 @@ class CommitsApi(Api):
         return quarantine.commit(new_tree, [head], f"{summary}\n\n{description}")
 
     def _add_attributes(self, git: GitRepository, quarantine: Quarantine, tree: TreeEdit, paths: list[str]) -> None:
-        """Adds large files that no pattern of .gitattributes covers to .gitattributes, as the Hub does."""
+        """Adds a line to .gitattributes for each large file that no pattern there covers, as the Hub does."""
         # Without the entry, a clone by git would check out the pointer instead of the file.
         if not paths:
             return
@@ -257,7 +257,7 @@ def _read_commit(
         elif key == "lfsFile":
             if value.get("algo", "sha256") != "sha256":
                 raise bad_request(f"'{path}' is identified by {value['algo']}; the Hub supports only sha256.")
-            changes.append(_Change(path, large=check_oid(value.get("oid")), size=member(value, "size", int)))
+            changes.append(_Change(path, sha256=check_oid(value.get("oid")), size=member(value, "size", int)))
         elif key in ("deletedFile", "deletedFolder"):
             changes.append(_Change(path, is_folder=key == "deletedFolder"))
         else:

@@ -38,7 +38,7 @@ def commit_date(git: GitRepository, commit: str) -> str:
 
 
 def stopped_runtime() -> dict[str, Any]:
-    """Returns the runtime of a Space: stopped, because nothing here runs a Space."""
+    """Returns the runtime of every Space: stopped, because this Hub runs none."""
     message = "The embedded Hub stores Spaces and does not run them: start the app file with Python."
     return {
         "stage": "STOPPED",
@@ -85,7 +85,7 @@ def describe(
     files = git.files(commit)
     by_path = {entry.path: entry.oid for entry in files}
     card = _card(git, by_path.get("README.md"))
-    # lastModified is that of main, even in the description of an older commit.
+    # lastModified is the date of main, even in the description of an older commit.
     head = git.branch(MAIN)
     info: dict[str, object] = {
         "author": repo.namespace,
@@ -103,7 +103,7 @@ def describe(
         "cardData": card or None,
     }
     if repo.kind == "model":
-        _add_model(info, git, by_path, card)
+        _add_model_properties(info, git, by_path, card)
     elif repo.kind == "space":
         info["sdk"] = card.get("sdk") or settings.sdk
         for key in ("models", "datasets"):
@@ -123,8 +123,10 @@ def describe(
     return ids | {key: value for key, value in info.items() if is_wanted(key) and value is not None}
 
 
-def _add_model(info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any]) -> None:
-    """Adds the properties of models. What the card lacks is inferred from the files, as on the Hub."""
+def _add_model_properties(
+    info: dict[str, Any], git: GitRepository, by_path: dict[str, str], card: dict[str, Any]
+) -> None:
+    """Adds the properties of a model. Those that its card lacks are inferred from its files, as on the Hub."""
     architectures, config = _config(git, by_path.get("config.json"))
     library = card.get("library_name")
     if library is None and "adapter_config.json" in by_path:
@@ -157,7 +159,7 @@ def _card(git: GitRepository, oid: str | None) -> dict[str, Any]:
 
 
 def _config(git: GitRepository, oid: str | None) -> tuple[list[str], dict[str, Any]]:
-    """The architectures in config.json, and the keys of it that are shown; both empty if it does not fit a model."""
+    """(architectures, keys to show) of config.json; both empty if the file does not describe a model."""
     if oid is None or git.blob_info(oid).size > _CONFIG_BYTES:
         return [], {}
     architectures, summary = _CONFIGS.get(oid, lambda: _read_config(git.blob(oid)))
@@ -193,12 +195,12 @@ def find_damage(storage: Storage, repo: RepoId) -> str | None:
         storage.settings(repo)
         with storage.git(repo) as git:
             heads = [git.head(), *(ref.commit for kind in ("heads", "tags") for ref in git.refs(f"refs/{kind}/"))]
-            # Each commit and each blob once: tags share most of their files.
+            # Check each commit and each blob once, because tags share most of their files.
             files = [git.files(commit) for commit in dict.fromkeys(heads)]
             for entry in {entry.oid: entry for entry in chain.from_iterable(files)}.values():
                 pointer = git.blob_info(entry.oid).pointer
                 if pointer is not None:
-                    storage.large_files(repo).complete_file(pointer, entry.path)
+                    storage.large_files(repo).checked_path(pointer, entry.path)
             return None
     except Fault as fault:
         if not storage.exists(repo):  # deleted meanwhile

@@ -1,4 +1,4 @@
-"""Caches results that are expensive to read from a file, by the file's digest."""
+"""Caches what is expensive to compute from a file, by the file's digest."""
 
 import json
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class DigestCache:
-    """A cache of JSON values by digest, which drops the least recently used values. Threads may share it.
+    """A cache of JSON values by digest. It drops the least recently used values first. Threads may share it.
 
     Args:
         max_bytes: Maximum total size of the values, in bytes of JSON text.

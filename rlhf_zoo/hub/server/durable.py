@@ -18,7 +18,7 @@ from typing import Any
 from ...fileio import replace_file, sync_folder
 from .messages import plain_json
 
-# Not below rlhf_zoo.hub.server, whose log is silent by default: the user has to see this warning.
+# This logger is not below rlhf_zoo.hub.server, which is silent by default: the user has to see the warning.
 log = logging.getLogger("rlhf_zoo.private")
 
 
@@ -33,7 +33,7 @@ def make_private(folder: Path) -> None:
     Raises:
         OSError: The folder cannot be created, or its path is a file.
     """
-    # One by one, because mkdir(parents=True) ignores `mode` for parent folders.
+    # Create the folders one by one, because mkdir(parents=True) ignores `mode` for parent folders.
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
         path.mkdir(mode=0o700, exist_ok=True)
@@ -105,7 +105,7 @@ def check_types(value: object, types: Mapping[str, type | UnionType]) -> None:
 
 
 class Clock:
-    """A clock that decides what is old enough to remove. Setting the machine's clock forward makes nothing older."""
+    """The time by which old files are removed. Setting the machine's clock forward makes no file older."""
 
     def __init__(self) -> None:
         self._start_time, self._start_ticks = time.time(), time.monotonic()
@@ -120,7 +120,7 @@ def link_tree(source: Path, target: Path) -> None:
 
     Args:
         source: The file or folder. If it does not exist, nothing happens.
-        target: The copy. If it is an existing folder, files are added to it.
+        target: The path of the copy. If a folder exists there, files are added to it.
     """
     if source.is_dir():
         target.mkdir(exist_ok=True)
@@ -194,8 +194,8 @@ def locked(path: Path) -> Iterator[None]:
     Args:
         path: The lock file, created if it does not exist.
     """
-    # flock holds for one open file, so each call opens the file anew, and threads exclude each other too. The file
-    # stays, because after its removal two holders could lock different files of the same name.
+    # A flock belongs to one open file, so each call opens the file anew, and threads exclude each other too. The file
+    # is never removed: two processes could otherwise lock different files of the same name.
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

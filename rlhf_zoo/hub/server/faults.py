@@ -141,13 +141,13 @@ def cannot_write(root: object, reason: str) -> Fault:
     return Fault(507, message)
 
 
-def disk_fault(error: OSError, root: Path, *, changes: bool) -> Fault | None:
+def disk_fault(error: OSError, root: Path, *, is_write: bool) -> Fault | None:
     """Turns an error of the file system into a refusal.
 
     Args:
         error: The error.
         root: The Hub's folder.
-        changes: Whether the request would change something.
+        is_write: Whether the request writes.
 
     Returns:
         507 if the disk is full or the folder cannot be written; 410 if one file is at fault, because clients would
@@ -156,7 +156,7 @@ def disk_fault(error: OSError, root: Path, *, changes: bool) -> Fault | None:
     if is_disk_full(error):
         return disk_full(root)
     # A read without permission concerns one file. A write without permission means that the root is read-only.
-    if error.errno == errno.EROFS or (changes and error.errno in (errno.EACCES, errno.EPERM)):
+    if error.errno == errno.EROFS or (is_write and error.errno in (errno.EACCES, errno.EPERM)):
         return cannot_write(root, os.strerror(error.errno or errno.EROFS))
     if is_file_error(error) or error.errno in (errno.EEXIST, errno.ENOTEMPTY):
         message = f"A file or folder of this Hub is damaged ({error.strerror}); its log on stderr names it."

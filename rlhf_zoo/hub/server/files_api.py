@@ -13,8 +13,8 @@ from .messages import SMALL_BODY, FilePart, Request, Response, json_response
 from .names import RepoId
 from .routing import Router
 
-_PAGE = 1000
-_PAGE_EXPANDED = 50
+_PAGE_SIZE = 1000
+_EXPANDED_PAGE_SIZE = 50
 
 
 class FilesApi(Api):
@@ -44,7 +44,7 @@ class FilesApi(Api):
             if info.pointer:
                 headers["X-Linked-Etag"] = f'"{etag}"'
                 headers["X-Linked-Size"] = str(info.size)
-                file = self._storage.large_files(repo).complete_file(info.pointer, path)
+                file = self._storage.large_files(repo).checked_path(info.pointer, path)
             if request.headers.get("If-None-Match") == f'"{etag}"':
                 return Response(304, headers)
             start, end = 0, info.size
@@ -63,7 +63,7 @@ class FilesApi(Api):
             return Response(status, headers, git.blob(entry.oid)[start:end])
 
     def _raw(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Sends what git stores: for a large file, its pointer."""
+        """Sends a file as git stores it: a large file as its pointer."""
         self._access.read(request, repo)
         with self._storage.git(repo) as git:
             commit = resolve_commit(git, revision)
@@ -71,7 +71,7 @@ class FilesApi(Api):
             return Response(200, _file_headers(path, entry.oid, commit), git.blob(entry.oid))
 
     def _tree(self, request: Request, repo: RepoId, revision: str, path: str) -> Response:
-        """Lists a folder, in pages. Fault 404 EntryNotFound for a missing folder."""
+        """Lists a folder, in pages. Fault 404 for a missing folder."""
         self._access.read(request, repo)
         expand = request.flag("expand")
         path = path.strip("/")
@@ -84,11 +84,11 @@ class FilesApi(Api):
             entries = list(git.walk(folder.oid, prefix, recursive=request.flag("recursive")))
             # The addresses of later pages name the commit, so that a push in between does not shift them.
             address = f"/api/{repo.plural}/{repo}/tree/{commit}" + (f"/{quote(path, safe='')}" if path else "")
-            page, headers = request.page(entries, _PAGE_EXPANDED if expand else _PAGE, address)
+            page, headers = request.page(entries, _EXPANDED_PAGE_SIZE if expand else _PAGE_SIZE, address)
             return json_response(_path_infos(git, commit, page, expand=expand), headers=headers)
 
     def _paths_info(self, request: Request, repo: RepoId, revision: str) -> Response:
-        """Describes the given paths. Missing ones are left out."""
+        """Describes paths. Missing paths are left out."""
         self._access.read(request, repo)
         fields = request.form()
         expand = (fields.get("expand") or ["false"])[-1].lower() in ("true", "1")
@@ -145,7 +145,7 @@ def _byte_range(header: str, size: int) -> tuple[int, int] | None:
 
 
 def _path_infos(git: GitRepository, commit: str, entries: list[Entry], *, expand: bool) -> list[dict[str, Any]]:
-    last = git.last_commits(commit, [entry.path for entry in entries]) if expand else {}
+    commit_by_path = git.last_commits(commit, [entry.path for entry in entries]) if expand else {}
     infos = []
     for entry in entries:
         if entry.is_folder:
@@ -156,7 +156,7 @@ def _path_infos(git: GitRepository, commit: str, entries: list[Entry], *, expand
             if blob.pointer:
                 info["lfs"] = {"oid": blob.pointer.oid, "size": blob.size, "pointerSize": blob.stored}
         if expand:
-            oid = last[entry.path]
+            oid = commit_by_path[entry.path]
             title = git.commit(oid).message.decode(errors="replace").partition("\n")[0]
             info["lastCommit"] = {"id": oid, "title": title, "date": commit_date(git, oid)}
         infos.append(info)

@@ -51,7 +51,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Ref:
-    """A branch or tag: its name, its full `ref`, and its commit, which for an annotated tag is not the tag object."""
+    """A branch or tag. `ref` is its full name. `commit` is a commit id, also for an annotated tag."""
 
     name: str
     ref: str
@@ -93,10 +93,8 @@ class GitRepository:
         replace_file(path / "config", _CONFIG)
         replace_file(path / "HEAD", f"ref: refs/heads/{MAIN}\n".encode())
 
-    # -- refs ---------------------------------------------------------------------------------------------------
-
     def branch(self, name: str) -> str | None:
-        """Returns the commit at the head of a branch, or None.
+        """Returns the commit at the head of a branch; None if there is no such branch.
 
         Args:
             name: The branch.
@@ -104,7 +102,7 @@ class GitRepository:
         return self._read_ref(f"refs/heads/{name}")
 
     def resolve(self, revision: str) -> str | None:
-        """Returns the commit that a revision stands for, or None.
+        """Returns the commit that a revision stands for; None if there is none.
 
         Args:
             revision: A tag, a branch, a full ref name, or at least 7 digits of a commit id. A tag takes precedence over
@@ -118,9 +116,9 @@ class GitRepository:
             target = self._read_ref(name)
             if target is not None:
                 return self._peel(target)
-        return self._by_prefix(revision.lower()) if re.fullmatch(r"[0-9a-fA-F]{7,40}", revision) else None
+        return self._commit_by_prefix(revision.lower()) if re.fullmatch(r"[0-9a-fA-F]{7,40}", revision) else None
 
-    def _by_prefix(self, prefix: str) -> str | None:
+    def _commit_by_prefix(self, prefix: str) -> str | None:
         with self._damage_errors():
             oids = [oid.decode() for oid in self._objects.iter_prefix(prefix.encode())]
         commits = {oid for oid in oids if (item := self._get(oid)) is not None and item.type_name == b"commit"}
@@ -156,7 +154,7 @@ class GitRepository:
         """
         path = self.path / ref
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_dir():  # an empty folder, which a deleted ref such as `exp/a` left; now `exp` is created
+        if path.is_dir():  # an empty folder that was left when a ref such as `exp/a` was deleted
             path.rmdir()
         replace_file(path, f"{target}\n".encode(), scratch=self.path)
 
@@ -177,7 +175,7 @@ class GitRepository:
             with self._damage_errors():
                 packed = self._refs.get_packed_refs().get(ref.encode(errors="replace"))  # type: ignore[call-overload]
             return packed.decode() if packed else None
-        except (OSError, UnicodeError):  # a name that is too long for the file system, or a file that is not a ref
+        except (OSError, UnicodeError):  # the name is too long for the file system, or the file is not a ref
             return None
         return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
 
@@ -191,11 +189,9 @@ class GitRepository:
             with self._damage_errors(oid):
                 oid = item.object[1].decode()
 
-    # -- objects ------------------------------------------------------------------------------------------------
-
     @contextmanager
     def _damage_errors(self, oid: str | None = None) -> Iterator[None]:
-        """Turns read errors into Damaged. `oid` is the object that is read; None for the refs."""
+        """Raises Damaged for errors of reading the object `oid`; of reading the refs if `oid` is None."""
         subject = f"the object {oid[:12]}" if oid else "packed-refs, or a file of refs,"
         try:
             yield
@@ -240,17 +236,18 @@ class GitRepository:
         """
         info = self._blobs.get(oid)
         if info is None:
-            head, size = self._blob_head(oid)
-            pointer = parse_pointer(head) if size == len(head) else None
+            start, size = self._blob_start(oid)
+            pointer = parse_pointer(start) if size == len(start) else None
             info = BlobInfo(pointer.size if pointer else size, size, pointer)
             self._blobs[oid] = info
         return info
 
-    def _blob_head(self, oid: str) -> tuple[bytes, int]:
+    def _blob_start(self, oid: str) -> tuple[bytes, int]:
+        """(the first bytes of a blob, its size)."""
         with self._damage_errors(oid):
             try:
                 with open(self.path / "objects" / oid[:2] / oid[2:], "rb") as file:
-                    # A pointer has less than 1024 bytes, so this much shows whether the blob is a pointer.
+                    # A pointer has less than 1024 bytes, so 1100 bytes show whether the blob is a pointer.
                     start = zlib.decompressobj().decompress(file.read(4096), 1100)
             except FileNotFoundError:  # in a pack
                 content = self.blob(oid)
@@ -286,8 +283,6 @@ class GitRepository:
             yield current, item
             current = item.parents[0].decode() if item.parents else None
 
-    # -- trees --------------------------------------------------------------------------------------------------
-
     def children(self, tree: str) -> dict[bytes, tuple[int, str]]:
         """Returns the entries of a tree object: name -> (mode, oid).
 
@@ -316,11 +311,11 @@ class GitRepository:
         return tree.decode()
 
     def entry(self, commit: str, path: str) -> Entry | None:
-        """Returns the file or folder at `path`, or None. The empty path is the root.
+        """Returns the file or folder at a path; None if there is none.
 
         Args:
             commit: Commit id.
-            path: Path in the repository.
+            path: Path in the repository; "" for the root.
         """
         mode, oid = _FOLDER_MODE, self.root_tree(commit)
         for part in path.split("/") if path else []:
@@ -356,7 +351,7 @@ class GitRepository:
         return [entry for entry in self.walk(self.root_tree(commit)) if not entry.is_folder]
 
     def last_commits(self, commit: str, paths: list[str]) -> dict[str, str]:
-        """Returns the newest commit, from `commit` backwards, that changed each path.
+        """Returns, for each path, the newest commit in the history of `commit` that changed it.
 
         Args:
             commit: Commit id.
@@ -379,20 +374,21 @@ class GitRepository:
         return commit_by_path
 
     def _changed_paths(self, tree: str | None, other: str | None, paths: _PathTree) -> Iterator[str]:
-        """Yields those of `paths` that differ between two trees."""
+        """Yields the paths that differ between two trees. Each tree is a git id; None for a missing folder."""
         if tree == other:  # equal folders have equal ids, so most of a long history is skipped here
             return
         entries, other_entries = (self.children(oid) if oid is not None else {} for oid in (tree, other))
-        for name, (path, below) in paths.items():
+        for name, (path, subtree) in paths.items():
             entry, other_entry = entries.get(name), other_entries.get(name)
             if entry != other_entry:
                 if path is not None:
                     yield path
-                if below:
-                    yield from self._changed_paths(_folder_of(entry), _folder_of(other_entry), below)
+                if subtree:
+                    yield from self._changed_paths(_tree_id(entry), _tree_id(other_entry), subtree)
 
 
-def _folder_of(entry: tuple[int, str] | None) -> str | None:
+def _tree_id(entry: tuple[int, str] | None) -> str | None:
+    """The git id of an entry that is a folder; None for a file or a missing entry."""
     return entry[1] if entry is not None and stat.S_ISDIR(entry[0]) else None
 
 

@@ -27,7 +27,7 @@ _FILE_MODE = 0o100644
 class Quarantine:
     """Holds new objects outside the store until their commit is accepted, as git's receive-pack does.
 
-    If the context ends without `migrate`, they are removed, so a refused or interrupted push leaves nothing behind.
+    A context that ends without `migrate` removes the objects, so a refused or interrupted push leaves nothing behind.
     """
 
     def __init__(self, repository: Path) -> None:
@@ -149,15 +149,20 @@ def _encode_message(message: str) -> bytes:
 
 
 class TreeEdit:
-    """A tree while it is edited: the blob id of each path."""
+    """A tree that is being edited, as a mapping of paths to blob ids.
+
+    Args:
+        repository: The open repository.
+        tree: Git id of the tree to start from; None for an empty tree.
+    """
 
     def __init__(self, repository: GitRepository, tree: str | None) -> None:
         self._files = {entry.path: entry.oid for entry in repository.walk(tree) if not entry.is_folder} if tree else {}
         self._folders: dict[str, int] = {}  # folder -> number of files below it
         for path in self._files:
-            self._count(path, 1)
+            self._count_in_folders(path, 1)
 
-    def _count(self, path: str, change: int) -> None:
+    def _count_in_folders(self, path: str, change: int) -> None:
         for folder in _folders(path):
             self._folders[folder] = self._folders.get(folder, 0) + change
 
@@ -169,7 +174,7 @@ class TreeEdit:
             oid: Git id of the blob.
 
         Raises:
-            Fault: 400 if a file is in the place of one of its folders, or a folder is at its path.
+            Fault: 400 if one of the path's folders is a file, or the path is a folder.
         """
         for folder in _folders(path):
             if folder in self._files:
@@ -177,7 +182,7 @@ class TreeEdit:
         if self._folders.get(path):
             raise Fault(400, f"Cannot write '{path}': a folder has that name; delete it first.")
         if path not in self._files:
-            self._count(path, 1)
+            self._count_in_folders(path, 1)
         self._files[path] = oid
 
     def get(self, path: str) -> str | None:
@@ -189,20 +194,17 @@ class TreeEdit:
         return self._files.get(path)
 
     def remove(self, path: str, *, is_folder: bool) -> bool:
-        """Removes a file or a whole folder. Returns False if it does not exist.
+        """Removes a file, or a folder with its content. Returns False if it does not exist.
 
         Args:
             path: Path in the repository.
-            is_folder: Whether to remove a folder.
+            is_folder: Whether the path is that of a folder.
         """
-        removed = (
-            [name for name in self._files if name.startswith(f"{path}/")]
-            if is_folder
-            else [path] * (path in self._files)
-        )
+        names = [name for name in self._files if name.startswith(f"{path}/")] if is_folder else [path]
+        removed = [name for name in names if name in self._files]
         for name in removed:
             del self._files[name]
-            self._count(name, -1)
+            self._count_in_folders(name, -1)
         return bool(removed)
 
     def write(self, quarantine: Quarantine) -> str:
@@ -223,5 +225,5 @@ class TreeEdit:
 
 
 def _folders(path: str) -> list[str]:
-    """The folders above a file."""
-    return [str(folder) for folder in PurePosixPath(path).parents][:-1]  # without the root
+    """The folders above a file, without the root."""
+    return [str(folder) for folder in PurePosixPath(path).parents][:-1]

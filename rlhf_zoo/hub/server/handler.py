@@ -28,7 +28,7 @@ _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _MAX_CONNECTIONS = 256
 # Seconds that a new connection waits for the slot of a connection that is being closed.
 _SLOT_SECONDS = 2.0
-_BUSY = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+_BUSY_ANSWER = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 # Seconds that a client may keep its thread waiting: between two requests, for a complete head, and within a body.
 _IDLE_SECONDS = 15.0
 _HEAD_SECONDS = 15.0
@@ -56,7 +56,7 @@ class HubServer(ThreadingHTTPServer):
         self.address_family = family
         self.application = application
         self.bound_host = host
-        self._busy = 0
+        self._active_requests = 0
         self._idle = threading.Condition()
         self._slots = threading.BoundedSemaphore(_MAX_CONNECTIONS)
         self.pending = PendingConnections()
@@ -85,7 +85,7 @@ class HubServer(ThreadingHTTPServer):
                 super().process_request(request, client_address)
                 return
             with suppress(OSError):  # the client may be gone
-                request.sendall(_BUSY)
+                request.sendall(_BUSY_ANSWER)
             self.shutdown_request(request)
             return
         super().process_request(request, client_address)
@@ -142,14 +142,14 @@ class HubServer(ThreadingHTTPServer):
         log.exception("A connection failed.")
 
     def begin_request(self) -> None:
-        """Counts a request that begins; see `wait_idle`."""
+        """Adds a request to those that `wait_idle` waits for."""
         with self._idle:
-            self._busy += 1
+            self._active_requests += 1
 
     def end_request(self) -> None:
-        """Counts a request that ends."""
+        """Removes a request from those that `wait_idle` waits for."""
         with self._idle:
-            self._busy -= 1
+            self._active_requests -= 1
             self._idle.notify_all()
 
     def wait_idle(self, seconds: float) -> None:
@@ -159,7 +159,7 @@ class HubServer(ThreadingHTTPServer):
             seconds: Longest wait.
         """
         with self._idle:
-            self._idle.wait_for(lambda: self._busy == 0, seconds)
+            self._idle.wait_for(lambda: self._active_requests == 0, seconds)
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
@@ -198,7 +198,7 @@ class Handler(BaseHTTPRequestHandler):
             log.debug("%s went away", self.client_address)
 
     def _answer(self) -> None:
-        started = time.monotonic()
+        start = time.monotonic()
         self.server.pending.remove(self.connection)
         self._reader.await_body(_PATIENCE_SECONDS)
         self.server.begin_request()
@@ -208,12 +208,12 @@ class Handler(BaseHTTPRequestHandler):
                 body = Body(self.rfile, self.headers)
                 host = self._host()
                 role = self.server.application.role(self.path, self.headers)
-                raw, _, query = self.path.partition("?")
+                path, _, query = self.path.partition("?")
                 try:
                     fields = parse_qs(query, keep_blank_values=True, max_num_fields=5000)
                 except ValueError as error:
                     raise bad_request("The request's query has too many fields.") from error
-                request = Request(self.command, raw, fields, self.headers, body, role, f"http://{host}")
+                request = Request(self.command, path, fields, self.headers, body, role, f"http://{host}")
                 response = self.server.application.answer(request)
             except Fault as fault:
                 response = _refusal(fault)
@@ -222,11 +222,11 @@ class Handler(BaseHTTPRequestHandler):
                 return
             except Exception as error:
                 response = self._failure(error)
-            # The next request on this connection starts after the body. If its end cannot be reached, close.
+            # The next request on this connection starts after the body. If that is out of reach, close the connection.
             if body is None or not body.drain():
                 self.close_connection = True
             self._send(response)
-            seconds = time.monotonic() - started
+            seconds = time.monotonic() - start
             log.info("%s %s %d %.0f ms", self.command, _redact_signature(self.path), response.status, 1000 * seconds)
         finally:
             self.server.end_request()
@@ -234,8 +234,8 @@ class Handler(BaseHTTPRequestHandler):
     def _failure(self, error: Exception) -> Response:
         """The answer to a request that failed with an exception."""
         if isinstance(error, OSError):
-            changes = self.command not in ("GET", "HEAD")
-            fault = disk_fault(error, self.server.application.root, changes=changes)
+            is_write = self.command not in ("GET", "HEAD")
+            fault = disk_fault(error, self.server.application.root, is_write=is_write)
             if fault is not None:
                 log.warning("%s %s: %s", self.command, _redact_signature(self.path), error)
                 return _refusal(fault)

@@ -15,17 +15,17 @@ from .faults import Damaged, bad_request
 _POINTER = re.compile(
     rb"version https://git-lfs\.github\.com/spec/v1\n(?:ext-[^\n]*\n)*oid sha256:([0-9a-f]{64})\nsize (\d{1,18})\n"
 )
-# Data are synced to the disk while they arrive. A single fsync at the end could exceed the client's time limit.
-_SYNC_EVERY = 64 * 2**20
+# Bytes between two syncs to the disk. A single sync at the end could exceed the client's time limit.
+_SYNC_BYTES = 64 * 2**20
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """What git stores in place of a large file.
+    """The small file that git stores in place of a large file.
 
     Args:
         oid: The sha256 of the file.
-        size: Bytes of the file itself.
+        size: Bytes of the large file.
     """
 
     oid: str
@@ -72,20 +72,20 @@ class LargeFiles:
         except FileNotFoundError:
             return None
 
-    def complete_file(self, pointer: Pointer, path: str) -> Path:
-        """Returns the stored copy of a large file, after a check that it is complete.
+    def checked_path(self, pointer: Pointer, path: str) -> Path:
+        """Returns the path of a large file, after a check that it is complete.
 
         Args:
             pointer: The file's pointer.
             path: The file's path in the repository, for messages.
 
         Returns:
-            The stored file.
+            The path in the store.
 
         Raises:
             Damaged: The file is lost or has another size.
         """
-        # The size is enough for every read: `receive` verified the sha256, and a hash of gigabytes takes too long.
+        # `receive` verified the sha256. Hashing gigabytes again for each read would take too long.
         size = self.size(pointer.oid)
         if size != pointer.size:
             state = "lost" if size is None else f"truncated: {size} of {pointer.size} bytes"
@@ -99,7 +99,7 @@ class LargeFiles:
         Args:
             oid: The announced sha256.
             size: The announced size in bytes.
-            chunks: The content.
+            chunks: The content, in pieces of any size.
 
         Raises:
             Fault: 400 if the content does not have the announced size and sha256.
@@ -112,14 +112,14 @@ class LargeFiles:
         received = unsynced = 0
         try:
             with open(incomplete, "xb", buffering=0) as file, mark_in_use(incomplete):
-                for block in chunks:
-                    received += len(block)
-                    unsynced += len(block)
+                for chunk in chunks:
+                    received += len(chunk)
+                    unsynced += len(chunk)
                     if received > size:
                         raise bad_request(f"More than the announced {size} bytes arrived.")
-                    digest.update(block)
-                    write_all(file.fileno(), block)
-                    if unsynced >= _SYNC_EVERY:
+                    digest.update(chunk)
+                    write_all(file.fileno(), chunk)
+                    if unsynced >= _SYNC_BYTES:
                         os.fdatasync(file.fileno())
                         unsynced = 0
                 os.fsync(file.fileno())
@@ -151,7 +151,7 @@ class LargeFiles:
 
     @staticmethod
     def _place(incomplete: Path, target: Path) -> None:
-        # The file's content is on the disk. Now sync its name, and the name of each new folder.
+        # The file's content has been synced. Now sync its name, and the name of each new folder.
         created = [folder for folder in (target.parent.parent, target.parent) if not folder.exists()]
         for folder in created:
             folder.mkdir(exist_ok=True)

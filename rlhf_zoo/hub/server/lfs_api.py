@@ -41,25 +41,25 @@ class LfsApi(Api):
             raise bad_request("The Hub identifies LFS objects only by sha256.")
         store = self._storage.large_files(repo)
         items = objects(fields, "objects", max_count=_MAX_OBJECTS)
-        requested = [(check_oid(item.get("oid")), _size(item.get("size"))) for item in items]
+        sizes = {check_oid(item.get("oid")): _size(item.get("size")) for item in items}
         self._storage.require_writable()
-        # Subtract each file from the free space, so that what does not fit is refused before any upload.
-        free = self._storage.free()
+        # Subtract each file from the free space, so that files without room are refused before any upload.
+        free_bytes = self._storage.free_bytes()
         answers: list[dict[str, object]] = []
-        for oid, size in dict(requested).items():
+        for oid, size in sizes.items():
             answer: dict[str, object] = {"oid": oid, "size": size, "authenticated": True}
             if store.size(oid) != size:
-                free -= size
-                if free < 0:
+                free_bytes -= size
+                if free_bytes < 0:
                     answer["error"] = {"code": 507, "message": disk_full(self._storage.root).message}
                 else:
                     answer["actions"] = {"upload": {"href": self._link(request, repo, settings, oid, size)}}
             answers.append(answer)
-        answer = {"transfer": "basic", "objects": answers, "hash_algo": "sha256"}
-        return json_response(answer, headers={"Content-Type": _MIME})
+        batch = {"transfer": "basic", "objects": answers, "hash_algo": "sha256"}
+        return json_response(batch, headers={"Content-Type": _MIME})
 
     def _duplicate(self, request: Request, repo: RepoId) -> Response:
-        """Copies large files to another repository, before a commit there names them (the client's `copy_files`)."""
+        """Copies large files to another repository before a commit there, for the client's `copy_files`."""
         self._access.read(request, repo)
         fields = request.json()
         target = member(fields, "target", dict) or {}
@@ -91,13 +91,13 @@ class LfsApi(Api):
         return Response(200)
 
     def _link(self, request: Request, repo: RepoId, settings: Settings, oid: str, size: int) -> str:
-        # The size is part of what is signed, so that a link for 1 KB cannot be used to fill the disk.
+        # The signature covers the size, so that a link for 1 KB cannot be used to fill the disk.
         signature = self._access.signer.sign("PUT", *signed_identity(repo, settings), oid, str(size))
         query = urlencode({"size": size, "signature": signature})
         return f"{request.base}/_lfs/{repo.plural}/{repo}/{oid}?{query}"
 
     def _signed_size(self, request: Request, repo: RepoId, oid: str) -> int:
-        """The size that the link was signed for. Raises Fault 403 for any other link."""
+        """The size that a signed link permits. Raises Fault 403 if the link is not valid."""
         size, signature = (request.value(key) or "" for key in ("size", "signature"))
         if not self._access.is_signed(signature, "PUT", repo, oid, size):
             raise Fault(403, "The upload link is not valid or has expired; start the upload again.")

@@ -15,16 +15,16 @@ from urllib.parse import parse_qs, unquote, urlencode
 
 from .faults import Fault, bad_request, forbidden
 
-#: Maximum bytes of a body that describes one thing, such as a repository or a tag.
+#: Maximum bytes of a body that describes a single object, such as a repository or a tag.
 SMALL_BODY = 2**20
-_CHUNK = 2**20
-_LINE_LIMIT = 16 * 2**20
-_DRAIN = 8 * 2**20
-_TRAILERS = 32
+_CHUNK_BYTES = 2**20
+_MAX_LINE_BYTES = 16 * 2**20
+_MAX_DRAIN_BYTES = 8 * 2**20
+_MAX_TRAILERS = 32
 # Maximum digits of a whole number. 18 fit into 64 bits, and Python converts very long numbers in quadratic time.
-_NUMBER_LENGTH = 18
+_MAX_DIGITS = 18
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_Kind = TypeVar("_Kind")
+_Value = TypeVar("_Value")
 _Item = TypeVar("_Item")
 
 
@@ -36,14 +36,14 @@ class Body:
         headers: Headers of the request.
 
     Raises:
-        Fault: 400 if the headers do not say clearly where the body ends.
+        Fault: 400 if the headers do not say unambiguously where the body ends.
     """
 
     def __init__(self, stream: BufferedIOBase, headers: Message[str, str]) -> None:
         self._stream = stream
         self.limit = 0  # bytes that may be read: none until the route sets it
-        # Bytes that are read and dropped after a refusal, so that a client which sends first and reads later sees it.
-        self.drain_limit = _DRAIN
+        # Bytes that are read and dropped after a refusal, for clients that read the answer only after sending the body.
+        self.drain_limit = _MAX_DRAIN_BYTES
         # Two different lengths would let a request hide behind another one (request smuggling).
         codings, lengths = headers.get_all("Transfer-Encoding", []), headers.get_all("Content-Length", [])
         self.chunked = bool(codings)
@@ -58,7 +58,7 @@ class Body:
         self._timed_out = False
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yields the pieces of the body. Each is valid only until the next is requested, which reuses the buffer.
+        """Yields the body in pieces. All pieces share one buffer, so each is valid only until the next is requested.
 
         Raises:
             Fault: 413 beyond the limit, 408 if the sender is too slow.
@@ -82,7 +82,7 @@ class Body:
 
     def _read_pieces(self) -> Iterator[memoryview]:
         # One buffer for all pieces: a body of gigabytes allocates nothing more.
-        view = memoryview(bytearray(_CHUNK if self.chunked else min(self._remaining, _CHUNK)))
+        view = memoryview(bytearray(_CHUNK_BYTES if self.chunked else min(self._remaining, _CHUNK_BYTES)))
         while not self._ended:
             if self._remaining == 0 and not self._next_chunk():
                 return
@@ -104,7 +104,7 @@ class Body:
             raise ConnectionError("a chunk of the body has no size")
         self._remaining = int(size, 16)
         if self._remaining == 0:
-            for _ in range(_TRAILERS):
+            for _ in range(_MAX_TRAILERS):
                 if self._stream.readline(65536) in (b"\r\n", b"\n", b""):
                     break
             else:
@@ -120,10 +120,10 @@ class Body:
         Args:
             size: Bytes that the sender may send.
         """
-        self.limit, self.drain_limit = size, _DRAIN + size
+        self.limit, self.drain_limit = size, _MAX_DRAIN_BYTES + size
 
     def read(self) -> bytes:
-        """Returns the whole body. Raises as `chunks` does."""
+        """Returns the whole body. Raises the same exceptions as `chunks`."""
         data = bytearray()
         for chunk in self.chunks():
             data += chunk
@@ -139,8 +139,10 @@ class Body:
                 *lines, tail = bytes(pending).split(b"\n")
                 yield from lines
                 pending = bytearray(tail)
-            if len(pending) > _LINE_LIMIT:
-                raise Fault(413, f"A line of the commit has more than {_LINE_LIMIT} bytes; such a file belongs to LFS.")
+            if len(pending) > _MAX_LINE_BYTES:
+                raise Fault(
+                    413, f"A line of the commit has more than {_MAX_LINE_BYTES} bytes; such a file belongs to LFS."
+                )
         if pending:
             yield bytes(pending)
 
@@ -148,7 +150,7 @@ class Body:
         """Reads what is left, up to `drain_limit` bytes, so that the connection can be used again.
 
         Returns:
-            False if the end was not reached, so that the connection must be closed.
+            False if the end was not reached, in which case the connection must be closed.
         """
         if self._timed_out or (not self.chunked and self._remaining > self.drain_limit):
             return False
@@ -249,10 +251,9 @@ class Request:
         """
         size = self.number("limit", max_size, maximum=max_size)
         start = self.number("cursor", 1, maximum=10**9) - 1
-        has_more = len(items) > start + size
-        return items[start : start + size], self.next_page(
-            path or self.path, cursor=start + size + 1
-        ) if has_more else {}
+        end = start + size
+        headers = self.next_page(path or self.path, cursor=end + 1) if len(items) > end else {}
+        return items[start:end], headers
 
     def json(self) -> dict[str, Any]:
         """Returns the body as a JSON object; empty for an empty body. Raises Fault 400 for anything else."""
@@ -268,7 +269,10 @@ class Request:
         """Returns the body as a form: each name with its values. Raises Fault 400 for anything else."""
         # huggingface_hub sends a form for some calls and JSON for others.
         if "json" in self.headers.get("Content-Type", ""):
-            return {k: [str(x) for x in v] if isinstance(v, list) else [str(v)] for k, v in self.json().items()}
+            return {
+                name: [str(item) for item in value] if isinstance(value, list) else [str(value)]
+                for name, value in self.json().items()
+            }
         try:
             fields = self.body.read().decode()
             return parse_qs(fields, keep_blank_values=True, max_num_fields=5000)
@@ -348,8 +352,8 @@ def plain_json(raw: bytes) -> Any:
 
 
 def _integer(digits: str) -> int:
-    if len(digits) > _NUMBER_LENGTH:
-        raise ValueError(f"it holds a number of more than {_NUMBER_LENGTH} digits")
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError(f"it holds a number of more than {_MAX_DIGITS} digits")
     return int(digits)
 
 
@@ -360,27 +364,27 @@ def _finite(text: str) -> float:
     return number
 
 
-def member(fields: Mapping[str, object], key: str, kind: type[_Kind]) -> _Kind | None:
+def member(fields: Mapping[str, object], key: str, expected: type[_Value]) -> _Value | None:
     """Returns a member of a JSON object.
 
     Args:
         fields: The object.
         key: The member's key.
-        kind: The type that its value must have.
+        expected: The type that its value must have.
 
     Returns:
-        The value; None if it is absent or null.
+        The value; None if the member is absent or null.
 
     Raises:
         Fault: 400 for a value of any other type.
     """
     value = fields.get(key)
-    if value is not None and not isinstance(value, kind):
-        raise bad_request(f"'{key}' must be a {_KINDS[kind]}; it is {value!r:.80}.")
+    if value is not None and not isinstance(value, expected):
+        raise bad_request(f"'{key}' must be a {_TYPE_NAMES[expected]}; it is {value!r:.80}.")
     return value
 
 
-_KINDS: dict[type, str] = {str: "text", int: "whole number", list: "list", dict: "JSON object"}
+_TYPE_NAMES: dict[type, str] = {str: "text", int: "whole number", list: "list", dict: "JSON object"}
 
 
 def objects(fields: Mapping[str, object], key: str, *, max_count: int) -> list[dict[str, Any]]:
@@ -392,7 +396,7 @@ def objects(fields: Mapping[str, object], key: str, *, max_count: int) -> list[d
         max_count: Largest number of entries in the list.
 
     Returns:
-        The list; empty if it is absent or null.
+        The list; empty if the member is absent or null.
 
     Raises:
         Fault: 400 for any other value.

@@ -1,4 +1,4 @@
-"""Checks the names that reach the disk: repositories, paths inside them, branches and tags."""
+"""Checks names before they become files on disk: repositories, paths inside them, branches and tags."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ KINDS = {"model": "models", "dataset": "datasets", "space": "spaces"}
 OWNER = "local"
 
 # huggingface_hub allows 96 characters for the whole id. A folder name must also stay below 255 bytes with its suffix.
-_PART = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
+_NAME = re.compile(r"(?![-.])[A-Za-z0-9_.-]{1,96}(?<![-.])")
 _DRIVE = re.compile(r"[A-Za-z]:")
 _OID = re.compile(r"[0-9a-f]{64}")
 _MAX_SEGMENT = 255
@@ -22,7 +22,7 @@ _MAX_REF = 200
 
 @dataclass(frozen=True, order=True)
 class RepoId:
-    """The id of a repository, whose parts `parse_repo_id` has checked.
+    """The id of a repository. `parse_repo_id` has checked its parts.
 
     Args:
         kind: model, dataset or space.
@@ -53,8 +53,8 @@ def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
 
     Args:
         kind: model, dataset or space.
-        namespace: None for the account of this Hub.
-        name: The name.
+        namespace: The account or organization; None for the account of this Hub.
+        name: The name within the namespace.
 
     Returns:
         The id. Its parts are safe as names of folders.
@@ -69,7 +69,7 @@ def parse_repo_id(kind: object, namespace: object, name: object) -> RepoId:
         raise bad_request("A repository needs a name: give it as NAMESPACE/NAME.")
     # The client's cache and our lock files join the parts by "--", so no part may contain that.
     for part in (owner, name):
-        if not _PART.fullmatch(part) or "--" in part or ".." in part or part.endswith(".git"):
+        if not _NAME.fullmatch(part) or "--" in part or ".." in part or part.endswith(".git"):
             raise bad_request(
                 f"'{part[:120]}' cannot name a repository: use 1 to 96 letters, digits, '-', '_' or '.', "
                 "without '-' or '.' at either end, without '--' or '..', and not ending in .git."
@@ -96,7 +96,7 @@ def check_path(path: object) -> str:
     if not isinstance(path, str) or not path:
         raise bad_request("A file needs a path inside the repository.")
     excerpt = path[:120]
-    if any(ord(c) < 32 or 0xD800 <= ord(c) <= 0xDFFF or ord(c) == 127 for c in path):
+    if any(ord(char) < 32 or 0xD800 <= ord(char) <= 0xDFFF or ord(char) == 127 for char in path):
         raise bad_request(f"The path {excerpt!r} contains control characters; rename the file.")
     if len(path.encode()) > _MAX_PATH:
         raise bad_request(f"The path '{excerpt}…' is longer than {_MAX_PATH} bytes; shorten it.")
@@ -104,7 +104,7 @@ def check_path(path: object) -> str:
         raise bad_request(
             f"The path '{excerpt}' has another meaning on Windows; write it with '/', without drive letters."
         )
-    # NTFS and HFS+ treat some other names as ".git", such as "git~1". A checkout there could overwrite git's own files.
+    # NTFS and HFS+ take names such as "git~1" for ".git", so a checkout there could overwrite git's own files.
     for segment in path.split("/"):
         name = segment.encode()
         if not validate_path_element_ntfs(name) or not validate_path_element_hfs(name):

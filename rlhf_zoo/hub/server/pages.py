@@ -18,7 +18,7 @@ from .routing import Router
 
 _MAX_ROWS = 1000  # of the list, and of the files and refs of a repository
 _IMAGES = (".png", ".jpg", ".jpeg", ".gif", ".webp")
-_POLICY = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+_SECURITY_POLICY = "default-src 'none'; img-src 'self'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 _TITLES = {"model": "Models", "dataset": "Data sets", "space": "Spaces"}
 
 
@@ -36,7 +36,7 @@ class PagesApi(Api):
         router.add("GET", "/{page}/{view}/{revision}", self._page)
 
     def _front_page(self, request: Request) -> Response:
-        """Lists the repositories that the caller may see, the last changed first."""
+        """Lists the repositories that the caller may see, most recently changed first."""
         kinds = {kind: self._rows(request, kind) for kind in KINDS}
         return _html("index.html.jinja", title="rlhf-zoo embedded Hub", titles=_TITLES, kinds=kinds, limit=_MAX_ROWS)
 
@@ -51,8 +51,8 @@ class PagesApi(Api):
                     info = describe(
                         self._storage, repo, settings, git, git.head(), expand=("lastModified", "pipeline_tag")
                     )
-                row = {"name": str(repo), "url": f"/{quote(repo.url)}", "modified": info["lastModified"]}
-                rows.append({**row, "task": info.get("pipeline_tag", "")})
+                modified, task = info["lastModified"], info.get("pipeline_tag", "")
+                rows.append({"name": str(repo), "url": f"/{quote(repo.url)}", "modified": modified, "task": task})
         return sorted(rows, key=lambda row: row["modified"], reverse=True)
 
     def _page(self, request: Request, repo: RepoId, view: str = "tree", revision: str = MAIN) -> Response:
@@ -64,7 +64,7 @@ class PagesApi(Api):
             commit = resolve_commit(git, revision)
             info = describe(self._storage, repo, settings, git, commit, expand=("lastModified", "tags"))
             files = git.files(commit)
-            at_commit = f"/{quote(repo.url)}/resolve/{commit}/"
+            base_url = f"/{quote(repo.url)}/resolve/{commit}/"
             return _html(
                 "repository.html.jinja",
                 title=str(repo),
@@ -79,9 +79,9 @@ class PagesApi(Api):
                     (title, [(ref.name, quote(ref.name, safe="")) for ref in git.refs(prefix)][:_MAX_ROWS])
                     for title, prefix in (("Tags", "refs/tags/"), ("Branches", "refs/heads/"))
                 ],
-                card=_card(git, files, at_commit),
+                card=_card(git, files, base_url),
                 files=[
-                    (entry.path, f"{git.blob_info(entry.oid).size:,}", at_commit + quote(entry.path))
+                    (entry.path, f"{git.blob_info(entry.oid).size:,}", base_url + quote(entry.path))
                     for entry in files[:_MAX_ROWS]
                 ],
                 file_count=len(files),
@@ -89,12 +89,12 @@ class PagesApi(Api):
             )
 
 
-class _Addresses:
-    """Leads the relative addresses in a card to the files of the same commit."""
+class _CardResolver:
+    """Resolves the relative addresses in a card to files of the same commit, below `base_url`."""
 
-    def __init__(self, files: list[Entry], at_commit: str) -> None:
+    def __init__(self, files: list[Entry], base_url: str) -> None:
         self._paths = {entry.path for entry in files}
-        self._at_commit = at_commit
+        self._base_url = base_url
 
     def link(self, address: str) -> str | None:
         """Returns the address of a file of the repository; None for anything else."""
@@ -102,15 +102,15 @@ class _Addresses:
         if parts is None or parts.scheme or parts.netloc:
             return None
         path = unquote(parts.path).removeprefix("./")
-        return self._at_commit + quote(path) if path in self._paths else None
+        return self._base_url + quote(path) if path in self._paths else None
 
     def image(self, address: str) -> str | None:
-        """Returns the address of a picture of the repository; None for anything else, also SVG, which is a document."""
+        """Returns the address of an image of the repository; None for others and for SVG, which may hold scripts."""
         return self.link(address) if address.lower().endswith(_IMAGES) else None
 
 
-def _card(git: GitRepository, files: list[Entry], at_commit: str) -> Any:
-    """Renders README.md; "" without one. The result is safe to show."""
+def _card(git: GitRepository, files: list[Entry], base_url: str) -> Any:
+    """Renders README.md as safe HTML; "" if there is no README.md."""
     from markupsafe import Markup
 
     readme = next((entry for entry in files if entry.path == "README.md"), None)
@@ -120,7 +120,7 @@ def _card(git: GitRepository, files: list[Entry], at_commit: str) -> Any:
     if info.pointer is not None or info.size > MAX_CARD_BYTES:
         return "The card is too long to be shown here: open README.md."
     source = card_body(git.blob(readme.oid).decode(errors="replace"))
-    return Markup(render_card(source, _Addresses(files, at_commit), id_prefix="card-", levels=2))
+    return Markup(render_card(source, _CardResolver(files, base_url), id_prefix="card-", levels=2))
 
 
 @cache
@@ -139,7 +139,7 @@ def _environment() -> Any:
 def _html(template: str, **values: Any) -> Response:
     headers = {
         "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": _POLICY,
+        "Content-Security-Policy": _SECURITY_POLICY,
         "X-Content-Type-Options": "nosniff",
         "Referrer-Policy": "no-referrer",
     }

@@ -1,9 +1,9 @@
 """Matches the patterns of .gitattributes and .gitignore in time that is linear in the path, whatever the pattern.
 
-A regular expression backtracks: on `*a*a*a*ab` it runs for minutes and blocks every other thread. Here each bit of a
-number stands for a place in the pattern that the match may have reached, and each byte of the path moves all bits at
-once (a nondeterministic automaton). The syntax is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash, and
-`**` as a whole part of a path matches any number of folders.
+A regular expression backtracks: on `*a*a*a*ab` it runs for minutes and blocks every other thread. Here a pattern is
+a nondeterministic automaton. An integer has one bit for each state, and each byte of the path updates all bits at once.
+The syntax is git's own (`wildmatch`): `*`, `?` and `[...]` match no slash, and `**` as a complete path component
+matches any number of folders.
 """
 
 from __future__ import annotations
@@ -76,10 +76,10 @@ class Glob:
 
     def __init__(self, pattern: bytes) -> None:
         self.is_plain = not any(char in pattern for char in b"*?[\\")
-        # With only `*` and plain text in one part of a path, as in `*.safetensors`, a search for each piece is enough.
-        one_part = not any(char in pattern for char in b"?[\\/") and (pattern == b"*" or pattern.strip(b"*") != b"")
-        self._pieces = pattern.split(b"*") if one_part else None
-        # A step takes longer with longer numbers.
+        # For one path component of plain text and `*`, such as `*.safetensors`, searching for each piece is enough.
+        is_simple = not any(char in pattern for char in b"?[\\/") and (pattern == b"*" or pattern.strip(b"*") != b"")
+        self._pieces = pattern.split(b"*") if is_simple else None
+        # A step takes longer for a long pattern, whose integers have more bits.
         self.steps_per_byte = 1 + len(pattern) // 512
         if self._pieces is None:
             self._compile(pattern)
@@ -97,7 +97,7 @@ class Glob:
         """
         if self._pieces is not None:
             return _SLASH not in path and _has_pieces_in_order(self._pieces, path)
-        # Bit n is set if the first n places of the pattern match what has been read.
+        # Bit n is set if the bytes read so far match the first n elements of the pattern.
         states = self._epsilon_closure(1)
         for byte in path:
             states = self._epsilon_closure(((states & self._advance[byte]) << 1) | (states & self._stay[byte]))
@@ -106,27 +106,27 @@ class Glob:
         return bool(states >> self._size & 1)
 
     def _epsilon_closure(self, states: int) -> int:
-        """Adds the places that can be reached without reading a byte."""
+        """Adds the states that can be reached without reading a byte."""
         # At most two such steps follow each other, so two shifts are enough.
         entries = states & self._entries
         states |= entries << 1 | entries << 3
         return states | (states & self._loops) << 1
 
     def _compile(self, pattern: bytes) -> None:
-        """Builds the bit masks. A place is a bit; `_advance` and `_stay` have one mask for each byte."""
-        # A loop (`*`) may stay in its place or be skipped. `**/` is three places: an entry, a loop and a slash. The
-        # entry leads into the loop or past the slash, so that `**/a` matches `a` too.
+        """Builds the bit masks. Each state is a bit; `_advance` and `_stay` have one mask for each byte."""
+        # A loop (`*`) may keep its state or be skipped. `**/` has three states: an entry, a loop and a slash. The entry
+        # leads into the loop or past the slash, so that `**/a` matches `a` too.
         self._advance, self._stay = [0] * 256, [0] * 256
         self._loops = self._entries = 0
         size = position = 0
 
-        def byte_class(members: list[int]) -> None:
+        def add_byte_class(members: list[int]) -> None:
             nonlocal size
             for byte in members:
                 self._advance[byte] |= 1 << size
             size += 1
 
-        def loop(members: list[int] | range) -> None:
+        def add_loop(members: list[int] | range) -> None:
             nonlocal size
             for byte in members:
                 self._stay[byte] |= 1 << size
@@ -139,35 +139,35 @@ class Glob:
                 end = position
                 while pattern[end : end + 1] == b"*":
                     end += 1
-                is_part = end - position > 1 and (position == 0 or pattern[position - 1] == _SLASH)
-                if is_part and pattern[end : end + 1] == b"/":
+                is_component = end - position > 1 and (position == 0 or pattern[position - 1] == _SLASH)
+                if is_component and pattern[end : end + 1] == b"/":
                     end += 1
-                    while pattern[end : end + 3] == b"**/":  # a repetition matches nothing more
+                    while pattern[end : end + 3] == b"**/":  # `**/**/` matches the same paths as `**/`
                         end += 3
                     self._entries |= 1 << size
                     size += 1
-                    loop(range(256))
-                    byte_class([_SLASH])
+                    add_loop(range(256))
+                    add_byte_class([_SLASH])
                 else:
-                    loop(range(256) if is_part and pattern[end : end + 2] in (b"", b"\\/") else _NO_SLASH)
+                    add_loop(range(256) if is_component and pattern[end : end + 2] in (b"", b"\\/") else _NO_SLASH)
                 position = end
             elif char == b"[":
                 members, position = _bracket(pattern, position + 1)
-                byte_class(members)
+                add_byte_class(members)
             elif char == b"?":
-                byte_class(_NO_SLASH)
+                add_byte_class(_NO_SLASH)
                 position += 1
             else:
                 position += char == b"\\"
                 if position == len(pattern):
                     raise MalformedPatternError(pattern)
-                byte_class([pattern[position]])
+                add_byte_class([pattern[position]])
                 position += 1
         self._size = size
 
 
 def _has_pieces_in_order(pieces: list[bytes], name: bytes) -> bool:
-    """Whether a name starts with the first piece, ends with the last, and has the others in between, in order."""
+    """Whether a name starts with the first piece, ends with the last, and has the others between them in order."""
     if len(pieces) == 1:
         return name == pieces[0]
     first, *middle, last = pieces
@@ -187,8 +187,8 @@ def _bracket(pattern: bytes, position: int) -> tuple[list[int], int]:
     negated = pattern[position : position + 1] in (b"!", b"^")
     position += negated
     members: set[int] = set()
-    range_start: int | None = None  # the last member, with which a "-" may start a range
-    is_first = True  # a "]" in the first place is an ordinary member
+    range_start: int | None = None  # the last member, which a following "-" makes the start of a range
+    is_first = True  # a "]" at the start is an ordinary member
     while is_first or pattern[position : position + 1] != b"]":
         is_first = False
         char = pattern[position : position + 1]
@@ -228,7 +228,7 @@ class _Rules:
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
-        # Patterns without wildcards need no matching: their indices are looked up by path or name.
+        # Patterns without wildcards need no matching: their indices in `_verdicts` are looked up by path or name.
         self._verdicts: list[bool] = []
         self._paths: dict[bytes, int] = {}
         self._names: dict[bytes, int] = {}
@@ -248,26 +248,26 @@ class _Rules:
         if glob.is_plain:
             (self._names if is_name else self._paths)[pattern.removeprefix(b"/")] = index
         else:
-            self._budget.spend(0 if glob.is_simple else 256)  # for its masks: one for each value of a byte
+            self._budget.spend(0 if glob.is_simple else 256)  # its masks, one for each value of a byte
             self._globs.append((index, is_name, glob))
 
     def last_verdict(self, path: bytes) -> bool | None:
         """Returns the verdict of the last pattern that matches a path; None if none does."""
         name = path.rpartition(b"/")[2]
-        best = max(self._paths.get(path, -1), self._names.get(name, -1))
+        last_index = max(self._paths.get(path, -1), self._names.get(name, -1))
         for index, is_name, glob in reversed(self._globs):
-            if index < best:  # a plain pattern that was added later matches, and decides
+            if index < last_index:  # a plain pattern that was added later matches, and decides
                 break
             text = name if is_name else path
             self._budget.spend(1 if glob.is_simple else len(text) * glob.steps_per_byte)
             if glob.matches(text):
-                best = index
+                last_index = index
                 break
-        return self._verdicts[best] if best >= 0 else None
+        return self._verdicts[last_index] if last_index >= 0 else None
 
 
 class LfsPaths:
-    """Tells which paths git-lfs handles.
+    """Decides which paths git-lfs handles.
 
     Args:
         content: The .gitattributes.
@@ -290,7 +290,7 @@ class LfsPaths:
 
 
 class IgnoredPaths:
-    """Tells which files a .gitignore excludes.
+    """Decides which files a .gitignore excludes.
 
     Args:
         content: The .gitignore.
@@ -299,32 +299,32 @@ class IgnoredPaths:
 
     def __init__(self, content: bytes, budget: Budget) -> None:
         # A pattern that ends with a slash is for folders only, so files and folders have separate rules.
-        self._files, self._all = _Rules(budget), _Rules(budget)
-        self._folders: dict[bytes, bool] = {b"": False}
+        self._file_rules, self._folder_rules = _Rules(budget), _Rules(budget)
+        self._is_excluded: dict[bytes, bool] = {b"": False}
         for pattern, verdict in _ignore_lines(content):
-            self._all.add(pattern.removesuffix(b"/"), verdict)
+            self._folder_rules.add(pattern.removesuffix(b"/"), verdict)
             if not pattern.endswith(b"/"):
-                self._files.add(pattern, verdict)
+                self._file_rules.add(pattern, verdict)
 
     def __call__(self, path: str) -> bool:
         """Whether the file at this path is excluded."""
-        # In git, no pattern can include a file again that is below an excluded folder. So first check each folder above
-        # the file, from the top, and cache the result for later files.
+        # In git, no pattern can include a file below an excluded folder again. So first check each folder above the
+        # file, from the top, and cache the result for later files.
         name = path.encode()
         folders = [name[:index] for index, byte in enumerate(name) if byte == _SLASH]
         parent = b""
         for folder in folders:
-            if folder not in self._folders:
-                self._folders[folder] = self._folders[parent] or self._all.last_verdict(folder) is True
+            if folder not in self._is_excluded:
+                self._is_excluded[folder] = self._is_excluded[parent] or self._folder_rules.last_verdict(folder) is True
             parent = folder
-        return self._folders[parent] or self._files.last_verdict(name) is True
+        return self._is_excluded[parent] or self._file_rules.last_verdict(name) is True
 
 
 def _ignore_lines(content: bytes) -> Iterator[tuple[bytes, bool]]:
     """Yields (pattern, True), or (pattern, False) for a pattern with "!", which includes what others exclude."""
-    for raw in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
-        line = raw.removesuffix(b"\r")
-        # git drops spaces at the end, except a space that a backslash escapes.
+    for raw_line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n"):
+        line = raw_line.removesuffix(b"\r")
+        # git drops trailing spaces, except a space that a backslash escapes.
         pattern = line.rstrip(b" ")
         escapes = len(pattern) - len(pattern.rstrip(b"\\"))
         if escapes % 2 and len(pattern) < len(line):

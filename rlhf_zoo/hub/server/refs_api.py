@@ -12,7 +12,7 @@ from .messages import SMALL_BODY, Request, Response, json_response, member
 from .names import OWNER, RepoId, check_ref
 from .routing import Router
 
-_PAGE = 50
+_PAGE_SIZE = 50
 
 
 class RefsApi(Api):
@@ -52,7 +52,7 @@ class RefsApi(Api):
     def _commits(self, request: Request, repo: RepoId, revision: str) -> Response:
         """Lists the history of a revision, newest first, in pages."""
         self._access.read(request, repo)
-        size = request.number("limit", _PAGE, maximum=1000)
+        size = request.number("limit", _PAGE_SIZE, maximum=1000)
         formatted = "formatted" in request.values("expand")
         with self._storage.git(repo) as git:
             page: list[dict[str, object]] = []
@@ -131,7 +131,7 @@ class RefsApi(Api):
 
 
 def _check_free(git: GitRepository, name: str, kind: str) -> None:
-    """Raises Fault if a branch (or tag) of this name exists, or one whose name git cannot keep next to this name."""
+    """Raises Fault if a branch (or tag) has this name, or a name that git cannot store beside it."""
     # A ref is a file, so `exp` and `exp/a` exclude each other. A branch and a tag may share a name.
     for existing in git.names("refs/heads/" if kind == "branch" else "refs/tags/"):
         if existing == name:

@@ -12,16 +12,18 @@ from .names import KINDS, OWNER, RepoId, parse_repo_id
 from .routing import Router
 from .storage import now
 
-_PAGE = 1000
+_PAGE_SIZE = 1000
 _MAX_VARIABLES = 500
 # Namespaces whose pages would hide other addresses of the Hub.
 _RESERVED = ("api", "_lfs", "_xet", "models", "datasets", "spaces", "collections")
 # The properties of each repository in a list, and those that the query parameter `full` adds.
-_LISTED = ["createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"]
-_LISTED_FULL = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
+_LIST_PROPERTIES = [
+    *("createdAt", "downloads", "library_name", "likes", "pipeline_tag", "private", "sdk", "tags", "trendingScore"),
+]
+_FULL_LIST_PROPERTIES = ["author", "disabled", "gated", "lastModified", "sha", "siblings"]
 _SORTS = ("lastModified", "createdAt", "downloads", "likes", "trendingScore")
 # The properties that filtering and sorting a list need.
-_FILTERED = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
+_FILTER_PROPERTIES = (*_SORTS, "tags", "pipeline_tag", "models", "datasets", "sha")
 
 
 class ReposApi(Api):
@@ -52,10 +54,10 @@ class ReposApi(Api):
         request.require_write()
         fields = request.json()
         repo = _requested_repo(fields)
-        _check_free_namespace(repo)
+        _check_not_reserved(repo)
         if fields.get("template"):
             raise bad_request("The embedded Hub has no Space templates: create the Space and push your own files.")
-        private = _visibility(fields)
+        private = _is_private(fields)
         sdk = member(fields, "sdk", str)
         created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=_variables(fields))
         answer = {"url": f"{request.base}/{repo.url}", "name": str(repo), "id": str(repo)}
@@ -75,7 +77,7 @@ class ReposApi(Api):
         kind = fields.get("type") or "model"
         source, target = (_parse_full_name(kind, fields.get(key), key) for key in ("fromRepo", "toRepo"))
         self._access.write(request, source)
-        _check_free_namespace(target)
+        _check_not_reserved(target)
         self._storage.move(source, target)
         return json_response({"url": f"{request.base}/{target.url}"})
 
@@ -89,8 +91,8 @@ class ReposApi(Api):
         ):
             raise bad_request("The embedded Hub stores Spaces and does not run them: leave hardware and secrets out.")
         target = _parse_full_name(repo.kind, fields.get("repository"), "repository")
-        _check_free_namespace(target)
-        was_created = self._storage.duplicate(repo, target, private=_visibility(fields), variables=_variables(fields))
+        _check_not_reserved(target)
+        was_created = self._storage.duplicate(repo, target, private=_is_private(fields), variables=_variables(fields))
         answer = {"url": f"{request.base}/{target.url}", "filesCopyPending": False}
         if not was_created:
             raise Fault(409, f"The {target.kind} repository '{target}' exists already.", body=answer)
@@ -102,7 +104,7 @@ class ReposApi(Api):
         fields = request.json()
         if fields.get("gated"):
             raise bad_request("The embedded Hub has no gated repositories: make the repository private instead.")
-        private = _visibility(fields)
+        private = _is_private(fields)
         if private is not None:
             with self._storage.lock(repo):
                 self._storage.change(repo, private=private)
@@ -120,14 +122,9 @@ class ReposApi(Api):
                 with self._storage.git(repo) as git:
                     expand = ("usedStorage", "lastModified")
                     info = describe(self._storage, repo, settings, git, git.head(), expand=expand)
-                visibility = "private" if settings.private else "public"
-                item = {
-                    "id": str(repo),
-                    "type": repo.kind,
-                    "updatedAt": info["lastModified"],
-                    "visibility": visibility,
-                }
-                answer.append({**item, "storage": info["usedStorage"]})
+                item = {"id": str(repo), "type": repo.kind, "updatedAt": info["lastModified"]}
+                item |= {"visibility": "private" if settings.private else "public", "storage": info["usedStorage"]}
+                answer.append(item)
         # At least 1, because it is a divisor.
         total = sum(item["storage"] for item in answer) or 1
         answer.sort(key=lambda item: item["storage"], reverse=True)
@@ -158,20 +155,20 @@ class ReposApi(Api):
         matching = []
         for repo in self._storage.repositories(kind):
             with self._storage.skip_damaged(repo):
-                item = self._matching(request, repo)
+                item = self._filter(request, repo)
                 if item is not None:
                     matching.append((repo, item))
         matching.sort(key=lambda pair: pair[1][sort], reverse=request.value("direction") != "1")
-        # Filters read only a few properties of all repositories. Get the other properties for one page only.
-        page, headers = request.page(matching, _PAGE)
+        # Filters read a few properties of all repositories. Get the other properties of one page only.
+        page, headers = request.page(matching, _PAGE_SIZE)
         answer = []
         for repo, item in page:
             with self._storage.skip_damaged(repo):
                 answer.append(self._describe(request, repo, item, expand))
         return json_response(answer, headers=headers)
 
-    def _matching(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
-        """The properties in `_FILTERED` of a repository; None if a filter excludes it or the caller may not see it."""
+    def _filter(self, request: Request, repo: RepoId) -> dict[str, Any] | None:
+        """The `_FILTER_PROPERTIES` of a repository; None if a filter excludes it or the caller may not see it."""
         authors = request.values("author")
         if authors and repo.namespace not in authors:
             return None
@@ -186,7 +183,7 @@ class ReposApi(Api):
             return None
         with self._storage.git(repo) as git:
             commit = git.head()
-            item = describe(self._storage, repo, settings, git, commit, expand=_FILTERED)
+            item = describe(self._storage, repo, settings, git, commit, expand=_FILTER_PROPERTIES)
         if not set(request.values("filter")) <= set(item["tags"]):
             return None
         task = request.value("pipeline_tag")
@@ -204,7 +201,7 @@ class ReposApi(Api):
     ) -> dict[str, Any]:
         if expand is None:
             full = request.flag("full")
-            expand = [*_LISTED, *(_LISTED_FULL if full else ())]
+            expand = [*_LIST_PROPERTIES, *(_FULL_LIST_PROPERTIES if full else ())]
             expand += [key for key in ("cardData", "config") if request.flag(key)]
             if full and repo.kind != "model":
                 expand.append("cardData")
@@ -217,7 +214,7 @@ def _requested_repo(fields: dict[str, object]) -> RepoId:
     return parse_repo_id(fields.get("type") or "model", fields.get("organization"), fields.get("name"))
 
 
-def _check_free_namespace(repo: RepoId) -> None:
+def _check_not_reserved(repo: RepoId) -> None:
     if repo.namespace in _RESERVED:
         raise bad_request(f"The namespace '{repo.namespace}' is part of the Hub's own addresses; choose another.")
 
@@ -229,7 +226,8 @@ def _variables(fields: dict[str, object]) -> dict[str, dict[str, Any]]:
     }
 
 
-def _visibility(fields: dict[str, object]) -> bool | None:
+def _is_private(fields: dict[str, object]) -> bool | None:
+    """Whether a request makes the repository private; None if it does not say."""
     visibility = fields.get("visibility")
     if visibility is None:
         private = fields.get("private")

@@ -1,7 +1,7 @@
 """Finds the handler for a path.
 
-Patterns match the percent-encoded path, and each part is decoded afterwards: a branch `exp/a` arrives as `exp%2Fa` and
-stays one part.
+Patterns match the percent-encoded path, and each segment is decoded afterwards: a branch `exp/a` arrives as `exp%2Fa`
+and stays one segment.
 """
 
 import re
@@ -16,8 +16,8 @@ from .names import KINDS, RepoId, parse_repo_id
 
 Handler = Callable[..., Response]
 _SINGULAR = {plural: kind for kind, plural in KINDS.items()}
-# What may follow a repository's id in an address of the API or of a page.
-_VERBS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|settings|discussions|auth-check"
+# The segments that may follow a repository's id in an address of the API or of a page.
+_ACTIONS = "revision|tree|refs|resolve|commits?|preupload|paths-info|branch|tag|settings|discussions|auth-check"
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Router:
         allowed = set()
         for route in self._routes:
             match = route.pattern.fullmatch(request.path)
-            # Pages share the root with the API: /api/x is not a page of a namespace "api".
+            # Pages share the root with the API, so without this check /api/x would be a page of the namespace "api".
             if not match or (request.path.startswith("/api/") and not route.pattern.pattern.startswith("/api/")):
                 continue
             if route.method == request.method or (route.method == "GET" and request.method == "HEAD"):
@@ -94,7 +94,7 @@ class Router:
             raise Fault(405, f"{request.method} is not possible here, only {methods}.", headers={"Allow": methods})
         # Ids without a namespace ("gpt2") are valid on the real Hub, but no repository here has one.
         unqualified = re.fullmatch(
-            rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_VERBS})(?:/.*)?)?", request.path
+            rf"/(?:api/(?:{'|'.join(_SINGULAR)})/)?([^/]+)(?:/(?:{_ACTIONS})(?:/.*)?)?", request.path
         )
         if unqualified and unqualified[1] != "api":
             raise repo_not_found(decode_segment(unqualified[1]), anonymous=request.role is None)
@@ -103,7 +103,7 @@ class Router:
     def _redirect(
         self, route: _Route, request: Request, match: re.Match[str], parts: dict[str, Any]
     ) -> Response | None:
-        """A redirect (307) to the same address under the repository's new name; None if it was not renamed."""
+        """A redirect (307) to this address under the repository's new name; None if the repository was not renamed."""
         repo = parts.get("repo")
         # Addresses that begin with "_" are signed for one repository and one name.
         if repo is None or request.path.startswith("/_") or self._exists(repo):

@@ -45,14 +45,14 @@ class SpacesApi(Api):
     def _get(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Lists the variables with their values, or the secrets without values."""
         settings = self._access.read(request, repo)
-        request.require_token()  # even for a public Space, because only its owner may see them
+        request.require_token()  # even for a public Space, because its variables are not public
         return json_response(getattr(settings, kind))
 
     def _put(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Sets a variable or a secret. The value of a secret is not stored, because nothing would ever read it."""
         self._access.write(request, repo)
         fields = request.json()
-        key = _key(fields)
+        key = _variable_name(fields)
         entry: dict[str, object] = {"key": key, "updatedAt": now()}
         if kind == "variables":
             entry["value"] = member(fields, "value", str)
@@ -69,7 +69,7 @@ class SpacesApi(Api):
     def _remove(self, request: Request, repo: RepoId, kind: str) -> Response:
         """Removes a variable or a secret. Fault 404 if it does not exist."""
         self._access.write(request, repo)
-        key = _key(request.json())
+        key = _variable_name(request.json())
         with self._storage.lock(repo):
             values = dict(getattr(self._storage.settings(repo), kind))
             if values.pop(key, None) is None:
@@ -78,7 +78,7 @@ class SpacesApi(Api):
         return json_response(values)
 
 
-def _key(fields: dict[str, object]) -> str:
+def _variable_name(fields: dict[str, object]) -> str:
     key = fields.get("key")
     if not isinstance(key, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,127}", key):
         raise bad_request(f"{str(key)[:60]!r} cannot name a variable: use letters, digits and '_', no digit first.")

@@ -5,7 +5,7 @@ ROOT/repos/models/NAMESPACE/NAME.git/   a bare git repository
     lfs/objects/ab/cd/SHA256            large files
     xet/                                uploads by Xet, see `xet_store`
 ROOT/locks/                             one lock file per repository name
-ROOT/moved/                             one file per former name of a repository, with its next name
+ROOT/moved/                             one file per former name of a repository, with the name that replaced it
 ROOT/trash/                             repositories that are being created or deleted
 ROOT/collections/                       see `collections_api`
 """
@@ -64,7 +64,7 @@ def now() -> str:
 
 @dataclass(frozen=True)
 class Settings:
-    """What a repository has in addition to its git history.
+    """The properties of a repository that are not in its git history.
 
     Args:
         created: Date of creation.
@@ -146,7 +146,7 @@ class Storage:
 
     @contextmanager
     def lock(self, *repos: RepoId) -> Iterator[None]:
-        """Keeps all other writers, in this process or another, away from these repositories.
+        """Locks repositories against all other writers, in this process or another.
 
         Args:
             repos: The repositories to lock.
@@ -225,22 +225,22 @@ class Storage:
         with self.lock(repo):
             if self.exists(repo):
                 return False
-            # Build it in the trash and rename it when complete: leftovers of a crash are swept from there.
-            new = self._trash / f"new-{secrets.token_hex(8)}"
-            new.mkdir()
+            # Build it in the trash, where `sweep` removes the leftovers of a crash, and move it when it is complete.
+            new_folder = self._trash / f"new-{secrets.token_hex(8)}"
+            new_folder.mkdir()
             try:
-                GitRepository.initialize(new)
-                with mark_in_use(new), GitRepository(new) as git, Quarantine(new) as quarantine:
+                GitRepository.initialize(new_folder)
+                with mark_in_use(new_folder), GitRepository(new_folder) as git, Quarantine(new_folder) as quarantine:
                     edit = TreeEdit(git, None)
                     edit.put(".gitattributes", quarantine.blob(GIT_ATTRIBUTES.encode()))
                     commit = quarantine.commit(edit.write(quarantine), [], "Create the repository")
                     quarantine.migrate()
                     git.write_ref(f"refs/heads/{MAIN}", commit)
                 settings = Settings(created=now(), private=private, sdk=sdk, variables=variables)
-                write_json(new / "hub.json", asdict(settings))
-                self._place(new, self.path(repo))
+                write_json(new_folder / "hub.json", asdict(settings))
+                self._place(new_folder, repo)
             finally:
-                shutil.rmtree(new, ignore_errors=True)
+                shutil.rmtree(new_folder, ignore_errors=True)
             return True
 
     def duplicate(
@@ -268,13 +268,13 @@ class Storage:
             settings = self.settings(repo)
             with self.git(repo) as git:
                 git.head()  # raises Damaged
-            new = self._trash / f"new-{secrets.token_hex(8)}"
-            new.mkdir()
+            new_folder = self._trash / f"new-{secrets.token_hex(8)}"
+            new_folder.mkdir()
             try:
-                with mark_in_use(new):
-                    GitRepository.initialize(new)
+                with mark_in_use(new_folder):
+                    GitRepository.initialize(new_folder)
                     for name in ("objects", "refs", "packed-refs", "lfs/objects"):
-                        link_tree(self.path(repo) / name, new / name)
+                        link_tree(self.path(repo) / name, new_folder / name)
                     changed = replace(
                         settings,
                         created=now(),
@@ -282,10 +282,10 @@ class Storage:
                         variables=settings.variables | variables,
                         secrets={},
                     )
-                    write_json(new / "hub.json", asdict(changed))
-                    self._place(new, self.path(target))
+                    write_json(new_folder / "hub.json", asdict(changed))
+                    self._place(new_folder, target)
             finally:
-                shutil.rmtree(new, ignore_errors=True)
+                shutil.rmtree(new_folder, ignore_errors=True)
             return True
 
     def delete(self, repo: RepoId) -> None:
@@ -300,7 +300,7 @@ class Storage:
         with self.lock(repo):
             if not self.exists(repo):
                 raise repo_not_found(repo, anonymous=False)
-            # First remove the name, in one step. Deleting gigabytes takes a while, and needs no lock.
+            # First free the name in one step. Deleting gigabytes takes a while, and needs no lock.
             discarded = self._trash / f"old-{secrets.token_hex(8)}"
             os.rename(self.path(repo), discarded)
             sync_folder(self.path(repo).parent)
@@ -320,7 +320,7 @@ class Storage:
             created = self.settings(repo).created
             if self.exists(target):
                 raise Fault(409, f"Cannot move '{repo}': '{target}' exists already; delete it or choose another name.")
-            self._place(self.path(repo), self.path(target))
+            self._place(self.path(repo), target)
             sync_folder(self.path(repo).parent)
             write_json(self._moved / _file_name(repo), {"to": str(target), "created": created})
 
@@ -345,22 +345,21 @@ class Storage:
                 return None
         return None
 
-    def _place(self, source: Path, target: Path) -> None:
-        """Renames a complete repository's folder to its final path, where no repository exists."""
+    def _place(self, source: Path, repo: RepoId) -> None:
+        """Moves a complete repository from the folder `source` to its final path, where no repository exists."""
+        target = self.path(repo)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             os.rename(source, target)
         except (FileExistsError, NotADirectoryError) as error:
-            name = f"{target.parent.name}/{target.name.removesuffix('.git')}"
             raise Fault(
                 409,
-                f"The name '{name}' cannot be used, because a file is in its place: move away the file at {target} or "
+                f"The name '{repo}' cannot be used, because a file is in its place: move away the file at {target} or "
                 f"{target.parent}.",
             ) from error
         sync_folder(target.parent)
         # The name belongs to this repository from now on, so an old record must not redirect from it.
-        plural = target.parent.parent.name
-        (self._moved / f"{plural}--{target.parent.name}--{target.name.removesuffix('.git')}").unlink(missing_ok=True)
+        (self._moved / _file_name(repo)).unlink(missing_ok=True)
 
     def require_writable(self) -> None:
         """Raises Fault 507 if nothing can be written, so that clients learn this before they send gigabytes."""
@@ -374,10 +373,10 @@ class Storage:
             size: Bytes to be written.
         """
         self.require_writable()
-        if size > self.free():
+        if size > self.free_bytes():
             raise disk_full(self.root)
 
-    def free(self) -> int:
+    def free_bytes(self) -> int:
         """Returns the bytes that uploads may still take; negative if too little is left for commits."""
         return shutil.disk_usage(self.root).free - _RESERVED_BYTES
 
@@ -395,7 +394,7 @@ class Storage:
     def sweep(self) -> None:
         """Removes what killed servers left behind: deleted repositories, incomplete uploads, unused objects.
 
-        Removes only what is older than a day and not being written by any process. Logs failures.
+        Removes only what is older than a day and not in use by any process. Logs failures.
         """
         limit = self.clock.now() - _STALE_SECONDS
         leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]

@@ -36,7 +36,7 @@ class Token:
         sha256: Hash of the token. Its first digits are the `id`.
         role: "read" or "write".
         created: Time of creation, in ISO 8601.
-        name: What the token is for.
+        name: The purpose of the token, as lists show it.
         expires: Time of expiry, in ISO 8601; None for a token that is valid until it is revoked.
 
     Raises:
@@ -100,11 +100,11 @@ class TokenFile:
             ZooError: The file is damaged.
         """
         try:
-            stat = os.stat(self._path)
+            status = os.stat(self._path)
         except FileNotFoundError:
             return None
-        # The file is replaced, never edited, so a change shows in the inode even within one tick of the clock.
-        stamp = (stat.st_ino, stat.st_mtime_ns)
+        # The file is replaced, never edited, so the inode changes even if the clock has not advanced.
+        stamp = (status.st_ino, status.st_mtime_ns)
         if stamp != self._stamp:
             self._tokens = {token.sha256: token for token in self.all()}
             self._stamp = stamp
@@ -158,8 +158,8 @@ class TokenFile:
 
     def _write(self, tokens: list[Token]) -> None:
         # Drops expired tokens from the file. `role` refuses them already.
-        valid = [token for token in tokens if not token.expired]
-        write_json(self._path, [{key: value for key, value in vars(t).items() if value is not None} for t in valid])
+        valid = [vars(token) for token in tokens if not token.expired]
+        write_json(self._path, [{key: value for key, value in token.items() if value is not None} for token in valid])
 
 
 def _is_date(value: object) -> bool:
@@ -234,7 +234,7 @@ def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[
         The records of the revoked tokens.
 
     Raises:
-        ZooError: A name belongs to no token. The others are revoked all the same.
+        ZooError: A name belongs to no token. Tokens of other names are revoked anyway.
     """
     with _open_tokens(root, "revoke tokens") as (folder, tokens):
         revoked = {name: tokens.revoke(name) if folder.is_dir() else None for name in names}
@@ -248,7 +248,7 @@ def revoke_tokens(root: str | os.PathLike[str], names: tuple[str, ...]) -> list[
 
 
 class Signer:
-    """Signs upload links and Xet tokens, under which files are uploaded without the user's token.
+    """Signs upload links and Xet tokens, so that an upload does not carry the user's token.
 
     Args:
         root: The Hub's folder. The key is in `ROOT/secret`, and every server of that root uses it.

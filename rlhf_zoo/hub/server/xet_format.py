@@ -33,7 +33,7 @@ _CHUNK_HEADER = 8
 _XORB_FOOTER = b"XETBLOB"
 _SHARD_MAGIC = b"HFRepoMetaData\0" + bytes.fromhex("556967456a7b815783a5bdd95ccdd14aa9") + struct.pack("<Q", 2)
 #: One record of a shard: a hash and four numbers.
-_ENTRY = struct.Struct("<32s4I")
+_RECORD = struct.Struct("<32s4I")
 # A record with this hash ends a section of the shard.
 _BOOKEND = b"\xff" * 32
 _HAS_SHA256_AND_RANGE_HASHES = 0b11 << 30
@@ -186,12 +186,12 @@ class ShardFile:
 
     sha256: str
     size: int
-    entries: memoryview
+    records: memoryview
 
     def segments(self) -> Iterator[Segment]:
         """Yields the segments in order."""
         # Not as a list: a shard may hold more than a million.
-        for xorb, _, length, start, end in _ENTRY.iter_unpack(self.entries):
+        for xorb, _, length, start, end in _RECORD.iter_unpack(self.records):
             yield Segment(_hash_hex(xorb), start, end, length)
 
 
@@ -206,7 +206,7 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
     """
     if not data.startswith(_SHARD_MAGIC):
         raise bad_request("The body is not a Xet shard of version 2.")
-    view, size = memoryview(data), _ENTRY.size
+    view, size = memoryview(data), _RECORD.size
     offset = size
 
     def take(count: int) -> memoryview:
@@ -216,18 +216,19 @@ def parse_shard(data: bytes) -> Iterator[ShardFile]:
         offset += count * size
         return view[offset - count * size : offset]
 
-    def entry() -> tuple[bytes, int, int]:
-        name, first, second, *_ = _ENTRY.unpack(take(1))
-        return name, first, second
+    def next_record() -> tuple[bytes, int, int]:
+        """The hash and the first two numbers of the next record."""
+        hash_bytes, first, second, *_ = _RECORD.unpack(take(1))
+        return hash_bytes, first, second
 
-    while (head := entry())[0] != _BOOKEND:
-        _, flags, count = head
+    while (record := next_record())[0] != _BOOKEND:
+        _, flags, count = record
         if flags & _HAS_SHA256_AND_RANGE_HASHES != _HAS_SHA256_AND_RANGE_HASHES:
             raise bad_request("A file of the shard lacks its sha256 or the hashes of its ranges.")
-        entries = take(count)
+        records = take(count)
         take(count)  # the hashes of the ranges
-        length = sum(length for _, _, length, _, _ in _ENTRY.iter_unpack(entries))
-        yield ShardFile(_hash_hex(entry()[0]), length, entries)
+        length = sum(length for _, _, length, _, _ in _RECORD.iter_unpack(records))
+        yield ShardFile(_hash_hex(next_record()[0]), length, records)
     # The next section describes the new xorbs, whose own headers say the same. Read it only to notice truncation.
-    while (head := entry())[0] != _BOOKEND:
-        take(head[2])
+    while (record := next_record())[0] != _BOOKEND:
+        take(record[2])

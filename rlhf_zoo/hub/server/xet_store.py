@@ -3,9 +3,9 @@
 REPO.git/xet/EPOCH/xorbs/XORB     a xorb as it arrived
                   /incomplete/    uploads in progress
 
-For three weeks, hf-xet remembers what it has sent to a store's address, and does not send it again. The epoch is part
-of that address, so that xorbs can be removed: an epoch takes new uploads for an hour, and keeps all its xorbs
-meanwhile. Once nothing has arrived in it for two hours, it is removed. By then its files are ordinary large files.
+For three weeks, hf-xet remembers what it has sent to a store's address, and does not send it again. Each
+address contains an epoch, so that xorbs can be removed without breaking a later upload. An epoch takes new uploads for
+an hour. It is removed when nothing has arrived for two hours. By then its files are ordinary large files.
 """
 
 import os
@@ -28,7 +28,7 @@ _IDLE_SECONDS = 2 * 3600
 
 
 def current_epoch(repository: Path, now: float) -> str:
-    """Returns the epoch for new uploads, and removes idle ones.
+    """Returns the epoch for new uploads, and removes idle epochs.
 
     Args:
         repository: The repository's folder.
