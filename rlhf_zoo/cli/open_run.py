@@ -40,8 +40,8 @@ def open_hub(
     target = choose(flag, push_to_hub=push_to_hub, option=option)
     with connect(target, choose_source(source, target)) as hub:
         second_hub = None if source in (None, "none") else hub.source
-        note = "" if second_hub is None else f"; models and data that it lacks come from {second_hub.described}"
-        click.echo(f"Hub: {hub.described}{note}", err=True)
+        note = "" if second_hub is None else f"; models and data that it lacks come from {second_hub.description}"
+        click.echo(f"Hub: {hub.description}{note}", err=True)
         yield hub
 
 
@@ -315,7 +315,9 @@ def publishing(
         return
     sender = Sender(context, stages=stages, resend_cards=resend_cards)
     seconds = PATIENCE if patience is None else patience
-    with Outbox(sender, hub=context.hub.described, resume_command=resume_command(context), patience=seconds) as outbox:
+    with Outbox(
+        sender, hub=context.hub.description, resume_command=resume_command(context), patience=seconds
+    ) as outbox:
         yield outbox
 
 

@@ -14,7 +14,7 @@ from .tables import print_json, print_text, table
 
 if TYPE_CHECKING:
     from ..hub.client.connect import Hub
-    from ..hub.client.pull import Pulled
+    from ..hub.client.pull import PulledRevision
 
 _SHOWN_FILES = 5
 
@@ -60,7 +60,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         print_json({**document, "path": str(pulled.path), "files": files})
 
 
-def _print_notes(pulled: Pulled, revision: str) -> None:
+def _print_notes(pulled: PulledRevision, revision: str) -> None:
     """Prints to stderr what the user should know besides the path. `revision` is the requested revision."""
     if revision and pulled.revision != revision:  # other programs need the tag
         print_text(f"{revision} is the tag {pulled.revision}.", err=True)

@@ -186,7 +186,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
     try:
         if publisher is not None:
             publisher.drain()
-            console.print(f"Every checkpoint and its card is on {context.hub.described}.", highlight=False)
+            console.print(f"Every checkpoint and its card is on {context.hub.description}.", highlight=False)
     finally:
         path = write_summary(context, trained=any_ran)
         _make_cards(context, context.recipe.stages)  # the cards can name every commit now

@@ -387,7 +387,7 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
             longer in the run directory; or the token may not write there.
     """
     record, repo = context.record(stage), context.repo(stage)
-    failure = f"Cannot write to {repo} on {context.hub.described}"
+    failure = f"Cannot write to {repo} on {context.hub.description}"
     with refusals_as(failure, "check --namespace and the token, or try again when the Hub answers."):
         _claim(context, stage)
         acknowledged = published_tags(record, repo, hub=context.hub.label)

@@ -32,7 +32,7 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
         ZooError: The Hub refuses, or the checkpoint is missing or damaged.
     """
     record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
-    failure = f"Cannot send the tag {tag} to {repo} on {hub.described}"
+    failure = f"Cannot send the tag {tag} to {repo} on {hub.description}"
     with refusals_as(failure, "run the same command again; it does not train again."):
         recorded = record.read().get("repo") or {}
         is_tagged = recorded.get("id") == repo and all_tags(repo, hub=hub).get(tag) == recorded["commit"]

@@ -457,7 +457,7 @@ class RunContext:
                 raise
             raise ZooError(
                 f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
-                f"{self.hub.described}: run `{self.stage_command(stage)}` first."
+                f"{self.hub.description}: run `{self.stage_command(stage)}` first."
             ) from error.__cause__
         # Hash the published settings, so that the lineage is the same whether the parent is local or pulled.
         settings_file = checkpoint.path / RECIPE_FILE

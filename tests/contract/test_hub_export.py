@@ -20,7 +20,7 @@ from zoo_process import errors, zoo
 
 from rlhf_zoo.cli.hub import hub as command
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.export import Exported, open_source
+from rlhf_zoo.hub.client.export import ExportResult, open_source
 from rlhf_zoo.hub.client.export import export as export_repository
 
 SOURCE, TARGET = "local/tiny-ppo", "user/tiny-ppo"
@@ -78,7 +78,7 @@ def proxy(there: ThreadHub) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def export(here: ThreadHub, there: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Exported]:
+def export(here: ThreadHub, there: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExportResult]:
     """The client of this process talks to the target; its waits between attempts are short."""
     hurried = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: time.sleep(seconds / 50)})
     monkeypatch.setattr("huggingface_hub.utils._http.time", hurried)
@@ -86,7 +86,7 @@ def export(here: ThreadHub, there: ThreadHub, monkeypatch: pytest.MonkeyPatch) -
 
     def export(
         to: str = there.url, source: str = SOURCE, repo: str = TARGET, kind: str = "model", private: bool | None = None
-    ) -> Exported:
+    ) -> ExportResult:
         monkeypatch.setattr(constants, "ENDPOINT", to)
         with open_source(here.root, source, kind) as found:
             return export_repository(found, repo, private=private, report=lambda line: None)

@@ -92,7 +92,7 @@ def test_tables_break_lines_between_words_alone(width: int, monkeypatch: pytest.
 def test_a_silent_source_is_named_within_seconds(tmp_path: Path) -> None:
     source = choose_source(NOBODY, choose("local", push_to_hub=False))
     assert source is not None
-    assert source.described == f"{NOBODY} (--source_hub)"
+    assert source.description == f"{NOBODY} (--source_hub)"
     started = time.monotonic()
     with pytest.raises(ZooError) as data:
         find_data("maker/lines", None, source).load(None, "train", columns=[])
@@ -107,4 +107,4 @@ def test_a_silent_source_is_named_within_seconds(tmp_path: Path) -> None:
 
 
 def test_what_new_reads_from_was_named_by_its_own_flag() -> None:
-    assert choose(NOBODY, push_to_hub=False, option="--source_hub").described == f"{NOBODY} (--source_hub)"
+    assert choose(NOBODY, push_to_hub=False, option="--source_hub").description == f"{NOBODY} (--source_hub)"

@@ -47,15 +47,15 @@ def chosen(flag: str | None, push: bool, env: dict[str, str]) -> Hub:
 def test_the_rule(flag, push, env, kind, endpoint, why, tmp_path):
     hub = chosen(flag, push, {"HF_HOME": str(tmp_path), **env})
     assert (hub.kind, hub.endpoint) == (kind, endpoint)
-    assert hub.why.startswith(why) or why in hub.why
+    assert hub.reason.startswith(why) or why in hub.reason
     assert hub.label == ("local" if kind == "local" else endpoint)
-    assert why in hub.described
+    assert why in hub.description
 
 
 def test_a_hub_without_an_address_is_described_by_the_address_in_use():
     from huggingface_hub import constants
 
-    assert DEFAULT_HUB.described == f"{constants.ENDPOINT} (huggingface_hub's settings)"
+    assert DEFAULT_HUB.description == f"{constants.ENDPOINT} (huggingface_hub's settings)"
 
 
 @pytest.mark.parametrize("by_flag", [False, True])
@@ -83,7 +83,7 @@ def test_the_record_of_a_killed_hub_is_ignored(tmp_path, thread_hub):
         hub = chosen(
             None, False, {"RLHF_ZOO_HOME": str(tmp_path / "zoo"), "HF_HOME": str(tmp_path), "HF_ENDPOINT": address}
         )
-        assert (hub.kind, hub.endpoint, hub.why) == ("other", address, "HF_ENDPOINT")
+        assert (hub.kind, hub.endpoint, hub.reason) == ("other", address, "HF_ENDPOINT")
 
 
 @pytest.mark.parametrize(

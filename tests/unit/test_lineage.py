@@ -8,7 +8,7 @@ import pytest
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import refs
-from rlhf_zoo.hub.client.pull import Pulled
+from rlhf_zoo.hub.client.pull import PulledRevision
 from rlhf_zoo.publishing.catalog.lineage import Lineage, find_lineage
 from rlhf_zoo.runs.record import StageRecord
 
@@ -38,9 +38,9 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         folder.mkdir(exist_ok=True)
         return folder
 
-    def fetch(name: str, **_: Any) -> Pulled:
+    def fetch(name: str, **_: Any) -> PulledRevision:
         repo, _at, revision = name.partition("@")
-        return Pulled(repo, revision or "main", "c", pull(name), [])
+        return PulledRevision(repo, revision or "main", "c", pull(name), [])
 
     monkeypatch.setattr(refs, "fetch", fetch)
 

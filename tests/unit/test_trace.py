@@ -31,7 +31,7 @@ from zoo_process import errors, zoo
 from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client import refs
-from rlhf_zoo.hub.client.pull import Pulled
+from rlhf_zoo.hub.client.pull import PulledRevision
 from rlhf_zoo.hub.client.refs import Checkpoint
 from rlhf_zoo.modeling.critic import critic_from
 from rlhf_zoo.modeling.logprobs import token_logprobs
@@ -335,9 +335,9 @@ def hub(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
             raise ZooError(f"{name} has no such revision.")
         return known[name]
 
-    def fetch(name: str, **_: Any) -> Pulled:
+    def fetch(name: str, **_: Any) -> PulledRevision:
         repo, _at, revision = name.partition("@")
-        return Pulled(repo, revision or "main", "c", pull(name), [])
+        return PulledRevision(repo, revision or "main", "c", pull(name), [])
 
     monkeypatch.setattr(refs, "fetch", fetch)
     monkeypatch.setattr(tracing, "_read_tags", lambda *_: {step: f"step-{step:06d}" for step in (1, 2, 3)})

@@ -19,12 +19,12 @@ from .retry_after import seconds_to_wait
 if TYPE_CHECKING:
     from httpx2 import Client, Response, SyncByteStream
 
-#: Most seconds that a client waits: if a Hub asks it to, until a response starts, and between two parts of a response.
+#: Maximum seconds of each wait: one that a Hub asks for, for the start of a response, and between two of its parts.
 MAX_WAIT_SECONDS = 600.0
 CONNECT_SECONDS = 30.0
-#: Most pages of one list. The Hub puts up to 1,000 entries on a page.
+#: Maximum pages of one list. The Hub puts up to 1,000 entries on a page.
 MAX_PAGES = 1_000
-#: Most bytes of a JSON response, and of a compressed one, which can grow a thousandfold when it is unpacked.
+#: Maximum bytes of a JSON response, and of a compressed one, which can grow a thousandfold when it is unpacked.
 MAX_JSON_BYTES = 64 * 2**20
 MAX_COMPRESSED_BYTES = 8 * 2**20
 
@@ -33,7 +33,7 @@ _current_list = threading.local()
 
 
 def install() -> None:
-    """Applies these limits to huggingface_hub's client, and so to transformers and datasets."""
+    """Applies these limits to every request of huggingface_hub, also on behalf of transformers and datasets."""
     from huggingface_hub import set_client_factory
 
     set_client_factory(_bounded_client)
@@ -136,13 +136,13 @@ def _limited_stream(response: Response) -> SyncByteStream:
 
     class LimitedStream(SyncByteStream):
         def __iter__(self) -> Iterator[bytes]:
-            # These are the bytes on the wire. The client unpacks them later, so compressed ones have a lower limit.
+            # The stream may be compressed, and the client unpacks it later, so compressed bytes have a lower limit.
             remaining = MAX_COMPRESSED_BYTES if response.headers.get("Content-Encoding") else MAX_JSON_BYTES
-            for part in stream:
-                remaining -= len(part)
+            for piece in stream:
+                remaining -= len(piece)
                 if remaining < 0:
                     raise HfHubHTTPError(f"its answer to {response.request.url.path} is too large", response=response)
-                yield part
+                yield piece
 
         def close(self) -> None:
             stream.close()

@@ -42,7 +42,7 @@ def fetch_card_files(name: str, *, hub: Hub = DEFAULT_HUB) -> Path:
             commit = api.model_info(repo, revision=full_revision(repo, revision, hub)).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
             raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
-        # The sizes come from the tree, so an oversized file is never requested. All calls name the same commit, so
+        # Read the sizes from the listing, so that an oversized file is never requested. All calls name one commit, so
         # that a push in between cannot mix two versions of the card.
         entries = api.list_repo_tree(repo, recursive=True, revision=commit)
         paths = [entry.path for entry in entries if _is_card_file(entry)]

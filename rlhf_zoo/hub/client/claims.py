@@ -150,7 +150,7 @@ def commit_on_head(
 
 
 def _claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
-    """The run named in claim.json at a commit (None: the head); "" if it names no run, None without claim.json."""
+    """The run that claim.json names at a commit (None for the head); "" if it names no run, None if it is missing."""
     from huggingface_hub.errors import EntryNotFoundError
 
     try:

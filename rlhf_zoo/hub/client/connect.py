@@ -1,4 +1,4 @@
-"""Chooses the Hub that a command publishes to, and its source: a second Hub, for models and data that it lacks.
+"""Chooses the Hub that a command publishes to, and its source: a second Hub, which has models and data that it lacks.
 
 Both are `Hub` objects, created once per command and passed on. `connect` also sets environment variables, so that
 libraries that read them (transformers, datasets) use the Hub that the command publishes to.
@@ -54,7 +54,7 @@ CLIENT_STATE = (
 )
 START_TIMEOUT = 30  # seconds for the embedded Hub to start listening
 PROBE_TIMEOUT = 5  # seconds
-OUTAGE_STATUSES = (500, 502, 503, 504)  # of a Hub that is down, or of a proxy in front of it
+OUTAGE_STATUSES = (500, 502, 503, 504)  # HTTP statuses of a Hub that is down, or of a proxy in front of it
 SOURCE_FLAG = "--source_hub"
 
 
@@ -65,7 +65,7 @@ class Hub:
     Args:
         kind: 'local' (the embedded Hub), 'huggingface' or 'other'.
         endpoint: The address. None for the one in huggingface_hub's settings, and for an embedded Hub before its start.
-        why: Why this Hub was chosen, such as the flag or variable that names it, for messages.
+        reason: Why this Hub was chosen, such as the flag or variable that names it, for messages.
         token: The access token. None for the one that huggingface_hub has stored, False to send none.
         token_variable: The environment variable to set the token in, for messages.
         cache: Folder of cached files; None for huggingface_hub's default. Caches are keyed by repository, not by Hub,
@@ -78,7 +78,7 @@ class Hub:
 
     kind: str
     endpoint: str | None
-    why: str
+    reason: str
     token: str | bool | None = field(default=None, repr=False)
     token_variable: str = "HF_TOKEN"
     cache: Path | None = None
@@ -109,9 +109,9 @@ class Hub:
         return "the embedded Hub" if embedded else f"{'the source ' if self.flag == SOURCE_FLAG else ''}{self.address}"
 
     @property
-    def described(self) -> str:
-        """The Hub's name and why it was chosen, for messages."""
-        return f"{'the embedded Hub' if self.kind == 'local' else self.address} ({self.why})"
+    def description(self) -> str:
+        """The Hub's name and the reason for its choice, for messages."""
+        return f"{'the embedded Hub' if self.kind == 'local' else self.address} ({self.reason})"
 
     def api(self) -> HfApi:
         """Returns huggingface_hub's `HfApi` for this Hub. Raises OfflineModeIsEnabled if `offline` is set."""
@@ -174,7 +174,7 @@ class Hub:
     def outage(self) -> Exception | None:
         """Probes the Hub with one short request.
 
-        Without a probe, a dead Hub is noticed late: huggingface_hub tries a commit six times before it gives up.
+        Without this probe, users wait long for the error of a dead Hub: huggingface_hub tries a commit six times.
 
         Returns:
             Why the Hub does not answer; None if it does, or if `offline` is set.
@@ -265,28 +265,28 @@ def choose_source(flag: str | None, target: Hub) -> Hub | None:
         try:
             source = _hub_at(endpoint or HF_URL, "HF_ENDPOINT" if endpoint else "huggingface_hub's default")
         except ZooError:
-            # HF_ENDPOINT is malformed. `choose` would have refused it, so the target came from --hub, and nobody asked
-            # for this source: do without.
+            # HF_ENDPOINT is malformed. `choose` would have refused it, so the user named the target by --hub, and asked
+            # for no source.
             return None
     is_target = (source.kind, source.endpoint) == (target.kind, target.endpoint)
     return None if is_target else replace(source, flag=SOURCE_FLAG)
 
 
-def _hub_at(address: str, why: str) -> Hub:
+def _hub_at(address: str, setting: str) -> Hub:
     try:
         parts = urlsplit(address)
         parts.port  # noqa: B018  (the property checks it)
     except ValueError as error:
-        raise ZooError(f"{why} is {address!r} ({error}): use 'local' or an address such as {HF_URL}.") from error
+        raise ZooError(f"{setting} is {address!r} ({error}): use 'local' or an address such as {HF_URL}.") from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ZooError(f"{why} is {address!r}: use 'local' or an address such as {HF_URL}.")
+        raise ZooError(f"{setting} is {address!r}: use 'local' or an address such as {HF_URL}.")
     if parts.scheme == "http" and parts.hostname not in LOOPBACK:
-        raise ZooError(f"{why} is {address!r}, which would send a token unencrypted: use https.")
+        raise ZooError(f"{setting} is {address!r}, which would send a token unencrypted: use https.")
     endpoint = address.rstrip("/")
     if _is_served_here(endpoint):
         # The embedded Hub may get a different port each time, but run.json must name the same Hub.
-        return Hub("local", None, f"{why} is where `rlhf-zoo hub serve` serves it")
-    return Hub("huggingface" if endpoint == HF_URL else "other", endpoint, why)
+        return Hub("local", None, f"{setting} is where `rlhf-zoo hub serve` serves it")
+    return Hub("huggingface" if endpoint == HF_URL else "other", endpoint, setting)
 
 
 def _is_served_here(endpoint: str) -> bool:
@@ -318,8 +318,8 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     The embedded Hub runs while the context is open.
 
     Args:
-        choice: The Hub that `choose` returned.
-        source: The Hub that `choose_source` returned.
+        choice: The Hub to connect to, as `choose` returned it.
+        source: Its source, as `choose_source` returned it; None for no source.
 
     Yields:
         The Hub with its address, token, caches and source.
@@ -329,7 +329,7 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     """
     global _connected
     with contextlib.ExitStack() as stack:
-        # The source comes first: it may use the user's own token and caches, which `_set_environment` below hides.
+        # Open the source first: it may use the user's own token and caches, which `_set_environment` below hides.
         source_hub = None if source is None else stack.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
         # Without a token for the source, send none. With None, huggingface_hub would send the token of the target.
         source_hub = source_hub and replace(source_hub, token=source_hub.token or False)
@@ -378,7 +378,7 @@ def _with_caches(hub: Hub, folder: Path) -> Hub:
 
 
 def _set_environment(hub: Hub) -> None:
-    """Names the Hub in the environment, for transformers, datasets and child processes."""
+    """Sets the environment variables that name the Hub, for transformers, datasets and child processes."""
     if hub.kind == "local" or (os.environ.get("HF_ENDPOINT") or HF_URL).rstrip("/") != hub.endpoint:
         assert hub.cache is not None
         _isolate_client(hub.cache.parent, hub.token or None)
@@ -407,7 +407,7 @@ def reload_clients() -> None:
 
 
 def _isolate_client(directory: Path, token: str | bool | None) -> None:
-    """Gives the client libraries a cache and a token for this Hub only. Their cache does not tell Hubs apart."""
+    """Gives the client libraries a cache and a token for this Hub only, because their cache mixes up Hubs."""
     _make_private(directory)
     # trackio logs below HF_HOME by default. Its logs belong to no Hub, so keep their folder when HF_HOME changes.
     os.environ.setdefault("TRACKIO_DIR", str(_client_home() / "trackio"))
@@ -438,7 +438,7 @@ def _translate_write_errors(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
-    """Runs the embedded Hub. Yields its address, and a token that may write."""
+    """Runs the embedded Hub. Yields its address, and a token with the role write."""
     from ..server.tokens import TokenFile, create_token
 
     _make_private(root)
@@ -448,28 +448,28 @@ def _embedded_hub(root: Path) -> Iterator[tuple[str, str]]:
         if not token_file.is_file() or TokenFile(root).role(token_file.read_text(errors="replace")) != "write":
             replace_file(token_file, create_token(root, "write", name="--hub local").encode())
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-hub-") as scratch:
-        ready = Path(scratch) / "ready.json"
-        log = Path(scratch) / "log"
-        options = ["--root", str(root), "--ready-file", str(ready), "--parent", str(os.getpid())]
-        with log.open("wb") as sink:
+        ready_file = Path(scratch) / "ready.json"
+        log_file = Path(scratch) / "log"
+        options = ["--root", str(root), "--ready-file", str(ready_file), "--parent", str(os.getpid())]
+        with log_file.open("wb") as log_stream:
             process = subprocess.Popen(
                 # -P keeps the working directory out of sys.path: it may be a downloaded folder with modules in it.
                 [sys.executable, "-P", "-m", "rlhf_zoo.hub.server", *options],
                 stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
+                stdout=log_stream,
+                stderr=log_stream,
                 # Ctrl-C signals the whole process group. The Hub must survive it, to receive the last checkpoint.
                 start_new_session=True,
             )
         try:
-            # The server picks a free port and writes its address into `ready` once it listens.
+            # The server picks a free port and writes its address into `ready_file` once it listens.
             deadline = time.monotonic() + START_TIMEOUT
-            while not ready.is_file():
+            while not ready_file.is_file():
                 if process.poll() is not None or time.monotonic() > deadline:
-                    lines = log.read_text(errors="replace").strip().splitlines()
+                    lines = log_file.read_text(errors="replace").strip().splitlines()
                     raise ZooError(f"The embedded Hub did not start: {lines[-1] if lines else 'it printed nothing'}")
                 time.sleep(0.02)
-            yield json.loads(ready.read_text())["url"], token_file.read_text()
+            yield json.loads(ready_file.read_text())["url"], token_file.read_text()
         finally:
             process.terminate()
             try:

@@ -59,7 +59,7 @@ def check_card(text: str, file: str, name: str) -> list[str]:
                     f"outside the data set; {remedy}."
                 )
             patterns.append(value)
-        # Other keys of a configuration become arguments of a loader, which may open an address in them.
+        # Other keys of a configuration become arguments of a loader, which may open an address in its arguments.
         elif isinstance(value, str) and "://" in value:
             raise ZooError(
                 f"The data set {name} was not loaded: {key} of a configuration in its {file} is the address "
@@ -115,7 +115,7 @@ def _front_matter(text: str) -> str:
 
 
 def _values_to_check(node: object, key: str = "", configuration: bool = False) -> Iterator[tuple[str, object]]:
-    """Yields (key, value) of each pattern at any depth, and of each other value below `configs` but descriptions."""
+    """Yields (key, value) of every pattern at any depth, and of other values below `configs` except descriptions."""
     if isinstance(node, Mapping):
         for name, value in node.items():
             if key in _PATTERN_KEYS or not (configuration and name in _DESCRIPTIVE_KEYS):

@@ -190,15 +190,15 @@ class CheckedData:
                 "which can open other files. Convert it to JSON lines, CSV, Parquet, Arrow or plain text."
             )
         path = Path(self.location)
-        # The check of the card's patterns only gives early messages. Safety rests on this check of the resolved files.
+        # Safety rests on this check of the resolved files. The check of the card's patterns only gives early messages.
         for files in (builder.config.data_files or {}).values():
             for file in map(str, files):
                 if path.exists():
-                    inside = is_inside(Path(file), path) and "::" not in file and "://" not in file
+                    is_own_file = is_inside(Path(file), path) and "::" not in file and "://" not in file
                 else:
                     match = re.match(rf"hf://datasets/{re.escape(self.location)}@[^/@]+/", file)
-                    inside = match is not None and not leads_out(file[match.end() :])
-                if not inside:
+                    is_own_file = match is not None and not leads_out(file[match.end() :])
+                if not is_own_file:
                     raise ZooError(
                         f"The data set {self.location} was not loaded: its file {file!r:.200} may be outside of it. "
                         "Load another data set, or a copy whose files have plain names."
@@ -221,7 +221,7 @@ def is_loader(name: str) -> bool:
 
 
 def drop_media(loaded: Any) -> Any:
-    """Drops columns of images, audio, video and the like, whose values are paths that are opened when a row is read.
+    """Drops columns of images, audio, video and the like: reading a row would open the paths in them.
 
     Args:
         loaded: A Dataset, an IterableDataset, or a DatasetDict of either. If its column types are unknown, `datasets`
@@ -233,7 +233,7 @@ def drop_media(loaded: Any) -> Any:
     import datasets
 
     if isinstance(loaded, dict):
-        return type(loaded)({split: drop_media(part) for split, part in loaded.items()})
+        return type(loaded)({split: drop_media(data) for split, data in loaded.items()})
     plain = [name for name, feature in (loaded.features or {}).items() if _is_plain(feature)]
     media = [name for name in loaded.features or () if name not in plain]
     if not media:

@@ -1,7 +1,7 @@
 """Recognizes folders that were downloaded. Their content is data and never runs as code.
 
-The program that downloads leaves marks in the folder or above it, so no repository can hide that it was downloaded. A
-folder that arrived another way (by git, or in a zip file) has no mark and counts as the user's own.
+The downloading program leaves marks in the folder or above it, so no repository can hide that it was downloaded. A
+folder that arrived in another way (by git, or in a zip file) has no mark and counts as the user's own.
 """
 
 import os
@@ -38,7 +38,7 @@ def find_download(folder: Path) -> Path | None:
                 marks += [parent / name for name in (DOWNLOADED, PARTIAL, CARD_FILE)]
             else:
                 # A mark in the home folder must not make everything below it a download. A pull into the home folder
-                # repeats the subfolders of the repository, empty, below DOWNLOADED, so only these subfolders count.
+                # creates the repository's subfolders below DOWNLOADED too, empty, so only these subfolders count.
                 marks.append(parent / DOWNLOADED / candidate.relative_to(parent))
             if (mark := next((mark for mark in marks if mark.exists()), None)) is not None:
                 return mark

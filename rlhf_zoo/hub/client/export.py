@@ -39,7 +39,7 @@ CHUNK_BYTES = 2**20
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """The result of an export.
 
     Args:
@@ -98,15 +98,15 @@ class Source:
         visited: set[str] = set()
         heads = {ref.name: ref.commit for ref in self.git.refs("refs/heads/")}
         for name in sorted(heads, key=lambda name: (name != MAIN, name)):
-            own: list[str] = []
+            new_commits: list[str] = []
             fork = None
             for commit, _ in self.git.history(heads[name]):
                 if commit in visited:
                     fork = commit
                     break
-                own.append(commit)
-            visited.update(own)
-            branches.append(Branch(name, fork, own[::-1]))
+                new_commits.append(commit)
+            visited.update(new_commits)
+            branches.append(Branch(name, fork, new_commits[::-1]))
         return branches
 
     def tags(self) -> dict[str, tuple[str, str | None]]:
@@ -216,12 +216,12 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 
     root = root.expanduser().absolute()
     storage = Storage(root) if (root / "repos").is_dir() else None
-    present = {str(repo): repo for repo in storage.repositories(kind)} if storage else {}
-    if storage is None or name not in present:
+    repos = {str(repo): repo for repo in storage.repositories(kind)} if storage else {}
+    if storage is None or name not in repos:
         kind_note = "" if kind == "model" else f" of type {kind}"
-        hint = did_you_mean(name, present) or f": it has {', '.join([*present][:12])}." if present else ": it has none."
+        hint = did_you_mean(name, repos) or f": it has {', '.join([*repos][:12])}." if repos else ": it has none."
         raise ZooError(f"The embedded Hub in {root} has no repository {name!r}{kind_note}{hint}")
-    repo = present[name]
+    repo = repos[name]
     path = storage.path(repo)
     try:
         settings = storage.settings(repo)
@@ -235,7 +235,7 @@ def open_source(root: Path, name: str, kind: str) -> Iterator[Source]:
 
 def export(
     source: Source, repo_id: str, *, private: bool | None, report: Callable[[str], None], hub: Hub = DEFAULT_HUB
-) -> Exported:
+) -> ExportResult:
     """Copies the branches and tags of a repository to another Hub, with their history.
 
     Sends only the commits that are missing there. Then compares the files at the head of every branch and at every tag
@@ -259,7 +259,7 @@ def export(
 
 
 class _Export:
-    """One run of `export`, with what it knows about the target."""
+    """One run of `export`, with its knowledge of the target."""
 
     def __init__(self, source: Source, repo_id: str, report: Callable[[str], None], hub: Hub) -> None:
         self.source = source
@@ -268,10 +268,10 @@ class _Export:
         self.target: dict[str, Any] = {"repo_id": repo_id, "repo_type": source.repo.kind}
         self.name = f"{repo_id} on {hub.name}"
         self.commits: dict[str, str] = {}  # commit of the source -> commit of the target
-        self.accepted: set[str] = set()  # commits of the target: those that we made, and its first one
-        self.position = self.sent = 0  # numbers of commits: reported so far, and sent so far
+        self.accepted: set[str] = set()  # commits of the target that belong to the export, and its first commit
+        self.position = self.sent = 0  # number of commits that were reported, and sent
 
-    def run(self, private: bool | None) -> Exported:
+    def run(self, private: bool | None) -> ExportResult:
         branches, tags = self.source.branches(), self.source.tags()
         # Check the files before anything is sent, because a partial export would be worse than none.
         self.source.check([commit for branch in branches for commit in branch.commits])
@@ -283,12 +283,12 @@ class _Export:
         new_heads = {}
         for branch in branches:
             new_heads[branch.name] = self._replay(branch, heads.get(branch.name), missing[branch.name], total)
-        reachable = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
-        self._tag(reachable)
+        exportable = {name: tag for name, tag in tags.items() if tag[0] in self.commits}
+        self._tag(exportable)
         branch_heads = {branch.commits[-1] for branch in branches if branch.commits}
-        self._verify(branch_heads | {commit for commit, _ in reachable.values()})
-        new_tags = {name: self.commits[commit] for name, (commit, _) in reachable.items()}
-        return Exported(self.commits, new_tags, new_heads, self.sent, sorted(tags.keys() - reachable.keys()))
+        self._verify(branch_heads | {commit for commit, _ in exportable.values()})
+        new_tags = {name: self.commits[commit] for name, (commit, _) in exportable.items()}
+        return ExportResult(self.commits, new_tags, new_heads, self.sent, sorted(tags.keys() - exportable.keys()))
 
     def _create(self, private: bool) -> None:
         kind = self.source.repo.kind
@@ -307,14 +307,14 @@ class _Export:
             return self._sendable(branch)
         with self._resumable("a request for its history"):
             history = self.api.list_repo_commits(**self.target, revision=head)
-        present = [(entry.commit_id, TRAILER.findall(entry.message)) for entry in reversed(history)]
-        present = [entry for entry in present if entry[0] not in self.accepted]
-        # A Hub makes the first commit of main itself. Build on it if it holds only what a Hub puts there, or if it is
-        # followed by our commits.
-        if branch.name == MAIN and present and not present[0][1]:
-            first, _ = present.pop(0)
+        existing = [(entry.commit_id, TRAILER.findall(entry.message)) for entry in reversed(history)]
+        existing = [entry for entry in existing if entry[0] not in self.accepted]
+        # A Hub makes the first commit of main itself. Build on it if it has only the files of a new repository, or if
+        # our commits follow it.
+        if branch.name == MAIN and existing and not existing[0][1]:
+            first, _ = existing.pop(0)
             listing = self._listing(first)
-            if not present and not listing.keys() <= INITIAL_FILES[self.source.repo.kind]:
+            if not existing and not listing.keys() <= INITIAL_FILES[self.source.repo.kind]:
                 raise self._foreign_commit(first)
             self.accepted.add(first)
             if not any(self._changes(branch.commits[0], listing)):
@@ -322,7 +322,7 @@ class _Export:
         missing = self._sendable(branch)
         # The target's commits must be the beginning of the branch, in order. A message can quote an older trailer, so
         # the last one counts.
-        for commit, origins in present:
+        for commit, origins in existing:
             if not missing or origins[-1:] != missing[:1]:
                 raise self._foreign_commit(commit)
             self.commits[missing.pop(0)] = commit
@@ -348,8 +348,8 @@ class _Export:
     def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
         """Sends the missing commits of a branch in order. Returns its head on the target."""
         if head is None:
-            # A branch that shares no commit with main starts at main's first commit. Its own first commit replaces all
-            # files.
+            # A branch that shares no commit with main starts at main's first commit, whose files its own first commit
+            # replaces.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
             with self._resumable(f"the branch {branch.name}"):
                 self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)
@@ -358,7 +358,7 @@ class _Export:
             if commit in missing:
                 head = self.commits[commit] = self._send(branch.name, commit, head, total)
             elif commit not in self.commits:
-                # It changes no file, so it corresponds to the target's commit before it.
+                # This commit changes no file, so it corresponds to the target's commit before it.
                 assert previous is not None
                 self.commits[commit] = self.commits[previous]
             previous = commit
@@ -424,7 +424,7 @@ class _Export:
         return {entry.path: entry for entry in entries if isinstance(entry, RepoFile)}
 
     def _changes(self, commit: str, listing: Mapping[str, RepoFile]) -> tuple[list[str], list[str]]:
-        """The paths to add to and delete from a listing of the target, to make it equal to `commit`."""
+        """(paths to add, paths to delete) that make the target with this listing equal to `commit`."""
         files = self.source.files(commit)
         added = [
             path for path, blob in files.items() if path not in listing or not self.source.is_same(blob, listing[path])

@@ -55,7 +55,7 @@ def install() -> str | None:
     """
     script, target = executable(), folder()
     previous = _own_manifest(target)
-    # An empty folder was left by an interrupted installation.
+    # An empty folder is what an interrupted installation leaves.
     if previous is None and os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise ZooError(f"{target} holds another extension of this name: run `hf extensions remove rlhf-zoo`.")
     manifest = {
@@ -129,15 +129,15 @@ def foreground() -> Iterator[None]:
     saved. So this process becomes a process group of its own in the terminal's foreground, like a job of a shell.
     Ctrl-Z is ignored meanwhile, because the shell knows only `hf` and could not continue this process.
 
-    Does nothing without a terminal, in a pipe, in the background, or if this process already has its own group.
+    Does nothing without a terminal, in a pipe, in the background, or if this process has its own group already.
     """
     group = os.getpgrp()
     if group == os.getpid() or not all(map(os.isatty, (0, 1, 2))) or os.tcgetpgrp(0) != group:
         yield
         return
     # A background group that calls tcsetpgrp gets SIGTTOU, which would stop it. SIGTSTP is Ctrl-Z.
-    for number in (signal.SIGTTOU, signal.SIGTSTP):
-        signal.signal(number, signal.SIG_IGN)
+    for signal_number in (signal.SIGTTOU, signal.SIGTSTP):
+        signal.signal(signal_number, signal.SIG_IGN)
     os.setpgid(0, 0)
     os.tcsetpgrp(0, os.getpid())
     try:

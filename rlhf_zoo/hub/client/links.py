@@ -9,7 +9,7 @@ CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
 def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
-    """Finds a link in a folder that leads out of that folder.
+    """Finds a symbolic link in a folder that leads out of it.
 
     Args:
         folder: The folder to search, with its subfolders.
@@ -41,4 +41,4 @@ def is_inside(path: Path, folder: Path) -> bool:
         repository = parent.parent.parent
         if parent.parent.name in ("snapshots", "on_bases") and CACHED_REPOSITORY.fullmatch(repository.name):
             roots += [repository / "blobs", repository / "snapshots"]
-    return any(target.is_relative_to(base) for base in roots)
+    return any(target.is_relative_to(allowed) for allowed in roots)

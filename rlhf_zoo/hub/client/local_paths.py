@@ -51,7 +51,7 @@ class _Destination:
         raise NotImplementedError
 
     def partial(self, file: FileToFetch) -> Path:
-        """The path of a file while it is incomplete. It is named by digest, so that other revisions can resume it."""
+        """The path of a file while it is incomplete. Its name is the digest, so that other revisions can resume it."""
         return self.folder / PARTIAL / file.etag
 
     def find_copy(self, file: FileToFetch) -> Path | None:
@@ -69,8 +69,8 @@ class _Destination:
         """
         # Keyed by target, because files of equal content share one blob in the cache.
         missing = {self.target(file): file.size - self._bytes_present(file) for file in files}
-        existing = next(path for path in (self.folder, *self.folder.parents) if path.exists())
-        needed, free = sum(missing.values()), shutil.disk_usage(existing).free
+        nearest_folder = next(path for path in (self.folder, *self.folder.parents) if path.exists())
+        needed, free = sum(missing.values()), shutil.disk_usage(nearest_folder).free
         if needed > free:
             raise ZooError(
                 f"{self.repo} takes {needed / 2**30:,.1f} GiB more in {self.folder}, but the disk has "
@@ -84,7 +84,7 @@ class _Destination:
     def begin(self, files: list[FileToFetch]) -> None:
         """Prepares the folder before the first byte is written."""
 
-    def unrelated(self, files: list[FileToFetch]) -> list[str]:
+    def unrelated_files(self, files: list[FileToFetch]) -> list[str]:
         """Lists the files in the folder that do not belong to the commit."""
         return []
 
@@ -120,7 +120,7 @@ class Folder(_Destination):
             )
         marks = [self.folder / path for path in (_CLIENT_FOLDER.parent, _CLIENT_FOLDER, DOWNLOADED, PULL_MARK)]
         # A link in the folder, left for example by an earlier download, could redirect writes to any place.
-        for path in sorted({*marks, *(parent for file in files for parent in self._written_paths(file))}):
+        for path in sorted({*marks, *(path for file in files for path in self._written_paths(file))}):
             if path.is_symlink():
                 raise ZooError(
                     f"{path} is a symbolic link, which would redirect files to another folder: remove it, or choose "
@@ -183,7 +183,7 @@ class Folder(_Destination):
         self._remove_empty_partials()
         return self.folder
 
-    def unrelated(self, files: list[FileToFetch]) -> list[str]:
+    def unrelated_files(self, files: list[FileToFetch]) -> list[str]:
         """Lists the files in the folder that do not belong to the commit.
 
         Args:
@@ -234,15 +234,15 @@ class Cache(_Destination):
         tree = {}
         for file in all_files or files:
             is_large = file.etag != file.blob_id
-            large = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
-            tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob_id, **large})
+            lfs_fields = {"lfs_sha256": file.etag, "lfs_size": file.size} if is_large else {}
+            tree[file.path] = TreeCacheEntry.from_json({"size": file.size, "blob_id": file.blob_id, **lfs_fields})
         # Write this list before the snapshot, because the client needs it to tell that a snapshot is incomplete.
         write_tree_cache(str(self.folder), self.commit, tree)
         for file in files:
-            pointer = snapshot / file.path
-            if not self._holds(pointer, file):
-                pointer.parent.mkdir(parents=True, exist_ok=True)
-                _create_symlink(str(self.target(file)), str(pointer))
+            link = snapshot / file.path
+            if not self._holds(link, file):
+                link.parent.mkdir(parents=True, exist_ok=True)
+                _create_symlink(str(self.target(file)), str(link))
         _cache_commit_hash_for_specific_revision(str(self.folder), name, self.commit)
         return snapshot
 
@@ -274,7 +274,7 @@ def sha256_if_intact(path: Path, file: FileToFetch) -> str | None:
     """
     if not path.is_file() or path.stat().st_size != file.size:
         return None
-    # Compute both digests in one pass: the etag of a small file is git's SHA-1, but our report names the sha256.
+    # Compute both digests in one pass: the etag of a small file is git's SHA-1, but callers need the sha256.
     sha256, sha1 = hashlib.sha256(), hashlib.sha1(f"blob {file.size}\0".encode(), usedforsecurity=False)
     has_sha1 = len(file.etag) == 40
     with path.open("rb") as source:

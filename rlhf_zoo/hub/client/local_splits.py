@@ -1,4 +1,4 @@
-"""Checks which files of a local folder make up a split if no card lists them.
+"""Checks which files of a local folder form a split if no card lists them.
 
 `datasets` takes every file and folder whose name contains the split's name: `train-old/`, `train 2.jsonl` and
 `test-train.jsonl` all count as `train`, and a folder of that name takes precedence over a file. Users expect only
@@ -32,27 +32,27 @@ def check_split(folder: Path, split: str, files: Iterable[Path]) -> None:
         files: The files that `datasets` would read.
 
     Raises:
-        ZooError: There are files with the split's name, but other files would be read too, or instead.
+        ZooError: There are files with the split's name, but other files would be read in addition or instead.
     """
     root = folder.resolve()
-    read = {Path(file).resolve() for file in files}
-    expected = {
+    files_read = {Path(file).resolve() for file in files}
+    expected_files = {
         path.resolve()
         for place in (root, root / "data")
         for path in (place.iterdir() if place.is_dir() else ())
         if path.is_file() and _split_and_ending(path)[0] == split
     }
-    sources = {(path.parent, *_split_and_ending(path)) for path in expected}
-    if expected and (read != expected or len(sources) > 1):
-        extra, missing = read - expected, expected - read
+    sources = {(path.parent, *_split_and_ending(path)) for path in expected_files}
+    if expected_files and (files_read != expected_files or len(sources) > 1):
+        unexpected, missing = files_read - expected_files, expected_files - files_read
         replaced = f" instead of {_format_paths(missing, root)}" if missing else ""
         raise ZooError(
             f"The split {split} of the data set {folder} is ambiguous: `datasets` would read "
-            f"{_format_paths(extra if missing and extra else read, root)}{replaced}. Move what does not belong to it "
-            f"out of {folder}, or list the files of each split under `configs` in a README.md there."
+            f"{_format_paths(unexpected if missing and unexpected else files_read, root)}{replaced}. Move what does "
+            f"not belong to it out of {folder}, or list the files of each split under `configs` in a README.md there."
         )
-    if not expected and len({(path.parent, *_split_and_ending(path)) for path in read}) > 1:
-        log.warning("The split %s of the data set %s is made of %s.", split, folder, _format_paths(read, root))
+    if not expected_files and len({(path.parent, *_split_and_ending(path)) for path in files_read}) > 1:
+        log.warning("The split %s of the data set %s is made of %s.", split, folder, _format_paths(files_read, root))
 
 
 def _split_and_ending(path: Path) -> tuple[str, str]:

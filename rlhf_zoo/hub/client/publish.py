@@ -189,10 +189,10 @@ def publish_checkpoint(
         commit = _replace_files(repo_id, run_id, {**files, **_files(extra_files)}, message, hub=hub)
     if tag_commit is None:
         _tag(repo_id, run_id, tag, commit, message, hub)
-    published = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
-    write_json(checkpoint / PUBLISHED_FILE, published)
+    record = {"hub": hub.label, "repo": repo_id, "commit": commit, "tag": tag, "time": now()}
+    write_json(checkpoint / PUBLISHED_FILE, record)
     marker.unlink(missing_ok=True)
-    return published
+    return record
 
 
 def publish_release(
@@ -330,7 +330,7 @@ def _should_upload(name: str, *, include_resume_files: bool) -> bool:
 
 
 def _is_ours(name: str) -> bool:
-    """Whether we may have put this file into the repository, in the commit of an earlier checkpoint."""
+    """Whether an earlier commit of ours may have put this file into the repository."""
     if name.endswith(".py"):  # users add scripts of their own, which a later commit must not delete
         return False
     return _should_upload(name, include_resume_files=True) or name.startswith(("plots/", "runs/", ".eval_results/"))
@@ -339,22 +339,23 @@ def _is_ours(name: str) -> bool:
 def _earlier_commit(
     repo_id: str, message: str, files: Mapping[str, Path], *, tag_commit: str | None, upload_started: bool, hub: Hub
 ) -> str | None:
-    """Returns the commit of an earlier attempt, if any: the tagged one or, if an upload started, one on `main`.
+    """Returns the commit of an earlier attempt: the tagged commit or, if an upload started, one on `main`; else None.
 
     Only its message and weights have to match. Other files may differ: an adapter's config names its base, which may
     have been published in another namespace.
     """
     if tag_commit is None and not upload_started:
         return None
-    # A checkpoint without safetensors is compared file by file.
-    compared = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
+    # Without safetensors, compare every file.
+    files_to_compare = {name: path for name, path in files.items() if name.endswith(".safetensors")} or files
     api = hub.api()
     candidates = [commit.commit_id for commit in api.list_repo_commits(repo_id) if commit.title == message]
     for commit in [tag_commit] if tag_commit is not None else candidates:
         # The Hub omits missing paths, so an incomplete commit yields fewer entries.
-        entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(compared), revision=commit))
-        matching = {entry.path for entry in entries if content_id(compared[entry.path], entry) == expected_id(entry)}
-        if commit in candidates and matching == set(compared):
+        entries = cast("list[RepoFile]", api.get_paths_info(repo_id, list(files_to_compare), revision=commit))
+        local_ids = {entry.path: content_id(files_to_compare[entry.path], entry) for entry in entries}
+        matching = {entry.path for entry in entries if local_ids[entry.path] == expected_id(entry)}
+        if commit in candidates and matching == set(files_to_compare):
             return commit
     return None
 
@@ -430,5 +431,5 @@ def _replace_files(
         return [*_add_operations(files), *(CommitOperationDelete(path_in_repo=name) for name in stale)]
 
     commit = commit_on_head(repo_id, operations, message, revision=revision, hub=hub)
-    assert commit is not None  # `operations` is never empty, as there is always a file to add
+    assert commit is not None  # `operations` always returns operations
     return commit

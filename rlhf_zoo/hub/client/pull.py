@@ -25,7 +25,7 @@ from .step_tags import step_in, tag_name, tagged_steps
 from .trees import COMMIT_ID, list_files
 
 WORKERS = 4
-# A file fails after this many requests in a row that bring no byte. They are 1, 2, 4, … seconds apart.
+# A file fails after this many requests in a row without a byte. The pauses between them are 1, 2, 4, … seconds.
 MAX_EMPTY_ATTEMPTS = 4
 
 
@@ -45,7 +45,7 @@ class PulledFile:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PulledRevision:
     """A revision of a repository on this machine, with every file verified.
 
     Args:
@@ -122,7 +122,7 @@ def full_revision(repo: str, revision: str | None, hub: Hub) -> str | None:
 
 def fetch(
     repository: str, output_dir: Path | None = None, *, hub: Hub = DEFAULT_HUB, ignore: Sequence[str] = ()
-) -> Pulled:
+) -> PulledRevision:
     """Fetches a revision of a repository. Complete files are not fetched again.
 
     If the Hub does not answer, a copy in the cache is used, after a check against the digests in its file names.
@@ -158,7 +158,7 @@ def fetch(
             all_files = list_files(hub, repo, commit)
     except ZooError as error:
         cause = error.__cause__
-        # Replace the message if the cause allows a more specific remedy.
+        # Some causes allow a more specific remedy.
         if isinstance(cause, RevisionNotFoundError):
             raise ZooError(f"{repo} has no revision {revision!r}{_suggest_revisions(hub, repo, revision)}") from cause
         if isinstance(cause, GatedRepoError):
@@ -195,10 +195,7 @@ def fetch(
         path = target.finish(files, name, all_files=all_files)
     fetched = set(files)
     excluded = [file.path for file in all_files if file not in fetched]
-    return Pulled(repo, name, commit, path, pulled_files, refetched, target.unrelated(files), excluded)
-
-
-# Metadata from the Hub
+    return PulledRevision(repo, name, commit, path, pulled_files, refetched, target.unrelated_files(files), excluded)
 
 
 def _resolve(hub: Hub, repo: str, revision: str | None) -> tuple[str, str]:
@@ -239,11 +236,8 @@ def _suggest_revisions(hub: Hub, repo: str, revision: str | None) -> str:
     return did_you_mean(revision or "", tags) or f": it has {', '.join(tags) or 'no tags'}."
 
 
-# Reading from the cache, without the Hub
-
-
-def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str], why: str) -> Pulled | None:
-    """A revision from the cache alone, or None if the cache does not have all of it.
+def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str], outage: str) -> PulledRevision | None:
+    """A revision from the cache alone; None if the cache lacks a part of it.
 
     Raises ZooError if a file is damaged.
     """
@@ -264,14 +258,11 @@ def _from_cache(repo: str, revision: str | None, hub: Hub, ignore: Sequence[str]
             if digest is None:
                 raise ZooError(
                     f"{file.path} of {repo}@{name} is damaged in the cache, and {hub.name} does not answer "
-                    f"({why}): try again when it does."
+                    f"({outage}): try again when it does."
                 )
             files.append(PulledFile(file.path, file.size, digest))
-        return Pulled(repo, name, folder.name, folder, files, outage=why)
+        return PulledRevision(repo, name, folder.name, folder, files, outage=outage)
     return None
-
-
-# Fetching
 
 
 class _Stopped(Exception):
@@ -330,7 +321,7 @@ def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, name: str)
     results: dict[str, tuple[PulledFile, bool]] = {}
     failures: list[BaseException] = []
 
-    def work() -> None:
+    def fetch_pending() -> None:
         try:
             while True:
                 file = pending.get_nowait()
@@ -342,7 +333,7 @@ def _fetch_all(files: list[FileToFetch], destination: Cache | Folder, name: str)
             progress.stop.set()
 
     # Daemon threads, because otherwise Ctrl-C would wait for a connection that hangs.
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(WORKERS)]
+    threads = [threading.Thread(target=fetch_pending, daemon=True) for _ in range(WORKERS)]
     try:
         for thread in threads:
             thread.start()
@@ -430,7 +421,7 @@ def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Pro
     """Appends the missing bytes of the file to `sink`. Repeats the request after a lost connection."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-    if os.fstat(sink.fileno()).st_size > file.size:  # it cannot be the beginning of this file
+    if os.fstat(sink.fileno()).st_size > file.size:  # so it is not the beginning of this file
         sink.truncate(0)
     size = os.fstat(sink.fileno()).st_size
     progress.update(size)
@@ -448,7 +439,7 @@ def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Pro
         size = os.fstat(sink.fileno()).st_size
         empty_attempts = 0 if size > previous_size else empty_attempts + 1
         if empty_attempts > MAX_EMPTY_ATTEMPTS:
-            return  # empty responses without an error; the caller will see that the digest is wrong
+            return  # responses were empty but no error; the caller notices by the digest
 
 
 def _append(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:

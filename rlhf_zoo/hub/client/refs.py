@@ -1,16 +1,17 @@
-"""Resolves the name of a model: a local folder, else a repository on the target Hub, else one on its source."""
+"""Resolves the name of a model: to a local folder, else a repository on the target Hub, else one on its source."""
 
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from ...errors import ZooError
 from ...fileio import hub_id, read_json, write_json
 from .connect import DEFAULT_HUB, Hub
-from .pull import fetch, split_revision
+from .pull import PulledRevision, fetch, split_revision
 from .refusals import after_waiting
 from .trees import COMMIT_ID
 
@@ -20,7 +21,7 @@ NOT_LOADED = (
     "*.ot", "consolidated*", "onnx/*", "openvino/*", "coreml/*", "original/*",
 )  # fmt: skip
 ADAPTER_CONFIGS = ("adapter_config.json", "critic/adapter_config.json")
-T = TypeVar("T")
+Answer = TypeVar("Answer")
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Checkpoint:
     """A model on this machine.
 
     Args:
-        name: Its name, with the revision if a user or a card wrote one; the tag step-000040 for step-40.
+        name: Its name, with the revision if one was given. A short step such as step-40 becomes the tag step-000040.
         path: Its folder.
         repo, commit, hub: Where it was fetched from; None for a local folder.
     """
@@ -66,7 +67,7 @@ def resolve(
         is_repository: Whether `name` must be a repository, as on a card, and is never looked up as a local folder.
 
     Returns:
-        The model. If the base of an adapter comes from the source, the adapter names the base by its local folder.
+        The model. An adapter whose base comes from the source names that base by its local folder.
 
     Raises:
         ZooError: No Hub has the repository, the repository lacks the revision, or its only weights are a pickle.
@@ -77,8 +78,8 @@ def resolve(
     if str(name).startswith((".", "/", "~")):
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
-    first = replace(hub, source=None) if skip_source else hub
-    origin, pulled = ask(full_name, first, lambda target: fetch(full_name, hub=target, ignore=ignore))
+    first_hub = replace(hub, source=None) if skip_source else hub
+    origin, pulled = ask(full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore))
     # NOT_LOADED leaves pickles on the Hub. If there are no safetensors, nothing that can be loaded was fetched.
     pickled = next((path for path in pulled.excluded if fnmatch(path, "pytorch_model*.bin")), None)
     if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
@@ -87,13 +88,13 @@ def resolve(
             "safetensors, or convert it."
         )
     path = pulled.path if hub.source is None or not ignore else _with_local_bases(pulled.path, hub)
-    # A short step such as step-40 is known here alone. Lineage, votes and pages name the tag, which others can load.
-    known_name = f"{pulled.repo}@{pulled.revision}" if split_revision(full_name)[1] else full_name
-    return Checkpoint(known_name, path, pulled.repo, pulled.commit, origin)
+    # Only rlhf-zoo understands a short step such as step-40. Lineage, votes and pages need the tag, which all can load.
+    lasting_name = f"{pulled.repo}@{pulled.revision}" if split_revision(full_name)[1] else full_name
+    return Checkpoint(lasting_name, path, pulled.repo, pulled.commit, origin)
 
 
 def _with_local_bases(folder: Path, hub: Hub) -> Path:
-    """Returns `folder` or, if a base comes from the source, a copy whose adapters name their bases by local folder.
+    """Returns `folder`, or a copy whose adapters name their bases by local folder if a base comes from the source.
 
     peft looks up a base by name, and only on the Hub that the environment names, so it would not find a base on the
     source. The copy consists of links.
@@ -104,8 +105,8 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
         base = hub_id(config.get("base_model_name_or_path")) if isinstance(config, dict) else None
         if base is None or Path(base).is_dir():
             continue
-        full = f"{base}@{config['revision']}" if config.get("revision") else base
-        origin, pulled = ask(full, hub, lambda target, full=full: fetch(full, hub=target, ignore=NOT_LOADED))  # type: ignore[misc]
+        base_id = f"{base}@{config['revision']}" if config.get("revision") else base
+        origin, pulled = ask(base_id, hub, partial(_fetch_base, base_id))
         if origin is not hub:
             changed[name] = {**config, "base_model_name_or_path": str(pulled.path), "revision": None}
     if not changed:
@@ -123,6 +124,10 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
     return copy
 
 
+def _fetch_base(base_id: str, hub: Hub) -> PulledRevision:
+    return fetch(base_id, hub=hub, ignore=NOT_LOADED)
+
+
 def hub_lineage(origin: Hub, target: Hub) -> dict[str, str]:
     """Returns the entry of a lineage for a model from a Hub other than the run's own, {"hub": label}; else {}.
 
@@ -133,8 +138,8 @@ def hub_lineage(origin: Hub, target: Hub) -> dict[str, str]:
     return {} if origin.label == target.label else {"hub": origin.label}
 
 
-def ask(name: str, hub: Hub, request: Callable[[Hub], T]) -> tuple[Hub, T]:
-    """Asks a Hub, and its source if the Hub does not have the repository.
+def ask(name: str, hub: Hub, request: Callable[[Hub], Answer]) -> tuple[Hub, Answer]:
+    """Sends a request to a Hub, and to its source if the Hub does not have the repository.
 
     Args:
         name: The repository, for messages.

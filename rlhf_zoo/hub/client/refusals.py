@@ -1,4 +1,4 @@
-"""Classifies exceptions of the Hub's client (a refusal, an outage, a full disk), and words them for users."""
+"""Classifies exceptions of the Hub's client (a refusal, an outage, a full disk), and describes them to users."""
 
 import contextlib
 import errno
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITS = 3  # in one call of `after_waiting`
 FIRST_PAUSE, MAX_PAUSE = 1.0, 30.0  # in seconds, of `pause_after`
-T = TypeVar("T")
+Result = TypeVar("Result")
 _CLIENT_LIBRARIES = ("huggingface_hub", "datasets", "fsspec")
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -66,7 +66,7 @@ def reason(error: BaseException) -> str:
         error: The client's exception.
 
     Returns:
-        The server's message, else the first line of the exception, else its name; without a period at the end.
+        The server's message, else the first line of the exception, else the name of its class; without a final period.
     """
     if status_of(error) == 429 and any(rate_limit := _requested_wait(error)):
         seconds, quota = rate_limit
@@ -74,9 +74,9 @@ def reason(error: BaseException) -> str:
         return f"{limit}, retry in {seconds:.0f} s"
     if type(error).__name__ == "HFValidationError":
         return "it is neither the name of a repository nor a folder here"
-    answer = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
+    message = getattr(error, "server_message", None) or str(error).strip() or type(error).__name__
     # Callers put this into parentheses within a sentence, so it must not end with a period.
-    return answer.splitlines()[0].rstrip(".").replace(". ", "; ")
+    return message.splitlines()[0].rstrip(".").replace(". ", "; ")
 
 
 def retry_after(error: BaseException) -> float:
@@ -94,15 +94,15 @@ def _requested_wait(error: BaseException | None) -> tuple[float, str | None]:
     return requested_wait(headers) if headers else (0.0, None)
 
 
-def after_waiting(call: Callable[[], T], *, hub: str) -> T:
-    """Calls a function. If a Hub's rate limit refuses it, waits as long as the Hub asks, and calls it again.
+def after_waiting(call: Callable[[], Result], *, hub: str) -> Result:
+    """Calls a function. If a Hub's rate limit refuses the call, waits as long as the Hub asks, and repeats it.
 
     Args:
         call: The function. It reports a refusal by a ZooError whose `__cause__` is the client's error.
         hub: The Hub's name, for the log.
 
     Returns:
-        What `call` returns.
+        The result of `call`.
 
     Raises:
         ZooError: The one that `call` raised: after MAX_WAITS waits, or at once if the Hub asks for more than

@@ -65,7 +65,7 @@ def signed(document: Mapping[str, object]) -> dict[str, Any]:
 
 
 def is_own(document: Mapping[str, object]) -> bool:
-    """Whether a run.json is as this user's rlhf-zoo wrote it, or the user trusts it.
+    """Whether a run.json is unchanged since this user's rlhf-zoo wrote it, or the user trusts it.
 
     Args:
         document: The content of run.json.
@@ -91,7 +91,7 @@ def _signature(document: Mapping[str, object], key: bytes) -> str:
 
 
 def _read_key() -> bytes | None:
-    """The key; None if there is none, or if a crash left only part of it."""
+    """The key; None if the file is missing, or if a crash left only a part of the key."""
     path = home() / KEY_FILE
     key = path.read_bytes() if path.is_file() else b""
     return key if len(key) == _KEY_BYTES else None

@@ -97,20 +97,20 @@ def _check_distinct(repo: str, files: list[FileToFetch]) -> None:
     """Raises ZooError if one file would replace another on a file system that ignores case or Unicode normalization."""
     names: dict[str, str] = {}
     for file in files:
-        previous = names.setdefault(_folded(file.path), file.path)
-        if previous is not file.path:
+        existing = names.setdefault(_folded(file.path), file.path)
+        if existing is not file.path:
             raise ZooError(
-                f"{repo} has files {previous!r:.160} and {file.path!r:.160}, which are the same on some file systems: "
+                f"{repo} has files {existing!r:.160} and {file.path!r:.160}, which are the same on some file systems: "
                 "rename one of them in the repository."
             )
     for file in files:
         for folder in Path(file.path).parents:
-            if (previous := names.get(_folded(folder.as_posix()), "")) != "":
+            if (existing := names.get(_folded(folder.as_posix()), "")) != "":
                 raise ZooError(
-                    f"{repo} has a file {previous!r:.160} and a folder of that name: rename one of them there."
+                    f"{repo} has a file {existing!r:.160} and a folder of that name: rename one of them there."
                 )
 
 
 def _folded(path: str) -> str:
-    """Maps names that differ only in case or in Unicode normalization to the same text."""
+    """Maps names that differ only in case or Unicode normalization to one text."""
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())

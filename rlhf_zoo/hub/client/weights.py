@@ -13,24 +13,25 @@ log = logging.getLogger(__name__)
 Origin = tuple[str, str]
 
 
-def equal_weights(a: Origin | None, b: Origin | None, *, hub: Hub = DEFAULT_HUB) -> bool:
+def equal_weights(first: Origin | None, second: Origin | None, *, hub: Hub = DEFAULT_HUB) -> bool:
     """Whether two published models have the same weights.
 
     Args:
-        a: (repository, commit) of a model; None for a model that was not published, which equals only None.
-        b: (repository, commit) of the other model, or None.
+        first: (repository, commit) of a model; None for a model that was not published, which equals only None.
+        second: (repository, commit) of the other model, or None.
         hub: The Hub that has both.
 
     Returns:
         True for equal weights. False if they differ or the Hub does not answer; the log then says why.
     """
-    if a == b or a is None or b is None:
-        return a == b
+    if first == second or first is None or second is None:
+        return first == second
     try:
         # Two commits without weights do not hold the same model.
-        return bool(_weights(a, hub)) and _weights(a, hub) == _weights(b, hub)
+        return bool(_weights(first, hub)) and _weights(first, hub) == _weights(second, hub)
     except client_errors() as error:
-        log.info("Cannot compare the weights of %s and %s (%s).", _short(a), _short(b), reason(error))
+        names = _short_name(first), _short_name(second)
+        log.info("Cannot compare the weights of %s and %s (%s).", *names, reason(error))
         return False
 
 
@@ -44,5 +45,5 @@ def _weights(origin: Origin, hub: Hub) -> frozenset[tuple[str, str]]:
     return frozenset((entry.path, expected_id(entry)) for entry in files)
 
 
-def _short(origin: Origin) -> str:
+def _short_name(origin: Origin) -> str:
     return f"{origin[0]}@{origin[1][:8]}"

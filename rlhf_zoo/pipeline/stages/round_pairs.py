@@ -209,7 +209,7 @@ def _publish(context: RunContext) -> dict[str, Any]:
     repo = f"{context.dataset_repo}-round-{context.round.number}"
     try:
         with refusals_as(
-            f"The pairs cannot be published as {repo} on {context.hub.described}", "cards will not name them."
+            f"The pairs cannot be published as {repo} on {context.hub.description}", "cards will not name them."
         ):
             commit = publish_folder(
                 context.round.folder,
