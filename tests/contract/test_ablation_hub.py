@@ -1,4 +1,4 @@
-"""The runs of an ablation, found and named on the embedded Hub through the real client."""
+"""Finds the runs of an ablation on the embedded Hub, through the real client."""
 
 import json
 import re
@@ -18,18 +18,18 @@ SFT = {"repo": "local/toy-sft", "commit": "a" * 40}
 OWN = "local/toy-ppo"
 
 
-def card(beta: float | None = None, **more: Any) -> dict[str, Any]:
-    """Of a PPO run; beta None: the recipe does not set it."""
+def card(beta: float | None = None, **fields: Any) -> dict[str, Any]:
+    """The card of a PPO run; with beta None, the recipe does not set it."""
     settings = {"temperature": 0.9} | ({} if beta is None else {"kl_coef": beta})
     plain = {"stage": "ppo", "recipe": "toy", "seed": 1, "parents": {"sft": SFT, "reward": None}, "settings": settings}
-    return {**plain, **more}
+    return {**plain, **fields}
 
 
 def publish(hub: ThreadHub, repo: str, content: dict | str | None, *, steps: int = 2, tag: str = "ppo") -> None:
-    """A repository with so many commits and tags of steps, and the card on top of them."""
+    """Pushes one tagged commit per step, then the card."""
     for step in (10, 20)[:steps]:
-        made = hub.push(repo, {"weights": str(step)})
-        hub.api().create_tag(repo, tag=f"step-{step:06d}", revision=made)
+        commit = hub.push(repo, {"weights": str(step)})
+        hub.api().create_tag(repo, tag=f"step-{step:06d}", revision=commit)
     files = {"README.md": f"---\ntags: {json.dumps(['rlhf-zoo', f'stage:{tag}'])}\n---\n"}
     if content is not None:
         files["rlhf_card.json"] = content if isinstance(content, str) else json.dumps(content)
@@ -43,8 +43,8 @@ def publish_later(hub: ThreadHub, repo: str, content: dict) -> None:
 
 
 @pytest.fixture(scope="module")
-def filled(module_hub: ThreadHub) -> ThreadHub:
-    """The runs of an ablation of OWN, and everything that is none of it."""
+def hub_with_runs(module_hub: ThreadHub) -> ThreadHub:
+    """The runs of an ablation of OWN, and repositories that do not belong to it."""
     hub = module_hub
     publish(hub, OWN, card(main=True))
     publish(hub, "local/b02-ppo", card(0.2))
@@ -67,7 +67,7 @@ def filled(module_hub: ThreadHub) -> ThreadHub:
 
 
 @pytest.fixture
-def zoo(filled: ThreadHub, at_module_hub: ThreadHub) -> ThreadHub:
+def runs_hub(hub_with_runs: ThreadHub, at_module_hub: ThreadHub) -> ThreadHub:
     return at_module_hub
 
 
@@ -75,18 +75,18 @@ def find(others: list[str] | None = None, repo: str = OWN, own: dict | None = No
     return ablation.find_runs(repo, card() if own is None else own, names=others)
 
 
-def names(found: ablation.Ablation) -> list[str]:
-    return [run.listing["repo"] for run in found.runs]
+def repo_names(result: ablation.Ablation) -> list[str]:
+    return [run.listing["repo"] for run in result.runs]
 
 
 @pytest.mark.parametrize("repo", [OWN, f"{OWN}@best", f"{OWN}@{'c' * 40}"])
-def test_found(zoo: ThreadHub, repo: str) -> None:
-    found = find(repo=repo)
-    runs = dict(zip(names(found), found.runs, strict=True))
+def test_find_runs_lists_own_run_and_its_ablation(runs_hub: ThreadHub, repo: str) -> None:
+    result = find(repo=repo)
+    runs = dict(zip(repo_names(result), result.runs, strict=True))
     assert [(name, run.beta) for name, run in runs.items()] == [
         (OWN, 0.05), ("local/hidden-ppo", 1), ("local/no-steps-ppo", 0.5), ("local/b02-ppo", 0.2), ("local/b0-ppo", 0),
     ]  # fmt: skip
-    assert found.problem == (
+    assert result.problem == (
         f"Of the other runs of {OWN}, these are not shown: local/broken-ppo (has an rlhf_card.json that is not JSON)."
     )
     assert {name: run.steps for name, run in runs.items()} == {
@@ -98,10 +98,10 @@ def test_found(zoo: ThreadHub, repo: str) -> None:
         assert runs[name].listing == checkpoints(name)
 
 
-def test_commits_with_equal_weights_are_one_policy(zoo: ThreadHub) -> None:
-    """`best` and its step's tag are two commits of the same weights; where they differ, so do the policies."""
-    made = {
-        name: zoo.push("based/base-sft", files)
+def test_find_runs_treats_commits_with_equal_weights_as_one_sft_model(runs_hub: ThreadHub) -> None:
+    """`best` and its step's tag are two commits with the same weights; other weights are another model."""
+    commits = {
+        name: runs_hub.push("based/base-sft", files)
         for name, files in {
             "step": {"model.safetensors": "1", "README.md": "step"},
             "best": {"README.md": "best"},
@@ -109,124 +109,130 @@ def test_commits_with_equal_weights_are_one_policy(zoo: ThreadHub) -> None:
         }.items()
     }
 
-    def from_(name: str) -> dict:
-        return {"sft": {"repo": "based/base-sft", "commit": made[name]}}
+    def parents_from(name: str) -> dict:
+        return {"sft": {"repo": "based/base-sft", "commit": commits[name]}}
 
     for name, beta in (("step", 0.1), ("best", 0.0), ("later", 0.3)):
-        publish(zoo, f"based/from-{name}-ppo", card(beta, recipe="based", parents=from_(name)))
-    own: dict = {"repo": "based/from-step-ppo", "own": card(0.1, recipe="based", parents=from_("step"))}
+        publish(runs_hub, f"based/from-{name}-ppo", card(beta, recipe="based", parents=parents_from(name)))
+    own: dict = {"repo": "based/from-step-ppo", "own": card(0.1, recipe="based", parents=parents_from("step"))}
     for others in (None, ["based/from-best-ppo"]):
-        assert names(find(others, **own)) == ["based/from-step-ppo", "based/from-best-ppo"]
-    said = f"^based/from-later-ppo started from based/base-sft@{made['later'][:10]}, but "
-    with pytest.raises(ZooError, match=said):
+        assert repo_names(find(others, **own)) == ["based/from-step-ppo", "based/from-best-ppo"]
+    message = f"^based/from-later-ppo started from based/base-sft@{commits['later'][:10]}, but "
+    with pytest.raises(ZooError, match=message):
         find(["based/from-later-ppo"], **own)
 
 
-def test_of_one_beta_the_newest_stands_where_no_seed_is_the_same(
-    zoo: ThreadHub, monkeypatch: pytest.MonkeyPatch
+def test_find_runs_prefers_same_seed_then_newest_of_equal_betas(
+    runs_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    publish_later(zoo, "local/seed3-ppo", card(0.2, seed=3))
+    publish_later(runs_hub, "local/seed3-ppo", card(0.2, seed=3))
     try:
-        found = names(find())
-        assert "local/b02-ppo" in found and "local/seed3-ppo" not in found
-        zoo.api().update_repo_settings("local/b02-ppo", private=True)
+        repos = repo_names(find())
+        assert "local/b02-ppo" in repos and "local/seed3-ppo" not in repos
+        runs_hub.api().update_repo_settings("local/b02-ppo", private=True)
         monkeypatch.setenv("HF_TOKEN", "")  # who has none sees no private repository
-        assert names(find()) == [OWN, "local/no-steps-ppo", "local/seed3-ppo", "local/b0-ppo"]
+        assert repo_names(find()) == [OWN, "local/no-steps-ppo", "local/seed3-ppo", "local/b0-ppo"]
     finally:
-        zoo.api().update_repo_settings("local/b02-ppo", private=False)
-        zoo.api().delete_repo("local/seed3-ppo")
+        runs_hub.api().update_repo_settings("local/b02-ppo", private=False)
+        runs_hub.api().delete_repo("local/seed3-ppo")
 
 
-def test_bounds(zoo: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
-    publish_later(zoo, "local/late-ppo", card(0.4))
+def test_find_runs_limits_cards_read_and_runs_shown(runs_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish_later(runs_hub, "local/late-ppo", card(0.4))
     try:
-        with monkeypatch.context() as bounded:
-            bounded.setattr(ablation, "MAX_CARDS", 1)
-            found = find()
-        assert names(found) == [OWN, "local/late-ppo"]
-        assert found.problem == (
+        with monkeypatch.context() as patch:
+            patch.setattr(ablation, "MAX_CARDS", 1)
+            result = find()
+        assert repo_names(result) == [OWN, "local/late-ppo"]
+        assert result.problem == (
             f"Of the other runs of {OWN}, only the 1 most recently changed of 14 models were read."
         )
     finally:
-        zoo.api().delete_repo("local/late-ppo")
+        runs_hub.api().delete_repo("local/late-ppo")
     monkeypatch.setattr(ablation, "MAX_RUNS", 3)
-    found = find()
-    assert len(found.runs) == 3 and "; only 2 of 4 are shown: name the runs that you want." in str(found.problem)
+    result = find()
+    assert len(result.runs) == 3 and "; only 2 of 4 are shown: name the runs that you want." in str(result.problem)
 
 
-def test_named(zoo: ThreadHub) -> None:
-    asked = ["local/b02-seed2-ppo@best", f"local/same-beta-ppo@{'d' * 40}", OWN, "team/elsewhere-ppo",
+def test_find_runs_returns_exactly_named_runs(runs_hub: ThreadHub) -> None:
+    requested = ["local/b02-seed2-ppo@best", f"local/same-beta-ppo@{'d' * 40}", OWN, "team/elsewhere-ppo",
              "local/b02-seed2-ppo", "local/other-recipe-ppo", "local/no-settings-ppo"]  # fmt: skip
-    found, none, itself = find(asked), find([]), find([f"{OWN}@step-10"])
-    assert [(run.repo, run.beta, run.steps) for run in found.runs] == [
+    result, empty, own_only = find(requested), find([]), find([f"{OWN}@step-10"])
+    assert [(run.repo, run.beta, run.steps) for run in result.runs] == [
         (OWN, 0.05, (10, 20)), ("local/b02-seed2-ppo", 0.2, (10, 20)), ("local/same-beta-ppo", 0.05, (10, 20)),
         ("team/elsewhere-ppo", 0.3, (10, 20)), ("local/other-recipe-ppo", 0.3, (10, 20)),
         ("local/no-settings-ppo", None, (10, 20)),
     ]  # fmt: skip
-    assert names(none) == names(itself) == [OWN]
-    assert found.problem is none.problem is itself.problem is None
+    assert repo_names(empty) == repo_names(own_only) == [OWN]
+    assert result.problem is empty.problem is own_only.problem is None
 
 
-BUT = f"but {OWN} started from local/toy-sft@aaaaaaaaaa: name a run with the same SFT model."
+SAME_SFT_HINT = f"but {OWN} started from local/toy-sft@aaaaaaaaaa: name a run with the same SFT model."
 
 
 @pytest.mark.parametrize(
-    ("named", "said"),
+    ("repo", "message"),
     [
         ("local/none-ppo", "local/none-ppo is not on http"),
         ("a b", "Cannot look up a b on"),
         ("local/toy-sft", "local/toy-sft is a checkpoint of the stage sft, not of PPO: name the PPO repositories of"),
         ("local/evil-ppo", "local/evil-ppo is a checkpoint of the stage \N{REPLACEMENT CHARACTER}[31mreward, not of"),
-        ("local/other-commit-ppo", f"local/other-commit-ppo started from local/toy-sft@bbbbbbbbbb, {BUT}"),
-        ("local/other-sft-ppo", f"local/other-sft-ppo started from local/another@aaaaaaaaaa, {BUT}"),
-        ("local/orphan-ppo", f"local/orphan-ppo does not name its SFT model, {BUT}"),
+        ("local/other-commit-ppo", f"local/other-commit-ppo started from local/toy-sft@bbbbbbbbbb, {SAME_SFT_HINT}"),
+        ("local/other-sft-ppo", f"local/other-sft-ppo started from local/another@aaaaaaaaaa, {SAME_SFT_HINT}"),
+        ("local/orphan-ppo", f"local/orphan-ppo does not name its SFT model, {SAME_SFT_HINT}"),
         (
             "local/broken-ppo",
             f"local/broken-ppo cannot be compared with {OWN} (has an rlhf_card.json that",
         ),
     ],
 )
-def test_refused(zoo: ThreadHub, named: str, said: str) -> None:
-    with pytest.raises(ZooError, match=f"^{re.escape(said)}"):
-        find([named])
+def test_find_runs_rejects_named_run_that_cannot_be_compared(runs_hub: ThreadHub, repo: str, message: str) -> None:
+    with pytest.raises(ZooError, match=f"^{re.escape(message)}"):
+        find([repo])
 
 
-def test_a_card_that_says_too_little_finds_none(zoo: ThreadHub) -> None:
+def test_find_runs_finds_no_others_when_card_is_incomplete(runs_hub: ThreadHub) -> None:
     orphan = {"repo": "local/orphan-ppo", "own": card(parents={})}
-    for given in (orphan, {"repo": "local/no-settings-ppo", "own": card(settings="none")}):
-        found = find(**given)
-        assert names(found) == [given["repo"]] and found.runs[0].steps == (10, 20)
-        assert found.problem == (
-            f"Of the other runs of {given['repo']}, none can be found, because its card lacks the SFT model, the "
+    for arguments in (orphan, {"repo": "local/no-settings-ppo", "own": card(settings="none")}):
+        result = find(**arguments)
+        assert repo_names(result) == [arguments["repo"]] and result.runs[0].steps == (10, 20)
+        assert result.problem == (
+            f"Of the other runs of {arguments['repo']}, none can be found, because its card lacks the SFT model, the "
             "recipe or the settings."
         )
     with pytest.raises(ZooError, match=r"^The card of local/orphan-ppo does not name its SFT model, so no run"):
         find(["local/b0-ppo"], **orphan)
-    found = find(own={})
-    assert names(found)[0] == OWN and "local/b0-ppo" in names(found), "a checkpoint without a card has that of main"
+    result = find(own={})
+    assert repo_names(result)[0] == OWN and "local/b0-ppo" in repo_names(result), (
+        "a checkpoint without a card has that of main"
+    )
 
 
-def test_a_hub_that_refuses_or_is_away(zoo: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_find_runs_reports_hub_that_refuses_or_is_offline(runs_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from huggingface_hub import constants
 
-    with FaultProxy(zoo.url) as proxy:
+    with FaultProxy(runs_hub.url) as proxy:
         monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
         proxy.inject(Fault("refuse", path=r"^/api/models\?", status=403, count=None))
-        found = find()
-        assert names(found) == [OWN] and found.runs[0].steps == (10, 20)
-        assert str(found.problem).startswith(f"Cannot list the other runs of {OWN} on {proxy.url} (")
+        result = find()
+        assert repo_names(result) == [OWN] and result.runs[0].steps == (10, 20)
+        assert str(result.problem).startswith(f"Cannot list the other runs of {OWN} on {proxy.url} (")
         assert proxy.counts.faults == {"refuse 403": 1}
-    with FaultProxy(zoo.url) as proxy:
+    with FaultProxy(runs_hub.url) as proxy:
         monkeypatch.setattr(constants, "ENDPOINT", proxy.url)
         proxy.inject(Fault("refuse", "refs", path="b0-ppo", status=403, count=None))
-        found = find()
-        assert "local/b0-ppo" not in names(found) and "local/b02-ppo" in names(found)
-        assert "local/b0-ppo (Cannot list the checkpoints of local/b0-ppo on" in str(found.problem)
+        result = find()
+        assert "local/b0-ppo" not in repo_names(result) and "local/b02-ppo" in repo_names(result)
+        assert "local/b0-ppo (Cannot list the checkpoints of local/b0-ppo on" in str(result.problem)
     nowhere = f"http://127.0.0.1:{free_port()}"
     monkeypatch.setattr(constants, "ENDPOINT", nowhere)
     own = card(0.7)
-    for one in (find(own=own), find([], own=own)):
-        assert names(one) == [OWN] and (one.runs[0].steps, one.runs[0].card, one.runs[0].beta) == ((), own, 0.7)
-        assert str(one.problem).startswith(f"Cannot look up {OWN} on {nowhere} (")
+    for offline_result in (find(own=own), find([], own=own)):
+        assert repo_names(offline_result) == [OWN] and (
+            offline_result.runs[0].steps,
+            offline_result.runs[0].card,
+            offline_result.runs[0].beta,
+        ) == ((), own, 0.7)
+        assert str(offline_result.problem).startswith(f"Cannot look up {OWN} on {nowhere} (")
     with pytest.raises(ZooError, match=f"^Cannot look up local/b0-ppo on {nowhere} "):
         find(["local/b0-ppo"])

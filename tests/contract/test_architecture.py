@@ -14,11 +14,11 @@ FILES = [path.as_posix() for folder in ("rlhf_zoo", "tests", "benchmarks") for p
 PACKAGES = re.findall(r"(?m)^([a-z]+) {3,}\S", TEXT.partition("```")[2].partition("```")[0])
 
 
-def test_the_picture_is_the_package():
-    here = {path.name for path in (ROOT / "rlhf_zoo").iterdir() if (path / "__init__.py").is_file()}
-    loose = {path.stem for path in (ROOT / "rlhf_zoo").glob("*.py")} - {"__init__"}
-    assert set(PACKAGES) == here and len(here) <= 11
-    assert loose == {"errors", "fileio", "fields", "plugins", "functional"}
+def test_architecture_page_lists_packages_and_top_level_modules():
+    packages = {path.name for path in (ROOT / "rlhf_zoo").iterdir() if (path / "__init__.py").is_file()}
+    modules = {path.stem for path in (ROOT / "rlhf_zoo").glob("*.py")} - {"__init__"}
+    assert set(PACKAGES) == packages and len(packages) <= 11
+    assert modules == {"errors", "fileio", "fields", "plugins", "functional"}
 
 
 PAGES = [
@@ -31,7 +31,7 @@ REFERENCE = re.compile(
     r"(?<![\w./:-])((?:(?:rlhf_zoo|tests|benchmarks|spaces)/[\w./-]*[\w/]|docs/[\w-]+\.md|(?:[\w-]+/)*\w+\.py(?!\w)))"
     r"(?:::?([A-Za-z_]\w*(?:(?:\.|::)\w+)*))?"
 )
-#: Scripts of other projects, and of a reader's own.
+#: Scripts of other projects and of the reader.
 FOREIGN = {"my_rewards.py", "launch.py", "train_policy.py", "trl/trainer/ppo_config.py", "app.py"}
 
 
@@ -49,9 +49,9 @@ def defines(path: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_files_and_functions_that_a_page_names_exist(page: str) -> None:
+def test_page_names_only_existing_files_and_functions(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    # What is out of the tree is named with its last commit.
+    # A page names a removed file with the commit that still has it.
     removed = {Path(path).name for path in re.findall(r"git show\s+\w+:([\w./-]+)", text)}
     missing = []
     for path, name in REFERENCE.findall(re.sub(r"https?://\S+|git show\s+\S+", "", text)):
@@ -71,7 +71,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_links_to_headings_of_pages_exist(page: str) -> None:
+def test_page_links_to_existing_headings(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     links = re.findall(r"\]\(([^)#\s]*\.md|)#([\w-]+)\)", text)
     assert [
@@ -80,6 +80,6 @@ def test_links_to_headings_of_pages_exist(page: str) -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_says_what_lives_there(package):
+def test_package_has_docstring(package):
     text = (ROOT / "rlhf_zoo" / package / "__init__.py").read_text(encoding="utf-8")
     assert re.match(r'"""[A-Z]', text)

@@ -1,5 +1,4 @@
-"""The command line's promises: quick to start, an example for each command, JSON for each table, one sentence for each
-mistake of a user."""
+"""The command line: fast start, an example for each command, JSON for each table, one sentence for each mistake."""
 
 import dataclasses
 import errno
@@ -41,17 +40,17 @@ COMMANDS = {
 
 
 def walk(command: click.Command, path: tuple[str, ...] = ()) -> dict[str, click.Command]:
-    found = {" ".join(path): command} if path else {}
+    commands = {" ".join(path): command} if path else {}
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             child = command.get_command(context, name)
             assert child is not None
-            found |= walk(child, (*path, name))
-    return found
+            commands |= walk(child, (*path, name))
+    return commands
 
 
-def test_help_imports_nothing_heavy():
+def test_help_imports_no_heavy_package():
     code = f"""
 import sys
 from rlhf_zoo.cli.main import cli
@@ -59,16 +58,16 @@ for arguments in ["--help"], ["run", "--help"], ["ppo", "--help"], ["hub", "--he
     cli.main(arguments, standalone_mode=False)
 print([name for name in {HEAVY!r} if name in sys.modules])
 """
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env=base_environment(), capture_output=True, text=True, check=True
     )
-    assert done.stdout.splitlines()[-1] == "[]"
+    assert process.stdout.splitlines()[-1] == "[]"
 
 
-def test_every_command_is_known_and_has_an_example():
-    found = walk(cli.cli)
-    assert set(found) == COMMANDS
-    for name, command in found.items():
+def test_commands_are_listed_and_have_examples():
+    commands = walk(cli.cli)
+    assert set(commands) == COMMANDS
+    for name, command in commands.items():
         text = command.get_help(click.Context(command, info_name=name))
         example = text.partition("Example:\n")[2].partition("\n\n")[0]
         assert name.split()[0] in example and "rlhf-zoo " in example, name
@@ -77,12 +76,12 @@ def test_every_command_is_known_and_has_an_example():
 
 def _help(*words: str) -> str:
     """What a terminal of 80 columns shows."""
-    done = CliRunner().invoke(cli.cli, [*words, "--help"], terminal_width=80, catch_exceptions=False)
-    assert done.exit_code == 0
-    return done.output
+    result = CliRunner().invoke(cli.cli, [*words, "--help"], terminal_width=80, catch_exceptions=False)
+    assert result.exit_code == 0
+    return result.output
 
 
-def test_help_is_in_groups_and_cuts_nothing():
+def test_help_groups_commands_and_truncates_nothing():
     text = _help()
     headings = [line for line in text.splitlines() if re.fullmatch(r"[A-Z]\w+:", line)]
     assert headings == ["Options:", "Start:", "Train:", "Evaluate:", "Publish:", "Inspect:"]
@@ -92,42 +91,41 @@ def test_help_is_in_groups_and_cuts_nothing():
         if isinstance(command, click.Group):
             context = click.Context(command)
             for child in command.list_commands(context):
-                sentence = command.get_command(context, child).get_short_help_str(1000)
-                assert sentence.endswith(".") and sentence in " ".join(text.split()), (name, sentence)
+                summary = command.get_command(context, child).get_short_help_str(1000)
+                assert summary.endswith(".") and summary in " ".join(text.split()), (name, summary)
 
 
-def test_what_commands_share_stands_under_one_heading():
+def test_help_puts_shared_options_under_their_own_heading():
     own, _, shared = _help("run").partition("Run and Hub options:")
     assert "--rounds" in own and "--help" in own and "--hub" not in own
     assert len(re.findall(r"^  --", shared, re.MULTILINE)) == 12
 
 
-def test_the_shell_completes_commands_options_and_recipes():
-    def completed(words: list[str], incomplete: str) -> set[str]:
+def test_completion_offers_commands_options_and_recipes():
+    def completions(words: list[str], incomplete: str) -> set[str]:
         complete = BashComplete(cli.cli, {}, "rlhf-zoo", "_RLHF_ZOO_COMPLETE")
         return {item.value for item in complete.get_completions(words, incomplete)}
 
-    assert completed([], "ru") == {"run"}
-    assert completed(["run"], "tiny-w") == {"tiny-world"}
-    assert "--push_to_hub" in completed(["ppo", "tiny-world"], "--push")
+    assert completions([], "ru") == {"run"}
+    assert completions(["run"], "tiny-w") == {"tiny-world"}
+    assert "--push_to_hub" in completions(["ppo", "tiny-world"], "--push")
     script = CliRunner().invoke(cli.cli, ["completion", "zsh"], catch_exceptions=False).output
     assert script.startswith("#compdef rlhf-zoo") and "_RLHF_ZOO_COMPLETE=zsh_complete" in script
 
 
-def test_keys_are_found_by_a_word_and_ours_come_first():
+def test_recipes_keys_searches_by_word_and_lists_own_keys_first():
     def keys(*words: str) -> list[str]:
-        done = CliRunner().invoke(cli.cli, ["recipes", "keys", *words, "--json"], catch_exceptions=False)
-        return [row["key"] for row in json.loads(done.output)]
+        result = CliRunner().invoke(cli.cli, ["recipes", "keys", *words, "--json"], catch_exceptions=False)
+        return [row["key"] for row in json.loads(result.output)]
 
-    every, about_kl = keys("ppo"), keys("ppo", "kl")
-    assert {"kl_coef", "kl_target"} <= set(about_kl) and len(about_kl) < len(every) / 3
-    assert every.index("vf_coef") < every.index("adam_beta1")
+    all_keys, kl_keys = keys("ppo"), keys("ppo", "kl")
+    assert {"kl_coef", "kl_target"} <= set(kl_keys) and len(kl_keys) < len(all_keys) / 3
+    assert all_keys.index("vf_coef") < all_keys.index("adam_beta1")
     text = CliRunner().invoke(cli.cli, ["recipes", "keys", "ppo"], catch_exceptions=False).output
     assert "%%" not in text
 
 
-def test_examples_of_training_commands_hold_valid_flags():
-    """What a help text shows works: its keys are keys of the recipe that it names."""
+def test_help_examples_use_valid_keys():
     from rlhf_zoo.runs.recipe import load_recipe
     from rlhf_zoo.runs.settings.parse import parse_flags, recipe_config, recipe_keys, stage_keys
 
@@ -141,7 +139,7 @@ def test_examples_of_training_commands_hold_valid_flags():
         assert parsed[""].keys() <= keys.keys() and parsed["ppo"].keys() <= stage_keys("ppo").keys()
 
 
-def test_version_and_bare_command(tmp_path):
+def test_version_is_printed_and_bare_command_shows_usage(tmp_path):
     assert zoo("--version", home=tmp_path).stdout.startswith("rlhf-zoo, version ")
     bare = zoo(home=tmp_path)
     assert bare.returncode == 2 and "Usage: rlhf-zoo" in bare.stdout + bare.stderr
@@ -156,41 +154,41 @@ def test_version_and_bare_command(tmp_path):
         (["hub", "status"], {"running", "url", "pid", "root", "repositories", "bytes", "damaged"}),
     ],
 )
-def test_tables_are_json_on_request(tmp_path, command, keys):
+def test_tables_print_json_with_flag(tmp_path, command, keys):
     """`run --json` is tested with the pipeline."""
-    done = zoo(*command, "--json", home=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    document = json.loads(done.stdout)
+    result = zoo(*command, "--json", home=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    document = json.loads(result.stdout)
     rows = document if isinstance(document, list) else [document]
     assert rows and all(set(row) == keys for row in rows)
     plain = zoo(*command, home=tmp_path)
     assert plain.returncode == 0 and not plain.stdout.startswith(("[", "{"))
 
 
-def test_recipes_are_shown_copied_and_validated(tmp_path):
+def test_recipes_show_copy_and_validate_succeed(tmp_path):
     shown = zoo("recipes", "show", "tiny-world", home=tmp_path).stdout
     assert all(f"# {name}.yaml\n" in shown for name in ("recipe", "sft", "reward", "ppo"))
-    done = zoo("recipes", "copy", "tiny-world", "mine", home=tmp_path, cwd=tmp_path)
-    assert done.stdout == "Copied to mine: edit it, then `rlhf-zoo run mine`.\n"
-    done = zoo("recipes", "validate", "mine", "--ppo.kl_coef", "0.2", "--seed=2", home=tmp_path, cwd=tmp_path)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "mine is valid: sft, reward, ppo.\n", "")
+    result = zoo("recipes", "copy", "tiny-world", "mine", home=tmp_path, cwd=tmp_path)
+    assert result.stdout == "Copied to mine: edit it, then `rlhf-zoo run mine`.\n"
+    result = zoo("recipes", "validate", "mine", "--ppo.kl_coef", "0.2", "--seed=2", home=tmp_path, cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "mine is valid: sft, reward, ppo.\n", "")
 
 
 # Mistakes
 
 
-def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
-    """The one sentence that a refused command says; what it had no right to touch is as it was."""
+def refusal(tmp_path: Path, *arguments: str, **env: str) -> str:
+    """Runs a command that must fail: it prints one sentence, which is returned, and changes no file."""
     work = tmp_path / "work"
     work.mkdir(exist_ok=True)
     before = sorted(work.rglob("*"))
-    done = zoo(*arguments, home=tmp_path / "home", cwd=work, **env)
-    assert done.returncode == 2, (done.returncode, done.stderr)
-    said = errors(done.stderr)
-    assert len(said) == 1 and said[0].startswith("Error: ") and "Traceback" not in done.stderr, done.stderr
-    assert said[0].endswith((".", "?")) and ". " not in said[0].removesuffix("."), said[0]
-    assert done.stdout == "" and sorted(work.rglob("*")) == before
-    return said[0].removeprefix("Error: ")
+    result = zoo(*arguments, home=tmp_path / "home", cwd=work, **env)
+    assert result.returncode == 2, (result.returncode, result.stderr)
+    messages = errors(result.stderr)
+    assert len(messages) == 1 and messages[0].startswith("Error: ") and "Traceback" not in result.stderr, result.stderr
+    assert messages[0].endswith((".", "?")) and ". " not in messages[0].removesuffix("."), messages[0]
+    assert result.stdout == "" and sorted(work.rglob("*")) == before
+    return messages[0].removeprefix("Error: ")
 
 
 @pytest.mark.parametrize(
@@ -212,28 +210,28 @@ def refused(tmp_path: Path, *arguments: str, **env: str) -> str:
         ("card nowhere", "There is no run in nowhere: pass a run directory, such as runs/tiny-world."),
     ],
 )
-def test_mistakes_found_at_once(tmp_path, arguments, message):
-    assert message in refused(tmp_path, *arguments.split())
+def test_command_rejects_mistake_in_arguments(tmp_path, arguments, message):
+    assert message in refusal(tmp_path, *arguments.split())
 
 
-def test_a_mistake_found_after_the_hub_is_up(tmp_path):
-    assert "There is no repository 'local/none'" in refused(tmp_path, "pull", "local/none@best")
+def test_pull_rejects_missing_repository(tmp_path):
+    assert "There is no repository 'local/none'" in refusal(tmp_path, "pull", "local/none@best")
 
 
 @pytest.fixture
-def sentence(no_hub, monkeypatch, tmp_path):
-    """What a command refuses with, in this process, where importing the trainers is paid once."""
+def error_message(no_hub, monkeypatch, tmp_path):
+    """Runs a failing command in this process, which imports the trainers only once; returns its error message."""
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.chdir(tmp_path)
 
-    def sentence(*arguments: str) -> str:
+    def error_message(*arguments: str) -> str:
         with pytest.raises(ZooError) as caught:
             cli.cli.main(list(arguments), standalone_mode=False)
         return str(caught.value)
 
-    return sentence
+    return error_message
 
 
 @pytest.mark.parametrize(
@@ -247,8 +245,8 @@ def sentence(no_hub, monkeypatch, tmp_path):
         ),
     ],
 )
-def test_mistakes_in_keys_leave_nothing(sentence, tmp_path, arguments, message):
-    assert message in sentence(*arguments.split(), "--output_dir", "run")
+def test_command_rejects_wrong_keys_and_writes_nothing(error_message, tmp_path, arguments, message):
+    assert message in error_message(*arguments.split(), "--output_dir", "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -263,36 +261,36 @@ def test_mistakes_in_keys_leave_nothing(sentence, tmp_path, arguments, message):
         ("sweep tiny-world --grid num_mini_batches=2,7", "num_mini_batches"),
     ],
 )
-def test_a_study_that_cannot_be_made_trains_nothing(sentence, tmp_path, words, message):
+def test_experiment_with_invalid_variants_trains_nothing(error_message, tmp_path, words, message):
     for stage in ("ppo", "reward"):
         (copy_recipe("tiny-world", tmp_path / f"without-{stage}") / f"{stage}.yaml").unlink()
     command, recipe, *options = words.split()
     lines = ["--corpus_args", '{"lines": 600}'] if command == "sweep" else []
-    assert message in sentence(command, recipe, *lines, *options)
+    assert message in error_message(command, recipe, *lines, *options)
     assert not list((tmp_path / "runs").glob("*/sft")) and (command == "sweep" or not (tmp_path / "runs").exists())
 
 
-def test_a_hub_that_does_not_answer(tmp_path):
+def test_command_reports_unreachable_hub(tmp_path):
     url = f"http://127.0.0.1:{free_port()}"
     token = {"RLHF_ZOO_HUB_TOKEN": "hub_x"}
     message = f"The Hub {url} cannot be reached ("
-    assert refused(tmp_path, "run", "tiny-world", "--hub", url, "--push_to_hub", **token).startswith(message)
-    assert f"and {url} does not deliver it (" in refused(tmp_path, "pull", "a/b", "--hub", url, **token)
-    # Nothing is published, but what PPO starts from is neither in the run directory nor in reach.
-    done = zoo("ppo", "tiny-world", "--hub", url, "--output_dir", "run", home=tmp_path, cwd=tmp_path, **token)
-    assert done.returncode == 2 and len(errors(done.stderr)) == 1
-    assert f"local/tiny-world-sft@best is not in the cache, and {url} does not deliver it (" in done.stderr
+    assert refusal(tmp_path, "run", "tiny-world", "--hub", url, "--push_to_hub", **token).startswith(message)
+    assert f"and {url} does not deliver it (" in refusal(tmp_path, "pull", "a/b", "--hub", url, **token)
+    # Without publishing, PPO still needs its SFT model, which is neither in the run directory nor reachable.
+    result = zoo("ppo", "tiny-world", "--hub", url, "--output_dir", "run", home=tmp_path, cwd=tmp_path, **token)
+    assert result.returncode == 2 and len(errors(result.stderr)) == 1
+    assert f"local/tiny-world-sft@best is not in the cache, and {url} does not deliver it (" in result.stderr
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["data"]
 
 
-def test_a_port_that_is_taken(tmp_path):
+def test_compare_rejects_taken_port(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = str(server.getsockname()[1])
-        said = refused(tmp_path, "compare", "local/x-ppo", "--hub", "local", "--port", port)
-        assert said == f"Port {port} of 127.0.0.1 is taken: choose another with --port, or --port 0 for a free one."
+        message = refusal(tmp_path, "compare", "local/x-ppo", "--hub", "local", "--port", port)
+        assert message == f"Port {port} of 127.0.0.1 is taken: choose another with --port, or --port 0 for a free one."
 
 
-def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_path):
+def test_sft_reports_data_errors_with_their_data_set(error_message, tmp_path):
     recipe, data = tmp_path / "mine", tmp_path / "data" / "lines"
     data.mkdir(parents=True)
     recipe.mkdir()
@@ -302,73 +300,73 @@ def test_a_missing_column_and_a_missing_split_name_the_data_set(sentence, tmp_pa
     )
     (recipe / "recipe.yaml").write_text(f"description: A toy.\ndataset_name: {tmp_path / 'data'}\n")
     (recipe / "sft.yaml").write_text("bf16: false\n")
-    said = refused(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
-    assert "configuration lines, split train, has no column 'text', only 'txt': the stage reads messages, " in said
-    assert "messages, conversations, prompt and completion, or text; rename the column" in said
-    said = sentence("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
-    assert "has no split 'trian', only 'train': set dataset_train_split or dataset_test_split." in said
-    assert "The data set data/none, configuration lines" in sentence("sft", "mine", "--dataset_name", "data/none")
+    message = refusal(tmp_path, "sft", str(recipe), "--hub", "local", "--output_dir", str(tmp_path / "run"))
+    assert "configuration lines, split train, has no column 'text', only 'txt': the stage reads messages, " in message
+    assert "messages, conversations, prompt and completion, or text; rename the column" in message
+    message = error_message("sft", "mine", "--output_dir", "run", "--dataset_train_split", "trian")
+    assert "has no split 'trian', only 'train': set dataset_train_split or dataset_test_split." in message
+    assert "The data set data/none, configuration lines" in error_message("sft", "mine", "--dataset_name", "data/none")
     (data / "train.jsonl").write_text('{"txt": "a line"}\n{"txt": "a line",}\n')
-    said = sentence("sft", "mine", "--output_dir", "run")
-    assert said.endswith("line 2 of train.jsonl is not JSON (Expecting property name enclosed in "
+    message = error_message("sft", "mine", "--output_dir", "run")
+    assert message.endswith("line 2 of train.jsonl is not JSON (Expecting property name enclosed in "
                          "double quotes, column 18); correct that line.")  # fmt: skip
     assert not list((tmp_path / "run").rglob("*.json"))
 
 
-def test_an_evaluation_without_a_run_leaves_nothing(sentence, tmp_path):
-    assert "local/tiny-world-sft@best" in sentence("eval", "tiny-world", "--output_dir", "run")
+def test_eval_without_run_writes_nothing(error_message, tmp_path):
+    assert "local/tiny-world-sft@best" in error_message("eval", "tiny-world", "--output_dir", "run")
     assert not (tmp_path / "run").exists()
 
 
-def claim(path: Path, *, recipe: str, resolved: dict) -> None:
+def write_record(path: Path, *, recipe: str, resolved: dict) -> None:
     StageRecord(path).write(
         stage=path.name, recipe=recipe, status="finished", fingerprint=fingerprint(resolved), resolved=resolved
     )
 
 
-def test_the_directory_of_another_recipe_or_of_other_settings(sentence, tmp_path, monkeypatch):
+def test_stage_rejects_directory_of_other_recipe_or_settings(error_message, tmp_path, monkeypatch):
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home" / "zoo"))  # whose key signs the records
-    claim(tmp_path / "work" / "one" / "data", recipe="product-remarks", resolved={})
-    said = refused(tmp_path, "sft", "tiny-world", "--output_dir", "one")
-    assert said.startswith("one/data has a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
-    assert "--restart" in said
-    # Whatever command it is, nothing is sent under the other recipe's name, and --restart spares the other stages.
+    write_record(tmp_path / "work" / "one" / "data", recipe="product-remarks", resolved={})
+    message = refusal(tmp_path, "sft", "tiny-world", "--output_dir", "one")
+    assert message.startswith("one/data has a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
+    assert "--restart" in message
+    # --restart of one stage does not delete the other recipe's stages.
     for stage in ("sft", "reward"):
-        claim(tmp_path / "work" / "both" / stage, recipe="product-remarks", resolved={})
+        write_record(tmp_path / "work" / "both" / stage, recipe="product-remarks", resolved={})
     for options in ([], ["--restart"]):
-        said = refused(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
-        assert said.startswith("both/sft has a run of the recipe 'product-remarks', not of 'tiny-world'"), said
+        message = refusal(tmp_path, "ppo", "tiny-world", "--output_dir", "both", *options)
+        assert message.startswith("both/sft has a run of the recipe 'product-remarks', not of 'tiny-world'"), message
     resolved = {
         "corpus": "rlhf_zoo.runs.corpora.tiny_world_2:prepare",
         "corpus_args": {},
         "dataset_name": None,
         "seed": 3,
     }
-    claim(tmp_path / "two" / "data", recipe="tiny-world", resolved=resolved)
-    said = sentence("sft", "tiny-world", "--output_dir", "two")
-    assert said.startswith("two/data has a run with seed = 3, and this one has 1: choose another --output_dir")
-    assert "--restart" in said
+    write_record(tmp_path / "two" / "data", recipe="tiny-world", resolved=resolved)
+    message = error_message("sft", "tiny-world", "--output_dir", "two")
+    assert message.startswith("two/data has a run with seed = 3, and this one has 1: choose another --output_dir")
+    assert "--restart" in message
 
 
-def test_directories_that_no_run_wrote_are_left_alone(sentence, tmp_path):
+def test_stage_leaves_foreign_directories_unchanged(error_message, tmp_path):
     """--output_dir may be a folder of the user's own, with a `data` or a `sft/checkpoint-500` of another trainer."""
-    mine = tmp_path / "one" / "data" / "mine.csv"
-    mine.parent.mkdir(parents=True)
-    mine.write_text("a,b\n")
+    csv = tmp_path / "one" / "data" / "mine.csv"
+    csv.parent.mkdir(parents=True)
+    csv.write_text("a,b\n")
     checkpoint = tmp_path / "two" / "sft" / "checkpoint-500"
     checkpoint.mkdir(parents=True)
     for options in ([], ["--restart"]):
-        said = sentence("sft", "tiny-world", "--output_dir", "one", *options)
-        assert said == "one/data has files that no run wrote: choose another --output_dir."
-        said = sentence("sft", "tiny-world", "--corpus_args", '{"lines": 50}', "--output_dir", "two", *options)
-        assert said == "two/sft holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir."
-    assert mine.read_text() == "a,b\n" and checkpoint.is_dir()
+        message = error_message("sft", "tiny-world", "--output_dir", "one", *options)
+        assert message == "one/data has files that no run wrote: choose another --output_dir."
+        message = error_message("sft", "tiny-world", "--corpus_args", '{"lines": 50}', "--output_dir", "two", *options)
+        assert message == "two/sft holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir."
+    assert csv.read_text() == "a,b\n" and checkpoint.is_dir()
 
 
-def test_too_few_prompts_are_found_before_anything_is_trained(sentence, tmp_path):
+def test_run_rejects_too_few_prompts_before_training(error_message, tmp_path):
     options = ("--corpus_args", '{"lines": 50}', "--evaluation.prompts", "5000", "--output_dir", "run")
-    said = sentence("run", "tiny-world", *options)
-    assert "prompts, but evaluation.prompts is 5000: lower it, or prepare more data." in said
+    message = error_message("run", "tiny-world", *options)
+    assert "prompts, but evaluation.prompts is 5000: lower it, or prepare more data." in message
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["data"]
 
 
@@ -376,14 +374,14 @@ def test_too_few_prompts_are_found_before_anything_is_trained(sentence, tmp_path
 
 
 @pytest.fixture
-def finish(monkeypatch, capsys):
-    """main() with a command that ends in a given way: its exit code and what it said on stderr."""
+def main_result(monkeypatch, capsys):
+    """Runs main() with a command that raises `error`; returns its exit code and stderr."""
 
-    def finish(end: BaseException | None) -> tuple[int, str]:
+    def main_result(error: BaseException | None) -> tuple[int, str]:
         @click.command()
         def command() -> None:
-            if end is not None:
-                raise end
+            if error is not None:
+                raise error
 
         monkeypatch.setattr(cli, "cli", command)
         monkeypatch.setattr(sys, "argv", ["rlhf-zoo"])
@@ -391,30 +389,30 @@ def finish(monkeypatch, capsys):
             cli.main()
         return caught.value.code, capsys.readouterr().err
 
-    return finish
+    return main_result
 
 
-def test_exit_codes(finish):
+def test_main_maps_errors_to_exit_codes(main_result):
     from rlhf_zoo.pipeline.stages.interrupt import Stopped
 
-    assert finish(None) == (0, "")
-    assert finish(ZooError("A thing is wrong: mend it.")) == (2, "Error: A thing is wrong: mend it.\n")
+    assert main_result(None) == (0, "")
+    assert main_result(ZooError("A thing is wrong: mend it.")) == (2, "Error: A thing is wrong: mend it.\n")
     interrupted = "\nInterrupted; run the same command again: it resumes if it has saved anything.\n"
-    assert finish(KeyboardInterrupt()) == finish(Stopped()) == (130, interrupted)
+    assert main_result(KeyboardInterrupt()) == main_result(Stopped()) == (130, interrupted)
 
 
-def test_a_full_disk_is_the_users_to_mend_whatever_reports_it(finish):
+def test_main_reports_full_disk_from_any_library(main_result):
     full = OSError(errno.ENOSPC, "No space left on device", "/data/file")
-    assert finish(full) == (2, "Error: The disk is full (/data/file): free some space and run it again.\n")
+    assert main_result(full) == (2, "Error: The disk is full (/data/file): free some space and run it again.\n")
     wrapped = ValueError("loading failed")
     wrapped.__cause__ = full
     rust = Exception("Error while serializing: I/O error: No space left on device (os error 28)")
     for error in (wrapped, rust, OSError(errno.EDQUOT, "Disk quota exceeded")):
-        assert finish(error) == (2, "Error: The disk is full (while writing): free some space and run it again.\n")
+        assert main_result(error) == (2, "Error: The disk is full (while writing): free some space and run it again.\n")
 
 
-def test_a_disk_that_fills_up(tmp_path):
-    """A file-size limit stands for a full disk: every file above 64 KiB fails, as EFBIG."""
+def test_sft_reports_full_disk_in_one_sentence(tmp_path):
+    """A file-size limit stands in for a full disk: writing above 64 KiB fails with EFBIG."""
     code = """
 import resource, signal
 from rlhf_zoo.cli.main import main
@@ -423,22 +421,22 @@ resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
 main()
 """
     command = [*PYTHON, "-c", code, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
-    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 2, done.stderr
-    assert len(errors(done.stderr)) == 1 and "free space" in done.stderr
+    result = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert len(errors(result.stderr)) == 1 and "free space" in result.stderr
     assert json.loads((tmp_path / "run" / "data" / "run.json").read_text())["status"] == "running"
     assert not list(tmp_path.rglob("run/**/*.tmp")) and not (tmp_path / "run" / "sft").exists()
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_before_anything_is_trained(tmp_path, by):
-    """130 without a traceback, and no Hub is left; SIGTERM, as schedulers send it, is the same."""
+@pytest.mark.parametrize("stop_signal", [signal.SIGINT, signal.SIGTERM])
+def test_sft_exits_130_when_interrupted_before_training(tmp_path, stop_signal):
+    """Without a traceback, and no Hub is left running; schedulers send SIGTERM."""
     command = [*COMMAND, "sft", "tiny-world", "--output_dir", str(tmp_path / "run")]
     process = subprocess.Popen(
         command, env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     wait_until(lambda: (tmp_path / "zoo" / "hub" / "client-token").exists(), process)
-    os.kill(process.pid, by)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 130 and "Traceback" not in said
-    assert errors(said) == ["Interrupted; run the same command again: it resumes if it has saved anything."]
+    os.kill(process.pid, stop_signal)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in stderr
+    assert errors(stderr) == ["Interrupted; run the same command again: it resumes if it has saved anything."]

@@ -1,6 +1,6 @@
-"""Every command against what a clumsy or hostile user types: exit code 2 and one sentence, never a traceback.
+"""Every command with clumsy or hostile input: exit code 2 and one sentence, never a traceback.
 
-All in this process, through `main`, which is the boundary. No Hub is there: what reaches for one is refused.
+The tests call `main` in this process. No Hub runs: connections are refused.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ pytestmark = pytest.mark.attack
 
 LONG = "a" * 5000
 DEEP = '{"a":' * 50_000
-#: What stands where a recipe, a run, a repository or a path is expected.
+#: Values for arguments that name a recipe, run, repository or path.
 SUBJECTS = (
     "", "file", "latin", "loop", "empty", "file/x", LONG, "nowhere", "~nobody-here/x", "a/b@", "\n",
     "list", "strange", "folder", "deep", "bytes", "recipe-of-folders", "recipe-of-bytes",
 )  # fmt: skip
-#: What stands where a number, a name or JSON is expected.
+#: Values for options that take a number, a name or JSON.
 VALUES = ("", "-1", "nan", "9" * 5000, "\n", "[", DEEP, '{"a": "\\ud800"}', "loop/x")
-#: A mistake that ends a command which would train if nothing were wrong with its other words.
+#: A wrong seed stops commands that would train if their other arguments were valid.
 STOP = {
     name: f"--{'' if name in ('sft', 'reward', 'ppo', 'doctor', 'eval') else 'ppo.'}seed=x".split()
     for name in ("ablate", "baseline", "doctor", "ensemble", "eval", "ppo", "reward", "run", "sft", "sweep")
@@ -58,7 +58,7 @@ SHARED = {param.opts[0] for name in ("run", "eval") for param in LEAVES[name].pa
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, str, str]]:
-    """main() with these words in a folder of odd files: exit code, stdout, stderr."""
+    """Runs main() in a folder of odd files; returns exit code, stdout and stderr."""
     from huggingface_hub import constants
 
     @contextlib.contextmanager
@@ -96,40 +96,44 @@ def run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[
     return run
 
 
-def lines(command: click.Command, name: str) -> Iterator[list[str]]:
-    """The command with one odd word in each place that takes one."""
+def odd_command_lines(command: click.Command, name: str) -> Iterator[list[str]]:
+    """The command's arguments, with one odd value at a time."""
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     options = [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
-    required = [word for one in options if one.required for word in (one.opts[0], REQUIRED[str(one.name)])]
+    required = [word for option in options if option.required for word in (option.opts[0], REQUIRED[str(option.name)])]
     if name in ALIKE:  # what they share with `run` and `eval` is tried there
         options = [param for param in options if param.opts[0] not in SHARED]
-    good = ["tiny-world"] * len(arguments)
-    for place in range(len(arguments)):
+    valid = ["tiny-world"] * len(arguments)
+    for position in range(len(arguments)):
         for odd in SUBJECTS:
-            yield [*good[:place], odd, *good[place + 1 :], *required, *STOP.get(name, [])]
+            yield [*valid[:position], odd, *valid[position + 1 :], *required, *STOP.get(name, [])]
     for option in options:
         for odd in VALUES:
-            yield [*good, *required, option.opts[0], odd, *STOP.get(name, [])]
+            yield [*valid, *required, option.opts[0], odd, *STOP.get(name, [])]
 
 
 @pytest.mark.parametrize("name", LEAVES)
-def test_a_mistake_is_one_sentence(run: Callable[..., tuple[int, str, str]], name: str) -> None:
-    for words in lines(LEAVES[name], name):
+def test_command_reports_mistake_in_one_sentence(run: Callable[..., tuple[int, str, str]], name: str) -> None:
+    for words in odd_command_lines(LEAVES[name], name):
         code, _, err = run(*name.split(), *words)
-        said = [line for line in err.splitlines() if line.startswith("Error: ")]
-        # What is only looked at may be right; doctor says in its table what is wrong.
-        assert code in (0, 2) and len(said) == (code == 2 and not (name == "doctor" and not said)), (words, code, err)
+        messages = [line for line in err.splitlines() if line.startswith("Error: ")]
+        # Some values are valid; doctor reports problems in its table.
+        assert code in (0, 2) and len(messages) == (code == 2 and not (name == "doctor" and not messages)), (
+            words,
+            code,
+            err,
+        )
         assert "Traceback" not in err, (words, err)
 
 
-def test_words_that_are_not_utf_8_are_refused(run: Callable[..., tuple[int, str, str]]) -> None:
+def test_command_rejects_arguments_that_are_not_utf_8(run: Callable[..., tuple[int, str, str]]) -> None:
     word = os.fsdecode(b"runs/\xff")
     code, _, err = run("sft", "tiny-world", "--output_dir", word)
     assert code == 2
     assert err == "Error: The argument b'runs/\\xff' is not UTF-8: rename the file, or correct the argument.\n"
 
 
-def test_an_empty_path_is_not_the_folder_one_is_in(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_command_rejects_empty_path(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
     for words in (["run", "tiny-world", "--output_dir", ""], ["card", ""], ["recipes", "copy", "tiny-world", ""]):
         code, _, err = run(*words)
         assert code == 2 and "the path is empty" in err
@@ -149,7 +153,7 @@ def test_an_empty_path_is_not_the_folder_one_is_in(run: Callable[..., tuple[int,
         (RuntimeError("Could not determine home directory."), "There is no home directory to expand ~ to: set HOME"),
     ],
 )
-def test_what_the_system_refuses_names_the_path(
+def test_system_error_names_path(
     run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, error: Exception, message: str
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:
@@ -160,7 +164,7 @@ def test_what_the_system_refuses_names_the_path(
     assert (code, out) == (2, "") and err.startswith(f"Error: {message}") and err.endswith(".\n")
 
 
-def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_main_keeps_traceback_of_defect(monkeypatch: pytest.MonkeyPatch) -> None:
     for error in (
         RuntimeError("a defect"),
         PermissionError(errno.EACCES, "denied"),
@@ -172,14 +176,14 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
             cli.main()
 
 
-def test_json_of_an_option_is_bounded(run: Callable[..., tuple[int, str, str]]) -> None:
+def test_command_bounds_json_options(run: Callable[..., tuple[int, str, str]]) -> None:
     for words in (["eval", "tiny-world", "--llm"], ["trace", "runs/x", "--prompt", "the", "--columns"]):
         for text in (DEEP, "9" * 5000, '{"a": "\\ud800"}', '{"a": "\\u0000"}', "[1]", "nan", ""):
             code, _, err = run(*words, text)
             assert code == 2 and err.startswith(f"Error: {words[-1]} is ") and len(err) < 600, err
 
 
-def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
+def test_closed_stdout_prints_no_traceback(tmp_path: Path) -> None:
     """`rlhf-zoo recipes keys ppo | head -1`: no traceback, nor the interpreter's own complaint."""
     process = subprocess.Popen(
         [*COMMAND, "recipes", "keys", "recipe", "--json"],
@@ -191,15 +195,17 @@ def test_nobody_reads_what_is_printed(tmp_path: Path) -> None:
     assert process.wait(120) == 1
 
 
-def test_a_terminal_without_width(run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_accepts_odd_terminal_widths(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for width in ("1", "0", "-3", "many"):
         monkeypatch.setenv("COLUMNS", width)
         assert run("recipes", "list")[0] == run("ablate", "--help")[0] == 0
 
 
-def test_a_terminal_without_utf_8(tmp_path: Path) -> None:
+def test_help_works_without_utf_8_and_home(tmp_path: Path) -> None:
     """β where the locale has none, and without HOME: click writes UTF-8 all the same, rich writes "?"."""
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env = {name: value for name, value in environment(tmp_path, **settings).items() if name != "HOME"}
-    done = subprocess.run([*COMMAND, "ablate", "--help"], env=env, capture_output=True, check=False, close_fds=True)
-    assert (done.returncode, done.stderr) == (0, b"") and b"values of" in done.stdout.lower()
+    result = subprocess.run([*COMMAND, "ablate", "--help"], env=env, capture_output=True, check=False, close_fds=True)
+    assert (result.returncode, result.stderr) == (0, b"") and b"values of" in result.stdout.lower()

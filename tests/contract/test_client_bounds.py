@@ -1,4 +1,4 @@
-"""Hubs that limit us are obeyed, and Hubs that would keep us for ever end in a sentence."""
+"""The client respects rate limits, and stops with one sentence at endless or invalid responses."""
 
 import datetime
 import email.utils
@@ -42,16 +42,16 @@ def send(handler: BaseHTTPRequestHandler, status: int, body: object = None, **he
 
 
 @pytest.fixture
-def rogue() -> Iterator[Callable[[Answer], tuple[Hub, list[str]]]]:
-    """rogue(answer): (a Hub that answers each GET so, the paths that it was asked)."""
+def start_hub() -> Iterator[Callable[[Answer], tuple[Hub, list[str]]]]:
+    """start_hub(answer) returns a Hub that answers each GET with `answer`, and the list of requested paths."""
     servers = []
 
     def start(answer: Answer) -> tuple[Hub, list[str]]:
-        asked: list[str] = []
+        paths: list[str] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked.append(self.path)
+                paths.append(self.path)
                 answer(self)
 
             def log_message(self, *_: object) -> None:
@@ -60,7 +60,7 @@ def rogue() -> Iterator[Callable[[Answer], tuple[Hub, list[str]]]]:
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         servers.append(server)
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        return Hub("other", f"http://127.0.0.1:{server.server_port}", "a test", token=False), asked
+        return Hub("other", f"http://127.0.0.1:{server.server_port}", "a test", token=False), paths
 
     bounds.install()
     yield start
@@ -83,7 +83,7 @@ def model_info(hub: Hub) -> str:
         return str(hub.api().model_info("maker/model").sha)
 
 
-def test_a_wait_is_seconds_a_fraction_or_a_date() -> None:
+def test_seconds_to_wait_parses_seconds_fractions_and_dates() -> None:
     soon = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=90)
     assert seconds_to_wait("1.5") == 1.5 and seconds_to_wait("7") == 7
     assert seconds_to_wait(email.utils.format_datetime(soon, usegmt=True)) == pytest.approx(90, abs=2)
@@ -99,7 +99,9 @@ def test_a_wait_is_seconds_a_fraction_or_a_date() -> None:
         ({}, 0, None),
     ],
 )
-def test_the_wait_and_the_quota_of_a_refusal(headers: dict[str, str], seconds: float, quota: str | None) -> None:
+def test_retry_after_and_reason_read_rate_limit_headers(
+    headers: dict[str, str], seconds: float, quota: str | None
+) -> None:
     error = OSError("429 Too Many Requests")
     error.response = SimpleNamespace(headers=headers, status_code=429)  # type: ignore[attr-defined]
     assert retry_after(error) == seconds
@@ -107,7 +109,7 @@ def test_the_wait_and_the_quota_of_a_refusal(headers: dict[str, str], seconds: f
 
 
 @pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=1'}, {"Retry-After": "0.6"}, {"Retry-After": PAST}])
-def test_a_command_waits_for_a_quota_as_long_as_the_hub_says(rogue, caplog, headers: dict[str, str]) -> None:
+def test_ask_waits_as_long_as_hub_says(start_hub, caplog, headers: dict[str, str]) -> None:
     times: list[float] = []
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
@@ -117,7 +119,7 @@ def test_a_command_waits_for_a_quota_as_long_as_the_hub_says(rogue, caplog, head
         else:
             send(handler, 200, {"id": "maker/model", "sha": COMMIT})
 
-    hub, _ = rogue(answer)
+    hub, _ = start_hub(answer)
     assert ask("maker/model", hub, model_info) == (hub, COMMIT)
     assert all(later - before >= 0.6 for before, later in itertools.pairwise(times)) and len(times) == 3
     assert ("the quota 'api' is used up" in caplog.text) is ("RateLimit" in headers)
@@ -125,34 +127,34 @@ def test_a_command_waits_for_a_quota_as_long_as_the_hub_says(rogue, caplog, head
 
 @pytest.mark.parametrize("headers", [{"RateLimit": '"api";r=0;t=99999999'}, {"Retry-After": "99999999"}])
 @pytest.mark.parametrize("status", [429, 503])
-def test_nobody_waits_for_years(rogue, tmp_path, headers: dict[str, str], status: int) -> None:
-    hub, asked = rogue(lambda handler: send(handler, status, **headers))
-    began = time.monotonic()
+def test_client_refuses_very_long_wait(start_hub, tmp_path, headers: dict[str, str], status: int) -> None:
+    hub, paths = start_hub(lambda handler: send(handler, status, **headers))
+    started = time.monotonic()
     with pytest.raises(ZooError, match="99999999 s"):
         ask("maker/model", hub, model_info)
     with pytest.raises(ZooError, match="99999999 s"):
         fetch("maker/model", tmp_path / "out", hub=hub)
-    assert time.monotonic() - began < 10 and len(asked) == 2
+    assert time.monotonic() - started < 10 and len(paths) == 2
 
 
-def test_an_endless_list_of_pages(rogue, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_stops_at_endless_pagination(start_hub, tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MAX_PAGES", 5)
 
     def answer(handler: BaseHTTPRequestHandler) -> None:
         if "/tree/" in handler.path:
-            page = f"<http://{handler.headers['Host']}{handler.path.partition('?')[0]}?cursor={len(asked)}>"
-            files = [{"type": "file", "path": f"{len(asked)}.json", "size": 1, "oid": COMMIT}]
+            page = f"<http://{handler.headers['Host']}{handler.path.partition('?')[0]}?cursor={len(paths)}>"
+            files = [{"type": "file", "path": f"{len(paths)}.json", "size": 1, "oid": COMMIT}]
             send(handler, 200, files, Link=f'{page}; rel="next"')
         else:
             send(handler, 200, {"id": "maker/model", "sha": COMMIT, "branches": [], "tags": [], "converts": []})
 
-    hub, asked = rogue(answer)
+    hub, paths = start_hub(answer)
     with pytest.raises(ZooError, match="has over 5 pages"):
         fetch("maker/model", tmp_path / "out", hub=hub)
-    assert len([path for path in asked if "/tree/" in path]) == 5
+    assert len([path for path in paths if "/tree/" in path]) == 5
 
 
-def test_an_endless_answer(rogue, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_stops_at_endless_response(start_hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "MAX_JSON_BYTES", 2**20)
     sent: list[int] = []
 
@@ -166,7 +168,7 @@ def test_an_endless_answer(rogue, monkeypatch: pytest.MonkeyPatch) -> None:
         except OSError:
             pass
 
-    hub, _ = rogue(answer)
+    hub, _ = start_hub(answer)
     with pytest.raises(ZooError, match="is too large"):
         model_info(hub)
     assert sum(sent) < 16 * 2**20
@@ -176,7 +178,7 @@ DEEP = b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
 
 
 @pytest.mark.parametrize(
-    ("content", "kind", "said"),
+    ("content", "kind", "message"),
     [
         (b"<html>Please log in</html>", "text/html; charset=utf-8", "is text/html but is not JSON; it may come"),
         (b"<html>Please log in</html>", "application/json", "claims to be application/json but is not JSON"),
@@ -187,10 +189,12 @@ DEEP = b'{"id": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         (b'{"siblings": 5}', "application/json", "its answer is not a Hub's"),
     ],
 )
-def test_an_answer_that_is_none_of_a_hub(rogue, tmp_path, content: bytes, kind: str, said: str) -> None:
-    hub, _ = rogue(lambda handler: send_bytes(handler, content, kind))
+def test_client_rejects_response_that_no_hub_sends(
+    start_hub, tmp_path, content: bytes, kind: str, message: str
+) -> None:
+    hub, _ = start_hub(lambda handler: send_bytes(handler, content, kind))
     for call in (model_info, lambda hub: fetch("maker/model", tmp_path / "out", hub=hub)):
-        with pytest.raises(ZooError, match=re.escape(said)) as caught:
+        with pytest.raises(ZooError, match=re.escape(message)) as caught:
             call(hub)
         assert "\n" not in str(caught.value)
     source = find_data("maker/data", None, hub)
@@ -198,6 +202,6 @@ def test_an_answer_that_is_none_of_a_hub(rogue, tmp_path, content: bytes, kind: 
         source.load(None, "train", columns=[])
 
 
-def test_a_mistake_of_our_own_stays_a_traceback() -> None:
+def test_refusals_as_passes_on_programming_errors() -> None:
     with pytest.raises(KeyError), refusals_as("It cannot be had", "try again."):
         {}["a"]

@@ -13,8 +13,8 @@ PAGE = (Path(__file__).parents[2] / "docs/data.md").read_text(encoding="utf-8")
 EXAMPLES = re.findall(r"```yaml\n(.*?)```", PAGE, flags=re.DOTALL)
 
 
-def written(folder: Path, example: str) -> Path:
-    """The example as a recipe, on a folder of rows of each data set that it names."""
+def write_recipe(folder: Path, example: str) -> Path:
+    """Writes the example as a recipe, and rows of each data set that it names."""
     recipe = folder / "my-recipe"
     recipe.mkdir()
     parts = re.split(r"^# (\w+)\.yaml\n", example, flags=re.MULTILINE)[1:]
@@ -33,14 +33,14 @@ def written(folder: Path, example: str) -> Path:
     return recipe
 
 
-def test_there_is_an_example_of_each_form() -> None:
-    named = set(re.findall(r"dataset_name: (\S+)", "".join(EXAMPLES)))
-    assert named == {schema for schema, _ in schemas.SCHEMAS}
+def test_data_page_has_example_of_each_schema() -> None:
+    datasets = set(re.findall(r"dataset_name: (\S+)", "".join(EXAMPLES)))
+    assert datasets == {schema for schema, _ in schemas.SCHEMAS}
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda text: re.findall(r"dataset_name: (\S+)", text)[0])
-def test_examples_are_valid(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written(tmp_path, example)
+def test_data_page_example_is_valid_recipe(example: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_recipe(tmp_path, example)
     monkeypatch.chdir(tmp_path)
     assert "rlhf-zoo recipes validate my-recipe" in PAGE
     cli.cli.main(["recipes", "validate", "my-recipe"], standalone_mode=False)

@@ -1,4 +1,4 @@
-"""The documentation site builds without a warning and holds what the code declares; its guides are short and plain."""
+"""The documentation site builds without a warning and lists what the code declares; its guides are short."""
 
 import re
 import shlex
@@ -38,7 +38,7 @@ def page(site: Path, name: str) -> str:
     return (site / name / "index.html").read_text(encoding="utf-8")
 
 
-def test_reference_holds_what_the_code_declares(site: Path) -> None:
+def test_reference_lists_commands_keys_api_and_errors(site: Path) -> None:
     commands, keys = page(site, "reference/cli"), page(site, "reference/keys")
     names = cli.list_commands(None)  # type: ignore[arg-type]
     assert len(names) >= 25
@@ -52,14 +52,14 @@ def test_reference_holds_what_the_code_declares(site: Path) -> None:
     assert errors.count("<li>") > 700
 
 
-def test_pages_of_other_folders_link_within_the_site_and_to_the_source(site: Path) -> None:
+def test_site_rewrites_links_between_folders_and_to_source(site: Path) -> None:
     recipe = page(site, "recipes/remarks-count")
     assert re.search(r'href="(\.\./)+evaluation/', recipe)
     assert 'src="../../evidence/remarks-count.png"' in recipe
     assert "rlhf-zoo/blob/main/rlhf_zoo/ppo/trainer.py" in page(site, "trainer")
 
 
-def test_home_links_to_every_page() -> None:
+def test_home_page_links_to_every_page() -> None:
     home = (ROOT / "docs/README.md").read_text(encoding="utf-8")
     pages = [path for paths in PAGES.values() for path in paths if not path.startswith("reference/")]
     outside = {"CONTRIBUTING.md", "CHANGELOG.md", "recipes/README.md"}
@@ -73,14 +73,14 @@ GUIDES = [path for path in [*PAGES["Start"], *PAGES["Guides"]] if path != "READM
 
 
 @pytest.mark.parametrize("name", GUIDES)
-def test_guides_are_short_and_plain(name: str) -> None:
-    read = sentences((ROOT / "docs" / name).read_text(encoding="utf-8"))
-    words = sum(map(len, read))
+def test_guide_is_short_with_short_sentences(name: str) -> None:
+    guide_sentences = sentences((ROOT / "docs" / name).read_text(encoding="utf-8"))
+    words = sum(map(len, guide_sentences))
     assert words <= 1500
-    assert words / len(read) <= 18
+    assert words / len(guide_sentences) <= 18
 
 
-def test_sentences_are_counted() -> None:
+def test_sentences_counts_words_outside_headings_and_code() -> None:
     text = "# Title\n\nOne `a b c` two three. Four [five six](x.md) seven.\n\n```\ncode it is\n```\n"
     text += "| a | b |\n- eight nine: ten\n"
     assert [len(sentence) for sentence in sentences(text)] == [4, 4, 3]
@@ -89,8 +89,8 @@ def test_sentences_are_counted() -> None:
 def inline_commands(name: str) -> list[str]:
     """The commands in the text and tables of a page, and in its blocks that no test runs."""
     text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-    unrun = "\n".join(re.findall(r"(?ms)^```bash\n(.*?)^```", text))
-    return re.findall(r"`(rlhf-zoo [^`\n]+)`", text) + re.findall(r"(?m)^rlhf-zoo .+$", unrun)
+    untested_blocks = "\n".join(re.findall(r"(?ms)^```bash\n(.*?)^```", text))
+    return re.findall(r"`(rlhf-zoo [^`\n]+)`", text) + re.findall(r"(?m)^rlhf-zoo .+$", untested_blocks)
 
 
 def unknown_options(line: str) -> list[str]:
@@ -110,11 +110,11 @@ def unknown_options(line: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", [*GUIDES, *PAGES["Understand"]])
-def test_commands_in_text_and_tables_exist(name: str) -> None:
+def test_page_commands_use_existing_options(name: str) -> None:
     assert {line: wrong for line in inline_commands(name) if (wrong := unknown_options(line))} == {}
 
 
-def test_unknown_options_are_found() -> None:
+def test_unknown_options_finds_wrong_flag_and_command() -> None:
     assert len(inline_commands("reward-up-text-worse.md")) >= 30
     assert unknown_options("rlhf-zoo ppo tiny-world --kl_coeff 1 --restart") == ["--kl_coeff"]
     assert unknown_options("rlhf-zoo trains tiny-world") == ["trains"]
@@ -124,21 +124,21 @@ def test_unknown_options_are_found() -> None:
     "name",
     ["../README.md", "README.md", "is-ppo-right.md", "one-gpu.md", "several-gpus.md", "quickstart.md", "your-model.md"],
 )
-def test_readers_learn_that_it_has_not_run_on_a_gpu(name: str) -> None:
-    """Where somebody decides about hardware, until benchmarks/results has a run of this version on one."""
+def test_page_says_this_version_has_not_run_on_gpu(name: str) -> None:
+    """Pages on which readers choose hardware, until benchmarks/results has a GPU run of this version."""
     assert "his version has not run on a GPU" in " ".join((ROOT / "docs" / name).read_text(encoding="utf-8").split())
 
 
-def test_readme_is_short() -> None:
+def test_readme_has_at_most_120_lines() -> None:
     assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
 
 
-#: What the page that mends runs proposes for PPO.
+#: PPO commands that the troubleshooting page proposes.
 PROPOSED = sorted({line for line in inline_commands("reward-up-text-worse.md") if line.startswith("rlhf-zoo ppo ")})
 
 
 @pytest.mark.parametrize("line", PROPOSED)
-def test_proposed_keys_make_a_valid_stage(line: str, tmp_path: Path) -> None:
+def test_proposed_ppo_command_is_valid(line: str, tmp_path: Path) -> None:
     flags = parse_flags([word for word in shlex.split(line)[3:] if word != "--restart"])[""]
     settings = stage_settings(load_recipe("tiny-world"), "ppo", flags, shared_flags={}, output_dir=tmp_path)
     functions = reward_functions(settings)
@@ -146,5 +146,5 @@ def test_proposed_keys_make_a_valid_stage(line: str, tmp_path: Path) -> None:
     assert weights is None or len(weights) == 1 + len(functions)  # the reward model's first
 
 
-def test_there_are_proposals() -> None:
+def test_troubleshooting_page_proposes_ppo_commands() -> None:
     assert len(PROPOSED) >= 12
