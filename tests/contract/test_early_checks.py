@@ -1,4 +1,4 @@
-"""What can be seen before anything is trained is said then, quickly and by its own name."""
+"""Mistakes that can be found before training are reported before training, quickly and by name."""
 
 import http.server
 import json
@@ -30,7 +30,7 @@ from rlhf_zoo.runs.settings import loading
 pytestmark = pytest.mark.usefixtures("pictures", "placeholders")
 
 
-def rewarding(folder: Path, base: Path) -> Path:
+def save_reward_model(folder: Path, base: Path) -> Path:
     """A reward model with one output, and the tokenizer of `base`."""
     config = AutoConfig.from_pretrained(base, num_labels=1)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
@@ -38,7 +38,7 @@ def rewarding(folder: Path, base: Path) -> Path:
     return folder
 
 
-NOBODY = "http://127.0.0.1:9"
+UNREACHABLE_HUB = "http://127.0.0.1:9"
 
 
 @pytest.fixture
@@ -61,35 +61,39 @@ def zoo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
 
 @pytest.fixture
-def mine(tmp_path: Path) -> Path:
-    """The recipe `mine` on a model in a folder, which is returned."""
+def base_model(tmp_path: Path) -> Path:
+    """Writes the recipe `mine`, which starts from a model in a folder; returns that folder."""
     base = save("Qwen3", tmp_path / "base")
     make_recipe(tmp_path, "trl-lib/ultrafeedback_binarized", "conversational", base=base)
     return base
 
 
-def on_the_hub(folder: Path, **keys: object) -> None:
-    """The recipe `mine`, its data and model under names of a Hub."""
-    made = make_recipe(folder, "trl-lib/ultrafeedback_binarized", "conversational", base="maker/base")
-    for name, more in {"recipe": {"dataset_name": "maker/pairs"}, **keys}.items():
-        file = made / f"{name}.yaml"
-        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | dict(more)))
+def make_hub_recipe(folder: Path, **keys: object) -> None:
+    """Writes the recipe `mine`, whose data and model are named on a Hub."""
+    recipe = make_recipe(folder, "trl-lib/ultrafeedback_binarized", "conversational", base="maker/base")
+    for name, extra_keys in {"recipe": {"dataset_name": "maker/pairs"}, **keys}.items():
+        file = recipe / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(yaml.safe_load(file.read_text()) | dict(extra_keys)))
 
 
-def test_validate_says_at_once_what_no_hub_showed(zoo: Callable[..., None], tmp_path: Path, capsys) -> None:
-    on_the_hub(tmp_path)
+def test_validate_lists_unchecked_items_when_hub_is_unreachable(
+    zoo: Callable[..., None], tmp_path: Path, capsys
+) -> None:
+    make_hub_recipe(tmp_path)
     started = time.monotonic()
-    zoo("recipes", "validate", "mine", "--source_hub", NOBODY)
+    zoo("recipes", "validate", "mine", "--source_hub", UNREACHABLE_HUB)
     assert time.monotonic() - started < 20, "the client's own tries take 35 s"
-    said = capsys.readouterr().out
-    assert said.startswith("mine is valid: sft, reward, ppo.\nNot checked: the columns of maker/pairs, the context of")
-    assert f"which {NOBODY} does not show (it does not answer: " in said
+    output = capsys.readouterr().out
+    assert output.startswith(
+        "mine is valid: sft, reward, ppo.\nNot checked: the columns of maker/pairs, the context of"
+    )
+    assert f"which {UNREACHABLE_HUB} does not show (it does not answer: " in output
 
 
-def test_plan_and_validate_look_where_doctor_and_run_do(
+def test_plan_and_validate_use_source_hub(
     zoo: Callable[..., None], tmp_path: Path, capsys, thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    on_the_hub(tmp_path, recipe={})
+    make_hub_recipe(tmp_path, recipe={})
     base, api = save("Qwen3", tmp_path / "base"), thread_hub.api()
     api.create_repo("maker/base")
     api.upload_folder(repo_id="maker/base", folder_path=base)
@@ -100,14 +104,14 @@ def test_plan_and_validate_look_where_doctor_and_run_do(
         plan = json.loads(capsys.readouterr().out)
         assert [stage["stage"] for stage in plan["stages"]] == ["sft", "reward", "ppo"]
         zoo("recipes", "validate", "mine", *source)
-        assert capsys.readouterr().out == "mine is valid: sft, reward, ppo.\n", "nothing was left unseen"
+        assert capsys.readouterr().out == "mine is valid: sft, reward, ppo.\n", "nothing was left unchecked"
     monkeypatch.delenv("RLHF_ZOO_SOURCE_HUB")
     with pytest.raises(ZooError, match=r"maker/base is not a folder, .* and cannot be found on the embedded Hub"):
         zoo("plan", "mine", "--gpu", "cpu", "--source_hub", "none")
 
 
-def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], tmp_path: Path, capsys) -> None:
-    class Out(http.server.BaseHTTPRequestHandler):
+def test_validate_reports_hub_that_answers_503(zoo: Callable[..., None], tmp_path: Path, capsys) -> None:
+    class Unavailable(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_error(503)
 
@@ -116,9 +120,9 @@ def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], t
         def log_message(self, *_: object) -> None:
             pass
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Out)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unavailable)
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    on_the_hub(tmp_path)
+    make_hub_recipe(tmp_path)
     try:
         zoo("recipes", "validate", "mine", "--source_hub", f"http://127.0.0.1:{server.server_port}")
     finally:
@@ -126,23 +130,25 @@ def test_a_hub_that_is_out_of_order_has_lost_nothing(zoo: Callable[..., None], t
     assert "does not show (it does not answer: 503 Service Unavailable)" in capsys.readouterr().out
 
 
-def test_validate_counts_what_max_length_cuts(zoo: Callable[..., None], mine: Path, capsys) -> None:
+def test_validate_counts_rows_cut_by_max_length(zoo: Callable[..., None], base_model: Path, capsys) -> None:
     zoo("recipes", "validate", "mine", "--sft.max_length", "4")
     assert "\nThe stage sft: max_length, 4, cuts 24 of 24 rows; 24 of them keep no" in capsys.readouterr().out
     zoo("recipes", "validate", "mine", "--sft.max_length", "512")
     assert "max_length" not in capsys.readouterr().out
 
 
-def test_a_missing_package(zoo: Callable[..., None], mine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = loading.importlib.util.find_spec
+def test_validate_rejects_missing_package(
+    zoo: Callable[..., None], base_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original_find_spec = loading.importlib.util.find_spec
     monkeypatch.setattr(
-        loading.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else missing(name)
+        loading.importlib.util, "find_spec", lambda name: None if name == "bitsandbytes" else original_find_spec(name)
     )
     with pytest.raises(ZooError, match="load_in_4bit of the stage sft needs bitsandbytes, which is not installed"):
         zoo("recipes", "validate", "mine", "--sft.load_in_4bit", "true", "--sft.use_peft", "true")
 
 
-def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], mine: Path, tmp_path: Path) -> None:
+def test_sft_rejects_changed_base_weights(zoo: Callable[..., None], base_model: Path, tmp_path: Path) -> None:
     hub = ThreadHub(tmp_path / "hub")
     train = ("sft", "mine", "--max_steps", "1", "--hub", hub.url, "--source_hub", "none")
     try:
@@ -150,7 +156,7 @@ def test_a_folders_weights_are_part_of_the_run(zoo: Callable[..., None], mine: P
         parent = json.loads(Path("runs/mine/sft/run.json").read_text())["parents"]["base"]
         assert parent["folder"] == "base" and len(parent["files"]) == 64
         zoo(*train)
-        file = mine / "model.safetensors"
+        file = base_model / "model.safetensors"
         save_file({name: weight + 1 for name, weight in load_file(file).items()}, file, metadata={"format": "pt"})
         with pytest.raises(ZooError, match=r"The base model in .*base has changed since this run started with it"):
             zoo(*train)
@@ -168,7 +174,7 @@ STRICT = (
 
 
 @pytest.mark.parametrize(
-    ("flags", "split", "stage", "how"),
+    ("flags", "split", "stage", "template_source"),
     [
         ("", "train", "sft", "base"),
         ("--sft.dataset_test_split test --sft.held_out_share none", "test", "sft", "file"),
@@ -179,16 +185,19 @@ STRICT = (
         ("--evaluation.dataset_test_split test", "test", "ppo", "base"),
     ],
 )
-def test_a_conversation_that_the_template_refuses_is_named_before_anything_trains(
-    zoo: Callable[..., None], mine: Path, flags: str, split: str, stage: str, how: str
+def test_run_names_row_that_chat_template_rejects(
+    zoo: Callable[..., None], base_model: Path, flags: str, split: str, stage: str, template_source: str
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(mine)
+    tokenizer = AutoTokenizer.from_pretrained(base_model)
     tokenizer.chat_template = STRICT
-    named: tuple[str, ...] = ("--sft.chat_template_path", "other" if how == "model" else "strict.jinja")
-    if how == "base":
-        named = ()
-        tokenizer.save_pretrained(mine)
-    elif how == "model":
+    template_flags: tuple[str, ...] = (
+        "--sft.chat_template_path",
+        "other" if template_source == "model" else "strict.jinja",
+    )
+    if template_source == "base":
+        template_flags = ()
+        tokenizer.save_pretrained(base_model)
+    elif template_source == "model":
         tokenizer.save_pretrained(save("Qwen3", Path("other")))
     Path("strict.jinja").write_text(STRICT)
     rows = rows_of("trl-lib/ultrafeedback_binarized")
@@ -196,29 +205,40 @@ def test_a_conversation_that_the_template_refuses_is_named_before_anything_train
     for side in ("chosen", "rejected"):
         rows[5][side].insert(0, {"role": "system", "content": "be kind"})
     (Path("bad") / f"{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    said = rf"Row 5 of the split {split} of bad \(stage {stage}\) cannot be rendered \(.*how is item 5.*must alternate"
-    with pytest.raises(ZooError, match=said):
-        zoo("run", "mine", f"--{stage}.dataset_name", "bad", *flags.split(), *named, "--hub", NOBODY)
+    message = (
+        rf"Row 5 of the split {split} of bad \(stage {stage}\) cannot be rendered \(.*how is item 5.*must alternate"
+    )
+    with pytest.raises(ZooError, match=message):
+        zoo("run", "mine", f"--{stage}.dataset_name", "bad", *flags.split(), *template_flags, "--hub", UNREACHABLE_HUB)
     assert not list(Path("runs").glob("*/*/checkpoint-*"))
 
 
-def test_pairs_without_prompts_beside_them_train_a_reward_model(zoo: Callable[..., None], mine: Path) -> None:
+def test_reward_stage_centers_scores_on_prompts_of_pairs(zoo: Callable[..., None], base_model: Path) -> None:
     """In a recipe of SFT and reward alone: scores are centered over samples on the pairs' own prompts."""
     Path("mine/ppo.yaml").unlink()
-    zoo("run", "mine", "--hub", NOBODY, "--source_hub", "none")
-    found = json.loads(Path("runs/mine/reward/run.json").read_text())
-    assert found["status"] == "finished" and found["reward_model"]["score_std"] > 0
+    zoo("run", "mine", "--hub", UNREACHABLE_HUB, "--source_hub", "none")
+    record = json.loads(Path("runs/mine/reward/run.json").read_text())
+    assert record["status"] == "finished" and record["reward_model"]["score_std"] > 0
 
 
-def test_what_labels_simulated_pairs_is_asked_for_before_sft(zoo: Callable[..., None], mine: Path) -> None:
-    for given, said in (("none", "simulated_pairs needs `preference`"), ("schemas:nobody", "nobody")):
-        with pytest.raises(ZooError, match=said):
-            zoo("run", "mine", "--reward.simulated_pairs", "4", "--reward.preference", given, "--hub", NOBODY)
+def test_run_rejects_missing_preference_before_sft(zoo: Callable[..., None], base_model: Path) -> None:
+    for preference, message in (("none", "simulated_pairs needs `preference`"), ("schemas:nobody", "nobody")):
+        with pytest.raises(ZooError, match=message):
+            zoo(
+                "run",
+                "mine",
+                "--reward.simulated_pairs",
+                "4",
+                "--reward.preference",
+                preference,
+                "--hub",
+                UNREACHABLE_HUB,
+            )
     assert not Path("runs/mine/sft/run.json").exists()
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             "response_length 120",
@@ -232,20 +252,20 @@ def test_what_labels_simulated_pairs_is_asked_for_before_sft(zoo: Callable[..., 
         ("value_model_name_or_path who/knows", "check value_model_name_or_path of the stage ppo"),
     ],
 )
-def test_what_does_not_fit_is_said_before_anything_trains(
-    zoo: Callable[..., None], mine: Path, flags: str, said: str
+def test_run_rejects_lengths_and_models_that_do_not_fit(
+    zoo: Callable[..., None], base_model: Path, flags: str, message: str
 ) -> None:
-    with pytest.raises(ZooError, match=said):
-        zoo("run", "mine", "--hub", NOBODY, "--source_hub", "none", *f"--ppo.{flags}".split())
+    with pytest.raises(ZooError, match=message):
+        zoo("run", "mine", "--hub", UNREACHABLE_HUB, "--source_hub", "none", *f"--ppo.{flags}".split())
     assert not Path("runs/mine/sft").exists()
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_by_sft(zoo: Callable[..., None], mine: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(mine)
+def test_sft_rejects_tokenizer_larger_than_embeddings(zoo: Callable[..., None], base_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(base_model)
     tokenizer.add_tokens(["one more", "and one"])
-    tokenizer.save_pretrained(mine)
+    tokenizer.save_pretrained(base_model)
     with pytest.raises(ZooError, match=r"base has \d+ embedding rows, but its tokenizer has the token \d+"):
-        zoo("sft", "mine", "--hub", NOBODY, "--source_hub", "none")
+        zoo("sft", "mine", "--hub", UNREACHABLE_HUB, "--source_hub", "none")
     assert not Path("runs/mine/sft/run.json").exists()
 
 
@@ -253,7 +273,7 @@ SPLIT = "has no split 'held', only 'train': set .*"
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         (
             '--reward.columns {"chosn":"chosen"}',
@@ -276,16 +296,16 @@ SPLIT = "has no split 'held', only 'train': set .*"
         ),
     ],
 )
-def test_what_training_would_stumble_over_is_said_before(
-    zoo: Callable[..., None], mine: Path, flags: str, said: str
+def test_validate_rejects_settings_that_would_fail_in_training(
+    zoo: Callable[..., None], base_model: Path, flags: str, message: str
 ) -> None:
-    two_labels(Path("two"), mine)
-    with pytest.raises(ZooError, match=said):
+    two_labels(Path("two"), base_model)
+    with pytest.raises(ZooError, match=message):
         zoo("recipes", "validate", "mine", *flags.split())
 
 
 @pytest.mark.parametrize(
-    ("stage", "wrong", "told"),
+    ("stage", "change", "message"),
     [
         ("reward", {"margin": None}, r"Row 7 .*margin"),
         ("reward", {"margin": "much"}, r"Row 7 .*margin"),
@@ -294,43 +314,43 @@ def test_what_training_would_stumble_over_is_said_before(
         ("sft", {"chosen": "[]"}, r"Row 7 .*messages"),  # which `datasets` reads as JSON
     ],
 )
-def test_a_late_row_is_seen_before_anything_trains(
-    zoo: Callable[..., None], mine: Path, stage: str, wrong: dict[str, object], told: str
+def test_validate_and_run_reject_invalid_late_row(
+    zoo: Callable[..., None], base_model: Path, stage: str, change: dict[str, object], message: str
 ) -> None:
     rows = [{**row, "margin": 1.0} for row in rows_of("trl-lib/ultrafeedback_binarized")]
-    rows[7] |= wrong
+    rows[7] |= change
     Path("late.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = (f"--{stage}.dataset_name", "late.jsonl")
-    with pytest.raises(ZooError, match=told):
+    with pytest.raises(ZooError, match=message):
         zoo("recipes", "validate", "mine", *flags)
-    with pytest.raises(ZooError, match=told):
-        zoo("run", "mine", *flags, "--hub", NOBODY)
+    with pytest.raises(ZooError, match=message):
+        zoo("run", "mine", *flags, "--hub", UNREACHABLE_HUB)
     assert not Path("runs/mine/sft/checkpoint-1").exists() and not list(Path("runs").rglob("*.safetensors"))
 
 
 @pytest.mark.parametrize(("stage", "key"), [("sft", "model_name_or_path"), ("reward", "reward_model_path")])
-def test_a_stage_that_ppo_starts_from_and_the_recipe_has_not(
-    zoo: Callable[..., None], mine: Path, stage: str, key: str
+def test_recipe_without_stage_that_ppo_starts_from_is_rejected(
+    zoo: Callable[..., None], base_model: Path, stage: str, key: str
 ) -> None:
     Path("mine", f"{stage}.yaml").unlink()
-    said = (
+    message = (
         f"starts from the model of the stage {stage}, but the recipe mine has no {stage}.yaml: add that file, or name "
         f"another model by {key}"
     )
     for words in (["recipes", "validate", "mine"], ["run", "mine", "--hub", "local"]):
-        with pytest.raises(ZooError, match=said):
+        with pytest.raises(ZooError, match=message):
             zoo(*words)
 
 
-def test_a_reward_model_that_pads_with_eos(zoo: Callable[..., None], mine: Path) -> None:
-    """It is told before SFT trains, and a key mends it; so is a judge."""
-    paid = rewarding(Path("paid"), mine)
-    tokenizer = AutoTokenizer.from_pretrained(paid)
+def test_reward_model_padding_with_eos_needs_reward_pad_token(zoo: Callable[..., None], base_model: Path) -> None:
+    """Rejected before SFT trains, as a reward model and as a judge; the key fixes it."""
+    reward_model = save_reward_model(Path("paid"), base_model)
+    tokenizer = AutoTokenizer.from_pretrained(reward_model)
     tokenizer.pad_token = tokenizer.eos_token
-    tokenizer.save_pretrained(paid)
-    on = ("mine", "--ppo.reward_model_path", "paid")
+    tokenizer.save_pretrained(reward_model)
+    arguments = ("mine", "--ppo.reward_model_path", "paid")
     key = "--ppo.reward_pad_token"
-    for words in (["recipes", "validate", *on], ["run", *on, "--hub", NOBODY]):
+    for words in (["recipes", "validate", *arguments], ["run", *arguments, "--hub", UNREACHABLE_HUB]):
         with pytest.raises(ZooError, match=r"reward model paid pads with its EOS.*set reward_pad_token"):
             zoo(*words)
         with pytest.raises(ZooError, match=r"reward_pad_token is '<none>', which the tokenizer of .* does not have"):
@@ -339,35 +359,33 @@ def test_a_reward_model_that_pads_with_eos(zoo: Callable[..., None], mine: Path)
             zoo(*words, key, tokenizer.eos_token)
     with pytest.raises(ZooError, match=r"judge reward:paid pads with its EOS"):
         zoo("recipes", "validate", "mine", "--evaluation.judge", "reward:paid")
-    zoo("recipes", "validate", *on, key, "<|fim_pad|>")
+    zoo("recipes", "validate", *arguments, key, "<|fim_pad|>")
     assert not Path("runs/mine/sft").exists()
 
 
-def test_a_reward_model_that_is_cut_short(zoo: Callable[..., None], mine: Path) -> None:
-    weights = rewarding(Path("paid"), mine) / "model.safetensors"
+def test_run_rejects_truncated_reward_model(zoo: Callable[..., None], base_model: Path) -> None:
+    weights = save_reward_model(Path("paid"), base_model) / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
     with pytest.raises(ZooError, match=r"paid/model\.safetensors is truncated or damaged"):
-        zoo("run", "mine", "--ppo.reward_model_path", "paid", "--hub", NOBODY)
+        zoo("run", "mine", "--ppo.reward_model_path", "paid", "--hub", UNREACHABLE_HUB)
     assert not Path("runs/mine/sft").exists()
 
 
-def test_a_reward_model_with_fewer_embeddings_than_tokens(zoo: Callable[..., None], mine: Path) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(rewarding(Path("paid"), mine))
+def test_validate_rejects_reward_model_with_too_few_embeddings(zoo: Callable[..., None], base_model: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(save_reward_model(Path("paid"), base_model))
     tokenizer.add_tokens(["<one>", "<two>"])
     tokenizer.save_pretrained("paid")
     with pytest.raises(ZooError, match=r"reward model paid has ids up to .*, but its config.json has a vocab_size of"):
         zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "paid")
 
 
-def test_what_suits_the_recipe_is_valid(zoo: Callable[..., None], mine: Path) -> None:
-    two_labels(Path("two"), mine)
+def test_validate_accepts_reward_label_and_eval_strategy(zoo: Callable[..., None], base_model: Path) -> None:
+    two_labels(Path("two"), base_model)
     zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "two", "--ppo.reward_label", "good")
     zoo("recipes", "validate", "mine", "--sft.eval_strategy", "steps", "--sft.eval_steps", "1")
 
 
-def test_ppo_alone_says_what_its_evaluation_would_stumble_over(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_ppo_warns_that_evaluation_would_fail(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     toy_run.make_recipe(tmp_path)
     toy_run.save_start(tmp_path)
     context = replace(toy_run.make_context(tmp_path), flags={"recipe": {"evaluation.prompts": 10_000}})
@@ -375,21 +393,21 @@ def test_ppo_alone_says_what_its_evaluation_would_stumble_over(
     assert f"`rlhf-zoo eval {tmp_path}/toy` would fail: The test split has " in caplog.text
 
 
-def test_bf16_where_the_machine_has_it(tmp_path: Path) -> None:
+def test_bf16_is_off_when_machine_lacks_it(tmp_path: Path) -> None:
     assert PPOConfig(output_dir=str(tmp_path), bf16=None, use_cpu=True).bf16 is False
 
 
-def test_a_card_says_what_was_not_read_and_what_nobody_told_apart(tmp_path: Path) -> None:
+def test_card_reports_truncated_reward_texts_and_all_ties(tmp_path: Path) -> None:
     runs = make_runs(tmp_path / "runs")
-    plain = head_and_body(make_card(runs / "ppo"))[1]
-    assert "read only the end" not in plain and "All comparisons were ties" not in plain
+    plain_body = head_and_body(make_card(runs / "ppo"))[1]
+    assert "read only the end" not in plain_body and "All comparisons were ties" not in plain_body
     run, evaluation = runs / "ppo/run.json", runs / "eval/evaluation.json"
     run.write_text(json.dumps(json.loads(run.read_text()) | {"reward_cut": 1234}))
-    found = json.loads(evaluation.read_text())
-    found["win_rate"]["ties"], found["judge"]["name"] = 1.0, "same labels"
-    evaluation.write_text(json.dumps(found))
+    results = json.loads(evaluation.read_text())
+    results["win_rate"]["ties"], results["judge"]["name"] = 1.0, "same labels"
+    evaluation.write_text(json.dumps(results))
     body = head_and_body(make_card(runs / "ppo"))[1]
     assert "**The reward model read only the end** of at least 1234 training texts" in body
     assert "**All comparisons were ties: the judge cannot tell the two policies apart.**" in body
-    assert "It is not the reward that PPO was trained on." in plain
+    assert "It is not the reward that PPO was trained on." in plain_body
     assert "It is not the reward that PPO was trained on." not in body

@@ -26,11 +26,11 @@ COMPARED = [experiment for experiment in EXPERIMENTS if keep.load(experiment.nam
 SHOWN = [
     name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
 ]
-#: What may not have been run yet, of those that were run.
-LATER = ("baselines",)
+#: Parts that an experiment may lack although it was run.
+OPTIONAL = ("baselines",)
 RUN = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
-KEPT = [one.name(part) for one in RUN for part in one.parts if part not in LATER or keep.load(one.name(part))]
-#: Of studies that are out of the tree.
+KEPT = [one.name(part) for one in RUN for part in one.parts if part not in OPTIONAL or keep.load(one.name(part))]
+#: Figures of studies whose scripts were removed.
 STUDIES = ("probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits")
 KEPT += [SUMS, REAL_TEXT, *STUDIES]
 
@@ -43,42 +43,42 @@ def beta_runs(experiment, *, zero: bool) -> list[dict]:
     return [run for run in runs(experiment.name("ablation")) if (run["beta"] == 0) == zero]
 
 
-def test_every_table_in_the_docs_is_rendered_from_the_json():
-    shown = ""
+def test_docs_tables_are_rendered_from_json():
+    all_text = ""
     for name in evidence.DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "<!-- evidence:" in text, name
         assert text == tables.rendered(text), f"{name}: run `python benchmarks/evidence.py --render`"
-        shown += text
+        all_text += text
     for name in SHOWN:
-        assert f"<!-- evidence:{name} -->" in shown, f"no document shows the table {name}"
+        assert f"<!-- evidence:{name} -->" in all_text, f"no document shows the table {name}"
 
 
-def test_what_the_list_says_came_of_a_recipe_is_what_the_json_has():
+def test_recipe_results_match_json():
     def mean(name: str, *path: str) -> str:
-        found = runs(name)
-        return f"{fmean(reduce(operator.getitem, path, run) for run in found):.2f}"
+        recipe_runs = runs(name)
+        return f"{fmean(reduce(operator.getitem, path, run) for run in recipe_runs):.2f}"
 
     def seeds(name: str) -> str:
         return f"{len(runs(name))} seeds"
 
-    win, right = ("win_rate", "value"), ("reward_model", "accuracy")
+    win, accuracy = ("win_rate", "value"), ("reward_model", "accuracy")
     sums_of = [mean(SUMS, "policies", policy, "sampled", "value") for policy in ("SFT", "PPO")]
     counts = [mean("remarks-count", side, "judge") for side in ("sft", "ppo")]
-    said = {
+    expected = {
         "tiny-world": f"win rate over SFT {mean('tiny-world', *win)} by the gold utility, {seeds('tiny-world')}",
         "product-remarks": f"win rate over SFT {mean('product-remarks', *win)} by a judge that cannot be trusted, "
         + seeds("product-remarks"),
         "remarks-count": f"exact count {' → '.join(counts)}, {seeds('remarks-count')}",
-        "arguments": f'accuracy on held-out pairs {mean("arguments", *right)}, "longer wins" '
+        "arguments": f'accuracy on held-out pairs {mean("arguments", *accuracy)}, "longer wins" '
         f"{mean('arguments', 'reward_model', 'longer_wins', 'value')}; PPO over SFT {mean('arguments', *win)}, "
         + seeds("arguments"),
         SUMS: f"right answers {' → '.join(sums_of)} at T = 1, {seeds(SUMS)}",
     }
-    assert {name: load_recipe(name).zoo["ours"] for name in said} == said
+    assert {name: load_recipe(name).zoo["ours"] for name in expected} == expected
 
 
-def test_the_pages_name_every_verdict_and_the_rule_every_family_once():
+def test_pages_name_every_verdict_and_probe_family():
     names = ("README.md", "docs/cards.md", "docs/reward-up-text-worse.md")
     pages = {name: (ROOT / name).read_text(encoding="utf-8") for name in names}
     for kind in get_args(Kind):
@@ -91,23 +91,25 @@ def test_the_pages_name_every_verdict_and_the_rule_every_family_once():
     assert sorted(re.findall(r"^\d\. \*\*([a-z ]+?)(?: at step N)?\*\*", page, re.M)) == sorted(get_args(Kind))
     explained = page.split("| family | is explained where |")[1].split("\n\n")[0]
     for family in FAMILIES:
-        left = 2 if family.name == "templates" else 1  # those that keep to their prompts, and those that do not
-        assert explained.count(family.name) == left, family.name
+        expected_count = (
+            2 if family.name == "templates" else 1
+        )  # those that keep to their prompts, and those that do not
+        assert explained.count(family.name) == expected_count, family.name
 
 
 @pytest.mark.parametrize("experiment", RUN, ids=lambda one: one.recipe)
-def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
-    whole, ablated = runs(experiment.name("runs")), runs(experiment.name("ablation"))
-    assert [run["seed"] for run in whole] == list(experiment.seeds)
-    for run in whole:
+def test_committed_runs_match_experiments(experiment):
+    full_runs, ablated = runs(experiment.name("runs")), runs(experiment.name("ablation"))
+    assert [run["seed"] for run in full_runs] == list(experiment.seeds)
+    for run in full_runs:
         assert run["command"] == " ".join(experiment.run(run["seed"], DATA))
     first, betas = experiment.ablated, (0, experiment.beta) if experiment in ABLATED else ()
-    asked = [(beta, seed) for beta in betas for seed in range(first, first + experiment.ppo_seeds)]
-    assert [(run["beta"], run["ppo_seed"]) for run in ablated] == asked
+    expected = [(beta, seed) for beta in betas for seed in range(first, first + experiment.ppo_seeds)]
+    assert [(run["beta"], run["ppo_seed"]) for run in ablated] == expected
     for run in ablated:
         assert run["command"] == " ".join(experiment.ablate(DATA))
         assert run["seed"] == first
-    for run in [*whole, *ablated]:
+    for run in [*full_runs, *ablated]:
         assert run["recipe"] == experiment.recipe
         assert run["win_rate"]["n"] >= 500
         assert len(run["probes"]) >= 7  # of eight families then, some need more than a run has
@@ -115,12 +117,12 @@ def test_the_committed_runs_are_those_that_the_experiments_ask_for(experiment):
         assert run["reasons"]
 
 
-@pytest.mark.parametrize("experiment", COMPARED, ids=lambda one: one.recipe)
-def test_the_baselines_are_of_the_first_run(experiment):
+@pytest.mark.parametrize("experiment", COMPARED, ids=lambda row: row.recipe)
+def test_baselines_use_first_run(experiment):
     frontier = keep.load(experiment.name("baselines"))
     first = runs(experiment.name("runs"))[0]
     assert frontier["seed"] == first["seed"]
-    seeds = {one["label"]: one["judge"] for one in frontier["ppo"]["seeds"]}
+    seeds = {row["label"]: row["judge"] for row in frontier["ppo"]["seeds"]}
     assert seeds[f"seed {first['seed']}"] == pytest.approx(first["ppo"]["judge"], rel=1e-4)
     assert len(seeds) == experiment.ppo_seeds
     for method in METHODS:
@@ -128,13 +130,13 @@ def test_the_baselines_are_of_the_first_run(experiment):
     assert [point["label"] for point in frontier["methods"]["best-of-n"]][-1] == "n = 64"
     for method in ("dpo", "rloo"):
         points = frontier["methods"][method]
-        asked = experiment.dpo_betas if method == "dpo" else ""
-        assert len(points) == (len(asked.split(",")) if asked else 3), method
+        betas = experiment.dpo_betas if method == "dpo" else ""
+        assert len(points) == (len(betas.split(",")) if betas else 3), method
         assert all(len(point["seeds"]) == 3 for point in points), method
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_the_json_is_small_and_knows_no_machine(name):
+def test_json_is_small_and_holds_no_machine_paths(name):
     path = keep.FOLDER / f"{name}.json"
     text = path.read_text(encoding="utf-8")
     assert len(text) < 200_000
@@ -143,61 +145,65 @@ def test_the_json_is_small_and_knows_no_machine(name):
     assert json.loads(text).get("schema", 2) == (4 if name == "probe-rates" else 2)
 
 
-def test_what_the_docs_say_of_the_rule():
-    """Of honest policies next to none are accused; every hacker of all completions is found; strength never helps."""
-    kept = keep.load("probe-rates")
+def test_error_rates_of_rule_match_docs():
+    """Honest policies are almost never flagged, full-strength hacks always are, and no hack gains by its strength."""
+    rates = keep.load("probe-rates")
     page = (ROOT / "docs/evaluation.md").read_text(encoding="utf-8")
-    assert kept["rule"] == 2 and "**The tables of this section and of the next are by version 2" in page
-    assert kept["falls_with_strength"] == []
-    fair = [row for row in kept["honest"] if row["judge"] == "honest"]
-    for row in fair:
+    assert rates["rule"] == 2 and "**The tables of this section and of the next are by version 2" in page
+    assert rates["falls_with_strength"] == []
+    honest_judge_rows = [row for row in rates["honest"] if row["judge"] == "honest"]
+    for row in honest_judge_rows:
         assert row["n"] >= 400 and row["hacked"]["value"] <= 0.01 and row["suspicious"]["value"] <= 0.1, row["policy"]
-    assert all(row["hacked"]["value"] <= 0.01 for row in kept["honest"])
-    again = fair[0]
-    assert again["policy"].startswith("SFT") and again["recommended"]["value"] <= 0.05
-    trained = {row["policy"]: row for row in fair if "policies" in row}
+    assert all(row["hacked"]["value"] <= 0.01 for row in rates["honest"])
+    sft_row = honest_judge_rows[0]
+    assert sft_row["policy"].startswith("SFT") and sft_row["recommended"]["value"] <= 0.05
+    trained = {row["policy"]: row for row in honest_judge_rows if "policies" in row}
     assert list(trained) == ["PPO, trained", "DPO, trained", "RLOO, trained"]
     assert all(row["policies"] >= 2 and row["gain"] > 0.5 for row in trained.values())
-    by = {(row["policy"], row["judge"]): row["suspicious"]["value"] for row in kept["honest"]}
-    unchecked = [by[policy, "fooled, unchecked"] for policy in trained]
+    suspicious_rates = {(row["policy"], row["judge"]): row["suspicious"]["value"] for row in rates["honest"]}
+    unchecked = [suspicious_rates[policy, "fooled, unchecked"] for policy in trained]
     assert f"suspicious in {100 * min(unchecked):.0f} to {max(unchecked):.0%}" in page
-    assert all(0.08 < by[policy, "fooled"] < 0.12 for policy in ("PPO, trained", "RLOO, trained"))
-    for row in kept["hacked"]:
+    assert all(0.08 < suspicious_rates[policy, "fooled"] < 0.12 for policy in ("PPO, trained", "RLOO, trained"))
+    for row in rates["hacked"]:
         if row["strength"] == 1:
             hacked = row["hacked"]["value"]
             assert hacked + row["suspicious"]["value"] >= 0.95, (row["policy"], row["judge"])
             assert hacked >= 0.95 or row["judge"] != "honest", row["policy"]
 
 
-def test_what_the_docs_say_of_the_text_of_a_real_model():
-    """No honest policy is hacked in more than 1%, and one text, or one of a dozen, for all prompts always is."""
-    kept = keep.load(REAL_TEXT)
-    assert kept["rule"] == RULE_VERSION and kept["prompts"] == real_text_rates.PROMPTS
-    assert {row["policy"] for row in kept["honest"]} == {*real_text_rates.HONEST}
-    assert {row["policy"] for row in kept["hacked"]} == {*real_text_rates.PLANTED}
-    assert {row["strength"] for row in kept["hacked"]} == {*real_text_rates.STRENGTHS}
+def test_error_rates_on_real_text_match_docs():
+    """At most 1% of honest policies are called hacked; one text, or one of a dozen, for all prompts always is."""
+    rates = keep.load(REAL_TEXT)
+    assert rates["rule"] == RULE_VERSION and rates["prompts"] == real_text_rates.PROMPTS
+    assert {row["policy"] for row in rates["honest"]} == {*real_text_rates.HONEST}
+    assert {row["policy"] for row in rates["hacked"]} == {*real_text_rates.PLANTED}
+    assert {row["strength"] for row in rates["hacked"]} == {*real_text_rates.STRENGTHS}
     judges = {*real_text_rates.JUDGES, real_text_rates.PROGRAM}
-    assert {row["judge"] for row in kept["honest"]} == judges
+    assert {row["judge"] for row in rates["honest"]} == judges
     for judge in judges:
-        rows = [row for row in kept["honest"] if row["judge"] == judge]
+        rows = [row for row in rates["honest"] if row["judge"] == judge]
         assert sum(row["kinds"].get("hacked", 0) for row in rows) <= sum(row["n"] for row in rows) / 100, judge
-    by = {(row["policy"], row["judge"]): row for row in kept["honest"]}
+    rows_by_key = {(row["policy"], row["judge"]): row for row in rates["honest"]}
     suspected = ["temperature 0.7", "greets by name, always with Hello"]
     for judge in ("honest, unchecked", "honest, 400 pairs"):
-        assert [p for p in real_text_rates.HONEST if by[p, judge]["suspicious"]["value"] > 0.1] == suspected, judge
-    at_full = [row for row in kept["hacked"] if row["strength"] == 1]
-    for row in at_full:
+        assert [p for p in real_text_rates.HONEST if rows_by_key[p, judge]["suspicious"]["value"] > 0.1] == suspected, (
+            judge
+        )
+    full_strength = [row for row in rates["hacked"] if row["strength"] == 1]
+    for row in full_strength:
         if row["policy"] in ("one text", "one of a dozen texts", "one phrase"):
             assert row["hacked"]["value"] == 1, (row["policy"], row["judge"])
-    unseen = {
-        row["policy"] for row in at_full if row["judge"].startswith("fooled") and {*row["kinds"]} == {"not judged"}
+    missed = {
+        row["policy"]
+        for row in full_strength
+        if row["judge"].startswith("fooled") and {*row["kinds"]} == {"not judged"}
     }
-    assert unseen == {"shuffled words", "falsified facts", "one hidden character", "exclaimer"}
-    assert not any("better" in row["kinds"] for row in kept["hacked"] if row["strength"] >= 0.3)
+    assert missed == {"shuffled words", "falsified facts", "one hidden character", "exclaimer"}
+    assert not any("better" in row["kinds"] for row in rates["hacked"] if row["strength"] >= 0.3)
 
 
 @pytest.mark.parametrize("experiment", ABLATED, ids=lambda one: one.recipe)
-def test_without_the_string_a_run_is_hacked_and_with_it_not(experiment):
+def test_runs_are_hacked_only_without_kl_penalty(experiment):
     for run in beta_runs(experiment, zero=True):
         assert run["kind"] == "hacked", run["ppo_seed"]
         assert len({probe["family"] for probe in run["probes"] if probe["fired"]}) >= 3, run["ppo_seed"]
@@ -205,14 +211,14 @@ def test_without_the_string_a_run_is_hacked_and_with_it_not(experiment):
         assert run["kind"] != "hacked", run["command"]
 
 
-def test_the_figures_that_the_recipes_promise():
-    tiny, remarks = (runs(one.name("runs")) for one in (TINY, REMARKS))
+def test_runs_reach_figures_that_recipes_promise():
+    tiny, remarks = (runs(experiment.name("runs")) for experiment in (TINY, REMARKS))
     assert [run["kind"] for run in tiny] == ["healthy"] * 10
     assert len(remarks) == 3 and {run["kind"] for run in remarks} == {"suspicious", "not judged"}
     for run in tiny:
         assert run["win_rate"]["value"] >= 0.68
         assert run["win_rate"]["ci95"][0] >= 0.64
-        assert not any(one["beats_sft"] for one in run["trivial"]["policies"])
+        assert not any(policy["beats_sft"] for policy in run["trivial"]["policies"])
     assert all(run["trivial"]["winnable_by_a_constant"] for run in remarks)
     for run in remarks:
         assert run["reward_model"]["accuracy"] >= 0.90
@@ -222,12 +228,12 @@ def test_the_figures_that_the_recipes_promise():
 
 
 @pytest.mark.skipif(not runs(SUMS), reason="not run yet: python benchmarks/evidence.py tiny-sums")
-def test_ppo_finds_out_that_showing_its_work_pays():
-    """Of sums, in every seed; how far it comes is told by the table. One run repeats more digits than is allowed."""
-    kept = runs(SUMS)
-    assert [run["seed"] for run in kept] == list(sums.SEEDS)
-    assert sorted(run["kind"] for run in kept) == ["healthy"] * 4 + ["suspicious"]
-    for run in kept:
+def test_ppo_learns_to_show_work_on_sums():
+    """In every seed; one run is suspicious, as it repeats more digits than the rule allows."""
+    sums_runs = runs(SUMS)
+    assert [run["seed"] for run in sums_runs] == list(sums.SEEDS)
+    assert sorted(run["kind"] for run in sums_runs) == ["healthy"] * 4 + ["suspicious"]
+    for run in sums_runs:
         sft, ppo = (run["policies"][name] for name in ("SFT", "PPO"))
         assert ppo["greedy"]["n"] == 1000 and ppo["greedy"]["ci95"][0] > sft["greedy"]["ci95"][1] + 0.2
         assert sft["greedy_work"]["value"] < 0.3 and ppo["greedy_work"]["value"] > 0.9

@@ -24,41 +24,41 @@ SCRIPT = BIN / "hf-rlhf-zoo"
 
 
 def hf(*arguments: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    # Where `hf` would ask GitHub, it hears nothing.
-    quiet = {"HF_HUB_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
+    # `hf` must not reach GitHub.
+    offline = {"HF_HUB_DISABLE_UPDATE_CHECK": "1", "NO_COLOR": "1", "HTTPS_PROXY": "http://127.0.0.1:9", "NO_PROXY": ""}
     return subprocess.run(
-        [BIN / "hf", *arguments], env=environment(home, **quiet | env), capture_output=True, text=True, check=False
+        [BIN / "hf", *arguments], env=environment(home, **offline | env), capture_output=True, text=True, check=False
     )
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the extension goes, which is nowhere yet."""
+    """Where the extension will be installed."""
     monkeypatch.setenv("HOME", str(tmp_path))
     return tmp_path / FOLDER
 
 
 def files(folder: Path) -> dict[str, tuple[bytes, int]]:
-    found = sorted(path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in paths}
 
 
-def test_installed_run_and_removed(tmp_path):
-    """By `hf` itself: arguments and exit codes pass, it lists the extension, and knows it no more at the end."""
+def test_extension_installs_runs_and_uninstalls(tmp_path):
+    """`hf` passes on arguments and exit codes, lists the extension, and no longer knows it after the removal."""
     other = tmp_path / ".local/share/hf/extensions/hf-other"
     other.mkdir(parents=True)
-    done = zoo("hub", "extension", "install", home=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert f"`hf rlhf-zoo` runs {SCRIPT}:" in done.stdout
-    assert "rlhf-zoo hub extension uninstall" in done.stdout
+    result = zoo("hub", "extension", "install", home=tmp_path)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"`hf rlhf-zoo` runs {SCRIPT}:" in result.stdout
+    assert "rlhf-zoo hub extension uninstall" in result.stdout
     before = files(tmp_path / FOLDER)
     assert zoo("hub", "extension", "install", home=tmp_path).stdout == f"`hf rlhf-zoo` runs {SCRIPT} already.\n"
     assert files(tmp_path / FOLDER) == before
 
     arguments = ["recipes", "show", "no such recipe; $(x) 'y'"]
-    through, plain = hf("rlhf-zoo", *arguments, home=tmp_path), zoo(*arguments, home=tmp_path)
-    assert (through.returncode, through.stderr) == (2, plain.stderr)
-    assert "no such recipe; $(x) 'y'" in through.stderr
+    via_hf, direct = hf("rlhf-zoo", *arguments, home=tmp_path), zoo(*arguments, home=tmp_path)
+    assert (via_hf.returncode, via_hf.stderr) == (2, direct.stderr)
+    assert "no such recipe; $(x) 'y'" in via_hf.stderr
     assert hf("rlhf-zoo", "run", "--help", home=tmp_path).stdout.startswith("Usage: rlhf-zoo run ")
     assert "The RLHF model zoo" in hf("--help", home=tmp_path).stdout
     rows = json.loads(hf("extensions", "list", "--format", "json", home=tmp_path).stdout)
@@ -71,31 +71,31 @@ def test_installed_run_and_removed(tmp_path):
     assert zoo("hub", "extension", "uninstall", home=tmp_path).stdout == "`hf rlhf-zoo` was not installed.\n"
 
 
-def test_github_is_asked_for_nothing(tmp_path, folder):
-    """With `hf`'s own checks for updates on: GitHub has no such extension, and a stranger's is never installed."""
+def test_hf_installs_nothing_from_github(tmp_path, folder):
+    """With `hf`'s update checks on, an extension of this name on GitHub is never installed."""
     extension.install()
     before = files(folder)
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Closed(BaseHTTPRequestHandler):
         def do_CONNECT(self) -> None:
-            asked.append(self.requestline)
+            requests.append(self.requestline)
             self.send_error(502)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Closed) as proxy:
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         env = {"HTTPS_PROXY": f"http://127.0.0.1:{proxy.server_port}", "HF_HUB_DISABLE_UPDATE_CHECK": "0"}
         assert hf("rlhf-zoo", "--version", home=tmp_path, **env).returncode == 0
-        assert asked  # `hf`'s check of its own version: the proxy is in its way
-        assert not [line for line in asked if "github" in line], asked
-        updated = hf("extensions", "update", "rlhf-zoo", home=tmp_path, **env)
-        assert "Could not check updates" in updated.stdout + updated.stderr
-        assert [line for line in asked if "github.com" in line]
+        assert requests  # `hf`'s check of its own version: the proxy is in its way
+        assert not [line for line in requests if "github" in line], requests
+        update = hf("extensions", "update", "rlhf-zoo", home=tmp_path, **env)
+        assert "Could not check updates" in update.stdout + update.stderr
+        assert [line for line in requests if "github.com" in line]
         proxy.shutdown()
     assert files(folder) == before
 
 
-def test_an_environment_that_moved(tmp_path, folder):
+def test_install_replaces_stale_executable_path(tmp_path, folder):
     extension.install()
     manifest = folder / "manifest.json"
     stale = str(tmp_path / "gone" / "bin" / "hf-rlhf-zoo")
@@ -108,7 +108,7 @@ def test_an_environment_that_moved(tmp_path, folder):
 @pytest.mark.parametrize(
     "content", ['{"repo_id": "someone/hf-rlhf-zoo", "owner": "someone"}', '{"repo_id": ', "[]", None], ids=repr
 )
-def test_anothers_extension_of_the_name_is_left_alone(folder, content):
+def test_extension_of_same_name_is_left_unchanged(folder, content):
     (folder / "venv").mkdir(parents=True)
     if content is not None:
         (folder / "manifest.json").write_text(content)
@@ -121,7 +121,7 @@ def test_anothers_extension_of_the_name_is_left_alone(folder, content):
     assert files(folder) == before and (folder / "venv").is_dir()
 
 
-def test_a_link_is_anothers(tmp_path, folder):
+def test_uninstall_rejects_symlinked_folder(tmp_path, folder):
     """Removing through it would empty a folder elsewhere."""
     extension.install()
     folder.rename(tmp_path / "elsewhere")
@@ -131,7 +131,7 @@ def test_a_link_is_anothers(tmp_path, folder):
     assert (tmp_path / "elsewhere" / "manifest.json").exists()
 
 
-def test_files_of_others_in_our_folder(folder):
+def test_uninstall_rejects_folder_with_foreign_files(folder):
     folder.mkdir(parents=True)  # an empty one is nobody's
     assert extension.install() is None
     (folder / "notes.txt").write_text("mine")
@@ -143,11 +143,11 @@ def test_files_of_others_in_our_folder(folder):
     assert not folder.exists()
 
 
-def test_what_cannot_be_installed_is_one_sentence(tmp_path, folder, monkeypatch):
+def test_install_failure_is_one_sentence(tmp_path, folder, monkeypatch):
     (tmp_path / ".local").write_text("")
-    done = zoo("hub", "extension", "install", home=tmp_path)
-    assert (done.returncode, done.stdout, len(errors(done.stderr))) == (2, "", 1)
-    assert str(folder) in done.stderr
+    result = zoo("hub", "extension", "install", home=tmp_path)
+    assert (result.returncode, result.stdout, len(errors(result.stderr))) == (2, "", 1)
+    assert str(folder) in result.stderr
     monkeypatch.setattr(extension.sysconfig, "get_path", lambda *_: str(tmp_path / "bin"))
     with pytest.raises(ZooError, match="has no hf-rlhf-zoo"):
         extension.install()
@@ -171,9 +171,9 @@ with foreground():
 """
 
 
-def test_ctrl_c_leaves_time_to_save(tmp_path, folder):
-    """`hf` alone would kill its child after a quarter of a second. A shell's script gets its terminal back: only who
-    is in the foreground may change the terminal's settings."""
+def test_extension_gives_child_time_to_save_on_ctrl_c(tmp_path, folder):
+    """`hf` alone would kill its child after a quarter of a second. The shell gets its terminal back: `stty` works only
+    in the foreground."""
     extension.install()
     launcher, manifest = tmp_path / "launcher", folder / "manifest.json"
     launcher.write_text(LAUNCHER)
@@ -184,15 +184,15 @@ def test_ctrl_c_leaves_time_to_save(tmp_path, folder):
     if pid == 0:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.execve(command[0], command, environment(tmp_path, HF_HUB_DISABLE_UPDATE_CHECK="1"))
-    said, pressed, deadline = b"", False, time.monotonic() + 60
+    output, pressed, deadline = b"", False, time.monotonic() + 60
     while time.monotonic() < deadline and select.select([terminal], [], [], 60)[0]:
         try:
-            said += os.read(terminal, 65536)
+            output += os.read(terminal, 65536)
         except OSError:  # its last process has ended
             break
-        if not pressed and b"ready" in said:
+        if not pressed and b"ready" in output:
             os.write(terminal, b"\x03")
             pressed = True
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    assert all(word in said for word in (b"saved", b"code 130", b"done")), said
+    assert all(word in output for word in (b"saved", b"code 130", b"done")), output

@@ -24,7 +24,7 @@ def save(folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_is_sent_once_and_only_what_a_model_is_loaded_from(tmp_path: Path, thread_hub: ThreadHub) -> None:
+def test_add_model_uploads_only_model_files_and_only_once(tmp_path: Path, thread_hub: ThreadHub) -> None:
     hub = Hub("other", thread_hub.url, "a test")
     folder = save(tmp_path / "base")
     (folder / "README.md").write_text("---\nlicense: mit\n---\nMy model.\n")
@@ -45,7 +45,7 @@ def test_a_folder_is_sent_once_and_only_what_a_model_is_loaded_from(tmp_path: Pa
     assert changed.new and ModelCard.load(NAME).data.license == "apache-2.0"
 
 
-def test_another_model_or_a_part_of_one_is_refused(tmp_path: Path, thread_hub: ThreadHub) -> None:
+def test_add_model_rejects_other_model_and_incomplete_folder(tmp_path: Path, thread_hub: ThreadHub) -> None:
     hub = Hub("other", thread_hub.url, "a test")
     folder = save(tmp_path / "base")
     add_model(str(folder), NAME, license=None, source=None, hub=hub)
@@ -76,11 +76,11 @@ def test_another_model_or_a_part_of_one_is_refused(tmp_path: Path, thread_hub: T
     assert not thread_hub.api().repo_exists("maker/other")
 
 
-def test_the_command_adds_a_gguf_file(tmp_path: Path) -> None:
+def test_hub_add_command_adds_gguf_file(tmp_path: Path) -> None:
     file = write_gguf(tmp_path)
-    done = zoo("hub", "add", file, NAME, "--source", "made here", home=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"{NAME} now holds the model of {file} (commit "), done.stdout
+    result = zoo("hub", "add", file, NAME, "--source", "made here", home=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(f"{NAME} now holds the model of {file} (commit "), result.stdout
     (folder,) = (tmp_path / "zoo" / "gguf").glob(f"*/{FILE}")
     assert load_tokenizer(folder).pad_token == "<|endoftext|>" and load_causal(folder)
     again = zoo("hub", "add", tmp_path, NAME, home=tmp_path)

@@ -6,7 +6,7 @@ from huggingface_hub.errors import BadRequestError, HfHubHTTPError, RepositoryNo
 SPACE = "local/compare"
 
 
-def test_collections(near_hub):
+def test_client_manages_collections_and_their_items(near_hub):
     api = near_hub.api()
     for name in ("sft", "ppo"):
         api.create_repo(f"local/{name}")
@@ -61,7 +61,7 @@ def test_collections(near_hub):
     api.delete_collection(slug, missing_ok=True)
 
 
-def test_space(near_hub):
+def test_client_manages_variables_and_secrets_of_stopped_space(near_hub):
     api = near_hub.api()
     api.create_repo(SPACE, repo_type="space", space_sdk="gradio", space_variables=[{"key": "A", "value": "1"}])
     api.upload_file(path_or_fileobj=b"print()", path_in_repo="app.py", repo_id=SPACE, repo_type="space")

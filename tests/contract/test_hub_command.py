@@ -42,17 +42,17 @@ def start(*arguments: str, **options) -> subprocess.Popen:
 
 
 def run(*arguments: str) -> str:
-    """What a command that goes well prints, in this process."""
-    done = CliRunner().invoke(group, arguments, catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    """Runs a command that must succeed, in this process; returns its stdout."""
+    result = CliRunner().invoke(group, arguments, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
 
 
 def refusal(*arguments: str) -> str:
-    """The one sentence of a command that ends with exit code 2."""
-    done = CliRunner().invoke(group, arguments, catch_exceptions=False)
-    assert (done.exit_code, done.stdout, done.stderr.count("\n")) == (2, "", 1), done.output
-    return done.stderr
+    """Runs a command that must exit with 2; returns the one sentence on stderr."""
+    result = CliRunner().invoke(group, arguments, catch_exceptions=False)
+    assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (2, "", 1), result.output
+    return result.stderr
 
 
 def wait_for(path: Path, process: subprocess.Popen | None = None) -> dict:
@@ -70,7 +70,7 @@ def server(tmp_path):
     process.communicate()
 
 
-def test_serve_status_token_env(server, tmp_path):
+def test_serve_status_token_and_env_agree(server, tmp_path):
     root = tmp_path / "hub"
     ready = json.loads((tmp_path / "ready").read_text())
     assert ready == {"url": ready["url"], "pid": server.pid}
@@ -89,25 +89,25 @@ def test_serve_status_token_env(server, tmp_path):
     assert status.pop("bytes") > 1_000_000
     repositories = {"models": 1, "datasets": 0, "spaces": 0}
     assert status == {"running": True, **ready, "root": str(root), "repositories": repositories, "damaged": []}
-    shown = run("status", "--root", str(root))
-    assert ready["url"] in shown
-    assert "1 models" in shown
+    text = run("status", "--root", str(root))
+    assert ready["url"] in text
+    assert "1 models" in text
 
     script = 'eval "$1"; exec "$2" -c "import os, json; print(json.dumps(dict(os.environ)))"'
     exports = run("env", "--root", str(root))
-    done = subprocess.run(
+    shell = subprocess.run(
         ["sh", "-c", script, "sh", exports, sys.executable], capture_output=True, text=True, check=True
     )
-    values = json.loads(done.stdout)
+    values = json.loads(shell.stdout)
     assert {name: values[name] for name in EXPORTS} == EXPORTS
     assert values["HF_ENDPOINT"] == ready["url"]
     assert values["HF_HOME"] == str(root / "client")
     assert HfApi(endpoint=ready["url"], token=values["HF_TOKEN"]).whoami()["auth"]["accessToken"]["role"] == "write"
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
-def test_clean_end(server, tmp_path, how):
-    server.send_signal(how)
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGINT])
+def test_serve_removes_its_files_on_signal(server, tmp_path, stop_signal):
+    server.send_signal(stop_signal)
     assert server.wait(timeout=60) == 0
     assert not (tmp_path / "ready").exists()
     assert not (tmp_path / "hub" / "server.json").exists()
@@ -115,7 +115,7 @@ def test_clean_end(server, tmp_path, how):
     assert (status["running"], status["url"], status["pid"]) == (False, None, None)
 
 
-def test_killed_server_is_not_taken_for_running(server, tmp_path):
+def test_status_reports_killed_server_as_stopped(server, tmp_path):
     server.kill()
     server.wait()
     assert (tmp_path / "hub" / "server.json").exists()
@@ -124,7 +124,7 @@ def test_killed_server_is_not_taken_for_running(server, tmp_path):
     assert "rlhf-zoo hub serve" in refusal("env", "--root", str(tmp_path / "hub"))
 
 
-def test_request_under_way_is_finished(server, tmp_path):
+def test_serve_finishes_upload_on_sigterm(server, tmp_path):
     """SIGTERM in the middle of an upload: the upload is stored and answered, then the process ends."""
     url = json.loads((tmp_path / "ready").read_text())["url"]
     api = HfApi(endpoint=url, token=create_token(tmp_path / "hub", "write"))
@@ -159,7 +159,7 @@ time.sleep(600)
 """
 
 
-def test_child_ends_with_its_parent(tmp_path):
+def test_server_ends_with_its_parent(tmp_path):
     command = [sys.executable, "-c", PARENT, str(tmp_path / "hub"), str(tmp_path / "ready")]
     parent = subprocess.Popen(command, env=base_environment())
     child = wait_for(tmp_path / "ready", parent)["pid"]
@@ -174,7 +174,7 @@ def test_child_ends_with_its_parent(tmp_path):
     assert not (tmp_path / "ready").exists()
 
 
-def test_parent_that_is_no_relative(tmp_path):
+def test_parent_monitor_watches_unrelated_process(tmp_path):
     other = subprocess.Popen(["sleep", "600"])
     is_alive = process._parent_monitor(other.pid)
     assert is_alive()
@@ -185,14 +185,14 @@ def test_parent_that_is_no_relative(tmp_path):
     assert server.wait(timeout=60) == 0
 
 
-def test_bad_input(server, tmp_path, monkeypatch):
-    """Of those in this process, none gets as far as to serve."""
+def test_hub_commands_reject_bad_input(server, tmp_path, monkeypatch):
+    """None of the commands in this process starts to serve."""
     monkeypatch.setattr(process.os, "umask", lambda _: 0)
     monkeypatch.setattr(process.signal, "signal", lambda *_: None)
     taken = json.loads((tmp_path / "ready").read_text())["url"].rpartition(":")[2]
     (tmp_path / "file").write_text("")
     root = str(tmp_path / "other")
-    for arguments, said in (
+    for arguments, message in (
         (("serve", "--root", root, "--port", taken), f"Cannot listen on 127.0.0.1:{taken} .*: choose another --port"),
         (("serve", "--root", root, "--port", "70000"), "Port 70000"),
         (("serve", "--root", root, "--host", "no.such.host.invalid"), "--host"),
@@ -200,23 +200,23 @@ def test_bad_input(server, tmp_path, monkeypatch):
         (("serve", "--root", str(tmp_path / "file")), "choose another --root"),
         (("token", "--root", str(tmp_path / "file")), "choose another --root"),
     ):
-        assert re.search(said, refusal(*arguments)), arguments
+        assert re.search(message, refusal(*arguments)), arguments
     assert not (tmp_path / "other" / "server.json").exists()
     with pytest.raises(ZooError, match="'admin' is unknown"):
         create_token(tmp_path, "admin")
 
 
-def test_default_root(monkeypatch, tmp_path):
+def test_hub_commands_default_to_home_root(monkeypatch, tmp_path):
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
-    found = json.loads(CliRunner().invoke(group, ["status", "--json"]).stdout)
-    assert found["root"] == str(tmp_path / "home" / "hub")
-    assert not (tmp_path / "home").exists()  # looking makes nothing
+    status = json.loads(CliRunner().invoke(group, ["status", "--json"]).stdout)
+    assert status["root"] == str(tmp_path / "home" / "hub")
+    assert not (tmp_path / "home").exists()  # status creates nothing
     token = CliRunner().invoke(group, ["token"]).stdout.strip()
     assert token
     assert token not in (tmp_path / "home" / "hub" / "tokens.json").read_text()
 
 
-def test_all_interfaces_and_ipv6(tmp_path):
+def test_server_url_for_all_interfaces_and_ipv6(tmp_path):
     for host, address in (("0.0.0.0", "127.0.0.1"), ("::1", "[::1]"), ("localhost", "localhost")):
         server = HubServer(host, 0, Application(tmp_path))
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()

@@ -1,4 +1,4 @@
-"""A repository that is damaged, on the disk or by what was pushed, spoils only itself; private stays private."""
+"""A damaged repository affects only itself; private repositories stay private."""
 
 import hashlib
 import hmac
@@ -32,8 +32,8 @@ CARD = "---\ntags: [rlhf-zoo, 'stage:ppo']\n---\n"
 SERVER = "rlhf_zoo.hub.server"
 
 
-def loose(folder: Path, kind: bytes) -> Path:
-    """The loose object of the newest commit that is of this kind."""
+def loose_object(folder: Path, kind: bytes) -> Path:
+    """The file of the newest commit's object of this kind."""
     with GitRepository(folder) as git:
         commit = git.branch("main") or ""
         tree = git.root_tree(commit)
@@ -41,29 +41,29 @@ def loose(folder: Path, kind: bytes) -> Path:
     return folder / "objects" / oid[:2] / oid[2:]
 
 
-def spoil(path: Path, content: bytes | None) -> None:
+def overwrite(path: Path, content: bytes | None) -> None:
     path.chmod(0o600)
     path.unlink()
     if content is not None:
         path.write_bytes(content)
 
 
-#: What happens to a repository on the disk -> what is said of it.
-DISK: dict[str, tuple[Callable[[Path], None], str]] = {
-    "empty-settings": (lambda folder: spoil(folder / "hub.json", b""), "its hub.json is not what a Hub writes"),
-    "half-settings": (lambda folder: spoil(folder / "hub.json", b'{"created": "\\ud800"}'), "half a character"),
-    "list-settings": (lambda folder: spoil(folder / "hub.json", b"[1]"), "its hub.json is not what a Hub writes"),
-    "odd-settings": (lambda folder: spoil(folder / "hub.json", b'{"created": 5}'), "'created' is 5"),
-    "odd-privacy": (lambda folder: spoil(folder / "hub.json", b'{"created": "", "private": 5}'), "'private' is 5"),
-    "odd-secrets": (lambda folder: spoil(folder / "hub.json", b'{"created": "", "secrets": {"a": 5}}'), "5 is no"),
-    "lost-settings": (lambda folder: spoil(folder / "hub.json", None), "its hub.json is lost"),
-    "empty-main": (lambda folder: spoil(folder / "refs/heads/main", b""), "its branch main is lost"),
-    "lost-commit": (lambda folder: spoil(loose(folder, b"commit"), None), "is lost"),
-    "lost-tree": (lambda folder: spoil(loose(folder, b"tree"), None), "the tree"),
-    "lost-readme": (lambda folder: spoil(loose(folder, b"blob"), None), "the object"),
+#: Damage to a repository on the disk, and the message about it.
+DAMAGE: dict[str, tuple[Callable[[Path], None], str]] = {
+    "empty-settings": (lambda folder: overwrite(folder / "hub.json", b""), "its hub.json is not what a Hub writes"),
+    "half-settings": (lambda folder: overwrite(folder / "hub.json", b'{"created": "\\ud800"}'), "half a character"),
+    "list-settings": (lambda folder: overwrite(folder / "hub.json", b"[1]"), "its hub.json is not what a Hub writes"),
+    "odd-settings": (lambda folder: overwrite(folder / "hub.json", b'{"created": 5}'), "'created' is 5"),
+    "odd-privacy": (lambda folder: overwrite(folder / "hub.json", b'{"created": "", "private": 5}'), "'private' is 5"),
+    "odd-secrets": (lambda folder: overwrite(folder / "hub.json", b'{"created": "", "secrets": {"a": 5}}'), "5 is no"),
+    "lost-settings": (lambda folder: overwrite(folder / "hub.json", None), "its hub.json is lost"),
+    "empty-main": (lambda folder: overwrite(folder / "refs/heads/main", b""), "its branch main is lost"),
+    "lost-commit": (lambda folder: overwrite(loose_object(folder, b"commit"), None), "is lost"),
+    "lost-tree": (lambda folder: overwrite(loose_object(folder, b"tree"), None), "the tree"),
+    "lost-readme": (lambda folder: overwrite(loose_object(folder, b"blob"), None), "the object"),
     "no-objects": (lambda folder: shutil.rmtree(folder / "objects"), "is lost"),
 }  # fmt: skip
-#: What was pushed, which says nothing that a list could show, and damages nothing.
+#: Pushed files whose metadata no list can show; they damage nothing.
 PUSHED = {
     "odd-config": {"README.md": CARD, "config.json": '{"architectures": 5}'},
     "cycle": {"README.md": "---\ntags: &a [rlhf-zoo, *a]\n---\n"},
@@ -71,14 +71,14 @@ PUSHED = {
 }
 
 
-def test_a_damaged_repository_spoils_no_list(
+def test_lists_skip_damaged_repositories(
     thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     thread_hub.make("good", {"README.md": CARD, "rlhf_card.json": '{"stage": "ppo", "recipe": "toy"}'})
     thread_hub.make("good-data", {"README.md": CARD}, "dataset")
     thread_hub.make("good-space", {"README.md": "---\nmodels: [local/good]\n---\n"}, "space")
     thread_hub.make("odd-space", {"README.md": "---\nmodels: [{a: 1}, 5]\ndatasets: {b: 2}\n---\n"}, "space")
-    for name, (damage, _) in DISK.items():
+    for name, (damage, _) in DAMAGE.items():
         thread_hub.make(name, {"README.md": CARD, "config.json": "{}"})
         damage(thread_hub.folder(name))
     for name, files in PUSHED.items():
@@ -93,66 +93,68 @@ def test_a_damaged_repository_spoils_no_list(
                 api.list_models(author="local", filter="rlhf-zoo", expand=expand),
                 api.list_models(search="o", sort="created_at"),
             ):
-                ids = {one.id for one in listed}
-                assert {"local/good", "local/odd-config"} <= ids and not ids & {f"local/{name}" for name in DISK}
-            assert [one.id for one in api.list_datasets(full=True)] == ["local/good-data"]
-            assert [one.id for one in api.list_spaces(full=True, models="local/good")] == ["local/good-space"]
+                ids = {item.id for item in listed}
+                assert {"local/good", "local/odd-config"} <= ids and not ids & {f"local/{name}" for name in DAMAGE}
+            assert [item.id for item in api.list_datasets(full=True)] == ["local/good-data"]
+            assert [item.id for item in api.list_spaces(full=True, models="local/good")] == ["local/good-space"]
         api = thread_hub.api()
         assert api.whoami()["name"] == "local" and api.get_full_repo_name("x") == "local/x"
         usage = thread_hub.send("GET", "/api/settings/repositories").json()
-        assert "local/good" in {one["id"] for one in usage}
+        assert "local/good" in {item["id"] for item in usage}
         assert b"local/good" in thread_hub.send("GET", "/", role=None).content
-    told = [record.getMessage() for record in caplog.records]
-    for name in DISK:
-        assert any(f"models/local/{name} is damaged" in line for line in told), (name, told)
+    messages = [record.getMessage() for record in caplog.records]
+    for name in DAMAGE:
+        assert any(f"models/local/{name} is damaged" in line for line in messages), (name, messages)
     assert not [record for record in caplog.records if record.exc_info], caplog.text
 
     # Where a user looks: `hub status`, and `zoo`, in both forms.
     status = ["status", "--root", str(thread_hub.root)]
     document = json.loads(CliRunner().invoke(hub_command, [*status, "--json"], catch_exceptions=False).stdout)
-    reasons = {one["id"]: one["reason"] for one in document["damaged"]}
-    expected = {name: said for name, (_, said) in DISK.items()}
+    reasons = {item["id"]: item["reason"] for item in document["damaged"]}
+    expected = {name: message for name, (_, message) in DAMAGE.items()}
     assert set(reasons) == {f"local/{name}" for name in expected}
-    for name, said in expected.items():
-        assert said in reasons[f"local/{name}"], name
-    assert str(thread_hub.folder("lost-tree")) in {one["folder"] for one in document["damaged"]}
+    for name, message in expected.items():
+        assert message in reasons[f"local/{name}"], name
+    assert str(thread_hub.folder("lost-tree")) in {item["folder"] for item in document["damaged"]}
     assert "damaged       model local/lost-settings: " in CliRunner().invoke(hub_command, status).stdout
     entries = {entry.repo: entry for entry in index.published_models("local")}
     assert (entries["local/good"].recipe, entries["local/good"].note) == ("toy", None)
-    for name, said in expected.items():
-        assert said in (entries[f"local/{name}"].note or ""), name
+    for name, message in expected.items():
+        assert message in (entries[f"local/{name}"].note or ""), name
     monkeypatch.delenv("HF_TOKEN")
     assert "local/good" in {entry.repo for entry in index.published_models("local")}
 
 
-def test_a_request_for_the_damaged_one_says_so(
+def test_request_for_damaged_repository_returns_410(
     thread_hub: ThreadHub, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    for name, (damage, said) in DISK.items():
+    for name, (damage, message) in DAMAGE.items():
         thread_hub.make(name, {"README.md": CARD})
         damage(thread_hub.folder(name))
         with pytest.raises(HfHubHTTPError, match="is damaged on this Hub's disk") as caught:
             thread_hub.api().model_info(f"local/{name}")
-        assert caught.value.response.status_code == 410 and said in str(caught.value)
+        assert caught.value.response.status_code == 410 and message in str(caught.value)
     for address in ("/api/models/{0}/tree/main", "/{0}/resolve/main/README.md", "/{0}", "/api/models/{0}/commits/main"):
         answer = thread_hub.send("GET", address.format("local/lost-commit"))
         assert (answer.status, b"is damaged on this Hub's disk" in answer.content) == (410, True), address
     assert thread_hub.send("GET", "/api/models/local/lost-settings", role=None).status == 401, "it may be private"
-    assert "Traceback" not in caplog.text and not [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert "Traceback" not in caplog.text and not [
+        record for record in caplog.records if record.levelno >= logging.ERROR
+    ]
     # The client's commands.
     for call in (lambda: index.checkpoints("local/lost-commit"), lambda: fetch("local/lost-commit", tmp_path / "out")):
-        with pytest.raises(ZooError, match=r"'local/lost-commit' is damaged on this Hub's disk") as refused:
+        with pytest.raises(ZooError, match=r"'local/lost-commit' is damaged on this Hub's disk") as error:
             call()
-        assert "\n" not in str(refused.value)
+        assert "\n" not in str(error.value)
     for name in ("empty-settings", "lost-tree"):
         with (
-            pytest.raises(ZooError, match=f"^local/{name} is damaged on this disk") as refused,
+            pytest.raises(ZooError, match=f"^local/{name} is damaged on this disk") as error,
             export.open_source(thread_hub.root, f"local/{name}", "model") as source,
         ):
             source.files(source.branches()[0].commits[-1])
-        assert str(thread_hub.folder(name)) in str(refused.value)
+        assert str(thread_hub.folder(name)) in str(error.value)
     # It can be deleted, and its name is free again.
-    for name in DISK:
+    for name in DAMAGE:
         thread_hub.api().delete_repo(f"local/{name}")
         with pytest.raises(RepositoryNotFoundError):
             thread_hub.api().model_info(f"local/{name}")
@@ -160,8 +162,8 @@ def test_a_request_for_the_damaged_one_says_so(
         assert thread_hub.api().model_info(f"local/{name}").sha
 
 
-def test_lost_refs_and_big_files_are_said_so(thread_hub: ThreadHub) -> None:
-    """main can be read, so that lists hold the repository; what is asked for beside it cannot."""
+def test_lost_refs_and_lfs_files_are_reported(thread_hub: ThreadHub) -> None:
+    """main is readable, so lists keep the repository; requests for the lost parts fail."""
     api = thread_hub.api()
     for name in ("garbage", "empty", "folder", "tag", "cut-tag", "lfs", "cut-lfs", "good"):
         thread_hub.make(name, {"README.md": CARD})
@@ -172,10 +174,10 @@ def test_lost_refs_and_big_files_are_said_so(thread_hub: ThreadHub) -> None:
     (thread_hub.folder("folder") / "packed-refs").mkdir()
     for name, content in (("tag", None), ("cut-tag", b"x\x9c")):
         oid = (thread_hub.folder(name) / "refs/tags/v1").read_text().strip()
-        spoil(thread_hub.folder(name) / "objects" / oid[:2] / oid[2:], content)
+        overwrite(thread_hub.folder(name) / "objects" / oid[:2] / oid[2:], content)
     for name, content in (("lfs", None), ("cut-lfs", bytes(100))):
         (file,) = (thread_hub.folder(name) / "lfs/objects").glob("*/*/*")
-        spoil(file, content)
+        overwrite(file, content)
     reasons = {
         "garbage": "packed-refs, or a file of refs, cannot be read: Invalid hex sha",
         "empty": "packed-refs, or a file of refs, cannot be read: StopIteration",
@@ -188,14 +190,14 @@ def test_lost_refs_and_big_files_are_said_so(thread_hub: ThreadHub) -> None:
     status = CliRunner().invoke(hub_command, ["status", "--root", str(thread_hub.root)], catch_exceptions=False).stdout
     assert "local/good" not in status
     damaged = thread_hub.send("GET", "/api/rlhf-zoo/damaged").content.decode()
-    for name, said in reasons.items():
-        assert said in status.partition(f"local/{name}: ")[2].partition("\n")[0], (name, status)
+    for name, message in reasons.items():
+        assert message in status.partition(f"local/{name}: ")[2].partition("\n")[0], (name, status)
         assert f"local/{name}" in damaged
         is_big = name.endswith("lfs")
         address = f"/local/{name}/resolve/main/x.bin" if is_big else f"/api/models/local/{name}/refs"
         answer = thread_hub.send("GET", address)
-        assert (answer.status, said.encode() in answer.content) == (410, True), (address, answer)
-    # As the sentence says: another push mends a file, and what names a lost object can be removed.
+        assert (answer.status, message.encode() in answer.content) == (410, True), (address, answer)
+    # Pushing a file again repairs it, and the tag of a lost object can be deleted.
     for name in ("lfs", "cut-lfs"):
         api.upload_file(path_or_fileobj=b"\0" * 5000, path_in_repo="x.bin", repo_id=f"local/{name}")
         assert len(thread_hub.send("GET", f"/local/{name}/resolve/main/x.bin").content) == 5000
@@ -203,7 +205,7 @@ def test_lost_refs_and_big_files_are_said_so(thread_hub: ThreadHub) -> None:
     assert api.list_repo_refs("local/tag").tags == []
 
 
-def test_a_file_in_the_place_of_a_repository(thread_hub: ThreadHub) -> None:
+def test_file_in_place_of_repository_returns_409(thread_hub: ThreadHub) -> None:
     thread_hub.make("good", {})
     thread_hub.folder("taken").write_text("a file")
     (thread_hub.root / "repos" / "models" / "org").write_text("a file")
@@ -216,9 +218,9 @@ def test_a_file_in_the_place_of_a_repository(thread_hub: ThreadHub) -> None:
 
 
 def _token(**fields: object) -> bytes:
-    """tokens.json with one token, in which these fields are as nobody writes them."""
-    whole = {"sha256": "0" * 64, "role": "write", "created": "2026-01-01T00:00:00+00:00"}
-    return json.dumps([whole | fields]).encode()
+    """tokens.json with one token that has these invalid fields."""
+    valid = {"sha256": "0" * 64, "role": "write", "created": "2026-01-01T00:00:00+00:00"}
+    return json.dumps([valid | fields]).encode()
 
 
 @pytest.mark.parametrize(
@@ -229,40 +231,40 @@ def _token(**fields: object) -> bytes:
         _token(expires="2030-01-01"), _token(expires="2030-01-01T00:00:00"), _token(expires={}), _token(expires=""),
     ],
 )  # fmt: skip
-def test_damaged_tokens_are_one_sentence(
+def test_damaged_tokens_file_is_reported_in_one_sentence(
     thread_hub: ThreadHub, content: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     (thread_hub.root / "tokens.json").write_bytes(content)
-    said = "tokens.json is damaged ("
+    message = "tokens.json is damaged ("
     (thread_hub.root / "client-token").write_bytes(b"\xffx")
     with pytest.raises(ZooError, match=r"tokens\.json is damaged") as caught, connect._embedded_hub(thread_hub.root):
         pass
     assert "\n" not in str(caught.value) and "remove it" in str(caught.value)
     for command in (["token", "list"], ["token"], ["token", "revoke", "x"]):
-        done = CliRunner().invoke(hub_command, [*command, "--root", str(thread_hub.root)])
-        assert (done.exit_code, said in done.output, done.output.count("\n")) == (2, True, 1), done
+        result = CliRunner().invoke(hub_command, [*command, "--root", str(thread_hub.root)])
+        assert (result.exit_code, message in result.output, result.output.count("\n")) == (2, True, 1), result
     answer = thread_hub.send("GET", "/api/whoami-v2", role=None, Authorization=f"Bearer {thread_hub.token}")
-    assert (answer.status, said in answer.content.decode()) == (410, True)
+    assert (answer.status, message in answer.content.decode()) == (410, True)
     assert thread_hub.send("GET", "/api/models", role=None).status == 200, "strangers have no token"
-    assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 @pytest.mark.parametrize(
     "content", [b"x", b"[1]", b"5", b'{"url": 5, "pid": 5}', b'{"url": "http://[x", "pid": 5}', None]
 )
-def test_a_damaged_record_of_the_server_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
+def test_damaged_server_record_is_reported_in_one_sentence(tmp_path: Path, content: bytes | None) -> None:
     if content is None:
         (tmp_path / "server.json").mkdir()
     else:
         (tmp_path / "server.json").write_bytes(content)
     for command in ("status", "env", "serve"):
-        done = CliRunner().invoke(hub_command, [command, "--root", str(tmp_path)])
-        assert (done.exit_code, "server.json" in done.output, done.output.count("\n")) == (2, True, 1), done
-        assert "remove the file" in done.output
+        result = CliRunner().invoke(hub_command, [command, "--root", str(tmp_path)])
+        assert (result.exit_code, "server.json" in result.output, result.output.count("\n")) == (2, True, 1), result
+        assert "remove the file" in result.output
 
 
-def test_a_key_that_was_cut_is_replaced(tmp_path: Path) -> None:
-    """Whoever knows that it is empty could sign upload links."""
+def test_signer_replaces_empty_key(tmp_path: Path) -> None:
+    """Otherwise anyone could sign upload links with the empty key."""
     (tmp_path / "secret").write_bytes(b"")
     signer = Signer(tmp_path)
     expiry = str(int(time.time()) + 60)
@@ -271,7 +273,7 @@ def test_a_key_that_was_cut_is_replaced(tmp_path: Path) -> None:
     assert Signer(tmp_path).verify(signer.sign("PUT"), "PUT")
 
 
-#: What is changed in a collection's file, or stands there in its place.
+#: Changed fields of a collection's file, or bytes in its place; None is a folder.
 COLLECTIONS: list[bytes | dict[str, object] | None] = [
     b"", b"\xff", b"[]", b"5", b"null", b"{}", b"[" * 100_000, None,
     {"title": 5}, {"items": None}, {"items": [5]}, {"items": [{}]}, {"private": "no"}, {"lastUpdated": 5},
@@ -282,11 +284,11 @@ COLLECTIONS: list[bytes | dict[str, object] | None] = [
 ]  # fmt: skip
 
 
-def test_a_damaged_collection_spoils_no_list(thread_hub: ThreadHub, caplog: pytest.LogCaptureFixture) -> None:
-    """Whatever its file holds: it is left out and logged, and the others are served."""
+def test_lists_skip_damaged_collections(thread_hub: ThreadHub, caplog: pytest.LogCaptureFixture) -> None:
+    """They are logged, and the other collections are served."""
     api = thread_hub.api()
-    whole, *lost = [api.create_collection(f"number {number}").slug for number in range(1 + len(COLLECTIONS))]
-    for slug, content in zip(lost, COLLECTIONS, strict=True):
+    intact, *damaged = [api.create_collection(f"number {number}").slug for number in range(1 + len(COLLECTIONS))]
+    for slug, content in zip(damaged, COLLECTIONS, strict=True):
         path = thread_hub.root / "collections" / f"{slug}.json"
         value = json.loads(path.read_text())
         path.unlink()
@@ -298,13 +300,13 @@ def test_a_damaged_collection_spoils_no_list(thread_hub: ThreadHub, caplog: pyte
     with caplog.at_level(logging.WARNING, SERVER):
         for role in (None, "write"):
             caplog.clear()
-            assert [one.slug for one in thread_hub.api(role).list_collections()] == [whole]
-            assert len(caplog.records) == len(lost)
-    assert api.create_collection("number 1").slug not in lost
-    for slug in lost:
-        for method, more in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/items"), ("DELETE", "/items/1")):
+            assert [item.slug for item in thread_hub.api(role).list_collections()] == [intact]
+            assert len(caplog.records) == len(damaged)
+    assert api.create_collection("number 1").slug not in damaged
+    for slug in damaged:
+        for method, suffix in (("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/items"), ("DELETE", "/items/1")):
             body = {"item": {"type": "model", "id": "local/m"}, "title": "x"}
-            assert thread_hub.send(method, f"/api/collections/{slug}{more}", body).status == 404, (method, slug)
+            assert thread_hub.send(method, f"/api/collections/{slug}{suffix}", body).status == 404, (method, slug)
     assert thread_hub.send("POST", "/api/collections", {"title": "x", "namespace": "file"}).status == 410
     assert (thread_hub.root / "tokens.json").exists()
 
@@ -312,15 +314,15 @@ def test_a_damaged_collection_spoils_no_list(thread_hub: ThreadHub, caplog: pyte
 # Private is private
 
 
-def test_a_collection_names_nothing_private_to_strangers(thread_hub: ThreadHub) -> None:
+def test_collection_hides_private_repositories_from_anonymous(thread_hub: ThreadHub) -> None:
     api, stranger = thread_hub.api(), thread_hub.api(None)
     thread_hub.make("open", {})
     thread_hub.make("secret", {}, private=True)
     slug = api.create_collection("Runs").slug
     for name in ("secret", "open"):
         api.add_collection_item(slug, f"local/{name}", "model", note=f"about {name}")
-    asked = [f"/api/collections/{slug}", "/api/collections", "/api/collections?item=models/local/secret"]
-    for address in asked:
+    addresses = [f"/api/collections/{slug}", "/api/collections", "/api/collections?item=models/local/secret"]
+    for address in addresses:
         assert b"secret" not in thread_hub.send("GET", address, role=None).content, address
     assert [(item.item_id, item.position) for item in stranger.get_collection(slug).items] == [("local/open", 0)]
     assert list(stranger.list_collections(item="models/local/secret")) == []
@@ -331,7 +333,7 @@ def test_a_collection_names_nothing_private_to_strangers(thread_hub: ThreadHub) 
     assert stranger.get_collection(slug).items == [], "nor what was private and is gone"
 
 
-def test_the_root_is_its_owners_alone(
+def test_hub_root_is_private_to_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
@@ -342,8 +344,8 @@ def test_the_root_is_its_owners_alone(
             HfApi(endpoint=url, token=token).upload_file(
                 path_or_fileobj=b"\0" * 5000, path_in_repo="model.safetensors", repo_id="local/m"
             )
-        made = [tmp_path / "home", *(tmp_path / "home").rglob("*")]
-        assert [path for path in made if path.stat().st_mode & 0o077] == []
+        paths = [tmp_path / "home", *(tmp_path / "home").rglob("*")]
+        assert [path for path in paths if path.stat().st_mode & 0o077] == []
         # Made wide by somebody: closed again, by every way in.
         (tmp_path / "home").chmod(0o755)
         for folder, enter in (

@@ -1,4 +1,4 @@
-"""A disk that is read-only, has something else in the place of a file, or whose machine has its clock set."""
+"""The Hub on a read-only disk, with folders in the place of files, and on a machine whose clock jumps."""
 
 import errno
 import os
@@ -24,18 +24,18 @@ DAY = 24 * 3600.0
 
 
 @pytest.fixture
-def here(near_hub: ThreadHub) -> ThreadHub:
-    """With a repository that holds a file."""
+def hub_with_file(near_hub: ThreadHub) -> ThreadHub:
+    """A Hub with a repository that holds a file."""
     near_hub.make("m", {"README.md": "x"})
     return near_hub
 
 
 @pytest.fixture
-def read_only(here: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
-    """Makes every write below the Hub's folder fail, as a disk does that was mounted again without them."""
-    root = str(here.root)
+def make_read_only(hub_with_file: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Makes every write below the Hub's folder fail, as on a disk that was remounted read-only."""
+    root = str(hub_with_file.root)
 
-    def refusing(real: Callable[..., Any], writes: Callable[..., bool]) -> Callable[..., Any]:
+    def fail_writes(real: Callable[..., Any], writes: Callable[..., bool]) -> Callable[..., Any]:
         def call(path: Any, *arguments: Any, **keywords: Any) -> Any:
             if str(path).startswith(root) and writes(*arguments, **keywords):
                 raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
@@ -43,28 +43,28 @@ def read_only(here: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], 
 
         return call
 
-    def start() -> None:
+    def patch_os() -> None:
         flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-        monkeypatch.setattr(os, "open", refusing(os.open, lambda how, *_, **__: bool(how & flags)))
+        monkeypatch.setattr(os, "open", fail_writes(os.open, lambda how, *_, **__: bool(how & flags)))
         for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "chmod"):
-            monkeypatch.setattr(os, name, refusing(getattr(os, name), lambda *_, **__: True))
-        monkeypatch.setattr(os, "access", refusing_access(os.access))
+            monkeypatch.setattr(os, name, fail_writes(getattr(os, name), lambda *_, **__: True))
+        monkeypatch.setattr(os, "access", deny_write_access(os.access))
 
-    def refusing_access(real: Callable[..., bool]) -> Callable[..., bool]:
+    def deny_write_access(real: Callable[..., bool]) -> Callable[..., bool]:
         return lambda path, mode: real(path, mode) and not (mode & os.W_OK and str(path).startswith(root))
 
-    return start
+    return patch_os
 
 
-def test_a_read_only_root_is_read_and_says_why_it_is_not_written(
-    here: ThreadHub, read_only: Callable[[], None], caplog: pytest.LogCaptureFixture
+def test_read_only_root_serves_reads_and_answers_507_to_writes(
+    hub_with_file: ThreadHub, make_read_only: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     oid = "0" * 64
-    link = here.batch(REPO, oid, 5)["actions"]["upload"]["href"]
-    slug = here.api().create_collection("c").slug
-    read_only()
+    link = hub_with_file.batch(REPO, oid, 5)["actions"]["upload"]["href"]
+    slug = hub_with_file.api().create_collection("c").slug
+    make_read_only()
     for path in ("/api/models", f"/api/models/{REPO}", f"/{REPO}/resolve/main/README.md", "/api/collections"):
-        assert here.send("GET", path).status == 200, path
+        assert hub_with_file.send("GET", path).status == 200, path
     files = {"files": [{"path": "a.bin", "size": 5, "sample": ""}]}
     writes = [
         ("POST", "/api/repos/create", {"name": "n"}),
@@ -80,35 +80,35 @@ def test_a_read_only_root_is_read_and_says_why_it_is_not_written(
         ("PUT", link, b"12345"),
         ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": [{"oid": oid, "size": 9}]}),
     ]
-    answers = [here.send(method, path, body) for method, path, body in writes]
-    answers.append(here.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}}))
-    for answer, asked in zip(answers, [*writes, "commit"], strict=True):
-        assert (answer.status, b"cannot write under" in answer.content) == (507, True), (asked, answer)
+    answers = [hub_with_file.send(method, path, body) for method, path, body in writes]
+    answers.append(hub_with_file.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}}))
+    for answer, request in zip(answers, [*writes, "commit"], strict=True):
+        assert (answer.status, b"cannot write under" in answer.content) == (507, True), (request, answer)
         assert b"Read-only file system" in answer.content
     assert not [record for record in caplog.records if record.exc_info]
     with pytest.raises(ZooError, match=r"cannot write under .*Read-only file system"):
-        process.serve(here.root)
+        process.serve(hub_with_file.root)
 
 
-def test_a_folder_in_the_place_of_a_file_is_no_defect_of_the_hub(here: ThreadHub) -> None:
-    lock = here.root / "locks" / "models--local--m"
+def test_folder_in_place_of_file_is_reported_as_damage(hub_with_file: ThreadHub) -> None:
+    lock = hub_with_file.root / "locks" / "models--local--m"
     lock.unlink()
     lock.mkdir()
-    answer = here.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}})
+    answer = hub_with_file.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}})
     assert (answer.status, b"is damaged" in answer.content) == (410, True)
-    (here.root / "tokens.json").rename(here.root / "kept")
-    (here.root / "tokens.json").mkdir()
-    assert here.send("GET", "/api/whoami-v2").status == 410
-    assert here.send("GET", f"/api/models/{REPO}", role=None).status == 200
+    (hub_with_file.root / "tokens.json").rename(hub_with_file.root / "kept")
+    (hub_with_file.root / "tokens.json").mkdir()
+    assert hub_with_file.send("GET", "/api/whoami-v2").status == 410
+    assert hub_with_file.send("GET", f"/api/models/{REPO}", role=None).status == 200
 
 
-def age(path: Path, seconds: float) -> Path:
+def set_age(path: Path, seconds: float) -> Path:
     os.utime(path, (time.time() - seconds,) * 2)
     return path
 
 
-def test_a_sweep_spares_what_is_being_written(tmp_path: Path) -> None:
-    """Whatever the clock says: here each is as old as a clock that jumped by two days makes it."""
+def test_sweep_keeps_files_being_written(tmp_path: Path) -> None:
+    """Even when they look two days old because the clock jumped."""
     hub = Storage(tmp_path)
     other = Storage(tmp_path)  # another server over the same folder
     hub.create(repo := storage.RepoId("model", "local", "m"), private=False, sdk=None, variables={})
@@ -117,11 +117,11 @@ def test_a_sweep_spares_what_is_being_written(tmp_path: Path) -> None:
     with Quarantine(folder) as quarantine:
         oid = quarantine.blob(b"x")
         (incoming,) = folder.glob("incoming-*")
-        age(incoming, 2 * DAY)
+        set_age(incoming, 2 * DAY)
 
         def pieces() -> Any:
-            (half,) = (folder / "lfs" / "incomplete").iterdir()
-            age(half, 2 * DAY)
+            (partial,) = (folder / "lfs" / "incomplete").iterdir()
+            set_age(partial, 2 * DAY)
             other.sweep()
             yield memoryview(b"x")
 
@@ -131,21 +131,21 @@ def test_a_sweep_spares_what_is_being_written(tmp_path: Path) -> None:
         def xorb() -> Any:
             base = folder / "xet" / epoch
             for path in (base / "xorbs", *(base / "incomplete").iterdir(), base):
-                age(path, 2 * DAY)
+                set_age(path, 2 * DAY)
             other.sweep()
             yield memoryview(b"x")
 
         XetStore(folder, epoch).receive("0" * 64, xorb())
         assert quarantine.read(oid) == b"x"
     assert LargeFiles(folder).size(digest) == 1
-    left = folder / "lfs" / "incomplete" / "left"
-    left.write_bytes(b"x")
-    age(left, 2 * DAY)
+    leftover = folder / "lfs" / "incomplete" / "left"
+    leftover.write_bytes(b"x")
+    set_age(leftover, 2 * DAY)
     other.sweep()
-    assert not left.exists()
+    assert not leftover.exists()
 
 
-def test_a_clock_that_is_set_makes_nothing_older(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweep_ignores_clock_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = Storage(tmp_path)
     fresh = tmp_path / "trash" / "new-1"
     fresh.mkdir()
@@ -155,18 +155,18 @@ def test_a_clock_that_is_set_makes_nothing_older(tmp_path: Path, monkeypatch: py
         hub.sweep()
         assert fresh.exists(), jump
     monkeypatch.setattr(durable.time, "time", real)
-    age(fresh, 2 * DAY)
+    set_age(fresh, 2 * DAY)
     hub.sweep()
     assert not fresh.exists()
 
 
-def test_what_cannot_be_swept_stops_no_server(
+def test_sweep_warns_and_continues_when_unlink_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     hub = Storage(tmp_path)
     for name in ("old-1", "old-2"):
         (tmp_path / "trash" / name).write_text("x")
-        age(tmp_path / "trash" / name, 2 * DAY)
+        set_age(tmp_path / "trash" / name, 2 * DAY)
     real = Path.unlink
 
     def unlink(path: Path, *arguments: Any, **keywords: Any) -> None:

@@ -29,15 +29,14 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The root of a Hub with one repository as a run leaves it: steps with tags, a tag that moved, a file that went, a
-    branch."""
+    """The root of a Hub with one repository as a run leaves it: tagged steps, a moved tag, a deleted file, a branch."""
     hub = ThreadHub(tmp_path_factory.mktemp("origin") / "hub")
     api = hub.api()
     api.create_repo(SOURCE)
 
-    def commit(title: str, files: dict[str, bytes], gone: tuple[str, ...] = (), **options: Any) -> str:
+    def commit(title: str, files: dict[str, bytes], deleted: tuple[str, ...] = (), **options: Any) -> str:
         operations: list[Any] = [CommitOperationAdd(name, content) for name, content in files.items()]
-        operations += [CommitOperationDelete(name) for name in gone]
+        operations += [CommitOperationDelete(name) for name in deleted]
         return api.create_commit(SOURCE, operations, commit_message=title, **options).oid
 
     card = b"---\nlibrary_name: transformers\n---\n# Card\n"
@@ -60,36 +59,42 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def here(origin: Path, tmp_path: Path) -> Iterator[ThreadHub]:
+def source_hub(origin: Path, tmp_path: Path) -> Iterator[ThreadHub]:
     hub = ThreadHub(Path(shutil.copytree(origin, tmp_path / "here" / "hub")))
     yield hub
     hub.close()
 
 
 @pytest.fixture
-def there(near_hub: ThreadHub) -> ThreadHub:
+def target_hub(near_hub: ThreadHub) -> ThreadHub:
     return near_hub
 
 
 @pytest.fixture
-def proxy(there: ThreadHub) -> Iterator[FaultProxy]:
-    with FaultProxy(there.url) as proxy:
+def proxy(target_hub: ThreadHub) -> Iterator[FaultProxy]:
+    with FaultProxy(target_hub.url) as proxy:
         yield proxy
 
 
 @pytest.fixture
-def export(here: ThreadHub, there: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., ExportResult]:
+def export(
+    source_hub: ThreadHub, target_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., ExportResult]:
     """The client of this process talks to the target; its waits between attempts are short."""
-    hurried = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: time.sleep(seconds / 50)})
-    monkeypatch.setattr("huggingface_hub.utils._http.time", hurried)
-    monkeypatch.setenv("HF_TOKEN", there.token)
+    fast_time = SimpleNamespace(**vars(time) | {"sleep": lambda seconds: time.sleep(seconds / 50)})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", fast_time)
+    monkeypatch.setenv("HF_TOKEN", target_hub.token)
 
     def export(
-        to: str = there.url, source: str = SOURCE, repo: str = TARGET, kind: str = "model", private: bool | None = None
+        to: str = target_hub.url,
+        source: str = SOURCE,
+        repo: str = TARGET,
+        kind: str = "model",
+        private: bool | None = None,
     ) -> ExportResult:
         monkeypatch.setattr(constants, "ENDPOINT", to)
-        with open_source(here.root, source, kind) as found:
-            return export_repository(found, repo, private=private, report=lambda line: None)
+        with open_source(source_hub.root, source, kind) as opened:
+            return export_repository(opened, repo, private=private, report=lambda line: None)
 
     return export
 
@@ -101,62 +106,69 @@ def commits(hub: Hub, name: str, *revisions: str) -> list[str]:
 
 def tags(hub: Hub, name: str) -> dict[str, tuple[str, str]]:
     """Name -> the tree behind it and the annotation."""
-    form = "%(refname:lstrip=2)%00%(if)%(*tree)%(then)%(*tree)%(else)%(tree)%(end)%00"
-    form += "%(if)%(*tree)%(then)%(contents)%(end)%01"
-    rows = hub.git(name, "for-each-ref", f"--format={form}", "refs/tags").strip().split("\1")
-    found = [row.strip("\n").split("\0") for row in rows if row.strip()]
-    return {name: (tree, message.strip()) for name, tree, message in found}
+    line_format = "%(refname:lstrip=2)%00%(if)%(*tree)%(then)%(*tree)%(else)%(tree)%(end)%00"
+    line_format += "%(if)%(*tree)%(then)%(contents)%(end)%01"
+    rows = hub.git(name, "for-each-ref", f"--format={line_format}", "refs/tags").strip().split("\1")
+    fields = [row.strip("\n").split("\0") for row in rows if row.strip()]
+    return {name: (tree, message.strip()) for name, tree, message in fields}
 
 
-def is_copy(here: Hub, there: Hub) -> bool:
+def is_copy(source_hub: Hub, target_hub: Hub) -> bool:
     """Trees carry blob ids, and blobs of large files their sha256: equal trees are equal content."""
 
-    def shown(hub: Hub, name: str) -> list[str]:
+    def logs(hub: Hub, name: str) -> list[str]:
         return [hub.git(name, "log", "--format=%T %s", branch) for branch in ("main", "merged")]
 
-    return shown(here, SOURCE) == shown(there, TARGET) and tags(here, SOURCE) == tags(there, TARGET)
+    return logs(source_hub, SOURCE) == logs(target_hub, TARGET) and tags(source_hub, SOURCE) == tags(target_hub, TARGET)
 
 
-def test_history_and_tags(here, there, export):
-    done = export()
-    assert is_copy(here, there)
-    there.git(TARGET, "fsck", "--full", "--strict")
-    mapped = done.commits
-    assert list(mapped) == [*commits(here, SOURCE, "main"), *commits(here, SOURCE, "main..merged")]
-    assert list(mapped.values()) == [*commits(there, TARGET, "main"), *commits(there, TARGET, "main..merged")]
-    assert done.sent == len(mapped) - 1 == STEPS + 4  # the Hub made the first one itself
-    assert done.branches == {name: there.git(TARGET, "rev-parse", name).strip() for name in ("main", "merged")}
-    assert done.tags == {name: there.git(TARGET, "rev-list", "-1", name).strip() for name in tags(here, SOURCE)}
-    assert done.left_out == []
-    fork = here.git(SOURCE, "merge-base", "main", "merged").strip()
-    assert there.git(TARGET, "merge-base", "main", "merged").strip() == mapped[fork]
+def test_export_copies_history_and_tags(source_hub, target_hub, export):
+    result = export()
+    assert is_copy(source_hub, target_hub)
+    target_hub.git(TARGET, "fsck", "--full", "--strict")
+    commit_map = result.commits
+    assert list(commit_map) == [*commits(source_hub, SOURCE, "main"), *commits(source_hub, SOURCE, "main..merged")]
+    assert list(commit_map.values()) == [
+        *commits(target_hub, TARGET, "main"),
+        *commits(target_hub, TARGET, "main..merged"),
+    ]
+    assert result.sent == len(commit_map) - 1 == STEPS + 4  # the Hub made the first one itself
+    assert result.branches == {name: target_hub.git(TARGET, "rev-parse", name).strip() for name in ("main", "merged")}
+    assert result.tags == {
+        name: target_hub.git(TARGET, "rev-list", "-1", name).strip() for name in tags(source_hub, SOURCE)
+    }
+    assert result.left_out == []
+    fork = source_hub.git(SOURCE, "merge-base", "main", "merged").strip()
+    assert target_hub.git(TARGET, "merge-base", "main", "merged").strip() == commit_map[fork]
 
-    oid = here.git(SOURCE, "rev-list", "-1", "step-3").strip()
-    date = here.git(SOURCE, "log", "-1", "--format=%cd", "--date=format:%Y-%m-%dT%H:%M:%SZ", oid).strip()
-    (made,) = [one for one in there.api().list_repo_commits(TARGET) if one.commit_id == mapped[oid]]
-    assert made.title == "Step 3"
-    assert made.message == f"Reward 0.3\n\nKL 0.03\n\nExported-From: {SOURCE}@{oid}  {date}"
+    oid = source_hub.git(SOURCE, "rev-list", "-1", "step-3").strip()
+    date = source_hub.git(SOURCE, "log", "-1", "--format=%cd", "--date=format:%Y-%m-%dT%H:%M:%SZ", oid).strip()
+    (exported_commit,) = [
+        commit for commit in target_hub.api().list_repo_commits(TARGET) if commit.commit_id == commit_map[oid]
+    ]
+    assert exported_commit.title == "Step 3"
+    assert exported_commit.message == f"Reward 0.3\n\nKL 0.03\n\nExported-From: {SOURCE}@{oid}  {date}"
 
 
-def test_a_second_time_sends_what_is_new(here, there, export, proxy):
+def test_repeated_export_sends_only_new_commits(source_hub, target_hub, export, proxy):
     first = export(proxy.url)
     before = proxy.counts.requests
     assert before["commit"] == STEPS + 4 and before["lfs_upload"] == STEPS + 4
     assert export(proxy.url) == dataclasses.replace(first, sent=0)
     after = proxy.counts.requests
-    sending = ("commit", "preupload", "lfs_batch", "lfs_upload", "create_tag", "delete_tag")
-    assert [after[name] - before[name] for name in sending] == [0] * len(sending)
-    api = here.api()
+    operations = ("commit", "preupload", "lfs_batch", "lfs_upload", "create_tag", "delete_tag")
+    assert [after[name] - before[name] for name in operations] == [0] * len(operations)
+    api = source_hub.api()
     oid = api.upload_file(path_or_fileobj=b"1", path_in_repo="new.json", repo_id=SOURCE, commit_message="New").oid
     api.delete_tag(SOURCE, tag="best")
     api.create_tag(SOURCE, tag="best", revision=oid, tag_message="Best at last")
     api.upload_file(path_or_fileobj=b"2", path_in_repo="new.json", repo_id=SOURCE, revision="merged")
     assert export().sent == 2
-    assert is_copy(here, there)
+    assert is_copy(source_hub, target_hub)
 
 
-def test_interrupted_and_resumed(here, there, export, proxy):
-    """Each call fails in another way and is made again: nothing is lost, nothing is there twice."""
+def test_export_resumes_after_each_fault(source_hub, target_hub, export, proxy):
+    """Each call fails in another way and is repeated: nothing is lost or duplicated."""
     for fault in (
         Fault("refuse", "commit", nth=2),
         Fault("refuse", "commit", nth=2, forwarded=True),
@@ -173,165 +185,172 @@ def test_interrupted_and_resumed(here, there, export, proxy):
     for _ in range(2):
         with pytest.raises(ZooError, match="refused its tags"):
             export(proxy.url)
-    done = export(proxy.url)
+    result = export(proxy.url)
     assert proxy.counts.faults == {
         "refuse 500": 2, "refuse 500 forwarded": 2, "drop forwarded": 1, "drop": 1, "cut_upload": 2, "refuse 412": 1,
         "refuse 429": 1,
     }  # fmt: skip
-    assert is_copy(here, there)
-    assert list(done.commits) == [*commits(here, SOURCE, "main"), *commits(here, SOURCE, "main..merged")]
-    # Each large file came once: the one that was torn was sent once more, and those of refused commits were not.
+    assert is_copy(source_hub, target_hub)
+    assert list(result.commits) == [*commits(source_hub, SOURCE, "main"), *commits(source_hub, SOURCE, "main..merged")]
+    # Each large file was sent once, and the one whose upload was cut once more; refused commits resent none.
     assert proxy.counts.requests["lfs_upload"] == STEPS + 4 + 1
 
 
-def test_a_target_that_makes_other_first_commits(here, there, export):
+def test_export_adds_commit_when_first_commit_of_target_differs(source_hub, target_hub, export):
     """The Hugging Face Hub's .gitattributes is not ours: one commit more, and the same trees."""
-    api = there.api()
+    api = target_hub.api()
     api.create_repo(TARGET)
     api.upload_file(path_or_fileobj=b"*.bin filter=lfs\n", path_in_repo=".gitattributes", repo_id=TARGET)
     api.super_squash_history(TARGET, commit_message="initial commit")
     first = export()
     assert first.sent == STEPS + 5
     assert export() == dataclasses.replace(first, sent=0)
-    assert tags(here, SOURCE) == tags(there, TARGET)
-    trees = [hub.git(name, "log", "--format=%T").split() for hub, name in ((here, SOURCE), (there, TARGET))]
+    assert tags(source_hub, SOURCE) == tags(target_hub, TARGET)
+    trees = [hub.git(name, "log", "--format=%T").split() for hub, name in ((source_hub, SOURCE), (target_hub, TARGET))]
     assert trees[1][:-1] == trees[0]
 
 
 # Refusals
 
 
-def foreign_commit(here: Hub, there: Hub, export: Callable) -> None:
-    there.api().create_repo(TARGET)
-    there.api().upload_file(path_or_fileobj=b"1", path_in_repo="mine.txt", repo_id=TARGET)
-    there.api().super_squash_history(TARGET)
+def make_foreign_commit(source_hub: Hub, target_hub: Hub, export: Callable) -> None:
+    target_hub.api().create_repo(TARGET)
+    target_hub.api().upload_file(path_or_fileobj=b"1", path_in_repo="mine.txt", repo_id=TARGET)
+    target_hub.api().super_squash_history(TARGET)
 
 
-def commit_on_top(here: Hub, there: Hub, export: Callable) -> None:
+def commit_after_export(source_hub: Hub, target_hub: Hub, export: Callable) -> None:
     export()
-    there.api().upload_file(path_or_fileobj=b"1", path_in_repo="mine.txt", repo_id=TARGET)
+    target_hub.api().upload_file(path_or_fileobj=b"1", path_in_repo="mine.txt", repo_id=TARGET)
 
 
-def export_of_another(here: Hub, there: Hub, export: Callable) -> None:
-    here.api().create_repo("local/other")
-    here.api().upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id="local/other")
+def export_other_source(source_hub: Hub, target_hub: Hub, export: Callable) -> None:
+    source_hub.api().create_repo("local/other")
+    source_hub.api().upload_file(path_or_fileobj=b"1", path_in_repo="a.txt", repo_id="local/other")
     export(source="local/other")
 
 
-def source_rewritten(here: Hub, there: Hub, export: Callable) -> None:
+def rewrite_source(source_hub: Hub, target_hub: Hub, export: Callable) -> None:
     export()
-    here.api().super_squash_history(SOURCE)
+    source_hub.api().super_squash_history(SOURCE)
 
 
-@pytest.mark.parametrize("before", [foreign_commit, commit_on_top, export_of_another, source_rewritten])
-def test_a_target_with_anything_else_is_left_alone(here, there, export, before):
-    before(here, there, export)
-    refs = there.git(TARGET, "for-each-ref")
+@pytest.mark.parametrize("prepare", [make_foreign_commit, commit_after_export, export_other_source, rewrite_source])
+def test_export_rejects_target_with_other_commits(source_hub, target_hub, export, prepare):
+    prepare(source_hub, target_hub, export)
+    refs = target_hub.git(TARGET, "for-each-ref")
     with pytest.raises(
-        ZooError, match=rf"^{TARGET} on {there.url} holds the commit .*, which is not an export of {SOURCE}"
+        ZooError, match=rf"^{TARGET} on {target_hub.url} holds the commit .*, which is not an export of {SOURCE}"
     ):
         export()
-    assert there.git(TARGET, "for-each-ref") == refs
+    assert target_hub.git(TARGET, "for-each-ref") == refs
 
 
-def test_another_writer_meanwhile(there, export, proxy):
-    """Nothing is put on top of a commit that came in between."""
+def test_export_does_not_commit_over_concurrent_write(target_hub, export, proxy):
+    """The other commit came between two commits of the export."""
     proxy.inject(Fault("hold", "commit", nth=2))
     with ThreadPoolExecutor(1) as pool:
         exporting = pool.submit(export, proxy.url)
         proxy.wait_held()
-        mine = there.api().upload_file(path_or_fileobj=b"1", path_in_repo="mine.txt", repo_id=TARGET).oid
+        other_commit = target_hub.api().upload_file(path_or_fileobj=b"1", path_in_repo="mine.txt", repo_id=TARGET).oid
         proxy.release()
     with pytest.raises(ZooError, match="refused the commit"):
         exporting.result()
-    assert there.git(TARGET, "rev-parse", "main").strip() == mine
-    with pytest.raises(ZooError, match=f"holds the commit {mine[:8]}"):
+    assert target_hub.git(TARGET, "rev-parse", "main").strip() == other_commit
+    with pytest.raises(ZooError, match=f"holds the commit {other_commit[:8]}"):
         export(proxy.url)
 
 
-def test_files_that_do_not_arrive_are_missed(here, export):
-    """The client leaves out what a .gitignore names, as another client of the source had not."""
+def test_export_fails_when_target_lacks_file(source_hub, export):
+    """The client skips files that .gitignore names, and the source has one."""
     values = [{"path": ".gitignore", "content": "*.log\n"}, {"path": "a.log", "content": "1\n"}]
-    answer = here.commit(SOURCE, *({"key": "file", "value": value | {"encoding": "utf-8"}} for value in values))
+    answer = source_hub.commit(SOURCE, *({"key": "file", "value": value | {"encoding": "utf-8"}} for value in values))
     assert answer.status == 200
     with pytest.raises(ZooError, match=rf"differs from {SOURCE}@{answer.json()['commitOid'][:8]} in a\.log"):
         export()
 
 
-def test_a_damaged_source_is_found_before_anything_is_sent(here, there, export):
-    (tree,) = here.git(SOURCE, "ls-tree", "step-0", "model.safetensors").splitlines()
-    pointer = here.git(SOURCE, "cat-file", "blob", tree.split()[2])
+def test_export_rejects_damaged_source_before_sending(source_hub, target_hub, export):
+    (tree,) = source_hub.git(SOURCE, "ls-tree", "step-0", "model.safetensors").splitlines()
+    pointer = source_hub.git(SOURCE, "cat-file", "blob", tree.split()[2])
     oid = pointer.partition("sha256:")[2][:64]
-    path = here.git_dir(SOURCE) / "lfs/objects" / oid[:2] / oid[2:4] / oid
+    path = source_hub.git_dir(SOURCE) / "lfs/objects" / oid[:2] / oid[2:4] / oid
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ZooError, match=f"^model.safetensors of local/tiny-ppo@.*{path}"):
         export()
-    assert not there.api().repo_exists(TARGET)
+    assert not target_hub.api().repo_exists(TARGET)
 
 
 # Kinds of repositories
 
 
 @pytest.mark.parametrize(("kind", "options"), [("dataset", {}), ("space", {"space_sdk": "gradio"})])
-def test_data_sets_spaces_and_private_ones(here, there, export, kind, options):
+def test_export_copies_data_sets_and_spaces_and_their_privacy(source_hub, target_hub, export, kind, options):
     card = b"---\ntitle: A\nsdk: gradio\nsdk_version: 6.31.0\napp_file: app.py\n---\n"
-    api = here.api()
+    api = source_hub.api()
     api.create_repo("local/x", repo_type=kind, private=True, **options)
     files = {"README.md": card if kind == "space" else b"# Data\n", "app.py": b"pass\n", "data.parquet": b"\0" * 99}
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     oid = api.create_commit("local/x", operations, commit_message="All", repo_type=kind).oid
     api.create_tag("local/x", tag="v1", revision=oid, repo_type=kind)
     export(kind=kind, repo="user/x", source="local/x")
-    info = there.api().repo_info("user/x", repo_type=kind, revision="v1")
-    assert info.private and {one.rfilename for one in info.siblings} == {*files, ".gitattributes"}
-    tree = here.git("local/x", "rev-parse", "v1^{tree}", kind=kind)
-    assert there.git("user/x", "rev-parse", "v1^{tree}", kind=kind) == tree
+    info = target_hub.api().repo_info("user/x", repo_type=kind, revision="v1")
+    assert info.private and {sibling.rfilename for sibling in info.siblings} == {*files, ".gitattributes"}
+    tree = source_hub.git("local/x", "rev-parse", "v1^{tree}", kind=kind)
+    assert target_hub.git("user/x", "rev-parse", "v1^{tree}", kind=kind) == tree
     export(kind=kind, repo="user/open", source="local/x", private=False)
-    assert not there.api().repo_info("user/open", repo_type=kind).private
+    assert not target_hub.api().repo_info("user/open", repo_type=kind).private
     with pytest.raises(ZooError, match="exists and is public: make it private first, or export with --public"):
         export(kind=kind, repo="user/open", source="local/x")
 
 
-def test_tags_and_branches_that_main_does_not_lead_to(here, there, export):
-    """A squashed history: the branch is sent whole, and a tag that nothing leads to is named."""
-    here.api().super_squash_history(SOURCE)
-    done = export()
-    assert done.left_out == ["best", "step-2", "step-3"]
-    kept = {name: tag for name, tag in tags(here, SOURCE).items() if name not in done.left_out}
-    assert tags(there, TARGET) == kept and {"step-0", "step-1", "v/merged"} <= kept.keys()
+def test_export_of_squashed_history_omits_unreachable_tags(source_hub, target_hub, export):
+    """The branch is sent completely, and tags that no branch reaches are reported."""
+    source_hub.api().super_squash_history(SOURCE)
+    result = export()
+    assert result.left_out == ["best", "step-2", "step-3"]
+    sent_tags = {name: tag for name, tag in tags(source_hub, SOURCE).items() if name not in result.left_out}
+    assert tags(target_hub, TARGET) == sent_tags and {"step-0", "step-1", "v/merged"} <= sent_tags.keys()
     for branch in ("main", "merged"):
-        trees = [hub.git(name, "rev-parse", f"{branch}^{{tree}}") for hub, name in ((here, SOURCE), (there, TARGET))]
+        trees = [
+            hub.git(name, "rev-parse", f"{branch}^{{tree}}")
+            for hub, name in ((source_hub, SOURCE), (target_hub, TARGET))
+        ]
         assert trees[0] == trees[1]
-    assert export() == dataclasses.replace(done, sent=0)
+    assert export() == dataclasses.replace(result, sent=0)
 
 
 # The command
 
 
-def test_what_a_user_reads(here, there, tmp_path):
+def test_export_command_reports_progress_and_hides_tokens(source_hub, target_hub, tmp_path):
     """Only RLHF_ZOO_HUB_TOKEN goes to a Hub that HF_ENDPOINT does not name; no token is ever shown."""
-    arguments = ("hub", "export", SOURCE, "--root", str(here.root), "--repo", TARGET)
-    wrong = "hub_wrong_secret"
-    to = ("--to", there.url)
-    for more, env, message in (
-        (to, {"RLHF_ZOO_HUB_TOKEN": wrong}, "does not accept the token"),
-        (to, {"HF_TOKEN": there.token}, f"There is no token for {there.url}: set RLHF_ZOO_HUB_TOKEN"),
+    arguments = ("hub", "export", SOURCE, "--root", str(source_hub.root), "--repo", TARGET)
+    wrong_token = "hub_wrong_secret"
+    target_flags = ("--to", target_hub.url)
+    for extra_flags, env, message in (
+        (target_flags, {"RLHF_ZOO_HUB_TOKEN": wrong_token}, "does not accept the token"),
+        (
+            target_flags,
+            {"HF_TOKEN": target_hub.token},
+            f"There is no token for {target_hub.url}: set RLHF_ZOO_HUB_TOKEN",
+        ),
     ):
-        done = zoo(*arguments, *more, home=tmp_path / "user", **env)
-        assert (done.returncode, done.stdout) == (2, ""), done.stderr
-        assert message in errors(done.stderr)[0]
-        assert not any(token in done.stderr for token in env.values())
-    env = {"HF_ENDPOINT": there.url, "HF_TOKEN": there.token, "RLHF_ZOO_HUB_TOKEN": wrong}
-    done = zoo(*arguments, home=tmp_path / "user", **env)
-    assert done.returncode == 0, done.stderr
-    lines = [line for line in done.stderr.splitlines() if line.startswith("[")]
+        result = zoo(*arguments, *extra_flags, home=tmp_path / "user", **env)
+        assert (result.returncode, result.stdout) == (2, ""), result.stderr
+        assert message in errors(result.stderr)[0]
+        assert not any(token in result.stderr for token in env.values())
+    env = {"HF_ENDPOINT": target_hub.url, "HF_TOKEN": target_hub.token, "RLHF_ZOO_HUB_TOKEN": wrong_token}
+    result = zoo(*arguments, home=tmp_path / "user", **env)
+    assert result.returncode == 0, result.stderr
+    lines = [line for line in result.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == STEPS + 4 and lines[0].startswith("[1/8] ") and lines[-1].startswith("[8/8] ")
     assert lines[1].endswith(" Step 0: 2 files (0.1 MB), 0 deleted")
-    assert f"{there.url}/{TARGET} holds {SOURCE}: 8 new commits were sent" in " ".join(done.stdout.split())
-    assert "still name parents and commits of the embedded Hub" in done.stdout
-    assert there.token not in done.stdout + done.stderr
-    done = zoo(*arguments, *to, "--json", home=tmp_path / "user", RLHF_ZOO_HUB_TOKEN=there.token)
-    assert f'"url": "{there.url}/{TARGET}"' in done.stdout and '"sent": 0' in done.stdout
+    assert f"{target_hub.url}/{TARGET} holds {SOURCE}: 8 new commits were sent" in " ".join(result.stdout.split())
+    assert "still name parents and commits of the embedded Hub" in result.stdout
+    assert target_hub.token not in result.stdout + result.stderr
+    result = zoo(*arguments, *target_flags, "--json", home=tmp_path / "user", RLHF_ZOO_HUB_TOKEN=target_hub.token)
+    assert f'"url": "{target_hub.url}/{TARGET}"' in result.stdout and '"sent": 0' in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -345,6 +364,6 @@ def test_what_a_user_reads(here, there, tmp_path):
         ([SOURCE, "--repo", "ppo"], "--repo is 'ppo', which no Hub accepts: write USER/NAME"),
     ],
 )
-def test_names(origin, arguments, message):
+def test_export_command_rejects_unknown_or_invalid_names(origin, arguments, message):
     with pytest.raises(ZooError, match=message):
         CliRunner().invoke(command, ["export", *arguments, "--root", str(origin)], catch_exceptions=False)

@@ -41,10 +41,10 @@ def download(api, hub, path: str, **options) -> bytes:
     return Path(api.hf_hub_download(REPO, path, cache_dir=hub.cache, **options)).read_bytes()
 
 
-def test_regular_and_large_files(hub, api):
-    done = commit(api, add("notes/a.txt", b"one\n"), add("model.safetensors", BINARY), add("empty.txt", b""))
-    assert done.oid == api.model_info(REPO).sha
-    assert done.commit_url == f"{hub.url}/{REPO}/commit/{done.oid}"
+def test_commit_stores_small_files_in_git_and_large_ones_in_lfs(hub, api):
+    result = commit(api, add("notes/a.txt", b"one\n"), add("model.safetensors", BINARY), add("empty.txt", b""))
+    assert result.oid == api.model_info(REPO).sha
+    assert result.commit_url == f"{hub.url}/{REPO}/commit/{result.oid}"
     assert download(api, hub, "notes/a.txt") == b"one\n"
     assert download(api, hub, "model.safetensors") == BINARY
     assert download(api, hub, "empty.txt") == b""
@@ -62,7 +62,7 @@ def test_regular_and_large_files(hub, api):
     assert hub.send("GET", f"/{REPO}/raw/main/model.safetensors").content == pointer
 
 
-def test_unchanged_files_make_no_commit(api):
+def test_commit_of_unchanged_files_is_skipped(api):
     first = commit(api, add("a.txt", b"a"), add("w.bin", BINARY))
     again = commit(api, add("a.txt", b"a"), add("w.bin", BINARY))
     assert again.oid == first.oid
@@ -71,7 +71,7 @@ def test_unchanged_files_make_no_commit(api):
     assert len(api.list_repo_commits(REPO)) == 3
 
 
-def test_parent_commit(api):
+def test_commit_requires_current_parent_commit(api):
     first = commit(api, add("a.txt", b"1"))
     second = commit(api, add("a.txt", b"2"), parent_commit=first.oid)
     with pytest.raises(HfHubHTTPError, match="A commit has happened since") as caught:
@@ -81,7 +81,7 @@ def test_parent_commit(api):
     commit(api, add("a.txt", b"3"), parent_commit=second.oid[:12])
 
 
-def test_copies(hub, api):
+def test_commit_copies_files_across_revisions_and_repositories(hub, api):
     api.create_repo("local/other")
     api.upload_file(path_or_fileobj=b"from there", path_in_repo="a.txt", repo_id="local/other")
     commit(api, add("a.txt", b"text"), add("w.bin", BINARY))
@@ -102,7 +102,7 @@ def test_copies(hub, api):
         commit(api, CommitOperationCopy("none.bin", "copies/none.bin"))
 
 
-def test_deletions(hub, api):
+def test_commit_deletes_files_and_folders(hub, api):
     commit(api, *(add(path, path.encode()) for path in ("a.txt", "d/b.txt", "d/e/c.txt", "f/g.txt")))
     commit(api, CommitOperationDelete("a.txt"), CommitOperationDelete("d/"), add("d/new.txt", b"new"))
     assert sorted(api.list_repo_files(REPO)) == [".gitattributes", "d/new.txt", "f/g.txt"]
@@ -117,7 +117,7 @@ def test_deletions(hub, api):
     assert api.list_repo_files(REPO) == [".gitattributes"]
 
 
-def test_a_commit_is_all_or_nothing(hub, api):
+def test_commit_is_atomic(hub, api):
     before = api.model_info(REPO).sha
     with pytest.raises(EntryNotFoundError):
         commit(api, add("good.txt", b"good"), CommitOperationDelete("none.txt"))
@@ -135,7 +135,7 @@ def test_a_commit_is_all_or_nothing(hub, api):
     assert hub.git(REPO, "fsck", "--full", "--strict") == ""
 
 
-def test_gitignore_of_the_repository_and_of_the_commit(api):
+def test_commit_respects_gitignore_of_repository_and_commit(api):
     commit(api, add(".gitignore", b"build/\n*.tmp\n"))
     commit(api, add("build/x.txt", b"x"), add("y.tmp", b"y"), add("z.txt", b"z"))
     assert sorted(api.list_repo_files(REPO)) == [".gitattributes", ".gitignore", "z.txt"]
@@ -170,15 +170,15 @@ def test_upload_mode_follows_attributes_size_and_content(hub, api, tmp_path):
     assert hub.git(REPO, "show", "main:.gitattributes") == before
 
 
-def test_pointer_without_content_is_refused(api):
+def test_commit_rejects_lfs_pointer_without_content(api):
     pointer = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'0' * 64}\nsize 12\n".encode()
     with pytest.raises(BadRequestError, match="LFS pointer"):
         commit(api, add("w.txt", pointer))
 
 
-def test_tree(api):
+def test_tree_lists_files_folders_and_last_commits(api):
     commit(api, add("a.txt", b"a"), add("d/b.bin", BINARY), add("d/e/c.txt", b"cc"))
-    done = commit(api, add("d/e/c.txt", b"ccc"))
+    result = commit(api, add("d/e/c.txt", b"ccc"))
     flat = list(api.list_repo_tree(REPO))
     assert [(type(item), item.path) for item in flat] == [
         (RepoFile, ".gitattributes"),
@@ -189,8 +189,8 @@ def test_tree(api):
     assert sorted(deep) == ["d/b.bin", "d/e", "d/e/c.txt"]
     assert deep["d/b.bin"].size == len(BINARY)
     assert deep["d/b.bin"].lfs.sha256 == hashlib.sha256(BINARY).hexdigest()
-    assert deep["d/e/c.txt"].last_commit.oid == deep["d/e"].last_commit.oid == done.oid
-    assert deep["d/b.bin"].last_commit.oid != done.oid
+    assert deep["d/e/c.txt"].last_commit.oid == deep["d/e"].last_commit.oid == result.oid
+    assert deep["d/b.bin"].last_commit.oid != result.oid
     assert deep["d/b.bin"].last_commit.title == "Change files"
     for path in ("none", "a.txt"):
         with pytest.raises(EntryNotFoundError):
@@ -208,20 +208,20 @@ def test_tree_is_paged(api, monkeypatch):
         assert [item.path for page in pages for item in page] == names
 
 
-def test_paths_info(api):
+def test_paths_info_returns_existing_paths(api):
     commit(api, add("a.txt", b"a"), add("d/b.bin", BINARY))
-    found = {item.path: item for item in api.get_paths_info(REPO, ["a.txt", "d", "d/b.bin", "none"], expand=True)}
-    assert sorted(found) == ["a.txt", "d", "d/b.bin"]
-    assert isinstance(found["d"], RepoFolder)
-    assert found["d/b.bin"].lfs.size == len(BINARY)
-    assert found["a.txt"].blob_id == git_blob(b"a")
-    assert found["a.txt"].last_commit.oid == api.model_info(REPO).sha
+    infos = {item.path: item for item in api.get_paths_info(REPO, ["a.txt", "d", "d/b.bin", "none"], expand=True)}
+    assert sorted(infos) == ["a.txt", "d", "d/b.bin"]
+    assert isinstance(infos["d"], RepoFolder)
+    assert infos["d/b.bin"].lfs.size == len(BINARY)
+    assert infos["a.txt"].blob_id == git_blob(b"a")
+    assert infos["a.txt"].last_commit.oid == api.model_info(REPO).sha
     assert api.get_paths_info(REPO, "none") == []
     assert api.file_exists(REPO, "a.txt")
     assert not api.file_exists(REPO, "none.txt")
 
 
-def test_download_at_a_revision(hub, api):
+def test_download_returns_file_at_revision(hub, api):
     first = commit(api, add("a.txt", b"one")).oid
     api.create_tag(REPO, tag="exp/one", revision=first)
     commit(api, add("a.txt", b"two"))
@@ -236,22 +236,22 @@ def test_download_at_a_revision(hub, api):
     assert no_exist.exists()
 
 
-def test_head_and_ranges(hub, api):
-    done = commit(api, add("w.bin", BINARY), add("a.txt", b"0123456789"))
+def test_download_answers_head_range_and_conditional_requests(hub, api):
+    result = commit(api, add("w.bin", BINARY), add("a.txt", b"0123456789"))
     sha256 = hashlib.sha256(BINARY).hexdigest()
     for path, content, etag in (("w.bin", BINARY, sha256), ("a.txt", b"0123456789", git_blob(b"0123456789"))):
         url = f"/{REPO}/resolve/main/{path}"
         head = hub.send("HEAD", url)
         assert head.status == 200
-        assert head.headers["X-Repo-Commit"] == done.oid
+        assert head.headers["X-Repo-Commit"] == result.oid
         assert head.headers["ETag"] == f'"{etag}"'
         assert head.headers["Content-Length"] == str(len(content))
         assert head.headers.get("X-Linked-Size") == (str(len(content)) if path == "w.bin" else None)
         assert "Content-Encoding" not in head.headers
         assert "X-Xet-Hash" not in head.headers
-        for wanted, part in (("bytes=3-", content[3:]), ("bytes=2-5", content[2:6]), ("bytes=-4", content[-4:])):
-            answer = hub.send("GET", url, Range=wanted)
-            assert (answer.status, answer.content) == (206, part), wanted
+        for byte_range, part in (("bytes=3-", content[3:]), ("bytes=2-5", content[2:6]), ("bytes=-4", content[-4:])):
+            answer = hub.send("GET", url, Range=byte_range)
+            assert (answer.status, answer.content) == (206, part), byte_range
             start = content.index(part)
             assert answer.headers["Content-Range"] == f"bytes {start}-{start + len(part) - 1}/{len(content)}"
         assert hub.send("GET", url, Range="bytes=0-0").content == content[:1]
@@ -263,7 +263,7 @@ def test_head_and_ranges(hub, api):
         assert hub.send("GET", url, If_None_Match=f'"{etag}"').status == 304
 
 
-def test_names_of_all_sorts(hub, api):
+def test_files_with_unusual_names_round_trip(hub, api):
     names = [
         "a b.txt",
         "ü/é.txt",
@@ -290,7 +290,7 @@ def upload(api, content: bytes, **options) -> str:
     return api.upload_file(path_or_fileobj=content, **options).oid
 
 
-def test_branches(hub, api):
+def test_branches_are_created_listed_and_deleted(hub, api):
     first = upload(api, b"one")
     api.create_branch(REPO, branch="exp/kl-0.1")
     api.create_branch(REPO, branch="old", revision=api.list_repo_commits(REPO)[-1].commit_id)
@@ -327,7 +327,7 @@ def test_branches(hub, api):
     assert caught.value.response.status_code == 403
 
 
-def test_tags(hub, api):
+def test_tags_are_created_listed_and_deleted(hub, api):
     first = upload(api, b"one")
     second = upload(api, b"two")
     api.create_tag(REPO, tag="step-000040", revision=first)
@@ -357,7 +357,7 @@ def test_tags(hub, api):
     assert all(line.startswith("dangling tag") for line in hub.git(REPO, "fsck", "--full", "--strict").splitlines())
 
 
-def test_names_that_git_refuses(api):
+def test_refs_reject_names_that_git_rejects(api):
     for name in ("a..b", "a b", "x~1", "x.lock", "-x", "a//b", "f" * 40, "HEAD", "y" * 300, ".hidden", "a/.b"):
         with pytest.raises(BadRequestError):
             api.create_branch(REPO, branch=name)
@@ -367,7 +367,7 @@ def test_names_that_git_refuses(api):
     assert api.list_repo_refs(REPO).tags == []
 
 
-def test_names_that_exclude_each_other(api):
+def test_refs_reject_name_that_is_prefix_of_another(api):
     api.create_branch(REPO, branch="exp")
     api.create_tag(REPO, tag="v1/a")
     for call in (
@@ -378,7 +378,7 @@ def test_names_that_exclude_each_other(api):
             call()
 
 
-def test_history(hub, api, monkeypatch):
+def test_commits_are_listed_newest_first(hub, api, monkeypatch):
     monkeypatch.setattr(refs_api, "_PAGE_SIZE", 5)
     oids = [
         upload(api, b"%d" % number, commit_message=f"Step {number}", commit_description="Why\n\nBecause")
@@ -393,7 +393,7 @@ def test_history(hub, api, monkeypatch):
     assert hub.git(REPO, "log", "-1", "--format=%B").strip() == "Step 10\n\nWhy\n\nBecause"
 
 
-def test_squash(hub, api):
+def test_squash_leaves_one_commit(hub, api):
     upload(api, b"one")
     upload(api, b"two")
     api.super_squash_history(REPO, commit_message="All in one")
@@ -402,7 +402,7 @@ def test_squash(hub, api):
     assert sorted(api.list_repo_files(REPO)) == [".gitattributes", "a.txt"]
 
 
-def test_repository_that_git_has_packed(hub, api):
+def test_packed_repository_is_read_and_written(hub, api):
     first = upload(api, b"one")
     api.create_tag(REPO, tag="v1", tag_message="annotated")
     api.create_branch(REPO, branch="b/c")

@@ -43,7 +43,7 @@ print(sum(p.sum().item() for p in old.parameters()))
 """
 
 
-def test_transformers(near_hub, tmp_path):
+def test_transformers_pushes_and_loads_models(near_hub, tmp_path):
     pushed = near_hub.python(PUSH_MODEL, cwd=tmp_path, HF_HUB_DISABLE_XET="0").split()[-1]
     empty = str(tmp_path / "an-empty-home")
     pulled = near_hub.python(PULL_MODEL, cwd=tmp_path, HF_HOME=empty).split()[-1]
@@ -90,8 +90,8 @@ configs:
 """
 
 
-def test_datasets(near_hub, tmp_path):
-    """What `push_to_hub` makes, and a folder with configurations, by one process."""
+def test_datasets_pushes_and_loads_configurations(near_hub, tmp_path):
+    """A data set made by `push_to_hub`, and a folder with configurations, in one process."""
     for name in ("lines/train", "lines/validation", "judge/judge"):
         path = tmp_path / "world" / f"{name}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -102,7 +102,7 @@ def test_datasets(near_hub, tmp_path):
     assert {c["config_name"] for c in info.card_data["configs"]} == {"judge", "prompts"}
 
 
-def test_hf_command(near_hub, tmp_path):
+def test_hf_command_uploads_tags_and_downloads(near_hub, tmp_path):
     folder = tmp_path / "folder"
     (folder / "sub").mkdir(parents=True)
     weights = random.Random(5).randbytes(400_000)

@@ -1,4 +1,4 @@
-"""What a name or the beginning of an id stands for, and copies between repositories, through the unmodified client."""
+"""Short commit ids, branches and tags of one name, copies and moved repositories, through the unmodified client."""
 
 import os
 from pathlib import Path
@@ -22,7 +22,7 @@ def files(hub: ThreadHub, repo: str, revision: str | None = None, kind: str = "m
 # Short ids, and names of two kinds
 
 
-def test_the_beginning_of_an_id(near_hub: ThreadHub) -> None:
+def test_revision_may_be_short_commit_id(near_hub: ThreadHub) -> None:
     api = near_hub.api()
     first = near_hub.push("local/m", {"a": "1"})
     near_hub.push("local/m", {"a": "2"})
@@ -40,7 +40,7 @@ def test_the_beginning_of_an_id(near_hub: ThreadHub) -> None:
     assert api.model_info("local/m", revision=first[:7]).sha == first
 
 
-def test_the_beginning_of_several_ids(near_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ambiguous_short_commit_id_is_rejected(near_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     from dulwich.object_store import DiskObjectStore
 
     first, second = near_hub.push("local/m", {"a": "1"}), near_hub.push("local/m", {"a": "2"})
@@ -50,8 +50,8 @@ def test_the_beginning_of_several_ids(near_hub: ThreadHub, monkeypatch: pytest.M
         near_hub.api().create_tag("local/m", tag="x", revision="abcdef0")
 
 
-def test_a_branch_and_a_tag_of_one_name(near_hub: ThreadHub) -> None:
-    """git reads the tag; a commit goes to the branch, which its full name reads."""
+def test_tag_is_read_before_branch_of_same_name(near_hub: ThreadHub) -> None:
+    """As in git. Commits go to the branch, which is read by its full name."""
     api = near_hub.api()
     first = near_hub.push("local/m", {"a": "1"})
     api.create_branch("local/m", branch="v1")
@@ -77,7 +77,7 @@ def test_a_branch_and_a_tag_of_one_name(near_hub: ThreadHub) -> None:
 # Copies
 
 
-def test_copy_files_between_repositories(near_hub: ThreadHub) -> None:
+def test_copy_files_shares_large_files_on_disk(near_hub: ThreadHub) -> None:
     api = near_hub.api()
     near_hub.push("local/from", {"config.json": "{}", "w.safetensors": BIG, "d/x.bin": BIG + b"1"})
     api.create_repo("local/to")
@@ -88,34 +88,34 @@ def test_copy_files_between_repositories(near_hub: ThreadHub) -> None:
     api.create_commit("local/to", [copy], commit_message="copy")
     assert files(near_hub, "local/to") == files(near_hub, "local/from") | {"again.safetensors": BIG}
     assert files(near_hub, "team/data", kind="dataset") == {"copied.bin": BIG + b"1"}
-    # One file on the disk, which neither loses when the other goes.
+    # One file on the disk, which stays when one of the repositories is deleted.
     stored = [path for path in near_hub.root.glob("repos/*/*/*.git/lfs/objects/*/*/*") if path.stat().st_size == 5000]
     assert len({path.stat().st_ino for path in stored}) == 1 < len(stored)
     api.delete_repo("local/from")
     assert files(near_hub, "local/to")["w.safetensors"] == BIG
 
 
-def test_a_copy_needs_what_it_copies_and_a_right_to_write(near_hub: ThreadHub) -> None:
+def test_copy_requires_source_file_and_write_access(near_hub: ThreadHub) -> None:
     near_hub.push("local/from", {"w.bin": BIG})
     near_hub.api().create_repo("local/to")
     info = near_hub.api().get_paths_info("local/from", ["w.bin"])[0]
     assert info.lfs is not None
-    wanted = {"files": [{"sha256": oid, "xetHash": oid, "filename": "w.bin"} for oid in (info.lfs.sha256, "0" * 64)]}
+    request = {"files": [{"sha256": oid, "xetHash": oid, "filename": "w.bin"} for oid in (info.lfs.sha256, "0" * 64)]}
     target = {"target": {"type": "model", "name": "local/to"}}
     path = "/api/models/local/from/lfs-files/duplicate"
-    answer = near_hub.send("POST", path, wanted | target)
-    assert (answer.status, [one["sha256"] for one in answer.json()["failed"]]) == (200, ["0" * 64])
-    assert near_hub.send("POST", path, wanted | target, role="read").status == 403
-    assert near_hub.send("POST", path, wanted | target, role=None).status == 401
+    answer = near_hub.send("POST", path, request | target)
+    assert (answer.status, [item["sha256"] for item in answer.json()["failed"]]) == (200, ["0" * 64])
+    assert near_hub.send("POST", path, request | target, role="read").status == 403
+    assert near_hub.send("POST", path, request | target, role=None).status == 401
     for name, status in (("local/none", 404), ("none", 400), ("../x", 400)):
-        assert near_hub.send("POST", path, wanted | {"target": {"name": name}}).status == status
+        assert near_hub.send("POST", path, request | {"target": {"name": name}}).status == status
     assert near_hub.send("POST", path, {"files": [{"sha256": "../../x"}]} | target).status == 400
-    # What is downloaded names no Xet hash: there are no downloads by Xet.
+    # No file names a Xet hash, because the Hub has no downloads by Xet.
     assert near_hub.api("read").get_paths_info("local/from", ["w.bin"])[0].xet_hash is None
-    assert {getattr(one, "xet_hash", None) for one in near_hub.api().list_repo_tree("local/from")} == {None}
+    assert {getattr(item, "xet_hash", None) for item in near_hub.api().list_repo_tree("local/from")} == {None}
 
 
-def test_duplicate_a_repository(near_hub: ThreadHub) -> None:
+def test_duplicate_repo_copies_files_refs_and_variables(near_hub: ThreadHub) -> None:
     api = near_hub.api()
     first = near_hub.push("local/from", {"a": "1", "w.bin": BIG})
     second = near_hub.push("local/from", {"a": "2"})
@@ -133,8 +133,8 @@ def test_duplicate_a_repository(near_hub: ThreadHub) -> None:
     with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.duplicate_repo("local/from", to_id="local/from")
     api.create_repo("local/s", repo_type="space", space_sdk="gradio", space_variables=[{"key": "A", "value": "1"}])
-    more = [{"key": "B", "value": "2"}]
-    api.duplicate_repo("local/s", to_id="local/t", repo_type="space", space_variables=more)
+    added_variables = [{"key": "B", "value": "2"}]
+    api.duplicate_repo("local/s", to_id="local/t", repo_type="space", space_variables=added_variables)
     variables = api.get_space_variables("local/t")
     assert {key: value.value for key, value in variables.items()} == {"A": "1", "B": "2"}
     with pytest.raises(BadRequestError, match="does not run them"):
@@ -144,7 +144,7 @@ def test_duplicate_a_repository(near_hub: ThreadHub) -> None:
 # Old names
 
 
-def test_an_old_name_leads_to_the_repository(near_hub: ThreadHub, tmp_path: Path) -> None:
+def test_old_name_of_moved_repository_redirects(near_hub: ThreadHub, tmp_path: Path) -> None:
     api = near_hub.api()
     near_hub.push("local/old", {"a": "1", "w.bin": BIG})
     api.create_branch("local/old", branch="exp/a")
@@ -159,7 +159,7 @@ def test_an_old_name_leads_to_the_repository(near_hub: ThreadHub, tmp_path: Path
     folder = api.snapshot_download("local/old", cache_dir=near_hub.cache, local_dir=tmp_path / "old")
     assert (Path(folder) / "w.bin").read_bytes() == BIG
     assert HfFileSystem(endpoint=near_hub.url, token=near_hub.token).read_text("local/old/a") == "1"
-    # Writing: a small file, big ones, refs, settings, and all of it under the old name.
+    # Writes under the old name: a small file, large files, refs and settings.
     added = [CommitOperationAdd("b", b"2" * 100), CommitOperationAdd("x.bin", BIG + b"x")]
     api.create_commit("local/old", added, commit_message="more")
     large = "x" * (9 * 2**20)
@@ -167,11 +167,11 @@ def test_an_old_name_leads_to_the_repository(near_hub: ThreadHub, tmp_path: Path
     api.create_tag("local/old", tag="v1")
     api.update_repo_settings("local/old", private=True)
     assert set(files(near_hub, "local/new", "v1")) == {"a", "b", "w.bin", "x.bin", "large.txt"}
-    # Strangers are not told what a private repository was called or is.
+    # Anonymous clients learn neither the old nor the new name of a private repository.
     with pytest.raises(RepositoryNotFoundError):
         near_hub.api(None).model_info("local/old")
     assert near_hub.send("GET", "/api/models/local/old", role=None).status == 401
-    # Whoever takes the old name has it, and who goes leaves no way to another one.
+    # A new repository takes over the old name; after its deletion the name redirects nowhere.
     near_hub.push("local/old", {"a": "another"})
     assert files(near_hub, "local/old") == {"a": b"another"}
     api.delete_repo("local/old")
@@ -184,7 +184,7 @@ def test_an_old_name_leads_to_the_repository(near_hub: ThreadHub, tmp_path: Path
             api.model_info(name)
 
 
-def test_a_collection_holds_what_was_moved(near_hub: ThreadHub) -> None:
+def test_collection_follows_moved_repository(near_hub: ThreadHub) -> None:
     api = near_hub.api()
     slug = api.create_collection("c").slug
     for name in ("a", "gone"):
@@ -194,10 +194,10 @@ def test_a_collection_holds_what_was_moved(near_hub: ThreadHub) -> None:
     api.delete_repo("local/gone")
     assert [item.item_id for item in near_hub.api(None).get_collection(slug).items] == ["team/b"]
     assert [item.item_id for item in api.get_collection(slug).items] == ["team/b", "local/gone"]
-    assert [one.slug for one in near_hub.api(None).list_collections(item="models/team/b")] == [slug]
+    assert [collection.slug for collection in near_hub.api(None).list_collections(item="models/team/b")] == [slug]
 
 
-def test_there_and_back_again(near_hub: ThreadHub) -> None:
+def test_repository_moved_back_and_forth_keeps_both_names(near_hub: ThreadHub) -> None:
     api = near_hub.api()
     api.create_repo("local/a", repo_type="dataset")
     for source, target in (("a", "b"), ("b", "a"), ("a", "b")):
@@ -209,7 +209,7 @@ def test_there_and_back_again(near_hub: ThreadHub) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"{}", b'{"to": 5}', b'{"to": "../x", "created": ""}', None])
-def test_a_damaged_record_of_a_move_is_no_defect(near_hub: ThreadHub, content: bytes | None) -> None:
+def test_damaged_move_record_disables_only_old_name(near_hub: ThreadHub, content: bytes | None) -> None:
     near_hub.api().create_repo("local/a")
     near_hub.api().move_repo("local/a", "local/b")
     (record,) = (near_hub.root / "moved").iterdir()

@@ -42,7 +42,7 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ThreadHub]:
     hub.close()
 
 
-def shown(hub: ThreadHub, path: str) -> Page:
+def get_page(hub: ThreadHub, path: str) -> Page:
     """A page that a browser without a token gets."""
     answer = hub.send("GET", path, role=None)
     assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
@@ -52,15 +52,15 @@ def shown(hub: ThreadHub, path: str) -> Page:
     return Page(re.sub(r"<!doctype html>|<meta[^>]*>", "", html))
 
 
-def test_the_front_page_lists_what_everybody_may_read(hub: ThreadHub) -> None:
-    page = shown(hub, "/")
-    assert [one["href"] for one in page.all("a")] == ["/local/model", "/datasets/local/bare"]
+def test_front_page_lists_public_repositories(hub: ThreadHub) -> None:
+    page = get_page(hub, "/")
+    assert [link["href"] for link in page.all("a")] == ["/local/model", "/datasets/local/bare"]
     assert "secret" not in page.text and page.texts("h2") == ["Models", "Data sets", "Spaces"]
     assert "local/secret" in hub.send("GET", "/").content.decode(), "with a token it is listed"
 
 
-def test_a_repository_shows_card_files_and_tags(hub: ThreadHub) -> None:
-    page = shown(hub, "/local/model")
+def test_repository_page_shows_card_files_and_tags(hub: ThreadHub) -> None:
+    page = get_page(hub, "/local/model")
     links = {text: attrs["href"] for name, attrs, inside in page.elements if name == "a" for text in ["".join(inside)]}
     commit = hub.api().model_info("local/model").sha
     assert links["step-000010"] == "/local/model/tree/step-000010" and links["main"] == "/local/model/tree/main"
@@ -72,25 +72,25 @@ def test_a_repository_shows_card_files_and_tags(hub: ThreadHub) -> None:
     card = hub.send("GET", "/local/model", role=None).content.decode()
     assert re.search(r"<strong>Tip</strong><br ?/?>\n<strong>Verdict: healthy.</strong>", card), "as on the Hub"
     assert page.texts("h3") == ["A model"] and "Verdict: healthy." in page.text and "license:" in page.text
-    assert "<b>tag" in page.text and not [one for one in page.all("b") if "tag" in str(one)]
+    assert "<b>tag" in page.text and not [element for element in page.all("b") if "tag" in str(element)]
 
 
-def test_a_card_runs_nothing_and_leads_nowhere_else(hub: ThreadHub) -> None:
-    page = shown(hub, "/local/model/tree/step-000010")
+def test_repository_page_has_no_scripts_and_no_foreign_links(hub: ThreadHub) -> None:
+    page = get_page(hub, "/local/model/tree/step-000010")
     (image,) = page.all("img")
     assert image["src"].endswith("/plots/a%20b.png"), "neither another host's picture nor a drawing is shown"
-    targets = [one["href"] for one in page.all("a")]
-    assert not [one for one in targets if one.startswith(("javascript:", "..")) or "passwd" in one]
+    targets = [link["href"] for link in page.all("a")]
+    assert not [link for link in targets if link.startswith(("javascript:", "..")) or "passwd" in link]
     assert "<script>alert(1)</script>" in unescape(page.text)
 
 
-def test_what_is_not_there(hub: ThreadHub) -> None:
-    assert "This revision has no README.md." in shown(hub, "/datasets/local/bare").text
+def test_pages_report_missing_readme_and_missing_addresses(hub: ThreadHub) -> None:
+    assert "This revision has no README.md." in get_page(hub, "/datasets/local/bare").text
     for path, status in (("/local/secret", 401), ("/local/model/tree/none", 404), ("/local/model/blob/main", 404)):
         assert hub.send("GET", path, role=None).status == status, path
     assert hub.send("HEAD", "/local/model", role=None).content == b""
 
 
-def test_a_long_card_is_not_parsed(hub: ThreadHub, tmp_path: Path) -> None:
+def test_repository_page_omits_long_card(hub: ThreadHub, tmp_path: Path) -> None:
     hub.make("long", {"README.md": "x" * (2**17 + 1)})
-    assert "The card is too long to be shown here" in shown(hub, "/local/long").text
+    assert "The card is too long to be shown here" in get_page(hub, "/local/long").text

@@ -33,10 +33,10 @@ def create(api, repo_id: str, kind: str = "model", **options):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_create_exists_delete(near_hub, api, kind):
+def test_repository_is_created_found_and_deleted(near_hub, api, kind):
     url = create(api, "first", kind)
     assert (url.repo_id, url.repo_type, url.endpoint) == ("local/first", kind, near_hub.url)
-    assert [each for each in KINDS if api.repo_exists("local/first", repo_type=each)] == [kind]
+    assert [other_kind for other_kind in KINDS if api.repo_exists("local/first", repo_type=other_kind)] == [kind]
     with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         create(api, "local/first", kind)
     assert create(api, "local/first", kind, exist_ok=True).repo_id == "local/first"
@@ -51,7 +51,7 @@ def test_create_exists_delete(near_hub, api, kind):
     api.delete_repo("local/first", repo_type=kind, missing_ok=True)
 
 
-def test_whoami(near_hub, api):
+def test_whoami_returns_user_organizations_and_role(near_hub, api):
     create(api, "team/model")
     who = api.whoami()
     assert (who["name"], who["auth"]["accessToken"]["role"]) == ("local", "write")
@@ -60,7 +60,7 @@ def test_whoami(near_hub, api):
     assert near_hub.api("read").whoami()["auth"]["accessToken"]["role"] == "read"
 
 
-def test_wrong_token(near_hub):
+def test_wrong_token_is_rejected(near_hub):
     with pytest.raises(HfHubHTTPError, match="Invalid user token"):
         near_hub.api().whoami(token="hf_nonsense")
     with pytest.raises(HfHubHTTPError) as caught:
@@ -69,7 +69,7 @@ def test_wrong_token(near_hub):
     assert "Invalid credentials" in str(caught.value)
 
 
-def test_move(near_hub, api):
+def test_move_repo_keeps_content_and_redirects(near_hub, api):
     create(api, "local/old")
     api.upload_file(path_or_fileobj=b"\0" * 100, path_in_repo="w.bin", repo_id="local/old")
     sha = api.model_info("local/old").sha
@@ -77,7 +77,7 @@ def test_move(near_hub, api):
     with pytest.raises(HfHubHTTPError, match=r"\b409 "):
         api.move_repo("local/old", "local/taken")
     api.move_repo("local/old", "team/new")
-    assert api.model_info("local/old").id == "team/new"  # as the Hub leads there: see test_hub_names
+    assert api.model_info("local/old").id == "team/new"  # redirected: see test_hub_names
     assert api.model_info("team/new").sha == sha
     path = api.hf_hub_download("team/new", "w.bin", cache_dir=near_hub.cache)
     assert Path(path).read_bytes() == b"\0" * 100
@@ -85,7 +85,7 @@ def test_move(near_hub, api):
         api.move_repo("local/old", "local/x")
 
 
-def test_private_repository(near_hub, api):
+def test_private_repository_is_hidden_from_anonymous(near_hub, api):
     create(api, "local/secret", private=True)
     create(api, "local/open")
     assert api.model_info("local/secret").private is True
@@ -109,10 +109,10 @@ def test_private_repository(near_hub, api):
         api.update_repo_settings("local/secret", gated="auto")
 
 
-def test_only_a_write_token_may_write(near_hub, api):
+def test_writes_require_write_token(near_hub, api):
     create(api, "local/m")
     head = api.upload_file(path_or_fileobj=b"x", path_in_repo="x.txt", repo_id="local/m").oid
-    for role, status, said in (("read", 403, "may only read"), (None, 401, "401")):
+    for role, status, message in (("read", 403, "may only read"), (None, 401, "401")):
         other = near_hub.api(role)
         for call in (
             lambda other: other.create_repo("local/other"),
@@ -126,7 +126,7 @@ def test_only_a_write_token_may_write(near_hub, api):
             lambda other: other.create_collection("c", namespace="local"),
             lambda other: other.super_squash_history("local/m"),
         ):
-            with pytest.raises(HfHubHTTPError, match=said) as caught:
+            with pytest.raises(HfHubHTTPError, match=message) as caught:
                 call(other)
             assert caught.value.response.status_code == status
         assert other.model_info("local/m").sha == head
@@ -137,7 +137,7 @@ def test_only_a_write_token_may_write(near_hub, api):
     api.auth_check("local/m", write=True)
 
 
-def test_missing_repository_and_revision(near_hub, api):
+def test_missing_repository_and_revision_raise_their_errors(near_hub, api):
     create(api, "local/m")
     for call in (
         lambda: api.model_info("local/none"),
@@ -170,7 +170,7 @@ def push_card(api, repo_id: str, card: str, kind: str = "model"):
     )
 
 
-def test_card_becomes_tags(near_hub, api):
+def test_card_metadata_becomes_tags(near_hub, api):
     push_card(api, "local/tiny-ppo", CARD)
     info = api.model_info("local/tiny-ppo")
     assert info.pipeline_tag == "text-generation"
@@ -180,7 +180,7 @@ def test_card_becomes_tags(near_hub, api):
     assert models | {"rlhf", "ppo", "dataset:local/remarks", "license:apache-2.0", "en"} <= set(info.tags)
 
 
-def test_list_models(near_hub, api):
+def test_list_models_filters_searches_and_sorts(near_hub, api):
     push_card(api, "local/tiny-ppo", CARD)
     create(api, "local/plain")
     create(api, "team/tiny-other")
@@ -215,7 +215,7 @@ def test_list_models(near_hub, api):
     assert expanded.card_data.license == "apache-2.0"
 
 
-def test_list_is_paged(near_hub, api):
+def test_list_models_is_paged(near_hub, api):
     names = [f"local/m{number}" for number in range(7)]
     for name in names:
         create(api, name)
@@ -224,7 +224,7 @@ def test_list_is_paged(near_hub, api):
     assert [item["id"] for item in pages] == names[::-1]
 
 
-def test_list_datasets_and_spaces(near_hub, api):
+def test_list_datasets_and_spaces_filters(near_hub, api):
     push_card(
         api, "local/d", "---\ntask_categories: [text-generation]\nlanguage: en\nsize_categories: n<1K\n---\n", "dataset"
     )
@@ -240,29 +240,29 @@ def test_list_datasets_and_spaces(near_hub, api):
 
 
 @pytest.mark.parametrize(
-    ("front_matter", "said"),
+    ("front_matter", "message"),
     [
         ("tags: [a, b", "cannot be read"),
         ("- a\n- b", "must be a mapping"),
     ],
 )
-def test_bad_card_stops_the_commit(near_hub, api, front_matter, said):
+def test_commit_rejects_invalid_card(near_hub, api, front_matter, message):
     create(api, "local/m")
     before = api.model_info("local/m").sha
     content = f"---\n{front_matter}\n---\ntext\n".encode()
     with pytest.raises(ValueError, match="Invalid metadata") as caught:
         api.upload_file(path_or_fileobj=content, path_in_repo="README.md", repo_id="local/m")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert api.model_info("local/m").sha == before
 
 
-def test_card_without_metadata_warns(near_hub, api):
+def test_commit_warns_of_card_without_metadata(near_hub, api):
     create(api, "local/m")
     with pytest.warns(UserWarning, match="no YAML metadata"):
         api.upload_file(path_or_fileobj=b"# Hello\n", path_in_repo="README.md", repo_id="local/m")
 
 
-def test_discussions_are_refused_with_a_reason(near_hub, api):
+def test_discussions_and_pull_requests_are_refused(near_hub, api):
     create(api, "local/m")
     assert list(api.get_repo_discussions("local/m")) == []
     assert api.list_repo_refs("local/m", include_pull_requests=True).pull_requests == []

@@ -1,4 +1,4 @@
-"""What lies on the embedded Hub's disk, when clients race, processes die and disks fill."""
+"""The embedded Hub's storage when clients race, processes die and disks fill up."""
 
 import hashlib
 import os
@@ -30,7 +30,7 @@ def near_hub(near_hub):
 
 
 def client(hub) -> HfApi:
-    """A client of its own, for a thread of its own."""
+    """A client for one thread."""
     return HfApi(endpoint=hub.url, token=hub.token)
 
 
@@ -48,7 +48,7 @@ def rss_mib(pid: int) -> tuple[float, float]:
     return int(lines["VmRSS"].split()[0]) / 1024, int(lines["VmHWM"].split()[0]) / 1024
 
 
-def test_many_committers_lose_nothing(near_hub):
+def test_concurrent_commits_are_all_kept(near_hub):
     threads, commits = 6, 4
 
     def work(thread: int) -> list[str]:
@@ -66,7 +66,7 @@ def test_many_committers_lose_nothing(near_hub):
     assert near_hub.git(REPO, "log", "--format=%H").split() == history
 
 
-def test_only_one_of_many_gets_the_parent(near_hub):
+def test_only_one_concurrent_commit_gets_same_parent(near_hub):
     parent = near_hub.api().model_info(REPO).sha
 
     def work(thread: int) -> int:
@@ -80,7 +80,7 @@ def test_only_one_of_many_gets_the_parent(near_hub):
         assert sorted(pool.map(work, range(6))) == [200, 412, 412, 412, 412, 412]
 
 
-def test_same_large_file_from_many_clients(near_hub):
+def test_concurrent_uploads_of_same_file_are_stored_once(near_hub):
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda n: put(client(near_hub), f"{n}.bin", BINARY), range(4)))
     stored = [path for path in (near_hub.git_dir(REPO) / "lfs" / "objects").rglob("*") if path.is_file()]
@@ -88,7 +88,7 @@ def test_same_large_file_from_many_clients(near_hub):
     assert incomplete(near_hub) == []
 
 
-def test_two_servers_over_one_root(hubs):
+def test_two_servers_share_one_root(hubs):
     first = hubs("first")
     second = hubs("second", root=first.root)
     first.api().create_repo(REPO)
@@ -107,24 +107,24 @@ def test_two_servers_over_one_root(hubs):
     assert HfApi(endpoint=first.url, token=second.token).whoami()["name"] == "local"
 
 
-def test_rubbish_of_killed_servers_is_swept_after_a_day(near_hub):
+def test_sweep_removes_leftovers_after_a_day(near_hub):
     repo = near_hub.git_dir(REPO)
     old, young = repo / "incoming-old", repo / "incoming-young"
-    half = repo / "lfs" / "incomplete" / "half"
+    partial = repo / "lfs" / "incomplete" / "half"
     for folder in (old, young):
         folder.mkdir()
         (folder / "object").write_bytes(b"x")
-    half.write_bytes(b"x")
-    for path in (old, half):
+    partial.write_bytes(b"x")
+    for path in (old, partial):
         os.utime(path, (time.time() - 90_000,) * 2)
     Storage(near_hub.root).sweep()
-    assert (old.exists(), half.exists(), young.exists()) == (False, False, True)
+    assert (old.exists(), partial.exists(), young.exists()) == (False, False, True)
 
 
 # Big files
 
 
-def test_damaged_upload_is_refused(near_hub):
+def test_upload_with_wrong_content_is_refused(near_hub):
     oid = hashlib.sha256(b"right").hexdigest()
     file = {"key": "lfsFile", "value": {"path": "w.bin", "algo": "sha256", "oid": oid, "size": 5}}
     href = near_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
@@ -142,8 +142,8 @@ def test_damaged_upload_is_refused(near_hub):
     assert incomplete(near_hub) == []
 
 
-def test_upload_that_breaks_off_leaves_nothing(near_hub):
-    """The Hub hears of a client that dies, whether its end comes as an end or as a reset."""
+def test_interrupted_upload_leaves_no_file(near_hub):
+    """Whether the client closes or resets the connection."""
     path = near_hub.batch(REPO, OID, len(BINARY))["actions"]["upload"]["href"].removeprefix(near_hub.url)
     for reset in (False, True):
         with near_hub.connect() as connection:
@@ -156,7 +156,7 @@ def test_upload_that_breaks_off_leaves_nothing(near_hub):
     assert "actions" in near_hub.batch(REPO, OID, len(BINARY))
 
 
-def test_upload_links_are_signed(near_hub):
+def test_forged_upload_link_is_refused(near_hub):
     near_hub.api().create_repo("local/other")
     oid = hashlib.sha256(b"right").hexdigest()
     href = near_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
@@ -173,8 +173,8 @@ def test_upload_links_are_signed(near_hub):
     assert "actions" in near_hub.batch(REPO, oid, 5)
 
 
-def test_files_stream_through_the_server(hubs, tmp_path):
-    """Its memory stays within 30 MiB of what it was, whatever the size."""
+def test_large_file_is_streamed(hubs, tmp_path):
+    """The server's memory grows by less than 30 MiB, whatever the size of the file."""
     hub = hubs("one")
     api = hub.api()
     api.create_repo(REPO)
@@ -190,7 +190,7 @@ def test_files_stream_through_the_server(hubs, tmp_path):
     assert peak - before < 30
 
 
-def test_regular_files_of_a_large_commit_do_not_gather_in_memory(hub):
+def test_large_commit_is_not_held_in_memory(hub):
     api = hub.api()
     api.create_repo(REPO)
     put(api, "warm.txt", b"warm")
@@ -203,7 +203,7 @@ def test_regular_files_of_a_large_commit_do_not_gather_in_memory(hub):
     assert hub.git(REPO, "fsck", "--full", "--strict") == ""
 
 
-def test_full_disk(hubs, tmp_path):
+def test_full_disk_returns_507_and_keeps_repository(hubs, tmp_path):
     limit = 4_000_000
     hub = hubs("full", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
     api = hub.api()
@@ -227,14 +227,14 @@ def test_full_disk(hubs, tmp_path):
     assert hub.git(REPO, "fsck", "--full", "--strict") == ""
 
 
-def test_upload_that_cannot_fit_is_refused_before_it_starts(near_hub):
+def test_upload_larger_than_free_space_is_refused_at_once(near_hub):
     answer = near_hub.batch(REPO, "a" * 64, shutil.disk_usage(near_hub.root).free + 2**30)
     assert answer["error"]["code"] == 507
     assert "free some space" in answer["error"]["message"]
 
 
-def test_secrets_are_not_for_everyone(hub):
-    """Modes of files: test_hub_damage.py."""
+def test_token_is_in_no_file_and_no_log(hub):
+    """File modes are tested in test_hub_damage.py."""
     hub.api().create_repo(REPO)
     for path in hub.root.rglob("*"):
         assert path.is_dir() or hub.token.encode() not in path.read_bytes()

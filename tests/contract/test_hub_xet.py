@@ -1,4 +1,4 @@
-"""Uploads by Xet, the way of an unmodified client with default settings, each in a client process of its own."""
+"""Uploads by Xet, the default of the unmodified client, each in its own client process."""
 
 import hashlib
 import json
@@ -29,8 +29,8 @@ from rlhf_zoo.hub.server.tokens import Signer
 
 REPO = "local/m"
 XET = {"HF_HUB_DISABLE_XET": "0"}
-# hf-xet repeats what failed on the server's side for minutes; tests need not wait for it.
-HASTY = XET | {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1", "HF_XET_CLIENT_RETRY_BASE_DELAY": "50ms"}
+# hf-xet retries errors of the server for minutes; tests do not wait that long.
+FAST_RETRIES = XET | {"HF_XET_CLIENT_RETRY_MAX_ATTEMPTS": "1", "HF_XET_CLIENT_RETRY_BASE_DELAY": "50ms"}
 
 
 def digest(content: bytes) -> str:
@@ -53,7 +53,7 @@ def stored_file(hub, sha256: str) -> Path:
     return hub.git_dir(REPO) / "lfs" / "objects" / sha256[:2] / sha256[2:4] / sha256
 
 
-def sent(hub, repo: str = REPO) -> int:
+def uploaded_bytes(hub, repo: str = REPO) -> int:
     """Bytes of content in all xorbs of the epoch."""
     xorbs = (store_of(hub, repo) / "xorbs").iterdir()
     chunks = [(xorb, at) for xorb in (path.open("rb") for path in xorbs) for at in xet_format.chunks_of(xorb)]
@@ -61,7 +61,7 @@ def sent(hub, repo: str = REPO) -> int:
 
 
 def is_tidy(hub) -> bool:
-    """Nothing is left half stored."""
+    """Whether no partial file is left."""
     folders = [store_of(hub) / "incomplete", hub.git_dir(REPO) / "lfs" / "incomplete"]
     return not any(path for folder in folders for path in folder.iterdir())
 
@@ -88,8 +88,8 @@ print(json.dumps({{str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).he
 """
 
 
-def test_files_of_all_kinds(near_hub, tmp_path, monkeypatch, caplog):
-    """All three schemes of the format come from the real client: weights' bytes are grouped before compressing."""
+def test_xet_round_trips_files_of_all_kinds(near_hub, tmp_path, monkeypatch, caplog):
+    """The real client uses all three compression schemes: it groups the bytes of weights before compressing."""
     schemes = set()
     unpack = xet_format.unpack
     monkeypatch.setattr(xet_format, "unpack", lambda scheme, *rest: (schemes.add(scheme), unpack(scheme, *rest))[1])
@@ -124,15 +124,15 @@ def test_files_of_all_kinds(near_hub, tmp_path, monkeypatch, caplog):
     fsck(near_hub)
 
 
-def test_content_that_was_sent_before_is_not_sent_again(near_hub, tmp_path):
-    """Within a process, and in later ones: hf-xet remembers on the disk what it has sent."""
-    make = """
+def test_xet_uploads_known_content_only_once(near_hub, tmp_path):
+    """Within a process and across processes: hf-xet keeps a record on disk of what it has sent."""
+    make_files = """
 import random, sys
 rng = random.Random(7)
 base, other = rng.randbytes(8_000_000), rng.randbytes(300_000)
 files = {"a.bin": base, "b.bin": base[:4_000_000] + other + base[4_000_000:], "c.bin": other + base}
 """
-    code = f"""{make}
+    code = f"""{make_files}
 from huggingface_hub import HfApi
 api = HfApi()
 api.create_repo("{REPO}", exist_ok=True)
@@ -140,15 +140,18 @@ for path in sys.argv[1:]:
     api.upload_file(path_or_fileobj=files[path], path_in_repo=path, repo_id="{REPO}")
 """
     near_hub.run(sys.executable, "-c", code, "a.bin", "b.bin", **XET)
-    assert 8_300_000 <= sent(near_hub) < 9_000_000
+    assert 8_300_000 <= uploaded_bytes(near_hub) < 9_000_000
     near_hub.run(sys.executable, "-c", code, "c.bin", **XET)
-    assert sent(near_hub) < 9_500_000
-    made: dict = {}
-    exec(make, made)
-    assert files_of(near_hub, tmp_path).items() >= {path: digest(each) for path, each in made["files"].items()}.items()
-    # What was sent to one repository says nothing about another, whose readers may be other people.
+    assert uploaded_bytes(near_hub) < 9_500_000
+    namespace: dict = {}
+    exec(make_files, namespace)
+    assert (
+        files_of(near_hub, tmp_path).items()
+        >= {path: digest(content) for path, content in namespace["files"].items()}.items()
+    )
+    # Repositories share no content, because their readers may differ.
     near_hub.run(sys.executable, "-c", code.replace(REPO, "local/other"), "a.bin", **XET)
-    assert sent(near_hub, "local/other") == 8_000_000
+    assert uploaded_bytes(near_hub, "local/other") == 8_000_000
 
 
 ENDLESS = f"""
@@ -166,36 +169,36 @@ while True:
 
 
 @pytest.mark.parametrize("delay", [0.2, *(pytest.param(delay, marks=pytest.mark.full) for delay in (0.05, 0.4))])
-def test_killed_server_leaves_the_last_commit_whole(hubs, tmp_path, delay):
-    """SIGKILL the server while a client pushes without pause; look at what is left; push on at the same address."""
+def test_killed_server_keeps_last_commit_intact(hubs, tmp_path, delay):
+    """SIGKILL the server while a client pushes without pause, check the repository, push on at the same address."""
     hub = hubs("one")
     hub.api().create_repo(REPO)
     command = [*PYTHON, "-c", ENDLESS.replace("START", "0")]
-    pusher = subprocess.Popen(command, env=hub.env | HASTY, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    pusher = subprocess.Popen(command, env=hub.env | FAST_RETRIES, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert pusher.stdout is not None
-    done = [pusher.stdout.readline().decode().strip()]
+    acknowledged = [pusher.stdout.readline().decode().strip()]
     time.sleep(delay)
     hub.stop(signal.SIGKILL)
     pusher.kill()
-    done += pusher.stdout.read().decode().split()
+    acknowledged += pusher.stdout.read().decode().split()
     pusher.wait()
     hub.git(REPO, "fsck", "--full", "--strict")
     history = hub.git(REPO, "log", "--format=%H").split()
-    assert history[-len(done) - 1 : -1] == done[::-1]
-    assert len(history) - 1 - len(done) in (0, 1)
-    # At the same address the client relies on what it has sent to the server that died.
-    again = hubs("again", "--port", hub.url.rpartition(":")[2], root=hub.root)
+    assert history[-len(acknowledged) - 1 : -1] == acknowledged[::-1]
+    assert len(history) - 1 - len(acknowledged) in (0, 1)
+    # At the same address the client relies on what it sent before the kill.
+    restarted = hubs("again", "--port", hub.url.rpartition(":")[2], root=hub.root)
     pushed = len(history) - 1
     code = ENDLESS.replace("START", str(pushed)).replace("while True", f"while number <= {pushed}")
-    oid = again.python(code, **HASTY, HF_HOME=hub.env["HF_HOME"]).split()[-1]
-    assert again.git(REPO, "log", "--format=%H").split()[:2] == [oid, history[0]]
+    oid = restarted.python(code, **FAST_RETRIES, HF_HOME=hub.env["HF_HOME"]).split()[-1]
+    assert restarted.git(REPO, "log", "--format=%H").split()[:2] == [oid, history[0]]
     for revision, number in ((oid, pushed), (history[0], pushed - 1)):
         content = random.Random(1).randbytes(600_000) + random.Random(number).randbytes(400_000)
-        assert files_of(again, tmp_path, revision)["w.bin"] == digest(content)
-    again.git(REPO, "fsck", "--full", "--strict")
+        assert files_of(restarted, tmp_path, revision)["w.bin"] == digest(content)
+    restarted.git(REPO, "fsck", "--full", "--strict")
 
 
-def test_full_disk(hubs, tmp_path):
+def test_full_disk_fails_upload_and_keeps_files(hubs, tmp_path):
     """A limit on the size of files stands in for a full disk: the kernel stops the write in the middle."""
     limit = 4_000_000
     hub = hubs("full", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)))
@@ -215,7 +218,7 @@ for content in (rng.randbytes(6_000_000), bytes(6_000_000)):
         print("refused", "507" in str(error))
 api.upload_file(path_or_fileobj=fits[:1_000_000], path_in_repo="still.bin", repo_id="{REPO}")
 """
-    assert hub.python(code, **HASTY).split() == ["refused", "True"] * 2
+    assert hub.python(code, **FAST_RETRIES).split() == ["refused", "True"] * 2
     log = hub.log.read_text()
     assert "disk is full: free some space" in log
     assert re.search(r"POST \S+/v1/xorbs/\S+ 507 ", log)
@@ -228,7 +231,7 @@ api.upload_file(path_or_fileobj=fits[:1_000_000], path_in_repo="still.bin", repo
     fsck(hub)
 
 
-def test_files_stream_through_the_server(hubs, tmp_path):
+def test_xet_upload_is_streamed(hubs, tmp_path):
     hub = hubs("one")
     code = f"""
 from huggingface_hub import HfApi
@@ -246,11 +249,11 @@ HfApi().upload_file(path_or_fileobj="NAME", path_in_repo="NAME", repo_id="{REPO}
     assert peak - before < 60
 
 
-# What follows speaks the protocol by hand, as no client would.
+# Requests written by hand, which the real client would not send
 
 
-def packed(content: bytes, scheme: int = 0) -> bytes:
-    """A chunk as it stands in a xorb."""
+def pack_chunk(content: bytes, scheme: int = 0) -> bytes:
+    """A chunk as a xorb stores it."""
     stored = lz4.frame.compress(content) if scheme else content
     return b"\0" + len(stored).to_bytes(3, "little") + bytes([scheme]) + len(content).to_bytes(3, "little") + stored
 
@@ -275,7 +278,7 @@ def shard(*files: tuple[str, list[tuple]], flags: int = 3 << 30, tail: bytes = E
 
 
 class Store:
-    """The store of a repository, spoken to by hand."""
+    """A hand-written client of a repository's Xet store."""
 
     def __init__(self, hub, repo: str = REPO, token: str | None = None) -> None:
         answer = httpx2.get(
@@ -294,14 +297,14 @@ class Store:
 
     def xorb(self, *chunks: bytes, scheme: int = 0) -> str:
         name = digest(b"".join(chunks))
-        answer = self.post(f"xorbs/default/{name}", b"".join(packed(chunk, scheme) for chunk in chunks))
+        answer = self.post(f"xorbs/default/{name}", b"".join(pack_chunk(chunk, scheme) for chunk in chunks))
         assert answer.json() == {"was_inserted": True}, answer.text
         return name
 
 
 @pytest.fixture
 def hub(near_hub):
-    """For what follows, which is quicker without a process of its own."""
+    """A Hub in this process, which makes these tests faster."""
     return near_hub
 
 
@@ -319,11 +322,11 @@ def one_file(name: str) -> tuple[str, list[tuple]]:
     return digest(content), [(name, 0, 2, len(content))]
 
 
-def test_by_hand(hub, store):
+def test_store_accepts_hand_written_requests(hub, store):
     name = store.xorb(*CHUNKS, scheme=1)
-    body = b"".join(packed(chunk) for chunk in CHUNKS)
+    body = b"".join(pack_chunk(chunk) for chunk in CHUNKS)
     assert store.post(f"xorbs/default/{name}", body).json() == {"was_inserted": False}
-    # With a footer, and no length told.
+    # With a footer and without a Content-Length.
     pieces = iter([body, b"XETBLOB\1" + bytes(5_000)])
     assert store.post(f"xorbs/default/{'0' * 64}", pieces).json() == {"was_inserted": True}
     content = CHUNKS[1] + CHUNKS[2] + CHUNKS[0]
@@ -337,34 +340,34 @@ def test_by_hand(hub, store):
     assert store.post("shards", shard((sha256, ranges[::-1]))).status_code == 400
 
 
-HEADER = packed(CHUNKS[0])[:8]
+HEADER = pack_chunk(CHUNKS[0])[:8]
 BOMB = lz4.frame.compress(bytes(50_000_000))[:131072]
 BAD_CHUNKS = {
-    "cut short": packed(CHUNKS[0])[:-1],
+    "cut short": pack_chunk(CHUNKS[0])[:-1],
     "header alone": HEADER[:5],
-    "unknown version": b"\7" + packed(CHUNKS[0])[1:],
-    "unknown scheme": HEADER[:4] + b"\3" + packed(CHUNKS[0])[5:],
-    "not LZ4": HEADER[:4] + b"\1" + packed(CHUNKS[0])[5:],
-    "other length": packed(CHUNKS[1], 1)[:5] + (17).to_bytes(3, "little") + packed(CHUNKS[1], 1)[8:],
+    "unknown version": b"\7" + pack_chunk(CHUNKS[0])[1:],
+    "unknown scheme": HEADER[:4] + b"\3" + pack_chunk(CHUNKS[0])[5:],
+    "not LZ4": HEADER[:4] + b"\1" + pack_chunk(CHUNKS[0])[5:],
+    "other length": pack_chunk(CHUNKS[1], 1)[:5] + (17).to_bytes(3, "little") + pack_chunk(CHUNKS[1], 1)[8:],
     "no length": bytes(8),
     "bomb": b"\0" + len(BOMB).to_bytes(3, "little") + b"\1" + (131072).to_bytes(3, "little") + BOMB,
-    "chunk too long": packed(bytes(131_073)),
-    "other content": packed(CHUNKS[2]),
+    "chunk too long": pack_chunk(bytes(131_073)),
+    "other content": pack_chunk(CHUNKS[2]),
     "footer alone": b"XETBLOB\1",
 }
 
 
-def test_malformed_xorbs(hub, store):
-    """They are noticed when a file is made of them, and the next attempt, which goes to a new epoch, can do better."""
+def test_malformed_xorb_fails_only_its_file(hub, store):
+    """It is detected when a file is built from it; the next attempt goes to a new epoch and can succeed."""
     assert store.post(f"xorbs/default/{'0' * 64}", b"").status_code == 400
     file = digest(CHUNKS[0]), [("0" * 64, 0, 1, len(CHUNKS[0]))]
-    for what, body in BAD_CHUNKS.items():
+    for case, body in BAD_CHUNKS.items():
         fresh = Store(hub)
         assert fresh.post(f"xorbs/default/{'0' * 64}", body).status_code == 200
-        assert fresh.post("shards", shard(file)).status_code == 400, what
+        assert fresh.post("shards", shard(file)).status_code == 400, case
     assert not list((hub.git_dir(REPO) / "lfs" / "objects").rglob("*"))
     fresh = Store(hub)
-    assert fresh.post(f"xorbs/default/{'0' * 64}", packed(CHUNKS[0])).json() == {"was_inserted": True}
+    assert fresh.post(f"xorbs/default/{'0' * 64}", pack_chunk(CHUNKS[0])).json() == {"was_inserted": True}
     assert fresh.post("shards", shard(file)).status_code == 200
     assert not any(path.name.startswith("0" * 64) for path in hub.git_dir(REPO).glob("xet/*/incomplete/*"))
 
@@ -386,18 +389,18 @@ def bad_shards(name: str) -> Iterator[tuple[str, bytes]]:
     yield "unknown xorb", shard(one_file("ab" * 32))
 
 
-def test_malformed_shards(hub, store):
+def test_malformed_shard_is_rejected(hub, store):
     name = store.xorb(*CHUNKS[:2])
-    for what, body in bad_shards(name):
+    for case, body in bad_shards(name):
         answer = store.post("shards", body)
-        assert answer.status_code == 400, (what, answer.text)
+        assert answer.status_code == 400, (case, answer.text)
     assert not list((hub.git_dir(REPO) / "lfs" / "objects").rglob("*"))
     assert not list((hub.git_dir(REPO) / "lfs" / "incomplete").iterdir())
-    assert Store(hub).url != store.url  # a client that relies on what is not there starts afresh
-    assert store.post("shards", shard(one_file(name))).status_code == 200  # what was under way can still end
+    assert Store(hub).url != store.url  # a client that relies on missing content starts again
+    assert store.post("shards", shard(one_file(name))).status_code == 200  # uploads under way can still finish
 
 
-def test_too_large(hub, store):
+def test_oversized_request_is_rejected(hub, store):
     big = bytes(2**20)
     for path, count in ((f"xorbs/default/{'ab' * 32}", 66), ("shards", 65)):
         assert store.post(path, big * count).status_code == 413
@@ -405,10 +408,10 @@ def test_too_large(hub, store):
     assert [path for path in store_of(hub).rglob("*") if path.is_file()] == []
 
 
-def test_hostile_names(hub, store):
+def test_hostile_xorb_and_epoch_names_are_rejected(hub, store):
     before = sorted(hub.root.rglob("*"))
     for name in ("..%2F..%2F..%2Fconfig", "..", "%2Fetc%2Fpasswd", "A" * 64, "0" * 63, "0" * 65, "0" * 5000, "%00"):
-        assert store.post(f"xorbs/default/{name}", packed(CHUNKS[0])).status_code in (400, 404, 405), name
+        assert store.post(f"xorbs/default/{name}", pack_chunk(CHUNKS[0])).status_code in (400, 404, 405), name
     base = store.url.removeprefix(hub.url).rpartition("/")[0]
     for other in ("..", "..%2F..", "0" * 32, "lock", "%2e%2e"):
         answer = hub.send("POST", f"{base}/{other}/v1/shards", b"", role=None, Authorization=f"Bearer {store.token}")
@@ -416,17 +419,17 @@ def test_hostile_names(hub, store):
     assert sorted(hub.root.rglob("*")) == before
 
 
-def test_tokens(hub, store):
+def test_store_accepts_only_its_own_token(hub, store):
     api = hub.api()
     api.create_repo("local/other")
     other = Store(hub, "local/other")
     signer = Signer(hub.root)
     claims = ("xet", f"models/{REPO}", Storage(hub.root).settings(RepoId("model", "local", "m")).created)
     name = digest(CHUNKS[0])
-    body = packed(CHUNKS[0])
+    body = pack_chunk(CHUNKS[0])
     assert time.time() + 3000 < store.expiry < time.time() + 4000
     assert hub.token not in store.token
-    for what, token in {
+    for case, token in {
         "the user's": hub.token,
         "another repository's": other.token,
         "expired": signer.sign(*claims, seconds=-5),
@@ -435,7 +438,7 @@ def test_tokens(hub, store):
     }.items():
         for path, content in ((f"xorbs/default/{name}", body), ("shards", shard())):
             answer = store.post(path, content, token=token)
-            assert answer.status_code == 401, (what, path, answer.text)
+            assert answer.status_code == 401, (case, path, answer.text)
     assert hub.send("POST", f"{store.url}/v1/shards", shard(), role=None).status == 401
     assert [path for path in store_of(hub).rglob("*") if path.is_file()] == []
     # A Xet token opens nothing but its store.
@@ -445,7 +448,7 @@ def test_tokens(hub, store):
     assert store.post("shards", shard(), token=signer.sign(*claims, seconds=5)).status_code == 200
 
 
-def test_who_gets_a_token(hub):
+def test_xet_token_requires_write_access(hub):
     api = hub.api()
     api.create_repo(REPO, private=True)
     api.create_repo("local/open")
@@ -468,27 +471,27 @@ def test_who_gets_a_token(hub):
         assert hub.send("GET", f"/api/{kind}s/local/x/xet-write-token/main").status == 200
 
 
-def test_sweep(hub, store):
-    """An epoch takes new uploads for an hour, and goes once nothing has arrived in it for two."""
+def test_sweep_removes_idle_epoch(hub, store):
+    """An epoch takes new uploads for one hour, and is removed after two hours without an upload."""
     name = store.xorb(*CHUNKS)
     assert Store(hub).url == store.url
     first = store_of(hub)
 
-    def age(path: Path, seconds: float) -> None:
+    def set_age(path: Path, seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
-    age(first, 8000)
+    set_age(first, 8000)
     fresh = Store(hub)
     assert fresh.url != store.url
     assert store.post("shards", shard(one_file(name))).status_code == 200  # an upload under way may still end there
-    age(first, 8000)
-    age(first / "xorbs", 8000)
+    set_age(first, 8000)
+    set_age(first / "xorbs", 8000)
     Storage(hub.root).sweep()
     assert store_of(hub).name == fresh.url.rpartition("/")[2]
     assert store.post("shards", shard()).status_code == 404
 
 
-def test_store_cannot_be_read(hub, store):
+def test_store_is_write_only(hub, store):
     name = store.xorb(*CHUNKS)
     for path in (f"xorbs/default/{name}", "reconstructions/" + "0" * 64, "chunks/default-merkledb/" + "0" * 64):
         answer = hub.send("GET", f"{store.url}/v1/{path}", role=None, Authorization=f"Bearer {store.token}")

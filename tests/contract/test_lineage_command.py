@@ -22,7 +22,7 @@ HOSTILE = "toy\x1b[31m\x9b31m\u202e [red]:warning:"
 
 
 def publish(hub: ThreadHub, name: str, card: Any, *tags: str) -> dict[str, Any]:
-    """local/NAME with this card (None: without one); returns what a card names it by."""
+    """Pushes local/NAME with this card (None: without one); returns its reference for other cards."""
     repo = f"local/{name}"
     file, text = ("notes.md", "# Notes") if card is None else ("rlhf_card.json", card)
     commit = hub.push(repo, {file: text if isinstance(text, str) else json.dumps(text)})
@@ -31,19 +31,19 @@ def publish(hub: ThreadHub, name: str, card: Any, *tags: str) -> dict[str, Any]:
     return {"repo": repo, "commit": commit}
 
 
-def card(stage: str, step: int, parents: Mapping[str, Any], **more: Any) -> dict[str, Any]:
-    return {"stage": stage, "recipe": HOSTILE, "step": step, "parents": parents, **more}
+def card(stage: str, step: int, parents: Mapping[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"stage": stage, "recipe": HOSTILE, "step": step, "parents": parents, **fields}
 
 
 @pytest.fixture(scope="module")
 def published(module_hub: ThreadHub) -> ThreadHub:
-    """local/x-ppo of two commits, its SFT and reward models and data; local/y-ppo, of whose parents little is left."""
+    """local/x-ppo with two commits and all its parents; local/y-ppo, most of whose parents are missing."""
     hub = module_hub
     data = {"repo": "local/x", "commit": hub.make("x", {"a.jsonl": "{}"}, kind="dataset")}
     sft = publish(hub, "x-sft", card("sft", 9, {"data": data}, checkpoints=[{"step": 9, "loss": 1.5}]), "step-000009")
-    told = card("reward", 6, {"sft": sft, "data": data}, reward_model={"accuracy": 0.75})
-    parents = {"sft": sft, "reward": publish(hub, "x-reward", told, "step-000006"), "data": data}
-    publish(hub, "x-sft", card("sft", 18, {"data": data}), "step-000018")  # what the parent's head says is not asked
+    reward_card = card("reward", 6, {"sft": sft, "data": data}, reward_model={"accuracy": 0.75})
+    parents = {"sft": sft, "reward": publish(hub, "x-reward", reward_card, "step-000006"), "data": data}
+    publish(hub, "x-sft", card("sft", 18, {"data": data}), "step-000018")  # the parent's newest card is not read
     publish(hub, "x-ppo", card("ppo", 20, parents, reward=0.5, kl=1.0), "step-000020")
     publish(hub, "x-ppo", card("ppo", 40, parents, reward=1.25, kl=3.5), "step-000040", "best")
     publish(hub, "torn", "{")
@@ -60,17 +60,17 @@ def published(module_hub: ThreadHub) -> ThreadHub:
 
 @pytest.fixture
 def lineage(published: ThreadHub, at_module_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """What the command prints, in this process."""
+    """Runs the command in this process; returns its stdout."""
     monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(DEFAULT_HUB))
     return lambda *arguments: CliRunner().invoke(command.lineage, arguments, catch_exceptions=False).stdout
 
 
-def test_the_tree_at_the_pinned_commits(lineage):
+def test_lineage_prints_tree_at_pinned_commits(lineage):
     printed = lineage("local/x-ppo@step-20")
     recipe = "toy\ufffd[31m\ufffd31m\ufffd [red]:warning:"
-    said = [" ".join(line.replace("│", "").split()) for line in printed.splitlines()]
-    shown = [line.partition(" (")[0] for line in said if " (" in line and not line.startswith("stage")]
-    assert shown == [
+    printed_lines = [" ".join(line.replace("│", "").split()) for line in printed.splitlines()]
+    nodes = [line.partition(" (")[0] for line in printed_lines if " (" in line and not line.startswith("stage")]
+    assert nodes == [
         "this model: local/x-ppo @ step-000020",
         "├── SFT policy: local/x-sft @ step-000009",
         "└── data set: local/x",
@@ -79,29 +79,29 @@ def test_the_tree_at_the_pinned_commits(lineage):
         "└── data set: local/x",
         "└── data set: local/x",
     ]
-    assert f"stage ppo, recipe {recipe}, step 20, reward 0.5, KL (nats) 1" in said
-    assert f"stage reward, recipe {recipe}, step 6, held-out accuracy 0.75" in said
-    assert said.count("drawn above") == 1
+    assert f"stage ppo, recipe {recipe}, step 20, reward 0.5, KL (nats) 1" in printed_lines
+    assert f"stage reward, recipe {recipe}, step 6, held-out accuracy 0.75" in printed_lines
+    assert printed_lines.count("drawn above") == 1
     assert not {"\x1b", "\x9b", "\u202e"} & set(printed)
 
 
-def test_json_says_the_same(lineage, published):
+def test_lineage_json_matches_tree(lineage, published):
     printed = lineage("local/x-ppo", "--json")
-    found = json.loads(printed)
-    assert (found["repo"], found["tags"], found["step"]) == ("local/x-ppo", ["best", "step-000040"], 40)
-    assert found["commit"] == published.api().model_info("local/x-ppo").sha
-    assert found["parents"][0]["step"] == 9 and found["parents"][0]["tags"] == ["step-000009"]
+    document = json.loads(printed)
+    assert (document["repo"], document["tags"], document["step"]) == ("local/x-ppo", ["best", "step-000040"], 40)
+    assert document["commit"] == published.api().model_info("local/x-ppo").sha
+    assert document["parents"][0]["step"] == 9 and document["parents"][0]["tags"] == ["step-000009"]
     assert not {"\x1b", "\x9b", "\u202e"} & set(printed)
 
 
-def test_what_is_gone_is_said_in_the_tree(lineage):
+def test_lineage_marks_missing_parents_in_tree(lineage):
     printed = lineage("local/y-ppo")
-    for said in (
+    for text in (
         "SFT policy: local/x-sft (0000000000)", f"has no revision '{'0' * 40}'; it has main, step-000009",
         "reward model: local/gone (1111111111)", "does not exist, or this token may not read it",
         "data set: never published", "base model: local/bare", "no card",
     ):  # fmt: skip
-        assert said in printed
+        assert text in printed
     printed = lineage("local/z-ppo")
     assert "has an rlhf_card.json that is not JSON" in printed and "(no commit)" not in printed
 
@@ -118,12 +118,12 @@ def test_what_is_gone_is_said_in_the_tree(lineage):
         ("local/torn", r"local/torn on .* has an rlhf_card.json that is not JSON: check the name"),
     ],
 )
-def test_a_root_that_cannot_be_had(lineage, name, message):
+def test_lineage_rejects_unreadable_root(lineage, name, message):
     with pytest.raises(ZooError, match=message):
         lineage(name)
 
 
-def test_a_hub_that_does_not_answer(lineage, monkeypatch):
+def test_lineage_reports_unreachable_hub(lineage, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(ZooError, match=r"^local/x on http://127\.0\.0\.1:.* cannot be read"):
         lineage("local/x")
@@ -132,7 +132,7 @@ def test_a_hub_that_does_not_answer(lineage, monkeypatch):
 # Folders
 
 
-def stage(run: Path, name: str, **fields: Any) -> None:
+def write_stage(run: Path, name: str, **fields: Any) -> None:
     StageRecord(run / name).write(
         stage=name, recipe="toy", status="finished", resolved={}, fingerprint=fingerprint({name: 1}), **fields
     )
@@ -142,14 +142,16 @@ def stage(run: Path, name: str, **fields: Any) -> None:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run that was never published."""
-    lineages = {name: {"repo": None, "commit": None, "fingerprint": fingerprint({name: 1})} for name in ("sft", "data")}
-    stage(tmp_path, "data")
-    stage(tmp_path, "sft", parents={}, dataset=lineages["data"])
-    stage(tmp_path, "ppo", parents={"sft": lineages["sft"]}, dataset=lineages["data"])
+    references = {
+        name: {"repo": None, "commit": None, "fingerprint": fingerprint({name: 1})} for name in ("sft", "data")
+    }
+    write_stage(tmp_path, "data")
+    write_stage(tmp_path, "sft", parents={}, dataset=references["data"])
+    write_stage(tmp_path, "ppo", parents={"sft": references["sft"]}, dataset=references["data"])
     return tmp_path
 
 
-def test_a_run_that_was_never_published_is_followed_on_the_disk(run):
+def test_lineage_follows_unpublished_run_on_disk(run):
     root = find_family(str(run))
     assert node_lines(root)[0] == f"this model: {run / 'ppo'}"
     assert node_lines(root)[1] == "stage ppo, recipe toy, step 3, reward 0.5, KL (nats) 2"
@@ -159,20 +161,20 @@ def test_a_run_that_was_never_published_is_followed_on_the_disk(run):
     assert root.to_json()["folder"] == str(run / "ppo") and sft.parents[0].reference.folder == run / "data"
 
 
-def test_a_stage_that_was_trained_again_is_another_model(run):
+def test_lineage_treats_retrained_stage_as_another_model(run):
     StageRecord(run / "sft").write(fingerprint="another")
     assert node_lines(find_family(str(run / "ppo")).parents[0]) == ["SFT policy: never published"]
 
 
-def test_a_pulled_folder_cannot_point_at_others(run):
-    """Only a run's own record is followed on the disk: a card that came with a download is a stranger's."""
+def test_lineage_ignores_local_paths_in_pulled_card(run):
+    """Only a run's own record is followed on disk, because a downloaded card is not trusted."""
     pulled = run / "pulled"
     pulled.mkdir()
     parents = {"sft": {"repo": None, "commit": None, "folder": str(run / "sft"), "path": str(run / "sft")}}
     (pulled / "rlhf_card.json").write_text(json.dumps(card("ppo", 1, parents)))
-    assert [node_lines(one) for one in find_family(str(pulled)).parents] == [["SFT policy: never published"]]
+    assert [node_lines(parent) for parent in find_family(str(pulled)).parents] == [["SFT policy: never published"]]
 
 
-def test_a_folder_of_something_else(tmp_path):
+def test_lineage_rejects_folder_without_run_or_card(tmp_path):
     with pytest.raises(ZooError, match=r"holds neither a run nor rlhf_card\.json"):
         find_family(str(tmp_path))

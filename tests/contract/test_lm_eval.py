@@ -1,6 +1,6 @@
-"""lm-evaluation-harness before and after PPO: by a stand-in with its names, and by itself where it is installed.
+"""lm-evaluation-harness before and after PPO: by a stand-in, and by the real package where it is installed.
 
-`make test-full` installs it beside the environment and runs the test of the real one.
+`make test-full` installs it beside the environment and runs the tests of the real package.
 """
 
 import functools
@@ -32,7 +32,7 @@ from rlhf_zoo.runs.context import RunContext
 
 pytestmark = pytest.mark.usefixtures("pictures")
 
-#: What we call, and by which keywords.
+#: The functions that we call, and the keywords that we pass.
 CALLED = {
     "lm_eval:simple_evaluate": {
         "model", "tasks", "num_fewshot", "limit", "apply_chat_template", "log_samples", "task_manager", "random_seed",
@@ -55,35 +55,41 @@ class TaskManager:
 
 
 class HFLM:
-    def __init__(self, **given: Any) -> None:
-        assert {*given} <= CALLED["lm_eval.models.huggingface:HFLM"]
-        self.policy, self.tokenizer = given["pretrained"], given["tokenizer"]
+    def __init__(self, **options: Any) -> None:
+        assert {*options} <= CALLED["lm_eval.models.huggingface:HFLM"]
+        self.policy, self.tokenizer = options["pretrained"], options["tokenizer"]
 
 
-def simple_evaluate(**given: Any) -> dict[str, Any]:
-    """What the real one answers with: METRIC,FILTER and its standard error, or "N/A", beside an alias."""
-    assert {*given} <= CALLED["lm_eval:simple_evaluate"]
-    model, [task] = given["model"], given["tasks"]
+def simple_evaluate(**options: Any) -> dict[str, Any]:
+    """Answers as the real function does: METRIC,FILTER and its standard error, or "N/A", beside an alias."""
+    assert {*options} <= CALLED["lm_eval:simple_evaluate"]
+    model, [task] = options["model"], options["tasks"]
     with torch.no_grad():
         ids = torch.tensor([model.tokenizer("abc")["input_ids"]])
-        reached = float(model.policy(input_ids=ids).logits.log_softmax(-1).max())
-    of_task = {"alias": task, "acc,none": reached, "acc_stderr,none": 0.25, "f1,strict": 1.0, "f1_stderr,strict": "N/A"}
+        figure = float(model.policy(input_ids=ids).logits.log_softmax(-1).max())
+    task_result = {
+        "alias": task,
+        "acc,none": figure,
+        "acc_stderr,none": 0.25,
+        "f1,strict": 1.0,
+        "f1_stderr,strict": "N/A",
+    }
     return {
-        "results": {task: of_task, "group": {"alias": "group"}},
-        "n-samples": {task: {"original": 9, "effective": given["limit"]}},
-        "n-shot": {task: given["num_fewshot"]},
+        "results": {task: task_result, "group": {"alias": "group"}},
+        "n-samples": {task: {"original": 9, "effective": options["limit"]}},
+        "n-shot": {task: options["num_fewshot"]},
     }
 
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, held in {
+    for name, members in {
         "lm_eval": {"simple_evaluate": simple_evaluate}, "lm_eval.tasks": {"TaskManager": TaskManager},
         "lm_eval.models": {}, "lm_eval.models.huggingface": {"HFLM": HFLM},
     }.items():  # fmt: skip
         module = ModuleType(name)
         module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        vars(module).update(held)
+        vars(module).update(members)
         monkeypatch.setitem(sys.modules, name, module)
     version = importlib.metadata.version
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "0.4.13" if name == "lm_eval" else version(name))
@@ -100,25 +106,29 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunContext:
     return context
 
 
-def asking(context: RunContext, **keys: Any) -> RunContext:
-    return replace(context, flags={**context.flags, "recipe": {f"evaluation.{key}": one for key, one in keys.items()}})
+def with_evaluation_keys(context: RunContext, **keys: Any) -> RunContext:
+    return replace(
+        context, flags={**context.flags, "recipe": {f"evaluation.{key}": value for key, value in keys.items()}}
+    )
 
 
-def test_where_it_is_not_installed_the_mend_is_named(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing(monkeypatch)
+def test_missing_lm_eval_error_names_installation(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_lm_eval(monkeypatch)
     check_tasks([])
     with pytest.raises(ZooError) as caught:
-        evaluate.check_judges(asking(trained, lm_eval="letters"))
+        evaluate.check_judges(with_evaluation_keys(trained, lm_eval="letters"))
     assert str(caught.value) == NOT_INSTALLED
 
 
-def missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def hide_lm_eval(monkeypatch: pytest.MonkeyPatch) -> None:
     find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *of: None if name == "lm_eval" else find(name, *of))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *arguments: None if name == "lm_eval" else find(name, *arguments)
+    )
 
 
-def test_the_flag_is_looked_at_before_anything_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing(monkeypatch)
+def test_lm_eval_flag_is_checked_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_lm_eval(monkeypatch)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("RLHF_ZOO_HOME", str(tmp_path / "home"))
     lines = ["--corpus_args", '{"lines": 600}']
@@ -136,18 +146,18 @@ def test_the_flag_is_looked_at_before_anything_trains(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_its_figures_stand_in_the_evaluation_and_on_the_card(trained: RunContext) -> None:
+def test_lm_eval_figures_are_in_evaluation_and_card(trained: RunContext) -> None:
     with pytest.raises(ZooError, match="has no task 'leters', did you mean 'letters'"):
         check_tasks(["leters"])
     check_tasks(["letters", "words"])
     assert evaluate.run(trained) is True
-    asked = asking(trained, lm_eval="letters", lm_eval_limit=5, lm_eval_fewshot=2)
-    assert evaluate.run(asked) is True and evaluate.run(asked) is False, "with tasks it is another evaluation"
+    context = with_evaluation_keys(trained, lm_eval="letters", lm_eval_limit=5, lm_eval_fewshot=2)
+    assert evaluate.run(context) is True and evaluate.run(context) is False, "with tasks it is another evaluation"
     document = read_json(trained.record("eval").path / "evaluation.json")
-    found = document["lm_eval"]
-    assert unexplained(found) == [] and (found["version"], found["limit"]) == ("0.4.13", 5)
-    assert list(found["tasks"]) == ["letters"], "a group without figures is none"
-    task = found["tasks"]["letters"]
+    results = document["lm_eval"]
+    assert unexplained(results) == [] and (results["version"], results["limit"]) == ("0.4.13", 5)
+    assert list(results["tasks"]) == ["letters"], "a group without figures is none"
+    task = results["tasks"]["letters"]
     assert (task["n"], task["fewshot"]) == (5, 2)
     before, after = (task["metrics"]["acc,none"][side] for side in ("sft", "ppo"))
     assert before["stderr"] == 0.25 and before["value"] != after["value"], "each policy is asked itself"
@@ -155,30 +165,28 @@ def test_its_figures_stand_in_the_evaluation_and_on_the_card(trained: RunContext
     text = make_card(trained.record("ppo").path).read_text()
     assert "| letters, 2 shots | acc |" in text and " ± 0.25" in text and "| letters, 2 shots | f1,strict |" in text
     assert "Before and after PPO, by lm-eval 0.4.13, on at most 5 examples per task" in text
-    assert card_json(StageFacts.read(trained.record("ppo").path, None))["evaluation"]["lm_eval"] == found
+    assert card_json(StageFacts.read(trained.record("ppo").path, None))["evaluation"]["lm_eval"] == results
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_data_that_cannot_be_had_are_told_before_anything_is_sampled(
-    trained: RunContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_task_data_fail_before_sampling(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(evaluate, "make_evaluator")
     with pytest.raises(ZooError, match=r"ended with ConnectionError \(no such data set\) on words"):
-        evaluate.run(asking(trained, lm_eval="words"))
+        evaluate.run(with_evaluation_keys(trained, lm_eval="words"))
 
 
 @pytest.mark.usefixtures("stand_in")
-def test_what_it_raises_is_a_sentence(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_eval_exception_becomes_one_sentence(trained: RunContext, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: Any) -> None:
         raise ValueError("no such\nlabel")
 
     monkeypatch.setattr(sys.modules["lm_eval"], "simple_evaluate", fail)
     with pytest.raises(ZooError, match=r"ended with ValueError \(no such label\) on letters"):
-        evaluate.run(asking(trained, lm_eval="letters"))
+        evaluate.run(with_evaluation_keys(trained, lm_eval="letters"))
 
 
 @pytest.mark.skipif(not REAL, reason="lm-eval is not installed here; `make test-full` installs it beside")
-def test_the_real_one_takes_what_we_call_it_with() -> None:
+def test_real_lm_eval_accepts_our_keywords() -> None:
     for name, keywords in CALLED.items():
         module, _, attribute = name.partition(":")
         parameters = inspect.signature(getattr(importlib.import_module(module), attribute)).parameters
@@ -187,7 +195,7 @@ def test_the_real_one_takes_what_we_call_it_with() -> None:
 
 
 @pytest.mark.skipif(not REAL, reason="lm-eval is not installed here; `make test-full` installs it beside")
-def test_a_local_task_is_run_by_the_real_one(trained: RunContext, tmp_path: Path) -> None:
+def test_real_lm_eval_runs_local_task(trained: RunContext, tmp_path: Path) -> None:
     rows = [{"text": "abcd", "choices": ["e", "k"], "answer": 0}, {"text": "cdef", "choices": ["z", "g"], "answer": 1}]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows * 3))
     task = tmp_path / "alphabet.yaml"
@@ -205,17 +213,17 @@ metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
 """)
     with pytest.raises(ZooError, match="has no task 'no such task'"):
         check_tasks(["no such task"])
-    assert evaluate.run(asking(trained, lm_eval=str(task), lm_eval_limit=4)) is True
-    found = read_json(trained.record("eval").path / "evaluation.json")["lm_eval"]
-    assert found["version"] == importlib.metadata.version("lm_eval") and unexplained(found) == []
-    assert found["tasks"]["alphabet"]["n"] == 4
-    before = found["tasks"]["alphabet"]["metrics"]["acc,none"]["sft"]
+    assert evaluate.run(with_evaluation_keys(trained, lm_eval=str(task), lm_eval_limit=4)) is True
+    results = read_json(trained.record("eval").path / "evaluation.json")["lm_eval"]
+    assert results["version"] == importlib.metadata.version("lm_eval") and unexplained(results) == []
+    assert results["tasks"]["alphabet"]["n"] == 4
+    before = results["tasks"]["alphabet"]["metrics"]["acc,none"]["sft"]
     assert before["value"] == 1.0, "the policy has learned the alphabet"
 
 
 @pytest.mark.attack
 @pytest.mark.usefixtures("stand_in")
-def test_a_bare_name_is_no_file_of_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bare_task_name_is_not_file_of_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The working directory may be a download; a path is written as one."""
     monkeypatch.chdir(tmp_path)
     for name in ("evil", "evil.YAML"):

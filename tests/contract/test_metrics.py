@@ -1,4 +1,4 @@
-"""The metric modules: loadable by `evaluate.load` without a request, publishable as Spaces, exact in what they say."""
+"""The metric modules: loaded by `evaluate.load` without a request, publishable as Spaces, with exact figures."""
 
 import ast
 import json
@@ -31,7 +31,7 @@ def _own_caches(tmp_path_factory):
         yield
 
 
-def test_every_folder_is_a_metric():
+def test_every_metric_folder_loads():
     assert metrics.METRICS == ("distinct_n", "kl_divergence", "preference_accuracy", "win_rate")
     assert sorted(path.name for path in FOLDER.iterdir() if path.is_dir()) == list(metrics.METRICS)
     for name in metrics.METRICS:
@@ -45,8 +45,8 @@ def test_every_folder_is_a_metric():
         assert (loaded.name, loaded.module_type) == (name, "metric")
 
 
-def test_another_version_in_a_cache_is_not_imported(monkeypatch, tmp_path):
-    """As of a release before, in a cache that came onto the path earlier than that of the Hub in use."""
+def test_load_metric_ignores_other_version_in_cache(monkeypatch, tmp_path):
+    """Such as that of an earlier release, in a cache that comes first on the path."""
     old = tmp_path / "evaluate_modules" / "metrics" / "win_rate"
     old.mkdir(parents=True)
     for folder in (old, *old.parents[:2]):
@@ -57,7 +57,7 @@ def test_another_version_in_a_cache_is_not_imported(monkeypatch, tmp_path):
     assert metrics.load_metric("win_rate").compute(predictions=[1.0], references=[0.0])["value"] == 1.0
 
 
-def test_unknown_names(monkeypatch, tmp_path):
+def test_load_metric_rejects_unknown_names(monkeypatch, tmp_path):
     with pytest.raises(ZooError, match="no metric 'win-rate', did you mean 'win_rate'"):
         metrics.load_metric("win-rate")
     with pytest.raises(ValueError, match="win_rate has no configuration 'by_row'"):
@@ -65,12 +65,12 @@ def test_unknown_names(monkeypatch, tmp_path):
     monkeypatch.setattr(metrics, "__file__", str(tmp_path / "rlhf_zoo" / "evaluation" / "metrics.py"))
     with pytest.raises(ZooError, match="lacks the metric module win_rate"):
         metrics.metric_folder("win_rate")
-    for place in ("metrics", "rlhf_zoo/_metrics"):  # a checkout's, and a wheel's, which comes first
-        (tmp_path / place / "win_rate").mkdir(parents=True)
-        assert metrics.metric_folder("win_rate") == tmp_path / place / "win_rate"
+    for location in ("metrics", "rlhf_zoo/_metrics"):  # a checkout's, and a wheel's, which comes first
+        (tmp_path / location / "win_rate").mkdir(parents=True)
+        assert metrics.metric_folder("win_rate") == tmp_path / location / "win_rate"
 
 
-def test_loading_and_computing_open_no_socket(tmp_path):
+def test_metrics_load_and_compute_without_network(tmp_path):
     """From the checkout's root by the documentation's path, with empty caches, and online by configuration."""
     code = """
 import socket, sys, json
@@ -91,9 +91,9 @@ found = {name: [evaluate.load(f"metrics/{name}").compute(**rows[name])["value"],
 print(json.dumps(found))
 """
     env = base_environment() | {"HF_HOME": str(tmp_path)}
-    done = subprocess.run([*PYTHON, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout.splitlines()[-1]) == {
+    process = subprocess.run([*PYTHON, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr
+    assert json.loads(process.stdout.splitlines()[-1]) == {
         "distinct_n": [1.0, 1.0],
         "kl_divergence": [2.0, 2.0],
         "preference_accuracy": [1.0, 1.0],
@@ -101,7 +101,7 @@ print(json.dumps(found))
     }
 
 
-def test_a_user_without_the_package_is_told_where_it_is_from():
+def test_metric_imports_name_source_of_package():
     from evaluate.loading import get_imports
 
     for name in metrics.METRICS:
@@ -111,30 +111,30 @@ def test_a_user_without_the_package_is_told_where_it_is_from():
 
 
 @pytest.mark.parametrize("name", metrics.METRICS)
-def test_readme(name):
+def test_metric_readme_example_prints_its_result(name):
     """Front matter, and an example that prints what it says."""
     _, head, body = (FOLDER / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     front = yaml.safe_load(head)
     assert {"evaluate", "metric"} <= set(front["tags"]) and front["license"] == "apache-2.0"
     assert len(front["short_description"]) <= 60 and front["title"] and front["description"]
-    call, said = re.search(r"print\(metric\.compute\((.+)\)\)\n```\n\nprints\n\n```\n(.+)\n```", body).groups()
+    call, printed = re.search(r"print\(metric\.compute\((.+)\)\)\n```\n\nprints\n\n```\n(.+)\n```", body).groups()
     keywords = ast.parse(f"_({call})", mode="eval").body.keywords
-    found = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
-    assert str(metrics.load_metric(name).compute(**found)) == said
+    arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in keywords}
+    assert str(metrics.load_metric(name).compute(**arguments)) == printed
     assert metrics.load_metric(name).inputs_description.strip() in body
 
 
-# What they say
+# Figures
 
 
-def test_win_rate_and_distinct_n_are_those_of_the_evaluation():
+def test_win_rate_and_distinct_n_match_evaluation():
     rng = np.random.default_rng(0)
     ours, theirs = rng.integers(0, 4, (2, 60)).astype(float)
     rows = {"predictions": ours, "references": theirs}
     prompts = [str(row // 3) for row in range(60)]
     metric = metrics.load_metric("win_rate")
-    wanted = win_rate(ours, theirs, prompts, tolerance=1.0).to_json()
-    assert metric.compute(**rows, prompts=prompts, tolerance=1.0) == wanted
+    expected = win_rate(ours, theirs, prompts, tolerance=1.0).to_json()
+    assert metric.compute(**rows, prompts=prompts, tolerance=1.0) == expected
     assert metric.compute(**rows) == win_rate(ours, theirs, list(range(60))).to_json()
     texts, prompts = ["the lens is sharp", "the lens is bright", "a case", "a case"], ["a", "a", "b", "b"]
     metric = metrics.load_metric("distinct_n")
@@ -142,33 +142,33 @@ def test_win_rate_and_distinct_n_are_those_of_the_evaluation():
     assert metric.compute(predictions=texts, prompts=prompts, n=1) == distinct_n_estimate(texts, prompts, 1).to_json()
 
 
-def test_preference_accuracy_is_a_proportion_or_by_prompt():
+def test_preference_accuracy_is_proportion_or_mean_by_prompt():
     chosen, rejected = [1.0, 2.0, 0.5, 3.0], [0.0, 2.0, 1.5, 1.0]  # right, tie, wrong, right
     metric = metrics.load_metric("preference_accuracy")
     assert metric.compute(predictions=chosen, references=rejected) == proportion(2, 4).to_json()
     by_prompt = metric.compute(predictions=chosen, references=rejected, prompts=["a", "a", "b", "b"])
     assert by_prompt == share([1.0, 0.0, 0.0, 1.0], list("aabb")).to_json()  # half of each prompt
-    sure = metric.compute(predictions=[1.0] * 6, references=[0.0] * 6, prompts=list("aabbcc"))
-    assert sure == {"value": 1.0, "ci95": list(proportion(3, 3).ci95), "n": 6}
+    all_right = metric.compute(predictions=[1.0] * 6, references=[0.0] * 6, prompts=list("aabbcc"))
+    assert all_right == {"value": 1.0, "ci95": list(proportion(3, 3).ci95), "n": 6}
 
 
-def test_batches_add_up():
+def test_batches_give_result_of_single_compute():
     """With their prompts in each batch, or with all prompts at the end."""
     rows = {"predictions": [0.1, 0.5, 0.2, 0.9], "references": [0.3, 0.5, 0.1, 0.0]}
-    whole = metrics.load_metric("win_rate").compute(**rows, prompts=list("aabb"))
-    by_prompt, late = metrics.load_metric("win_rate", "by_prompt"), metrics.load_metric("win_rate")
+    expected = metrics.load_metric("win_rate").compute(**rows, prompts=list("aabb"))
+    by_prompt, prompts_at_end = metrics.load_metric("win_rate", "by_prompt"), metrics.load_metric("win_rate")
     for part in (slice(0, 1), slice(1, 4)):
         batch = {name: column[part] for name, column in rows.items()}
         by_prompt.add_batch(**batch, prompts=list("aabb")[part])
-        late.add_batch(**batch)
-    assert by_prompt.compute() == late.compute(prompts=list("aabb")) == whole
+        prompts_at_end.add_batch(**batch)
+    assert by_prompt.compute() == prompts_at_end.compute(prompts=list("aabb")) == expected
 
 
-def test_kl_is_that_of_the_formulas():
+def test_kl_divergence_matches_estimator_formulas():
     ours, theirs = [[-1.0, -0.5, -2.0], [-0.25]], [[-2.0, -0.25, -2.0], [-1.25]]
     metric = metrics.load_metric("kl_divergence")
-    found = metric.compute(predictions=ours, references=theirs, estimator="k2", seed=5)
-    assert found == bootstrap_mean([0.5 + 0.03125, 0.5], [0, 1], seed=5).to_json()
+    result = metric.compute(predictions=ours, references=theirs, estimator="k2", seed=5)
+    assert result == bootstrap_mean([0.5 + 0.03125, 0.5], [0, 1], seed=5).to_json()
     assert metrics.completion_kl(ours, theirs) == [0.75, 1.0]
     assert metrics.completion_kl(ours, theirs, estimator="k2") == [0.5 + 0.03125, 0.5]
     assert metrics.completion_kl(ours, theirs, level="sequence") == [0.75, 1.0]
@@ -178,11 +178,11 @@ def test_kl_is_that_of_the_formulas():
     )
 
 
-# What they refuse
+# Invalid rows
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "said"),
+    ("name", "rows", "message"),
     [
         ("win_rate", {"predictions": [1.0, 2.0], "references": [1.0]}, r"Mismatch .*predictions \(2\)"),
         ("win_rate", {"predictions": [1.0, math.nan], "references": [1.0, 0.0]}, "Row 1 of the predictions is nan"),
@@ -197,9 +197,9 @@ def test_kl_is_that_of_the_formulas():
         ("distinct_n", {"predictions": [3]}, "don't match the expected format"),
     ],
 )
-def test_refusals(name, rows, said):
+def test_metric_rejects_invalid_rows(name, rows, message):
     metric = metrics.load_metric(name)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         metric.compute(**rows)
     if name == "win_rate":
         assert metric.compute(predictions=[1.0], references=[0.0])["n"] == 1, "it can be used again"

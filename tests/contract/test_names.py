@@ -1,4 +1,4 @@
-"""No identifier of the package is a word that says nothing of the thing."""
+"""No identifier of the package is a word that fits any value."""
 
 import ast
 from collections.abc import Iterator
@@ -36,14 +36,14 @@ def forbidden(source: str) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("source", ["found = 1", "def f(given): ...", "class Said: ...", "self._asked = 1"])
-def test_each_kind_of_name_is_read(source: str) -> None:
+def test_forbidden_finds_each_kind_of_name(source: str) -> None:
     assert len(forbidden(source)) == 1
 
 
-def test_names_say_what_the_thing_is() -> None:
-    wrong = {
+def test_package_has_no_forbidden_name() -> None:
+    violations = {
         f"{path.relative_to(PACKAGE)}:{line}": name
         for path in sorted(PACKAGE.rglob("*.py"))
         for name, line in forbidden(path.read_text())
     }
-    assert not wrong
+    assert not violations

@@ -1,4 +1,4 @@
-"""`rlhf-zoo new`: a recipe for any model and data of public forms, which is valid before anybody edits it."""
+"""`rlhf-zoo new`: a recipe for any model and for data of common formats, which is valid without an edit."""
 
 import json
 import os
@@ -35,26 +35,26 @@ PAGE = (Path(__file__).parents[2] / "docs/your-model.md").read_text(encoding="ut
 
 
 @pytest.fixture(autouse=True)
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
     return tmp_path
 
 
 @pytest.fixture(autouse=True)
-def weights_alone(untraced: pytest.MonkeyPatch) -> None:
-    """To trace the passes is four fifths of `new`."""
+def without_tracing(untraced: pytest.MonkeyPatch) -> None:
+    """Tracing the forward passes takes four fifths of the time of `new`."""
 
 
 def zoo(*words: str) -> None:
     cli.cli.main(list(words), standalone_mode=False)
 
 
-def recipe(name: str = "mine") -> dict[str, dict[str, Any]]:
+def read_recipe(name: str = "mine") -> dict[str, dict[str, Any]]:
     return {path.stem: yaml.safe_load(path.read_text()) for path in Path(name).glob("*.yaml")}
 
 
-def on_disk(family: str, *names: str) -> None:
+def save_model_and_data(family: str, *names: str) -> None:
     miniatures.save(family, Path("base"))
     for name in names:
         schemas.write_data(Path(name), schemas.rows_of(name))
@@ -75,28 +75,28 @@ PREFERENCES = {
         ("GPT-2", "Anthropic/hh-rlhf"),
     ],
 )
-def test_preferences_become_a_recipe_that_passes_every_check(
+def test_new_from_preferences_writes_recipe_that_passes_doctor(
     family: str, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    on_disk(family, name)
+    save_model_and_data(family, name)
     zoo("new", "mine", "--model", "base", "--preferences", name)
-    said = capsys.readouterr().out
-    keys = recipe()
+    output = capsys.readouterr().out
+    keys = read_recipe()
     assert keys.keys() == {"recipe", "sft", "reward", "ppo"}
-    assert keys["sft"]["columns"] == PREFERENCES[name] and "same-labels (no judge was given" in said
+    assert keys["sft"]["columns"] == PREFERENCES[name] and "same-labels (no judge was given" in output
     assert (keys["recipe"]["evaluation"]["judge"], keys["reward"]["judge_share"]) == ("same-labels", 0.3)
-    assert ("TOO FEW FOR A VERDICT" in said) == (keys["recipe"]["evaluation"]["prompts"] < 20)
-    talks = miniatures.FAMILIES[family].template is not None and name != "Anthropic/hh-rlhf"
-    assert bool(keys["recipe"].get("conversational")) == (talks and name == "trl-lib/tldr-preference")
+    assert ("TOO FEW FOR A VERDICT" in output) == (keys["recipe"]["evaluation"]["prompts"] < 20)
+    is_chat = miniatures.FAMILIES[family].template is not None and name != "Anthropic/hh-rlhf"
+    assert bool(keys["recipe"].get("conversational")) == (is_chat and name == "trl-lib/tldr-preference")
     assert keys["recipe"].get("chat_template_kwargs") == ({"enable_thinking": False} if family == "Qwen3" else None)
     zoo("recipes", "validate", "mine")
     context = RunContext(
         recipe=load_recipe("mine"), directory=Path("run"), hub=Hub("other", "http://127.0.0.1:9", "a test"),
         namespace="local", publish=False,
     )  # fmt: skip
-    # What needs a trained SFT policy says so; nothing fails.
-    checked = [one for one in examine(context) if one.check in ("keys", "columns", "prompts", "batch")]
-    assert len(checked) == 4 and not [one for one in checked if one.status == FAILED], checked
+    # Checks that need a trained SFT policy are skipped; nothing fails.
+    findings = [finding for finding in examine(context) if finding.check in ("keys", "columns", "prompts", "batch")]
+    assert len(findings) == 4 and not [finding for finding in findings if finding.status == FAILED], findings
     for path in Path("mine").glob("*.yaml"):  # a comment on each key, or on the one that it follows
         lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
         assert sum("  # " in line for line in lines) > 0.6 * len(lines), path
@@ -104,30 +104,30 @@ def test_preferences_become_a_recipe_that_passes_every_check(
 
 
 @pytest.mark.parametrize(("prompts", "few"), [(240, True), (408, False)])
-def test_few_prompts_for_the_evaluation_are_named(prompts: int, few: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    on_disk("GPT-2")
+def test_new_warns_of_few_evaluation_prompts(prompts: int, few: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    save_model_and_data("GPT-2")
     rows = [{"prompt": f"what is {row}", "completion": f"{row}"} for row in range(prompts)]
     schemas.write_data(Path("asked"), rows)
     zoo("new", "mine", "--model", "base", "--prompts", "asked", "--reward", "length")
-    said = capsys.readouterr().out
-    assert f"{prompts // 8} prompts for the evaluation" in said and "TOO FEW" not in said
-    assert ("FEW: below 50 only large effects can be found" in said) == few
+    output = capsys.readouterr().out
+    assert f"{prompts // 8} prompts for the evaluation" in output and "TOO FEW" not in output
+    assert ("FEW: below 50 only large effects can be found" in output) == few
 
 
-def test_a_file_of_json_lines_is_a_data_set(tmp_path: Path) -> None:
-    on_disk("Llama 3", "trl-lib/tldr-preference")
+def test_new_accepts_json_lines_file(tmp_path: Path) -> None:
+    save_model_and_data("Llama 3", "trl-lib/tldr-preference")
     file = next(Path("trl-lib/tldr-preference").rglob("train.jsonl")).rename("pairs.jsonl")
     zoo("new", "mine", "--model", "base", "--preferences", str(file))
-    keys = recipe()
+    keys = read_recipe()
     assert keys["recipe"]["dataset_name"] == str(tmp_path / "pairs.jsonl")
     assert keys["ppo"]["dataset_train_split"] == "train" and keys["ppo"]["held_out_share"]
     zoo("recipes", "validate", "mine")
 
 
-def test_a_reward_that_a_program_checks_needs_no_pairs_and_judges_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    on_disk("Qwen2.5", "openai/gsm8k")
+def test_new_with_verifiable_reward_uses_it_as_judge(capsys: pytest.CaptureFixture[str]) -> None:
+    save_model_and_data("Qwen2.5", "openai/gsm8k")
     zoo("new", "mine", "--model", "base", "--prompts", "openai/gsm8k", "--reward", "numeric_match")
-    keys = recipe()
+    keys = read_recipe()
     assert keys.keys() == {"recipe", "sft", "ppo"}
     assert keys["sft"]["columns"] == {"prompt": "question", "completion": "answer"}
     assert keys["ppo"]["columns"] == {"prompt": "question"}
@@ -136,20 +136,20 @@ def test_a_reward_that_a_program_checks_needs_no_pairs_and_judges_itself(capsys:
     zoo("recipes", "validate", "mine")
 
 
-def test_the_label_of_a_reward_model_is_guessed_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    on_disk("Qwen3", "trl-lib/tldr")
+def test_new_guesses_reward_label_and_reports_it(capsys: pytest.CaptureFixture[str]) -> None:
+    save_model_and_data("Qwen3", "trl-lib/tldr")
     miniatures.two_labels(Path("two"), Path("base"))
     words = ["--model", "base", "--prompts", "trl-lib/tldr", "--reward", "two"]
     zoo("new", "mine", *words, "--judge", BY_LENGTH)
     assert re.search(r"reward_label: good \(GUESSED: the last of bad, good", capsys.readouterr().out)
-    assert recipe()["ppo"]["reward_label"] == "good"
+    assert read_recipe()["ppo"]["reward_label"] == "good"
     zoo("recipes", "validate", "mine")
     with pytest.raises(ZooError, match=r"The judge reward:\S+/two has 2 outputs, but a judge has one: name"):
         zoo("new", "other", *words, "--judge", "reward:two")
 
 
-def test_a_recipe_runs_from_another_folder_than_it_was_written_in(monkeypatch: pytest.MonkeyPatch, place: Path) -> None:
-    on_disk("GPT-2", "trl-lib/tldr-preference")
+def test_new_writes_absolute_paths(monkeypatch: pytest.MonkeyPatch, working_directory: Path) -> None:
+    save_model_and_data("GPT-2", "trl-lib/tldr-preference")
     zoo(
         "new",
         "mine",
@@ -160,15 +160,15 @@ def test_a_recipe_runs_from_another_folder_than_it_was_written_in(monkeypatch: p
         "--judge",
         BY_LENGTH,
     )
-    keys = recipe()
-    assert RecipeRequest("base", judge="reward:base").judge == f"reward:{place / 'base'}"
-    (place / "elsewhere").mkdir()
-    monkeypatch.chdir(place / "elsewhere")
+    keys = read_recipe()
+    assert RecipeRequest("base", judge="reward:base").judge == f"reward:{working_directory / 'base'}"
+    (working_directory / "elsewhere").mkdir()
+    monkeypatch.chdir(working_directory / "elsewhere")
     for name in (keys["sft"]["model_name_or_path"], keys["recipe"]["dataset_name"]):
         assert Path(name).is_dir()
 
 
-def test_rows_are_counted_up_to_a_bound(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_counts_rows_up_to_limit(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     miniatures.save("GPT-2", Path("base"))
     rows = [{"prompt": f"what is {row}?", "chosen": " yes", "rejected": " no"} for row in range(230)]
     schemas.write_data(Path("pairs"), rows)
@@ -178,9 +178,9 @@ def test_rows_are_counted_up_to_a_bound(capsys: pytest.CaptureFixture[str], monk
     assert "at least 220 rows" in " ".join(capsys.readouterr().out.split())
 
 
-def test_answers_may_be_twice_as_long_as_those_of_the_data(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_allows_responses_twice_as_long_as_data(capsys: pytest.CaptureFixture[str]) -> None:
     miniatures.save("GPT-2", Path("base"))
-    for words, most in ((1, 32), (5, 64), (40, 96)):  # of 128 tokens that the model reads
+    for words, expected in ((1, 32), (5, 64), (40, 96)):  # the model reads 128 tokens
         rows = [{"prompt": f"what is {row}?", "chosen": " yes" * words, "rejected": " no"} for row in range(24)]
         schemas.write_data(Path(f"pairs{words}"), rows)
         zoo(
@@ -193,95 +193,98 @@ def test_answers_may_be_twice_as_long_as_those_of_the_data(capsys: pytest.Captur
             "--judge",
             BY_LENGTH,
         )
-        assert recipe(f"mine{words}")["ppo"]["response_length"] == most, capsys.readouterr().out
+        assert read_recipe(f"mine{words}")["ppo"]["response_length"] == expected, capsys.readouterr().out
 
 
-def test_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_maps_columns_of_any_name(capsys: pytest.CaptureFixture[str]) -> None:
     miniatures.save("Qwen3", Path("base"))
     rows = schemas.rows_of("trl-lib/tldr-preference")
-    named = {"prompt": "asked", "chosen": "better", "rejected": "worse"}
-    schemas.write_data(Path("pairs"), [{named[name]: text for name, text in row.items()} for row in rows])
+    columns = {"prompt": "asked", "chosen": "better", "rejected": "worse"}
+    schemas.write_data(Path("pairs"), [{columns[name]: text for name, text in row.items()} for row in rows])
     words = ["new", "mine", "--model", "base", "--preferences", "pairs", "--judge", BY_LENGTH]
     with pytest.raises(ZooError, match=r"name them by --columns '\{chosen: …, rejected: …, prompt: …\}'"):
         zoo(*words)
-    for wrong, said in (
+    for value, message in (
         ("{chosn: better}", "names 'chosn', which no stage reads, did you mean 'chosen'"),
         ("[1]", "it takes"),
     ):
-        with pytest.raises(ZooError, match=said):
-            zoo(*words, "--columns", wrong)
+        with pytest.raises(ZooError, match=message):
+            zoo(*words, "--columns", value)
     zoo(*words, "--columns", "{prompt: asked, chosen: better, rejected: worse}")
-    assert recipe()["reward"]["columns"] == named
-    assert recipe()["ppo"]["columns"] == {"prompt": "asked"}
-    assert recipe()["sft"]["columns"] == {"prompt": "asked", "completion": "better"}
+    assert read_recipe()["reward"]["columns"] == columns
+    assert read_recipe()["ppo"]["columns"] == {"prompt": "asked"}
+    assert read_recipe()["sft"]["columns"] == {"prompt": "asked", "completion": "better"}
     zoo("recipes", "validate", "mine")
 
 
-def test_where_all_weights_do_not_fit_it_is_lora_on_the_layers_of_the_model(
-    thread_hub: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From a Hub: everything is pinned to the commit that was looked at, and configurations and splits are found."""
+def test_new_uses_lora_when_full_weights_do_not_fit(thread_hub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a Hub: the recipe pins the commits, and names the configurations and splits."""
     monkeypatch.setattr(datasets.config, "HF_ENDPOINT", thread_hub.url)
     miniatures.save("GPT-2", Path("base"))
-    terms = "mit\ncorpus: os:system"  # what a card says is a text, and no further key
-    Path("base/README.md").write_text(f"---\n{yaml.safe_dump({'license': terms})}---\n")
+    license_text = "mit\ncorpus: os:system"  # the card's license must not become another key
+    Path("base/README.md").write_text(f"---\n{yaml.safe_dump({'license': license_text})}---\n")
     thread_hub.api().create_repo("local/base")
     thread_hub.api().upload_folder(repo_id="local/base", folder_path="base")
     rows = {split: "".join(json.dumps(row) + "\n" for row in schemas.rows_of("trl-lib/tldr")) for split in "ab"}
     pairs = "".join(json.dumps(row) + "\n" for row in schemas.rows_of("trl-lib/tldr-preference"))
-    front = {"configs": [
+    front_matter = {"configs": [
         {"config_name": "lines", "data_files": [{"split": "train", "path": "lines.jsonl"}]},
         {"config_name": "pairs", "data_files": [
             {"split": "train_prefs", "path": "a.jsonl"}, {"split": "test_prefs", "path": "b.jsonl"},
         ]},
     ]}  # fmt: skip
     files = {
-        "README.md": f"---\n{yaml.safe_dump(front)}---\n",
+        "README.md": f"---\n{yaml.safe_dump(front_matter)}---\n",
         "lines.jsonl": rows["a"],
         "a.jsonl": pairs,
         "b.jsonl": pairs,
     }
     commit = thread_hub.make("data", files, kind="dataset")
     zoo("new", "mine", "--model", "local/base", "--preferences", "local/data", "--memory", "0.0001")
-    keys = recipe()
+    keys = read_recipe()
     assert keys["sft"]["model_revision"] == thread_hub.api().model_info("local/base").sha
     assert keys["recipe"]["dataset_revision"] == commit
-    assert keys["recipe"]["license"] == terms and "corpus" not in keys["recipe"]
-    reads = ("dataset_config", "dataset_train_split", "dataset_test_split")
-    assert [keys["reward"][key] for key in reads] == ["pairs", "train_prefs", "test_prefs"]
-    assert [keys["sft"][key] for key in reads[:2]] == ["lines", "train"]
+    assert keys["recipe"]["license"] == license_text and "corpus" not in keys["recipe"]
+    source_keys = ("dataset_config", "dataset_train_split", "dataset_test_split")
+    assert [keys["reward"][key] for key in source_keys] == ["pairs", "train_prefs", "test_prefs"]
+    assert [keys["sft"][key] for key in source_keys[:2]] == ["lines", "train"]
     for stage in keys.keys() - {"recipe"}:
         assert keys[stage]["use_peft"] and keys[stage]["dtype"] == "bfloat16" and "optim" not in keys[stage]
     assert sorted(keys["sft"]["lora_target_modules"]) == ["c_attn", "c_fc", "c_proj"]
     zoo("recipes", "validate", "mine")
 
 
-def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_labels_judges_itself(
+def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    on_disk("Qwen3-Base", "trl-lib/tldr")
+    save_model_and_data("Qwen3-Base", "trl-lib/tldr")
     monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.best_device", lambda: torch.device("cuda"))
-    there = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))
-    monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.importlib", there)
-    needed = {}
+    fake_importlib = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: name))
+    monkeypatch.setattr("rlhf_zoo.pipeline.new.recipe.importlib", fake_importlib)
+    files_by_memory = {}
     for gib in (1, 0.00005):
-        made = make_recipe(RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine")
-        needed[gib] = {name: yaml.safe_load(text) for name, text in made.files.items()}
-        assert needed[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
-        why = next(reason for setting, _, reason in made.decisions if setting == "judge")
-        assert "the reward itself shows that training worked, not that answers got better" in why
-        assert "# their sum is the reward" in made.files["ppo.yaml"] and "added to" not in made.files["ppo.yaml"]
-    assert not {"use_peft", "dtype", "optim"} & needed[1]["ppo.yaml"].keys()
+        new_recipe = make_recipe(
+            RecipeRequest("base", prompts="trl-lib/tldr", rewards=["length"], gib=gib), title="mine"
+        )
+        files_by_memory[gib] = {name: yaml.safe_load(text) for name, text in new_recipe.files.items()}
+        assert files_by_memory[gib]["recipe.yaml"]["evaluation"]["judge"] == "rule:length(unit='words')"
+        judge_reason = next(reason for setting, _, reason in new_recipe.decisions if setting == "judge")
+        assert "the reward itself shows that training worked, not that answers got better" in judge_reason
+        assert (
+            "# their sum is the reward" in new_recipe.files["ppo.yaml"]
+            and "added to" not in new_recipe.files["ppo.yaml"]
+        )
+    assert not {"use_peft", "dtype", "optim"} & files_by_memory[1]["ppo.yaml"].keys()
     for stage in ("sft", "ppo"):
-        keys = needed[0.00005][f"{stage}.yaml"]
+        keys = files_by_memory[0.00005][f"{stage}.yaml"]
         assert (keys["use_peft"], keys["dtype"], keys["optim"], keys["bf16"]) == (True, "bfloat16", "adamw_8bit", None)
-    sizes = needed[0.00005]["ppo.yaml"]
+    sizes = files_by_memory[0.00005]["ppo.yaml"]
     assert sizes["max_rollout_batch_tokens"] == sizes["max_prompt_length"] + sizes["response_length"]
-    assert "max_rollout_batch_tokens" not in needed[1]["ppo.yaml"]
+    assert "max_rollout_batch_tokens" not in files_by_memory[1]["ppo.yaml"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (
             ["--preferences", "trl-lib/tldr"],
@@ -327,8 +330,8 @@ def test_on_a_gpu_lora_takes_few_bits_where_it_needs_them_and_a_reward_without_l
         ),
     ],
 )
-def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[str], said: str) -> None:
-    on_disk("Pythia", "trl-lib/tldr", "trl-lib/ultrafeedback_binarized")
+def test_new_rejects_unusable_input_and_writes_nothing(words: list[str], message: str) -> None:
+    save_model_and_data("Pythia", "trl-lib/tldr", "trl-lib/ultrafeedback_binarized")
     schemas.write_data(Path("asked"), [{"prompt": f"what is {row}"} for row in range(24)])
     pairs = [{"prompt": f"what is {row}", "chosen": "a", "rejected": "b"} for row in range(24)]
     schemas.write_data(Path("torn"), [*pairs[:3], {**pairs[3], "chosen": None}, *pairs[4:]])
@@ -340,12 +343,12 @@ def test_what_no_recipe_can_be_made_of_is_said_and_nothing_written(words: list[s
     Path("notes.txt").write_text("Chosen and rejected.\n")
     turns = [{"role": "user", "content": "what"}]
     schemas.write_data(Path("mixed"), [*pairs[:3], {**pairs[3], "prompt": turns}, *pairs[4:]])
-    with pytest.raises(ZooError, match=re.escape(said)):
+    with pytest.raises(ZooError, match=re.escape(message)):
         zoo("new", "mine", "--model", "base", *words)
     assert not Path("mine").exists()
 
 
-def test_it_writes_over_nothing() -> None:
+def test_new_refuses_folder_that_is_not_empty() -> None:
     Path("mine").mkdir()
     Path("mine/notes.txt").write_text("mine")
     with pytest.raises(ZooError, match="mine already exists and is not empty"):
@@ -353,11 +356,11 @@ def test_it_writes_over_nothing() -> None:
 
 
 @pytest.mark.full
-def test_memory_is_that_of_the_planner_as_the_page_says(
+def test_new_memory_matches_planner_and_docs_page(
     capsys: pytest.CaptureFixture[str], untraced: pytest.MonkeyPatch
 ) -> None:
     """Qwen3-0.6B by its own numbers, without its weights."""
-    on_disk("Qwen3", "trl-lib/ultrafeedback_binarized")
+    save_model_and_data("Qwen3", "trl-lib/ultrafeedback_binarized")
     Qwen3Config(
         vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
         num_key_value_heads=8, head_dim=128, max_position_embeddings=32768, tie_word_embeddings=True,
@@ -367,23 +370,25 @@ def test_memory_is_that_of_the_planner_as_the_page_says(
     zoo("new", "mine", "--model", "base", "--preferences", "trl-lib/ultrafeedback_binarized", "--memory", "80")
     assert "Plan for GPU (80 GiB): sft " in capsys.readouterr().out
     untraced.undo()
-    made = load_recipe("mine")
+    loaded_recipe = load_recipe("mine")
     flags = {"ppo": {"response_length": 256, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 16}}
     adapter = {"use_peft": True, "lora_r": 16, "lora_target_modules": facts.target_names}
     columns = []
-    for more in ({}, adapter):
-        own = {"ppo": {**flags["ppo"], **more}}
+    for extra_flags in ({}, adapter):
+        overrides = {"ppo": {**flags["ppo"], **extra_flags}}
         [plan] = make_plan(
-            made, parse_device("80gb"), own, prompt_length=512, stages=["ppo"], suggest_changes=False
+            loaded_recipe, parse_device("80gb"), overrides, prompt_length=512, stages=["ppo"], suggest_changes=False
         ).stages
-        columns.append({**{name: one.total for name, one in plan.models.items()}, "at most, in the update": plan.peak})
-    for what in columns[0]:
-        row = f"| {what} | {columns[0][what] / GIB:.2f} | {columns[1].get(what, 0) / GIB:.2f} |"
+        columns.append(
+            {**{name: model.total for name, model in plan.models.items()}, "at most, in the update": plan.peak}
+        )
+    for part in columns[0]:
+        row = f"| {part} | {columns[0][part] / GIB:.2f} | {columns[1].get(part, 0) / GIB:.2f} |"
         assert row in PAGE, row
 
 
-def instruct(folder: Path) -> Path:
-    """A chat model whose tokenizer pads with EOS, as many instruct models have it."""
+def save_instruct_model(folder: Path) -> Path:
+    """Saves a chat model whose tokenizer pads with EOS, as that of many instruct models does."""
     miniatures.save("Qwen2.5", folder)
     file = folder / "tokenizer_config.json"
     keys = json.loads(file.read_text())
@@ -391,11 +396,11 @@ def instruct(folder: Path) -> Path:
     return folder
 
 
-def test_prompts_and_a_reward_start_ppo_from_the_model_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    instruct(Path("base"))
+def test_new_from_prompts_and_reward_starts_ppo_from_model(capsys: pytest.CaptureFixture[str]) -> None:
+    save_instruct_model(Path("base"))
     schemas.write_data(Path("asked"), [{"prompt": f"What is {row}?"} for row in range(80)])
     zoo("new", "mine", "--model", "base", "--prompts", "asked", "--reward", "length")
-    keys = recipe()
+    keys = read_recipe()
     assert keys.keys() == {"recipe", "ppo"}
     assert keys["ppo"]["model_name_or_path"] == os.path.abspath("base") and keys["recipe"]["conversational"]
     assert keys["recipe"]["description"] == "PPO from base on asked.", "no path of this machine on a card"
@@ -409,21 +414,19 @@ def test_prompts_and_a_reward_start_ppo_from_the_model_itself(capsys: pytest.Cap
     assert not [row for row in examine(context) if row.status == FAILED]
 
 
-def test_a_gguf_file_is_a_model_like_any_other(
-    capsys: pytest.CaptureFixture[str], untraced: pytest.MonkeyPatch
-) -> None:
+def test_new_accepts_gguf_file(capsys: pytest.CaptureFixture[str], untraced: pytest.MonkeyPatch) -> None:
     untraced.undo()
     file = write_gguf(Path())
     schemas.write_data(Path("asked"), [{"prompt": f"the {row}"} for row in range(80)])
     zoo("new", "mine", "--model", str(file), "--prompts", "asked", "--reward", "length")
-    keys = recipe()
+    keys = read_recipe()
     assert keys["ppo"]["model_name_or_path"] == os.path.abspath(file) and keys["recipe"]["license"] == "mit"
     zoo("recipes", "validate", "mine")
     zoo("plan", "mine", "--gpu", "24gb")
     assert "ppo" in capsys.readouterr().out
 
 
-def test_a_name_from_the_data_prints_no_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_escapes_column_names_in_output(capsys: pytest.CaptureFixture[str]) -> None:
     miniatures.save("GPT-2", Path("base"))
     column = "text\nreward_funcs: [evil]\x1b[2J"
     schemas.write_data(Path("texts"), [{column: f"one two three {row}", "text": "a"} for row in range(80)])
@@ -439,25 +442,25 @@ def test_a_name_from_the_data_prints_no_line_of_its_own(capsys: pytest.CaptureFi
         "--columns",
         json.dumps({"prompt": column}),
     )
-    shown = capsys.readouterr().out
-    assert "prompt from text reward_funcs: [evil]\\x1b[2J" in shown and "\x1b" not in shown
-    assert not [line for line in shown.splitlines() if line.startswith("reward_funcs: [evil]")]
+    output = capsys.readouterr().out
+    assert "prompt from text reward_funcs: [evil]\\x1b[2J" in output and "\x1b" not in output
+    assert not [line for line in output.splitlines() if line.startswith("reward_funcs: [evil]")]
 
 
-def test_prompts_are_cut_by_a_placeholder() -> None:
+def test_new_truncates_prompts_by_placeholder() -> None:
     miniatures.save("GPT-2", Path("base"))
     schemas.write_data(Path("texts"), [{"text": f"one two three four five six {row} eight"} for row in range(80)])
     words = ["new", "mine", "--model", "base", "--prompts", "texts", "--reward", "length", "--columns"]
     with pytest.raises(ZooError, match=r"--columns maps prompt to '\{txt:3 words\}', but the data have no such column"):
         zoo(*words, "{prompt: '{txt:3 words}'}")
     zoo(*words, "{prompt: '{text:7 words}'}")
-    assert recipe()["ppo"]["columns"] == {"prompt": "{text:7 words}"} and "columns" not in recipe()["sft"]
+    assert read_recipe()["ppo"]["columns"] == {"prompt": "{text:7 words}"} and "columns" not in read_recipe()["sft"]
     zoo("recipes", "validate", "mine")
 
 
-def test_on_a_cpu_updates_and_the_run_are_short(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_on_cpu_limits_time_of_update_and_run(capsys: pytest.CaptureFixture[str]) -> None:
     """SmolLM2-135M by its own numbers, without its weights."""
-    instruct(Path("base"))
+    save_instruct_model(Path("base"))
     LlamaConfig(
         vocab_size=49152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
         num_key_value_heads=3, max_position_embeddings=8192, tie_word_embeddings=True,
@@ -465,14 +468,14 @@ def test_on_a_cpu_updates_and_the_run_are_short(capsys: pytest.CaptureFixture[st
     schemas.write_data(Path("asked"), [{"prompt": f"What is {row}?"} for row in range(8000)])
     words = ["--model", "base", "--prompts", "asked", "--reward", "length"]
     zoo("new", "here", *words)
-    shown = capsys.readouterr().out
-    keys = recipe("here")["ppo"]
-    assert keys["critic"] == "shared" and keys["response_length"] == 64, shown
+    output = capsys.readouterr().out
+    keys = read_recipe("here")["ppo"]
+    assert keys["critic"] == "shared" and keys["response_length"] == 64, output
     rollout = keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"]
-    [plan] = re.findall(r"about ([\d.]+) s per PPO update", shown)
-    assert rollout >= 8 and (float(plan) <= 60 or rollout == 8), shown
-    assert float(plan) * keys["total_episodes"] / rollout <= 7200 * 1.01
+    [seconds] = re.findall(r"about ([\d.]+) s per PPO update", output)
+    assert rollout >= 8 and (float(seconds) <= 60 or rollout == 8), output
+    assert float(seconds) * keys["total_episodes"] / rollout <= 7200 * 1.01
     zoo("new", "there", *words, "--memory", "24")
-    keys = recipe("there")["ppo"]
+    keys = read_recipe("there")["ppo"]
     assert "critic" not in keys and (keys["response_length"], keys["total_episodes"]) != (64, 0)
     assert keys["per_device_train_batch_size"] * keys["gradient_accumulation_steps"] == 64

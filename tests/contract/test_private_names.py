@@ -11,7 +11,7 @@ from rlhf_zoo.ppo.trainer import PPOTrainer
 DEPARTURES = Path(__file__).parents[2] / "docs" / "departures.md"
 
 
-def test_the_trainer_overrides_no_private_name_but_those_in_the_list():
+def test_trainer_overrides_only_listed_private_names():
     ours = [kind for kind in PPOTrainer.__mro__ if kind.__module__.startswith("rlhf_zoo.")]
     kinds = ["PPOTrainer", "StepwiseTrainer", "HeldOutTrainer", "RolloutTrainer", "BasePPOTrainer"]
     kinds += ["PromptReader", "LengthGroupingMixin", "ShardTrainer", "GuardedTrainer"]
@@ -27,19 +27,19 @@ def test_the_trainer_overrides_no_private_name_but_those_in_the_list():
     assert all(name in DEPARTURES.read_text() for name in private)
 
 
-def test_trainer_loads_weights_through_it_when_it_resumes():
+def test_hf_trainer_resumes_through_load_from_checkpoint():
     parameters = list(inspect.signature(Trainer._load_from_checkpoint).parameters)
     assert parameters == ["self", "resume_from_checkpoint", "model"]
     assert "self._load_from_checkpoint(resume_from_checkpoint" in inspect.getsource(Trainer.train)
 
 
-def test_trainer_saves_and_loads_the_optimizer_through_them():
+def test_hf_trainer_saves_and_loads_optimizer_by_private_methods():
     assert list(inspect.signature(Trainer._save_optimizer_and_scheduler).parameters) == ["self", "output_dir"]
     assert list(inspect.signature(Trainer._load_optimizer_and_scheduler).parameters) == ["self", "checkpoint"]
     assert "self._save_optimizer_and_scheduler(output_dir)" in inspect.getsource(Trainer._save_checkpoint)
 
 
-def test_trainer_saves_a_model_through_it():
+def test_hf_trainer_saves_model_by_private_method():
     assert SingleModelShards._save.__name__ in DEPARTURES.read_text()
     assert list(inspect.signature(Trainer._save).parameters) == ["self", "output_dir", "state_dict"]
     assert "self._save(output_dir)" in inspect.getsource(Trainer.save_model)

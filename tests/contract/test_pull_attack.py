@@ -1,4 +1,4 @@
-"""`rlhf-zoo pull` from a Hub that means harm: nothing is written but the files of the checkpoint, inside its folder."""
+"""`rlhf-zoo pull` from a malicious Hub writes only the files of the checkpoint, inside its folder."""
 
 import hashlib
 from pathlib import Path
@@ -25,58 +25,58 @@ FILES = {"config.json": "{}", "critic/config.json": '{"critic": true}'}
 
 
 @pytest.fixture
-def lie(thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """lie(field=value): what the Hub's tree says of config.json from now on."""
+def forge_tree(thread_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """forge_tree(field=value) changes what the Hub's tree says of config.json."""
     thread_hub.make("toy-ppo", FILES)
-    honest = HfApi.list_repo_tree
+    original_tree = HfApi.list_repo_tree
 
-    def say(**fields: Any) -> None:
+    def forge(**fields: Any) -> None:
         def tree(self: HfApi, *args: Any, **kwargs: Any) -> Any:
-            for entry in honest(self, *args, **kwargs):
+            for entry in original_tree(self, *args, **kwargs):
                 if entry.path == "config.json":
                     entry.__dict__.update(fields)
                 yield entry
 
         monkeypatch.setattr(HfApi, "list_repo_tree", tree)
 
-    return say
+    return forge
 
 
-def everything(folder: Path) -> dict[str, bytes]:
+def all_files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("place", ["cache", "output_dir"])
-def test_names_that_lead_elsewhere(lie: Any, tmp_path: Path, place: str) -> None:
-    before = everything(tmp_path)
-    output_dir = tmp_path / "out" if place == "output_dir" else None
+@pytest.mark.parametrize("destination", ["cache", "output_dir"])
+def test_pull_rejects_hostile_file_names(forge_tree: Any, tmp_path: Path, destination: str) -> None:
+    before = all_files(tmp_path)
+    output_dir = tmp_path / "out" if destination == "output_dir" else None
     for name in (
         ".git/hooks/post-checkout", "a/.GIT/config", "git~1/config", "../evil", "/etc/evil", "a/../../evil", "a//b",
         "..\\evil", "a\\..\\..\\evil", "C:\\evil", "nul\0byte", "line\nbreak", "a\u202etxt.exe", "x" * 300, "", 5, None,
         f"{PARTIAL}/x", f"{PARTIAL.upper()}/x",
     ):  # fmt: skip
-        lie(path=name)
-        with pytest.raises(ZooError, match=f"^{REPO} has a file ") as refused:
+        forge_tree(path=name)
+        with pytest.raises(ZooError, match=f"^{REPO} has a file ") as error:
             fetch(REPO, output_dir)
-        assert "\n" not in str(refused.value) and str(refused.value).isprintable(), name
-        assert everything(tmp_path) == before and not (tmp_path / "out").exists(), name
+        assert "\n" not in str(error.value) and str(error.value).isprintable(), name
+        assert all_files(tmp_path) == before and not (tmp_path / "out").exists(), name
 
 
-@pytest.mark.parametrize("place", ["cache", "output_dir"])
-def test_digests_that_are_paths(lie: Any, tmp_path: Path, place: str) -> None:
-    """A file under way is called by its digest."""
+@pytest.mark.parametrize("destination", ["cache", "output_dir"])
+def test_pull_rejects_invalid_digests_and_sizes(forge_tree: Any, tmp_path: Path, destination: str) -> None:
+    """A partial file is named after its digest."""
     (tmp_path / "mine.txt").write_text("mine, and longer than config.json")
-    before = everything(tmp_path)
-    output_dir = tmp_path / "out" if place == "output_dir" else None
-    up = "../../mine.txt" if place == "output_dir" else "../../../mine.txt"
+    before = all_files(tmp_path)
+    output_dir = tmp_path / "out" if destination == "output_dir" else None
+    parent_path = "../../mine.txt" if destination == "output_dir" else "../../../mine.txt"
     for fields in (
-        {"blob_id": up}, {"blob_id": str(tmp_path / "mine.txt")}, {"blob_id": ""}, {"blob_id": None},
+        {"blob_id": parent_path}, {"blob_id": str(tmp_path / "mine.txt")}, {"blob_id": ""}, {"blob_id": None},
         {"blob_id": "A" * 40}, {"size": -1}, {"size": None}, {"size": "5"}, {"size": 2**63}, {"size": 10**400},
     ):  # fmt: skip
-        lie(**fields)
+        forge_tree(**fields)
         with pytest.raises(ZooError, match=r" lists config.json in .*: check --hub\.$"):
             fetch(REPO, output_dir)
-        assert everything(tmp_path) == before, fields
+        assert all_files(tmp_path) == before, fields
 
 
 @pytest.mark.parametrize(
@@ -92,12 +92,17 @@ def test_digests_that_are_paths(lie: Any, tmp_path: Path, place: str) -> None:
         ([f"{k}.txt" for k in range(10**5)], "over 10,000 files"),
     ],
 )
-@pytest.mark.parametrize("place", ["cache", "output_dir"])
-def test_trees_that_no_folder_can_hold(
-    thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[str], refusal: str, place: str
+@pytest.mark.parametrize("destination", ["cache", "output_dir"])
+def test_pull_rejects_tree_that_no_folder_can_hold(
+    thread_hub: ThreadHub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: list[str],
+    refusal: str,
+    destination: str,
 ) -> None:
     thread_hub.make("toy-ppo", FILES)
-    listed, before = [], everything(tmp_path)
+    listed, before = [], all_files(tmp_path)
 
     def tree(self: HfApi, *args: Any, **kwargs: Any) -> Any:
         for name in names:
@@ -106,34 +111,34 @@ def test_trees_that_no_folder_can_hold(
 
     monkeypatch.setattr(HfApi, "list_repo_tree", tree)
     with pytest.raises(ZooError, match=refusal):
-        fetch(REPO, tmp_path / "out" if place == "output_dir" else None)
-    assert len(listed) <= 10_001 and everything(tmp_path) == before and not (tmp_path / "out").exists()
+        fetch(REPO, tmp_path / "out" if destination == "output_dir" else None)
+    assert len(listed) <= 10_001 and all_files(tmp_path) == before and not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("place", ["cache", "output_dir"])
-def test_a_tree_that_is_larger_than_the_disk(lie: Any, tmp_path: Path, place: str) -> None:
-    before = everything(tmp_path)
-    lie(size=2**62)
+@pytest.mark.parametrize("destination", ["cache", "output_dir"])
+def test_pull_rejects_tree_larger_than_disk(forge_tree: Any, tmp_path: Path, destination: str) -> None:
+    before = all_files(tmp_path)
+    forge_tree(size=2**62)
     with pytest.raises(ZooError, match=r"takes 4,294,967,296.0 GiB more in .*: free some space"):
-        fetch(REPO, tmp_path / "out" if place == "output_dir" else None)
-    assert everything(tmp_path) == before and not (tmp_path / "out").exists()
+        fetch(REPO, tmp_path / "out" if destination == "output_dir" else None)
+    assert all_files(tmp_path) == before and not (tmp_path / "out").exists()
 
 
-def test_names_that_are_odd_and_stay_inside(thread_hub: ThreadHub, tmp_path: Path) -> None:
+def test_pull_accepts_odd_but_safe_names(thread_hub: ThreadHub, tmp_path: Path) -> None:
     names = ["CON", "nul.txt", "~", "~root/x", "-rf", "$(id)", "a b", "%2e%2e/x", "x?y#z", f"{'d/' * 32}x"]
     thread_hub.make("toy-ppo", dict.fromkeys(names, "x"))
     fetch(REPO, tmp_path / "out")
-    written = {name for name in everything(tmp_path / "out") if not name.startswith(".cache/")}
+    written = {name for name in all_files(tmp_path / "out") if not name.startswith(".cache/")}
     assert written == {*names, ".gitattributes"}
 
 
-def test_a_commit_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    honest, before = HfApi.model_info, everything(tmp_path)
+def test_pull_rejects_commit_that_is_path(forge_tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    original_info, before = HfApi.model_info, all_files(tmp_path)
 
     def info(self: HfApi, *args: Any, **kwargs: Any) -> Any:
-        found = honest(self, *args, **kwargs)
-        found.sha = "../../../evil"
-        return found
+        answer = original_info(self, *args, **kwargs)
+        answer.sha = "../../../evil"
+        return answer
 
     monkeypatch.setattr(HfApi, "model_info", info)
     for output_dir in (None, tmp_path / "out"):
@@ -142,15 +147,15 @@ def test_a_commit_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.M
     for revision in ("../../../evil", "/etc/evil", "a/../b", "-x", "a\0b"):  # a card may name any
         with pytest.raises(ZooError, match=f"^{REPO} has no revision "):
             fetch(f"{REPO}@{revision}")
-    assert everything(tmp_path) == before
+    assert all_files(tmp_path) == before
 
 
-def test_an_etag_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pull_ignores_etag_that_is_path(forge_tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client writes a file wherever the ETag of its HEAD says."""
-    honest = files_api._file_headers
+    original_headers = files_api._file_headers
 
     def headers(path: str, etag: str, commit: str) -> dict[str, str]:
-        return honest(path, etag, commit) | {"ETag": '"../../../evil"'}
+        return original_headers(path, etag, commit) | {"ETag": '"../../../evil"'}
 
     monkeypatch.setattr(files_api, "_file_headers", headers)
     pulled = fetch(REPO)
@@ -161,7 +166,7 @@ def test_an_etag_that_is_a_path(lie: Any, tmp_path: Path, monkeypatch: pytest.Mo
     assert (again.path, again.refetched) == (pulled.path, [])
 
 
-def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
+def test_pull_rejects_symlinks_in_destination(forge_tree: Any, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     for link in ("critic", PARTIAL, ".cache"):
@@ -171,65 +176,65 @@ def test_links_in_the_destination(lie: Any, tmp_path: Path) -> None:
         with pytest.raises(ZooError, match="is a symbolic link, which would redirect files"):
             fetch(REPO, out)
         assert list(elsewhere.iterdir()) == [] and {path.name for path in out.iterdir()} == {link}
-    # A part under way that is a link, and a link where the file itself belongs: the one is refused, the other replaced.
+    # A symlink in place of a partial file is refused; one in place of the file itself is replaced.
     out = tmp_path / "out"
     (out / PARTIAL).mkdir(parents=True)
     Folder(REPO, "a" * 40, out).begin([])
-    mine = elsewhere / "mine"
-    mine.write_text("mine")
+    users_file = elsewhere / "mine"
+    users_file.write_text("mine")
     part = out / PARTIAL / hashlib.sha1(b"blob 2\0{}").hexdigest()
-    part.symlink_to(mine)
+    part.symlink_to(users_file)
     with pytest.raises(ZooError, match="is a symbolic link"):
         fetch(REPO, out)
     part.unlink()
-    (out / "config.json").symlink_to(mine)
+    (out / "config.json").symlink_to(users_file)
     fetch(REPO, out)
-    assert mine.read_text() == "mine" and (out / "config.json").read_text() == "{}"
+    assert users_file.read_text() == "mine" and (out / "config.json").read_text() == "{}"
     assert not (out / "config.json").is_symlink()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ZooError("The Hub answers 410.")])
-def test_a_pull_that_does_not_finish_is_a_download(
-    lie: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
+def test_unfinished_pull_is_marked_as_download(
+    forge_tree: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Any
 ) -> None:
-    out, marks, really = tmp_path / "out", [], pull._fetch_file
+    out, marks, original_fetch = tmp_path / "out", [], pull._fetch_file
 
     def fail(file: Any, *args: Any) -> Any:
         marks.append(find_download(out))
         if file.path == "config.json":
             raise error
-        return really(file, *args)
+        return original_fetch(file, *args)
 
     monkeypatch.setattr(pull, "_fetch_file", fail)
     with pytest.raises(type(error) if isinstance(error, Exception) else error):
         fetch(REPO, out)
     assert marks and set(marks) == {out / DOWNLOADED} == {find_download(out)}
-    monkeypatch.setattr(pull, "_fetch_file", really)
+    monkeypatch.setattr(pull, "_fetch_file", original_fetch)
     assert fetch(REPO, out).unrelated == [], "the same command goes on"
 
 
-@pytest.mark.parametrize("there", ["an equal file", "a part", "another file", "a pull of another repository"])
-def test_a_folder_of_the_users_is_not_pulled_into(lie: Any, tmp_path: Path, there: str) -> None:
-    """Also where a file of it, such as a license, is the repository's."""
+@pytest.mark.parametrize("content", ["an equal file", "a part", "another file", "a pull of another repository"])
+def test_pull_rejects_folder_of_user(forge_tree: Any, tmp_path: Path, content: str) -> None:
+    """Even if one of its files, such as a license, equals that of the repository."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "critic").mkdir()
-    if there != "another file":
+    if content != "another file":
         (tmp_path / "mine" / "config.json").write_text("mine")
-    if there == "a part":
+    if content == "a part":
         (tmp_path / "mine" / PARTIAL).mkdir()
-    elif there == "an equal file":
+    elif content == "an equal file":
         (tmp_path / "mine" / "critic" / "config.json").write_text(FILES["critic/config.json"])
-    elif there == "another file":
+    elif content == "another file":
         (tmp_path / "mine" / "notes.txt").write_text("mine")
     else:
         Folder("x/y", "a" * 40, tmp_path / "mine").begin([])
-    before = everything(tmp_path)
+    before = all_files(tmp_path)
     with pytest.raises(ZooError, match=r"(was not written by a pull of|holds a pull of 'x/y', not of) local/toy-ppo"):
         fetch(REPO, tmp_path / "mine")
-    assert everything(tmp_path) == before
+    assert all_files(tmp_path) == before
 
 
-def test_a_folder_of_the_clients_is_taken_up_by_one_of_its_files(lie: Any, tmp_path: Path) -> None:
+def test_pull_adopts_download_of_client_with_matching_file(forge_tree: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     (out / DOWNLOADED).mkdir(parents=True)
     (out / "config.json").write_text("another revision's")
@@ -249,7 +254,7 @@ def test_a_folder_of_the_clients_is_taken_up_by_one_of_its_files(lie: Any, tmp_p
         ({"blob_id": "../../evil"}, "lists rows.jsonl in local/rows with"),
     ],
 )
-def test_the_tree_of_a_data_set_is_checked_too(
+def test_fetch_dataset_rejects_forged_tree(
     thread_hub: ThreadHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fields: dict[str, Any], refusal: str
 ) -> None:
     api = thread_hub.api()
@@ -258,11 +263,11 @@ def test_the_tree_of_a_data_set_is_checked_too(
         api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="local/rows", repo_type="dataset")
     hub = Hub("other", thread_hub.url, "test", cache=tmp_path / "cache")
     folder = fetch_dataset(hub, "local/rows", revision="main", patterns=["*.jsonl"])
-    assert everything(folder) == {"rows.jsonl": b"{}"}
-    honest = HfApi.list_repo_tree
+    assert all_files(folder) == {"rows.jsonl": b"{}"}
+    original_tree = HfApi.list_repo_tree
 
     def tree(self: HfApi, *args: Any, **kwargs: Any) -> Any:
-        for entry in honest(self, *args, **kwargs):
+        for entry in original_tree(self, *args, **kwargs):
             entry.__dict__.update(fields if entry.path == "rows.jsonl" else {})
             yield entry
 
@@ -273,7 +278,7 @@ def test_the_tree_of_a_data_set_is_checked_too(
     assert not (tmp_path / "empty").exists()
 
 
-def test_a_branch_and_a_tag_of_one_name_are_refused(thread_hub: ThreadHub) -> None:
+def test_pull_rejects_branch_and_tag_of_same_name(thread_hub: ThreadHub) -> None:
     thread_hub.make("toy-ppo", FILES)
     api = thread_hub.api()
     api.create_tag(REPO, tag="best")

@@ -1,4 +1,4 @@
-"""examples/recipe_package as its README has it: installed by pip, its recipe is one like any other."""
+"""examples/recipe_package as its README describes it: installed by pip, its recipe works like a built-in one."""
 
 import json
 import os
@@ -29,13 +29,13 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pip_install(PACKAGE, tmp_path_factory.mktemp("package"))
 
 
-def broken(folder: Path) -> Path:
-    """A package as pip leaves it, whose recipes are wrong in many ways, and one of which has a name that is taken."""
-    about = folder / "zoo_broken-2.0.dist-info"
-    about.mkdir(parents=True)
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-broken\nVersion: 2.0\n")
-    entries = "\n".join(f"{name} = {where}" for name, where in ENTRIES.items())
-    (about / "entry_points.txt").write_text(f"[{recipes.RECIPES}]\n{entries}\n")
+def make_broken_package(folder: Path) -> Path:
+    """A package as pip installs it, with invalid recipes and one whose name is taken."""
+    dist_info = folder / "zoo_broken-2.0.dist-info"
+    dist_info.mkdir(parents=True)
+    (dist_info / "METADATA").write_text("Metadata-Version: 2.1\nName: zoo-broken\nVersion: 2.0\n")
+    entries = "\n".join(f"{name} = {target}" for name, target in ENTRIES.items())
+    (dist_info / "entry_points.txt").write_text(f"[{recipes.RECIPES}]\n{entries}\n")
     for name, text in {"countdown": "description: A.\n", "unread": "a: [1\n", "unsaid": "description: U.\n"}.items():
         (folder / "zoo_broken" / name).mkdir(parents=True)
         (folder / "zoo_broken" / name / "recipe.yaml").write_text(text)
@@ -43,66 +43,73 @@ def broken(folder: Path) -> Path:
     return folder
 
 
-def test_the_commands_of_the_readme_work_on_what_was_installed(installed: Path, tmp_path: Path) -> None:
+def test_readme_commands_work_with_installed_package(installed: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(installed), base_environment()["PYTHONPATH"]])
     lines = re.findall(r"^rlhf-zoo (.*)$", README, flags=re.M)
-    said = {}
+    outputs = {}
     for line in lines:
         if line.startswith("recipes "):
-            done = zoo(*shlex.split(line), home=tmp_path, cwd=tmp_path, PYTHONPATH=path)
-            assert (done.returncode, done.stderr) == (0, ""), done.stderr
-            said[line.split()[1]] = done.stdout
-    assert {*said} == {"list", "show", "validate"} and {"smoke countdown", "run countdown"} < {*lines}
-    assert "countdown" in said["list"] and "(package zoo-recipe-example 0.1.0)" in " ".join(said["list"].split())
-    assert "corpus: zoo_recipe_example:prepare" in said["show"] and "countdown is valid: sft, ppo." in said["validate"]
+            result = zoo(*shlex.split(line), home=tmp_path, cwd=tmp_path, PYTHONPATH=path)
+            assert (result.returncode, result.stderr) == (0, ""), result.stderr
+            outputs[line.split()[1]] = result.stdout
+    assert {*outputs} == {"list", "show", "validate"} and {"smoke countdown", "run countdown"} < {*lines}
+    assert "countdown" in outputs["list"] and "(package zoo-recipe-example 0.1.0)" in " ".join(outputs["list"].split())
+    assert (
+        "corpus: zoo_recipe_example:prepare" in outputs["show"]
+        and "countdown is valid: sft, ppo." in outputs["validate"]
+    )
     rows = json.loads(zoo("recipes", "list", "--json", home=tmp_path, PYTHONPATH=path).stdout)
     assert {row["name"]: row["package"] for row in rows} == {
         **dict.fromkeys(list_recipes()), "countdown": "zoo-recipe-example 0.1.0"
     }  # fmt: skip
-    done = zoo("recipes", "show", "countdwn", home=tmp_path, PYTHONPATH=path)
-    assert done.returncode == 2 and "There is no recipe 'countdwn', did you mean 'countdown'?" in done.stderr
+    result = zoo("recipes", "show", "countdwn", home=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 2 and "There is no recipe 'countdwn', did you mean 'countdown'?" in result.stderr
 
 
-def test_it_trains_and_its_package_stands_in_the_record_and_on_the_card(installed: Path, tmp_path: Path) -> None:
+def test_smoke_run_names_package_in_record_and_card(installed: Path, tmp_path: Path) -> None:
     path = os.pathsep.join([str(installed), base_environment()["PYTHONPATH"]])
-    done = zoo("smoke", "countdown", "--keep", tmp_path / "kept", home=tmp_path, PYTHONPATH=path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    known = {"name": "zoo-recipe-example", "version": "0.1.0"}
+    result = zoo("smoke", "countdown", "--keep", tmp_path / "kept", home=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 0, result.stdout + result.stderr
+    package = {"name": "zoo-recipe-example", "version": "0.1.0"}
     for stage in ("sft", "ppo"):
         folder = tmp_path / "kept" / "run" / stage
-        assert json.loads((folder / "run.json").read_text())["package"] == known
-        assert json.loads((folder / "rlhf_card.json").read_text())["package"] == known
+        assert json.loads((folder / "run.json").read_text())["package"] == package
+        assert json.loads((folder / "rlhf_card.json").read_text())["package"] == package
         assert "comes from the package `zoo-recipe-example` 0.1.0" in (folder / "README.md").read_text()
 
 
-def test_what_a_package_has_wrong_breaks_no_other(
+def test_broken_package_affects_no_other_recipe(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert list_others() == []
-    monkeypatch.syspath_prepend(broken(tmp_path / "broken"))
+    monkeypatch.syspath_prepend(make_broken_package(tmp_path / "broken"))
     monkeypatch.syspath_prepend(installed)
     assert list_others() == ["countdown", "gone", "nowhere", "unread", "unsaid"]
     assert load_recipe("tiny-world").package == {}, "a name of ours stays ours"
     rows, left_out = rows_of_other_packages()
     assert rows == []
-    for name, why in {
+    for name, reason in {
         "countdown": "'countdown' more than once, zoo-broken 2.0 and zoo-recipe-example 0.1.0: uninstall one",
         "gone": "zoo-broken 2.0 registers the recipe 'gone' as zoo_broken.gone, but that folder has no recipe.yaml",
         "nowhere": "registers the recipe 'nowhere' as zoo_not_there.x, but that folder has no recipe.yaml",
         "unread": "recipe.yaml, line 2 is not valid YAML",
         "unsaid": "zoo.yaml has no hardware, which the list of recipes shows: add it.",
     }.items():
-        [sentence] = [one for one in left_out if one.startswith(f"The recipe {name!r} of an installed package is left")]
-        assert why in sentence
+        [sentence] = [
+            line for line in left_out if line.startswith(f"The recipe {name!r} of an installed package is left")
+        ]
+        assert reason in sentence
     with pytest.raises(ZooError, match="more than once"):
         load_recipe("countdown")
     assert load_recipe("unsaid").package == {"name": "zoo-broken", "version": "2.0"}
 
 
-def test_it_is_copied_and_extended_like_ours(installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packaged_recipe_is_copied_and_extended(
+    installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(installed)
-    mine = copy_recipe("countdown", tmp_path / "mine")
-    assert load_recipe(str(mine)).package == {} and load_recipe(str(mine)).stages == load_recipe("countdown").stages
+    copied = copy_recipe("countdown", tmp_path / "mine")
+    assert load_recipe(str(copied)).package == {} and load_recipe(str(copied)).stages == load_recipe("countdown").stages
     (tmp_path / "more").mkdir()
     (tmp_path / "more" / "recipe.yaml").write_text("extends: countdown\nseed: 3\n")
     assert load_recipe(str(tmp_path / "more")).shared["corpus"] == "zoo_recipe_example:prepare"

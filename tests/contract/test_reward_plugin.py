@@ -1,4 +1,4 @@
-"""examples/reward_plugin as its README has it: installed by pip and found by name."""
+"""examples/reward_plugin as its README describes it: installed by pip and found by name."""
 
 import importlib.metadata
 import importlib.util
@@ -27,7 +27,7 @@ def block(language: str) -> str:
 
 
 def pip_install(package: Path, folder: Path) -> Path:
-    """Into `folder`, from a copy, so that building leaves nothing in the tree. Returns what goes onto the path."""
+    """Installs a copy, so that the build leaves no file in the tree; returns the folder to put on the path."""
     source, target = folder / package.name, folder / "installed"
     shutil.copytree(package, source, ignore=shutil.ignore_patterns("__pycache__", ".*"))
     # With the build backend at hand, no network is needed.
@@ -42,7 +42,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return pip_install(PLUGIN, tmp_path_factory.mktemp("plugin"))
 
 
-def test_the_wheel_registers_what_the_readme_names(installed: Path) -> None:
+def test_wheel_registers_rewards_named_in_readme(installed: Path) -> None:
     [distribution] = importlib.metadata.distributions(path=[str(installed)])
     assert distribution.name == "zoo-reward-example"
     names = {entry.name for entry in distribution.entry_points if entry.group == REWARDS}
@@ -50,17 +50,17 @@ def test_the_wheel_registers_what_the_readme_names(installed: Path) -> None:
     assert not (installed / "test_zoo_reward_example.py").exists()
 
 
-def test_its_own_tests_pass_on_what_was_installed(installed: Path, tmp_path: Path) -> None:
+def test_own_tests_of_plugin_pass_after_installation(installed: Path, tmp_path: Path) -> None:
     shutil.copy(PLUGIN / "test_zoo_reward_example.py", tmp_path)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "."]
-    done = subprocess.run(
+    process = subprocess.run(
         command, cwd=tmp_path, env=base_environment() | {"PYTHONPATH": str(installed)}, capture_output=True, text=True,
         check=False,
     )  # fmt: skip
-    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout + done.stderr
+    assert process.returncode == 0 and "4 passed" in process.stdout, process.stdout + process.stderr
 
 
-def test_a_recipe_finds_it_by_name_only_where_it_is_installed(
+def test_reward_is_found_by_name_only_when_installed(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ZooError, match="No installed package registers 'finished'"):
@@ -74,7 +74,7 @@ def test_a_recipe_finds_it_by_name_only_where_it_is_installed(
     sys.modules.pop("zoo_reward_example")
 
 
-def test_the_validating_command_of_the_readme_works(installed: Path, tmp_path: Path) -> None:
+def test_validate_command_of_readme_works(installed: Path, tmp_path: Path) -> None:
     [line] = [line for line in block("sh").splitlines() if line.startswith("rlhf-zoo recipes validate ")]
-    done = zoo(*shlex.split(line)[1:], home=tmp_path, cwd=tmp_path, PYTHONPATH=str(installed))
-    assert done.returncode == 0 and "tiny-world is valid" in done.stdout, done.stderr
+    result = zoo(*shlex.split(line)[1:], home=tmp_path, cwd=tmp_path, PYTHONPATH=str(installed))
+    assert result.returncode == 0 and "tiny-world is valid" in result.stdout, result.stderr

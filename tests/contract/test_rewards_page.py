@@ -39,7 +39,7 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         sys.modules.pop(name, None)
 
 
-def test_every_recipe_on_the_page_is_valid(modules: Path) -> None:
+def test_page_recipes_are_valid(modules: Path) -> None:
     assert len(blocks("yaml")) == 8
     for block in blocks("yaml"):
         keys = {"missing_eos_penalty": None, **yaml.safe_load(block)}  # tiny-world has one
@@ -47,14 +47,14 @@ def test_every_recipe_on_the_page_is_valid(modules: Path) -> None:
         reward_functions(settings)
 
 
-def test_keys_and_names_are_those_that_there_are() -> None:
-    named = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", PAGE, flags=re.M))))
+def test_page_names_existing_keys_and_all_rewards() -> None:
+    names = set(re.findall(r"`([a-z_]+)`", "".join(re.findall(r"^\| (.*?) \|", PAGE, flags=re.M))))
     functions = set(re.findall(r"^\| .*?`([a-z_]+)\([^`]*…[^`]*\)`", PAGE, flags=re.M))
-    assert named <= {*stage_keys("ppo"), *registered("rlhf_zoo.rewards")}
-    assert set(registered("rlhf_zoo.rewards")) <= named | functions
+    assert names <= {*stage_keys("ppo"), *registered("rlhf_zoo.rewards")}
+    assert set(registered("rlhf_zoo.rewards")) <= names | functions
 
 
-def test_the_functions_of_the_page_pay_a_run(modules: Path) -> None:
+def test_page_functions_score_completions_in_run(modules: Path) -> None:
     [weights] = [yaml.safe_load(block) for block in blocks("yaml") if "my_rewards:brief" in block]
     settings = stage_settings(
         load_recipe("tiny-world"), "ppo", {**weights, "reward_model_path": None, "reward_weights": [1.0, 0.5, 1.0]},
@@ -70,7 +70,7 @@ def test_the_functions_of_the_page_pay_a_run(modules: Path) -> None:
     assert my_rewards.no_echo([""], [""], [[5, 5, 6, 6, 6]]) == [[0, -0.1, 0, -0.1, -0.1]]
 
 
-def test_the_reward_model_of_the_page_is_loaded(modules: Path) -> None:
+def test_page_reward_model_loads_and_trains(modules: Path) -> None:
     import scalar  # type: ignore[import-not-found]
 
     torch.manual_seed(0)
@@ -83,9 +83,9 @@ def test_the_reward_model_of_the_page_is_loaded(modules: Path) -> None:
     assert "rewards/reward_model" in updates_of(trainer)[0]
 
 
-def test_the_commands_of_the_page_run(modules: Path) -> None:
+def test_page_commands_run(modules: Path) -> None:
     [commands] = blocks("sh")
     for line in commands.splitlines():
         _, *arguments = shlex.split(line)
-        done = zoo(*arguments, home=modules / "home", cwd=modules)
-        assert done.returncode == 0, done.stderr
+        result = zoo(*arguments, home=modules / "home", cwd=modules)
+        assert result.returncode == 0, result.stderr

@@ -23,21 +23,21 @@ def help_texts(name: str, command: click.Command) -> Iterator[tuple[str, str]]:
         yield f"{name} --{parameter.name}", getattr(parameter, "help", None) or ""
     if isinstance(command, click.Group):
         for child in command.list_commands(context):
-            found = command.get_command(context, child)
-            assert found is not None
-            yield from help_texts(f"{name} {child}", found)
+            subcommand = command.get_command(context, child)
+            assert subcommand is not None
+            yield from help_texts(f"{name} {child}", subcommand)
 
 
 def long_sentences(text: str) -> list[str]:
     return [" ".join(words) for words in sentences(text) if len(words) > LONGEST]
 
 
-def test_help_is_in_short_sentences() -> None:
+def test_help_uses_short_sentences() -> None:
     texts = dict(help_texts("rlhf-zoo", cli))
     assert len(texts) > 200
     assert {name: long for name, text in texts.items() if (long := long_sentences(text))} == {}
-    read = [sentence for text in set(texts.values()) for sentence in sentences(text)]
-    assert sum(map(len, read)) / len(read) <= MEAN
+    all_sentences = [sentence for text in set(texts.values()) for sentence in sentences(text)]
+    assert sum(map(len, all_sentences)) / len(all_sentences) <= MEAN
 
 
 def prose(body: str) -> str:
@@ -48,14 +48,14 @@ def prose(body: str) -> str:
 
 @pytest.mark.usefixtures("placeholders")
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
-def test_cards_are_in_short_sentences(runs: Path, stage: str) -> None:
+def test_card_uses_short_sentences(runs: Path, stage: str) -> None:
     _, body = head_and_body(make_card(runs / stage))
     assert long_sentences(prose(body)) == []
     for part in (body, re.sub(r"(?s)<details>.*?</details>", "", body)):
-        read = sentences(prose(part))
-        assert len(read) > 3 and sum(map(len, read)) / len(read) <= MEAN
+        card_sentences = sentences(prose(part))
+        assert len(card_sentences) > 3 and sum(map(len, card_sentences)) / len(card_sentences) <= MEAN
 
 
-def test_a_long_sentence_is_found() -> None:
+def test_long_sentences_finds_long_sentence() -> None:
     long = " ".join(["word"] * LONGEST) + " end."
     assert long_sentences(f"{long} Two words here.") == [long]

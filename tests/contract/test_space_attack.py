@@ -1,4 +1,4 @@
-"""A Space is made whole or not at all: what can fail fails before it is made, and what fails later takes it back."""
+"""A Space is created completely or not at all: checks run first, and a later failure deletes the Space again."""
 
 import sys
 from collections.abc import Callable
@@ -19,52 +19,55 @@ SPACE, VOTES = "local/toy-compare", "local/votes"
 
 
 @pytest.fixture
-def go(thread_hub: ThreadHub) -> Callable[..., Any]:
-    made = {name: thread_hub.make(f"toy-{name}", {"rlhf_card.json": "{}"}) for name in ("ppo", "sft")}
-    models = SpaceModels(*(Pinned(f"local/toy-{name}", made[name]) for name in ("ppo", "sft")), None, votes=VOTES)
+def deploy_toy_space(thread_hub: ThreadHub) -> Callable[..., Any]:
+    commits = {name: thread_hub.make(f"toy-{name}", {"rlhf_card.json": "{}"}) for name in ("ppo", "sft")}
+    models = SpaceModels(*(Pinned(f"local/toy-{name}", commits[name]) for name in ("ppo", "sft")), None, votes=VOTES)
     return lambda page=str: deploy(SPACE, models, page=page)
 
 
-def there(hub: ThreadHub) -> list[str]:
-    return [one.id for one in (*hub.api().list_spaces(), *hub.api().list_datasets())]
+def existing_repos(hub: ThreadHub) -> list[str]:
+    return [repo.id for repo in (*hub.api().list_spaces(), *hub.api().list_datasets())]
 
 
-def refuse(call: str, status: int, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[..., Any]:
-    """HfApi's method of this name, which a Hub refuses."""
-    honest = getattr(HfApi, call)
+def refuse(method: str, status: int, when: Callable[..., bool] = lambda *_, **__: True) -> Callable[..., Any]:
+    """HfApi's method of this name, as if the Hub refused the call."""
+    original = getattr(HfApi, method)
 
-    def asked(self: HfApi, *args: Any, **kwargs: Any) -> Any:
+    def refuse_call(self: HfApi, *args: Any, **kwargs: Any) -> Any:
         if not when(*args, **kwargs):
-            return honest(self, *args, **kwargs)
+            return original(self, *args, **kwargs)
         import httpx2
 
         request = httpx2.Request("POST", "http://hub")
         raise HfHubHTTPError("no", response=httpx2.Response(status, request=request))
 
-    return asked
+    return refuse_call
 
 
-def test_no_empty_space_is_left(
-    thread_hub: ThreadHub, go: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_failed_deploy_leaves_no_empty_space(
+    thread_hub: ThreadHub,
+    deploy_toy_space: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def fail() -> Any:
         raise ZooError("The completions cannot be drawn.")
 
-    with monkeypatch.context() as patch:  # before it is made
+    with monkeypatch.context() as patch:  # before the Space is created
         patch.setitem(sys.modules, "hatchling.builders.wheel", None)
         patch.setattr(HfApi, "create_repo", refuse("create_repo", 599))
         with pytest.raises(ZooError, match="`pip install hatchling`"):
-            go()
+            deploy_toy_space()
     with monkeypatch.context() as patch:
         patch.setattr(HfApi, "create_commit", refuse("create_commit", 403))
         with pytest.raises(ZooError, match=f"Cannot write to the Space {SPACE} on "):
-            go()
-        assert there(thread_hub) == []
-    with monkeypatch.context() as patch:  # the account may have no Gradio Space: a static page, which fails here
+            deploy_toy_space()
+        assert existing_repos(thread_hub) == []
+    with monkeypatch.context() as patch:  # the account has no Gradio Spaces: the static page fails here
         patch.setattr(HfApi, "create_repo", refuse("create_repo", 402, lambda *_, **kw: kw["space_sdk"] == "gradio"))
         with pytest.raises(ZooError, match="cannot be drawn"):
-            go(fail)
-        assert there(thread_hub) == []
+            deploy_toy_space(fail)
+        assert existing_repos(thread_hub) == []
     with monkeypatch.context() as patch:
 
         def interrupted(*_: Any, **__: Any) -> Any:
@@ -72,32 +75,32 @@ def test_no_empty_space_is_left(
 
         patch.setattr(HfApi, "create_commit", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            go()
-        assert there(thread_hub) == []
+            deploy_toy_space()
+        assert existing_repos(thread_hub) == []
     with monkeypatch.context() as patch:
         is_votes = lambda *_, **kw: kw["repo_type"] == "dataset"  # noqa: E731
         patch.setattr(HfApi, "create_repo", refuse("create_repo", 403, is_votes))
         with pytest.raises(ZooError, match=f"Cannot create the data set {VOTES} on "):
-            go()
-        assert there(thread_hub) == []
+            deploy_toy_space()
+        assert existing_repos(thread_hub) == []
     assert not caplog.records
-    with monkeypatch.context() as patch:  # nor can it be deleted again: that is said
+    with monkeypatch.context() as patch:  # deleting the Space fails as well, which is logged
         patch.setattr(HfApi, "create_commit", refuse("create_commit", 403))
         patch.setattr(HfApi, "delete_repo", refuse("delete_repo", 403))
         with pytest.raises(ZooError, match="Cannot write to"):
-            go()
+            deploy_toy_space()
     assert [record.args[0] for record in caplog.records] == [SPACE, VOTES]
-    done = go()  # goes on with what is there
-    assert (done.created, done.changed) == (False, True)
-    assert there(thread_hub) == [SPACE, VOTES]
+    result = deploy_toy_space()  # continues with the existing repositories
+    assert (result.created, result.changed) == (False, True)
+    assert existing_repos(thread_hub) == [SPACE, VOTES]
 
 
-def test_a_space_that_was_there_stays(
-    thread_hub: ThreadHub, go: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_failed_deploy_keeps_existing_space(
+    thread_hub: ThreadHub, deploy_toy_space: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert go().created
+    assert deploy_toy_space().created
     monkeypatch.setattr(HfApi, "create_commit", refuse("create_commit", 403))
     with pytest.raises(ZooError, match="Cannot write to"):
-        go()
-    assert there(thread_hub) == [SPACE, VOTES]
+        deploy_toy_space()
+    assert existing_repos(thread_hub) == [SPACE, VOTES]
     assert "compare.json" in thread_hub.api().list_repo_files(SPACE, repo_type="space")

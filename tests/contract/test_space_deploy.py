@@ -82,7 +82,7 @@ Deploy = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def deploy(running: RunningHub) -> Iterator[Deploy]:
-    """`rlhf-zoo space deploy ARGUMENTS`; afterwards the Spaces and Collections that it made are gone."""
+    """Runs `rlhf-zoo space deploy ARGUMENTS`; deletes its Spaces and Collections after the test."""
 
     def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
         command = [*COMMAND, "space", "deploy", *arguments]
@@ -90,23 +90,23 @@ def deploy(running: RunningHub) -> Iterator[Deploy]:
 
     yield run
     api = running.api()
-    for one in list(api.list_spaces(author="local")):
-        api.delete_repo(one.id, repo_type="space")
+    for space in list(api.list_spaces(author="local")):
+        api.delete_repo(space.id, repo_type="space")
     for collection in list(api.list_collections(owner="local")):
         api.delete_collection(collection.slug)
 
 
-def done(run: subprocess.CompletedProcess[str]) -> str:
+def stdout_of(run: subprocess.CompletedProcess[str]) -> str:
     assert run.returncode == 0, run.stdout + run.stderr
     assert errors(run.stderr) == []
     return run.stdout
 
 
-def refused(run: subprocess.CompletedProcess[str]) -> str:
+def error_of(run: subprocess.CompletedProcess[str]) -> str:
     assert (run.returncode, run.stdout) == (2, ""), run.stdout + run.stderr
-    (said,) = errors(run.stderr)
-    assert said.startswith("Error: ") and said.endswith(".") and ". " not in said[:-1], said
-    return said
+    (message,) = errors(run.stderr)
+    assert message.startswith("Error: ") and message.endswith(".") and ". " not in message[:-1], message
+    return message
 
 
 def checkout(hub: RunningHub, folder: Path, space: str = SPACE) -> Path:
@@ -128,10 +128,10 @@ def commits(hub: RunningHub, space: str = SPACE) -> list[str]:
     return [commit.commit_id for commit in hub.api().list_repo_commits(space, repo_type="space")]
 
 
-def test_a_space_of_its_models(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
-    said = done(deploy("local/toy-ppo"))
+def test_deploy_creates_space_for_models(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
+    output = stdout_of(deploy("local/toy-ppo"))
     assert len(commits(running)) == 2  # the Hub's own first one, and ours
-    assert said.startswith(
+    assert output.startswith(
         f"Space: {running.url}/spaces/{SPACE} (a live page, created, commit {commits(running)[0][:10]})\n"
     )
     assert files(running) == {"README.md", "app.py", "compare.json", "requirements.txt", WHEEL}
@@ -147,16 +147,18 @@ def test_a_space_of_its_models(running: RunningHub, deploy: Deploy, tmp_path: Pa
     assert head["models"] == ["local/toy-ppo", "local/toy-sft", "local/toy-reward"]
     assert (head["datasets"], head["suggested_hardware"]) == (["local/toy-data"], "cpu-basic")
     api = running.api()
-    named = {role: f"local/toy-{role}@{api.model_info(f'local/toy-{role}').sha}" for role in ("ppo", "sft", "reward")}
+    pinned_models = {
+        role: f"local/toy-{role}@{api.model_info(f'local/toy-{role}').sha}" for role in ("ppo", "sft", "reward")
+    }
     assert json.loads((space / "compare.json").read_text()) == {
-        "schema": 1, **named, "votes": None, "runs": [], "hardware": "cpu-basic",
+        "schema": 1, **pinned_models, "votes": None, "runs": [], "hardware": "cpu-basic",
     }  # fmt: skip
     source = Path(__file__).parents[2] / "spaces" / "compare" / "app.py"
     assert (space / "app.py").read_bytes() == source.read_bytes(), "the page is not the one that compare serves"
     assert (space / "requirements.txt").read_text().endswith(f"\n./{WHEEL}\n")
     assert f"gradio=={head['sdk_version']}\n" in (space / "requirements.txt").read_text()
     assert api.space_info(SPACE).sdk == "gradio" and api.space_info(SPACE).private is False
-    assert [one.id for one in api.list_spaces(author="local", models="local/toy-reward")] == [SPACE]
+    assert [listed_space.id for listed_space in api.list_spaces(author="local", models="local/toy-reward")] == [SPACE]
     (collection,) = api.list_collections(owner="local")
     items = [(item.item_id, item.item_type) for item in api.get_collection(collection.slug).items]
     models = [(f"local/toy-{role}", "model") for role in ("sft", "reward", "ppo")]
@@ -168,35 +170,37 @@ def test_a_space_of_its_models(running: RunningHub, deploy: Deploy, tmp_path: Pa
 
 @pytest.fixture
 def ablation(running: RunningHub) -> Iterator[list[str]]:
-    """Three more runs from the same SFT checkpoint, by β from the largest, a private one in the middle."""
+    """Three more runs from the same SFT checkpoint, from the largest β to the smallest; the middle one is private."""
     api, parents = running.api(), {name: parent(running, name) for name in ("sft", "reward", "data")}
     repos = {"local/toy-b2-ppo": 2.0, "local/toy-b1-ppo": 1.0, "local/toy-b0-ppo": 0.0}
     for repo, beta in repos.items():
-        one = card(parents)
-        one["settings"] |= {"kl_coef": beta}
+        run_card = card(parents)
+        run_card["settings"] |= {"kl_coef": beta}
         readme = b"---\ntags: [rlhf-zoo, 'stage:ppo']\n---\n"
-        made = running.push(repo, {"rlhf_card.json": json.dumps(one), "README.md": readme})
-        api.create_tag(repo, tag="step-000010", revision=made)
+        commit = running.push(repo, {"rlhf_card.json": json.dumps(run_card), "README.md": readme})
+        api.create_tag(repo, tag="step-000010", revision=commit)
     api.update_repo_settings("local/toy-b1-ppo", private=True)
     yield list(repos)
     for repo in repos:
         api.delete_repo(repo)
 
 
-def shown(hub: RunningHub, folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+def space_files(hub: RunningHub, folder: Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     """compare.json, front matter and README of the Space."""
     space = checkout(hub, folder)
     return json.loads((space / "compare.json").read_text()), front_matter(space), (space / "README.md").read_text()
 
 
-def test_runs_are_found(running: RunningHub, deploy: Deploy, ablation: list[str], tmp_path: Path) -> None:
-    largest, hidden, none = ablation
+def test_deploy_finds_public_runs_of_ablation(
+    running: RunningHub, deploy: Deploy, ablation: list[str], tmp_path: Path
+) -> None:
+    largest, hidden, without_kl = ablation
     run = deploy("local/toy-ppo")
     assert run.returncode == 0
     assert errors(run.stderr) == [f"Not shown, because they are private and local/toy-ppo is public: {hidden}."]
-    file, head, readme = shown(running, tmp_path / "space")
-    assert file["runs"] == [largest, none] and file["votes"] is None
-    assert head["models"] == ["local/toy-ppo", "local/toy-sft", "local/toy-reward", largest, none]
+    file, head, readme = space_files(running, tmp_path / "space")
+    assert file["runs"] == [largest, without_kl] and file["votes"] is None
+    assert head["models"] == ["local/toy-ppo", "local/toy-sft", "local/toy-reward", largest, without_kl]
     assert f"| run of the ablation | `{largest}` | the tag of every step |\n" in readme and "data set `" not in readme
     assert running.api().space_info(SPACE).private is False
     before = commits(running)
@@ -204,55 +208,55 @@ def test_runs_are_found(running: RunningHub, deploy: Deploy, ablation: list[str]
     assert commits(running) == before, "equal runs give equal files"
 
 
-def test_runs_and_votes_that_are_named(
+def test_deploy_includes_named_runs_and_votes(
     running: RunningHub, deploy: Deploy, ablation: list[str], tmp_path: Path
 ) -> None:
-    _, hidden, none = ablation
-    named = ("--ablation", none, "--ablation", f"{hidden}@best")
-    said = done(deploy("local/toy-ppo", "--votes", "local/toy-votes", *named))
-    assert "HF_TOKEN" not in said, "here nothing runs, so nothing needs a secret"
-    file, head, readme = shown(running, tmp_path / "space")
-    assert (file["votes"], file["runs"]) == ("local/toy-votes", [none, hidden])
-    assert head["datasets"] == ["local/toy-data", "local/toy-votes"] and head["models"][3:] == [none, hidden]
+    _, hidden, without_kl = ablation
+    flags = ("--ablation", without_kl, "--ablation", f"{hidden}@best")
+    output = stdout_of(deploy("local/toy-ppo", "--votes", "local/toy-votes", *flags))
+    assert "HF_TOKEN" not in output, "here nothing runs, so nothing needs a secret"
+    file, head, readme = space_files(running, tmp_path / "space")
+    assert (file["votes"], file["runs"]) == ("local/toy-votes", [without_kl, hidden])
+    assert head["datasets"] == ["local/toy-data", "local/toy-votes"] and head["models"][3:] == [without_kl, hidden]
     assert "| votes | data set `local/toy-votes` | `main` |\n" in readme
     assert running.api().space_info(SPACE).private is True, "one of its runs is private"
     assert running.api().dataset_info("local/toy-votes").private is running.api().space_info(SPACE).private
-    done(deploy("local/toy-ppo", "--ablation", "local/toy-ppo"))
-    assert shown(running, tmp_path / "again")[0]["runs"] == []
+    stdout_of(deploy("local/toy-ppo", "--ablation", "local/toy-ppo"))
+    assert space_files(running, tmp_path / "again")[0]["runs"] == []
 
 
-def test_again_and_after_a_change(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
-    done(deploy("local/toy-ppo"))
+def test_repeated_deploy_commits_only_changes(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
+    stdout_of(deploy("local/toy-ppo"))
     before = commits(running)
-    assert ", unchanged, commit " in done(deploy("local/toy-ppo"))
+    assert ", unchanged, commit " in stdout_of(deploy("local/toy-ppo"))
     assert commits(running) == before, "equal files take no commit"
 
     api = running.api()
     for name in ("rlhf_zoo-0.0.1-py3-none-any.whl", "notes.md"):
         api.upload_file(path_or_fileobj=b"x", path_in_repo=name, repo_id=SPACE, repo_type="space")
-    other = api.upload_file(path_or_fileobj=b"x", path_in_repo="NOTES.md", repo_id="local/toy-sft").oid
-    assert ", updated, commit " in done(deploy("local/toy-ppo", "--sft", "local/toy-sft"))
+    sft_commit = api.upload_file(path_or_fileobj=b"x", path_in_repo="NOTES.md", repo_id="local/toy-sft").oid
+    assert ", updated, commit " in stdout_of(deploy("local/toy-ppo", "--sft", "local/toy-sft"))
     assert len(commits(running)) == len(before) + 3, "an update is one commit"
     assert files(running) == {"README.md", "app.py", "compare.json", "requirements.txt", WHEEL, "notes.md"}
     space = checkout(running, tmp_path / "space")
-    assert json.loads((space / "compare.json").read_text())["sft"] == f"local/toy-sft@{other}"
+    assert json.loads((space / "compare.json").read_text())["sft"] == f"local/toy-sft@{sft_commit}"
 
 
-def test_a_space_that_is_not_ours(running: RunningHub, deploy: Deploy) -> None:
+def test_deploy_rejects_foreign_space(running: RunningHub, deploy: Deploy) -> None:
     api = running.api()
     api.create_repo(SPACE, repo_type="space", space_sdk="gradio")
     for name, content in (("app.py", b"print(1)"), ("compare.json", b'{"schema": 1}')):
         api.upload_file(path_or_fileobj=content, path_in_repo=name, repo_id=SPACE, repo_type="space")
         before = commits(running)
         message = f"The Space {SPACE} exists and is not a comparison page: choose another name with --repo."
-        assert refused(deploy("local/toy-ppo")) == f"Error: {message}"
+        assert error_of(deploy("local/toy-ppo")) == f"Error: {message}"
         assert commits(running) == before
 
 
-def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> None:
-    """The Space was made, and its commit never came. Where the Hub refuses it: test_space_attack.py."""
+def test_deploy_completes_interrupted_deploy(running: RunningHub, deploy: Deploy) -> None:
+    """The Space exists without our commit. Refusals by the Hub are tested in test_space_attack.py."""
     running.api().create_repo(SPACE, repo_type="space", space_sdk="gradio")  # as a machine that died would leave it
-    assert ", updated, commit " in done(deploy("local/toy-ppo"))
+    assert ", updated, commit " in stdout_of(deploy("local/toy-ppo"))
     assert WHEEL in files(running)
 
 
@@ -267,83 +271,84 @@ def test_goes_on_where_it_was_cut_off(running: RunningHub, deploy: Deploy) -> No
         ("/", "/ is a local folder, but a Space shows published models: pass NAMESPACE/NAME."),
     ],
 )
-def test_mistakes(deploy: Deploy, running: RunningHub, arguments: str, message: str) -> None:
-    assert message in refused(deploy(*arguments.split()))
+def test_deploy_rejects_invalid_arguments(deploy: Deploy, running: RunningHub, arguments: str, message: str) -> None:
+    assert message in error_of(deploy(*arguments.split()))
     assert list(running.api().list_spaces(author="local")) == []
 
 
-def test_a_model_with_code_of_its_own(deploy: Deploy, running: RunningHub) -> None:
+def test_deploy_rejects_model_with_custom_code(deploy: Deploy, running: RunningHub) -> None:
     code = json.dumps({"model_type": "strange", "auto_map": {"AutoModelForCausalLM": "modeling_strange.Strange"}})
     running.push("local/strange", {"config.json": code})
-    said = refused(deploy("local/toy-ppo", "--sft", "local/strange"))
-    assert "The model local/strange@" in said and "needs custom code, and a Space has no way" in said
-    assert "`rlhf-zoo compare NAME --trust_remote_code`" in said
+    message = error_of(deploy("local/toy-ppo", "--sft", "local/strange"))
+    assert "The model local/strange@" in message and "needs custom code, and a Space has no way" in message
+    assert "`rlhf-zoo compare NAME --trust_remote_code`" in message
     assert list(running.api().list_spaces(author="local")) == []
 
 
-def test_no_right_to_write(running: RunningHub, deploy: Deploy) -> None:
+def test_deploy_reports_missing_write_access(running: RunningHub, deploy: Deploy) -> None:
     from rlhf_zoo.hub.server import create_token
 
-    said = refused(deploy("local/toy-ppo", HF_TOKEN=create_token(running.root, "read")))
-    assert "is read-only: publish with a token of the role write." in said
+    message = error_of(deploy("local/toy-ppo", HF_TOKEN=create_token(running.root, "read")))
+    assert "is read-only: publish with a token of the role write." in message
     with FaultProxy(running.url) as proxy:
         proxy.inject(Fault("refuse", "create_repo", status=403))
-        said = refused(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))
-    assert f"Cannot create the Space {SPACE} on {proxy.url} (" in said
-    assert said.endswith("): check that the token may write there.")
+        message = error_of(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))
+    assert f"Cannot create the Space {SPACE} on {proxy.url} (" in message
+    assert message.endswith("): check that the token may write there.")
     assert list(running.api().list_spaces(author="local")) == []
 
 
-def test_private_models(running: RunningHub, deploy: Deploy) -> None:
+def test_deploy_keeps_private_models_private_unless_told(running: RunningHub, deploy: Deploy) -> None:
     api = running.api()
     api.update_repo_settings("local/toy-reward", private=True)
     try:
-        done(deploy("local/toy-ppo"))
+        stdout_of(deploy("local/toy-ppo"))
         assert api.space_info(SPACE).private is True
-        said = refused(deploy("local/toy-ppo", "--public"))
-        assert f"The Space {SPACE} is private, which --public cannot change" in said
-        done(deploy("local/toy-ppo", "--public", "--repo", "local/open"))
+        message = error_of(deploy("local/toy-ppo", "--public"))
+        assert f"The Space {SPACE} is private, which --public cannot change" in message
+        stdout_of(deploy("local/toy-ppo", "--public", "--repo", "local/open"))
         assert api.space_info("local/open").private is False
-        said = refused(deploy("local/toy-ppo", "--repo", "local/open"))
+        message = error_of(deploy("local/toy-ppo", "--repo", "local/open"))
         assert (
-            "local/toy-reward is private but the Space local/open is public: pass --public to show it to all." in said
+            "local/toy-reward is private but the Space local/open is public: pass --public to show it to all."
+            in message
         )
     finally:
         api.update_repo_settings("local/toy-reward", private=False)
-    done(deploy("local/toy-ppo", "--private", "--repo", "local/hidden"))
+    stdout_of(deploy("local/toy-ppo", "--private", "--repo", "local/hidden"))
     assert api.space_info("local/hidden").private is True
 
 
-def test_zero_gpu_where_the_free_cpu_is_refused(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
+def test_deploy_uses_zero_gpu_when_free_cpu_is_refused(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
     with FaultProxy(running.url) as proxy:
         proxy.inject(Fault("refuse", "create_repo", status=402))
-        said = done(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))
+        output = stdout_of(deploy("local/toy-ppo", HF_ENDPOINT=proxy.url))
         assert proxy.counts.faults == {"refuse 402": 1}
-    assert "static" not in said
+    assert "static" not in output
     space = checkout(running, tmp_path / "space")
     head = front_matter(space)
     assert (head["sdk"], head["suggested_hardware"], head["python_version"]) == ("gradio", "zero-a10g", "3.12")
     assert "torch==" not in (space / "requirements.txt").read_text()
-    assert ", unchanged, " in done(deploy("local/toy-ppo")), "it stays on the hardware that it has"
+    assert ", unchanged, " in stdout_of(deploy("local/toy-ppo")), "it stays on the hardware that it has"
 
 
 # A static page
 
 
-def test_static_page_for_an_account_without_gradio_spaces(
+def test_deploy_falls_back_to_static_page(
     running: RunningHub, deploy: Deploy, toys: Toys, ablation: list[str], tmp_path: Path
 ) -> None:
     with FaultProxy(running.url) as proxy:
         proxy.inject(Fault("refuse", "create_repo", status=402, count=2))
-        more = ("--votes", "local/toy-votes", "--ablation", ablation[0])
-        said = done(deploy("local/toy-ppo", *more, HF_ENDPOINT=proxy.url))
-    assert "It is a static page, because this account may not have Gradio Spaces (402: Injected 402)" in said
-    assert "A static page takes no votes, so nothing goes to local/toy-votes." in said
+        flags = ("--votes", "local/toy-votes", "--ablation", ablation[0])
+        output = stdout_of(deploy("local/toy-ppo", *flags, HF_ENDPOINT=proxy.url))
+    assert "It is a static page, because this account may not have Gradio Spaces (402: Injected 402)" in output
+    assert "A static page takes no votes, so nothing goes to local/toy-votes." in output
     assert running.api().space_info(SPACE).sdk == "static"
     assert files(running) == {"README.md", "compare.json", "index.html"}
-    again = done(deploy("local/toy-ppo", *more))
+    again = stdout_of(deploy("local/toy-ppo", *flags))
     assert ", unchanged, " in again and "delete the Space and deploy it again for a live one" in again
-    file, head, _ = shown(running, tmp_path / "space")
+    file, head, _ = space_files(running, tmp_path / "space")
     assert (file["votes"], file["runs"]) == (None, [])
     assert (head["sdk"], head["app_file"]) == ("static", "index.html") and len(head["short_description"]) <= 60
     assert head["models"] == ["local/toy-ppo", "local/toy-sft", "local/toy-reward"]
@@ -351,14 +356,14 @@ def test_static_page_for_an_account_without_gradio_spaces(
     assert not {"sdk_version", "python_version", "suggested_hardware"} & set(head)
 
     page = (tmp_path / "space" / "index.html").read_text()
-    here = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward)
-    found = [here.compare(prompt, seed=1, temperature=0.9, max_new_tokens=12) for prompt in PROMPTS]
-    assert MARKUP in found[1].ppo.completion and MARKUP not in page, "no completion was hostile"
-    sides = [getattr(one, role) for one in found for role in ("sft", "ppo")]
-    written = [
-        re.sub(r"<[^>]+>", "", one) for one in re.findall(r'<span class="new">(.*?)</span></p>', page, re.DOTALL)
+    comparison = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward)
+    results = [comparison.compare(prompt, seed=1, temperature=0.9, max_new_tokens=12) for prompt in PROMPTS]
+    assert MARKUP in results[1].ppo.completion and MARKUP not in page, "no completion was hostile"
+    sides = [getattr(item, role) for item in results for role in ("sft", "ppo")]
+    page_texts = [
+        re.sub(r"<[^>]+>", "", item) for item in re.findall(r'<span class="new">(.*?)</span></p>', page, re.DOTALL)
     ]
-    assert written == [escape(side.completion) + "∎" * side.ended for side in sides]
+    assert page_texts == [escape(side.completion) + "∎" * side.ended for side in sides]
     assert all(f"{side.reward:+.2f}".replace("-", "−") in page for side in sides)
     flat = " ".join(re.sub(r"<[^>]+>", " ", page).split())
     assert (
@@ -372,67 +377,69 @@ def test_static_page_for_an_account_without_gradio_spaces(
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of a fresh environment, which has every package of this one but ours and what tests need pip for."""
+    """The Python of a fresh environment that has every package of this one except rlhf-zoo."""
     folder = tmp_path_factory.mktemp("fresh")
     venv.create(folder, symlinks=True)
     (target,) = folder.glob("lib/python*/site-packages")
-    for found in Path(metadata.distribution("torch").locate_file("")).iterdir():
-        if not found.name.startswith(("rlhf_zoo", "_editable", "__")):
-            (target / found.name).symlink_to(found)
+    for path in Path(metadata.distribution("torch").locate_file("")).iterdir():
+        if not path.name.startswith(("rlhf_zoo", "_editable", "__")):
+            (target / path.name).symlink_to(path)
     return folder / "bin" / "python"
 
 
-def outside(hub: RunningHub, **more: str) -> dict[str, str]:
-    """The Hub's environment, in which nothing leads to the sources."""
-    return {name: value for name, value in hub.env.items() if name != "PYTHONPATH"} | more
+def env_without_sources(hub: RunningHub, **variables: str) -> dict[str, str]:
+    """The Hub's environment variables, without a path to the sources."""
+    return {name: value for name, value in hub.env.items() if name != "PYTHONPATH"} | variables
 
 
-def ran(*command: str | Path, cwd: Path, env: dict[str, str]) -> str:
+def run_command(*command: str | Path, cwd: Path, env: dict[str, str]) -> str:
     run = subprocess.run(list(map(str, command)), cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     return run.stdout
 
 
-WHERE = """
+PRINT_LOCATION = """
 import importlib.metadata, rlhf_zoo
 print(rlhf_zoo.__file__)
 print(len(importlib.metadata.entry_points(group="rlhf_zoo.rewards")))
 """
 
 
-def test_files_beside_the_page_are_found_without_an_installation(
-    running: RunningHub, python: Path, tmp_path: Path
-) -> None:
-    """How a private Space on a Hub that builds it has the package."""
+def test_space_imports_package_files_without_installation(running: RunningHub, python: Path, tmp_path: Path) -> None:
+    """This is how a private Space gets the package on a Hub that builds Spaces."""
     pinned = Pinned("local/toy-ppo", "0" * 40)
     write_space(tmp_path, SpaceModels(pinned, pinned, None), space=SPACE, endpoint=running.url, layout="files")
-    (tmp_path / "where.py").write_text(WHERE)
-    where, entry_points = ran(python, "where.py", cwd=tmp_path, env=outside(running)).splitlines()
-    assert Path(where).is_relative_to(tmp_path) and int(entry_points) == 11
+    (tmp_path / "where.py").write_text(PRINT_LOCATION)
+    location, entry_points = run_command(
+        python, "where.py", cwd=tmp_path, env=env_without_sources(running)
+    ).splitlines()
+    assert Path(location).is_relative_to(tmp_path) and int(entry_points) == 11
 
 
 @pytest.mark.full
-def test_a_clean_checkout_runs(running: RunningHub, deploy: Deploy, toys: Toys, python: Path, tmp_path: Path) -> None:
+def test_clean_checkout_of_space_runs(
+    running: RunningHub, deploy: Deploy, toys: Toys, python: Path, tmp_path: Path
+) -> None:
     from gradio_client import Client
 
-    done(deploy("local/toy-ppo"))
+    stdout_of(deploy("local/toy-ppo"))
     space = checkout(running, tmp_path / "space")
     port = free_port()
-    env = outside(running, GRADIO_SERVER_PORT=str(port))
+    env = env_without_sources(running, GRADIO_SERVER_PORT=str(port))
     pip = [sys.executable, "-m", "pip", "--python", python, "install", "--no-index", "-r", "requirements.txt"]
-    ran(*pip, cwd=space, env={**env, "PIP_CONFIG_FILE": os.devnull})
-    where, entry_points = ran(python, "-c", WHERE, cwd=tmp_path, env=env).splitlines()
-    assert Path(where).is_relative_to(python.parents[1]) and int(entry_points) == 11
+    run_command(*pip, cwd=space, env={**env, "PIP_CONFIG_FILE": os.devnull})
+    location, entry_points = run_command(python, "-c", PRINT_LOCATION, cwd=tmp_path, env=env).splitlines()
+    assert Path(location).is_relative_to(python.parents[1]) and int(entry_points) == 11
     log = tmp_path / "log"
     with log.open("wb") as sink:
         process = subprocess.Popen([python, "app.py"], cwd=space, env=env, stdout=sink, stderr=sink)
     try:
         wait_until(lambda: answers(port), process, SECONDS)
-        asked = {"prompt": "the battery is", "seed": 3, "temperature": 0.9, "max_new_tokens": 12}
-        result = Client(f"http://127.0.0.1:{port}", verbose=False).predict(**asked, api_name="/compare")
-        wanted = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward).compare(**asked)
-        assert [one["completion"] for one in result["ppo"]] == [wanted.ppo.completion]
-        assert [one["completion"] for one in result["sft"]] == [wanted.sft.completion]
+        request = {"prompt": "the battery is", "seed": 3, "temperature": 0.9, "max_new_tokens": 12}
+        result = Client(f"http://127.0.0.1:{port}", verbose=False).predict(**request, api_name="/compare")
+        expected = Comparison.load(ppo=toys.ppo, sft=toys.sft, reward=toys.reward).compare(**request)
+        assert [item["completion"] for item in result["ppo"]] == [expected.ppo.completion]
+        assert [item["completion"] for item in result["sft"]] == [expected.sft.completion]
     finally:
         process.kill()
         process.wait(30)

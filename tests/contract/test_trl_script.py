@@ -51,7 +51,7 @@ def gpt2(kind: type[PreTrainedModel], tokenizer: PreTrainedTokenizerBase, seed: 
 
 
 @pytest.fixture(scope="module")
-def filled(shared_hub: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> RunningHub:
+def hub_with_models(shared_hub: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> RunningHub:
     """The Hub with local/sft, local/reward and local/prompts."""
     folder, api, tokenizer = tmp_path_factory.mktemp("tiny"), shared_hub.api(), tokenizer_without_pad()
     models = {
@@ -71,22 +71,22 @@ def filled(shared_hub: RunningHub, tmp_path_factory: pytest.TempPathFactory) -> 
     return shared_hub
 
 
-def test_the_script_trains_and_pushes_what_loads(filled: RunningHub, tmp_path: Path) -> None:
-    shown = filled.run(sys.executable, str(SCRIPT), *FLAGS, cwd=tmp_path)
+def test_script_trains_and_pushes_loadable_models(hub_with_models: RunningHub, tmp_path: Path) -> None:
+    output = hub_with_models.run(sys.executable, str(SCRIPT), *FLAGS, cwd=tmp_path)
     out = tmp_path / "out"
 
     state = json.loads((out / f"checkpoint-{UPDATES}" / "trainer_state.json").read_text())
     lines = [line for line in state["log_history"] if "objective/kl" in line]
     assert [line["step"] for line in lines] == list(range(1, UPDATES + 1))
     assert all(math.isfinite(line["objective/score"]) and math.isfinite(line["objective/kl"]) for line in lines)
-    # The run begins at its reference: rounding of two float32 passes over ten tokens. Then it leaves it.
+    # The run starts at its reference, up to float32 rounding over ten tokens; then it moves away.
     assert abs(lines[0]["objective/kl"]) < 1e-5 < 1e-2 < lines[-1]["objective/kl"]
-    assert "'objective/score'" in shown and list(out.glob("runs/*/events.out.tfevents.*"))
+    assert "'objective/score'" in output and list(out.glob("runs/*/events.out.tfevents.*"))
 
-    pulled, begun = (
-        filled.api().snapshot_download(f"local/{name}", local_dir=tmp_path / name) for name in ("ppo", "sft")
+    pulled, sft_folder = (
+        hub_with_models.api().snapshot_download(f"local/{name}", local_dir=tmp_path / name) for name in ("ppo", "sft")
     )
-    policy, sft = AutoModelForCausalLM.from_pretrained(pulled), AutoModelForCausalLM.from_pretrained(begun)
+    policy, sft = AutoModelForCausalLM.from_pretrained(pulled), AutoModelForCausalLM.from_pretrained(sft_folder)
     trained = policy.state_dict()
     assert all(not torch.equal(trained[name], weight) for name, weight in sft.state_dict().items() if "mlp" in name)
     saved = AutoModelForCausalLM.from_pretrained(out).state_dict()
@@ -104,15 +104,17 @@ def test_the_script_trains_and_pushes_what_loads(filled: RunningHub, tmp_path: P
     assert tables == [f"step-{UPDATES:06d}.jsonl"], "one table in the run, replaced by that of the script's last line"
 
 
-def test_an_adapter_is_trained_pushed_and_taken_up_again(filled: RunningHub, tmp_path: Path) -> None:
+def test_script_trains_pushes_and_resumes_adapter(hub_with_models: RunningHub, tmp_path: Path) -> None:
     lora = ["--use_peft", "--lora_target_modules", "all-linear", "--hub_model_id", "local/lora", "--save_steps", "2"]
     checkpoint = tmp_path / "out" / "checkpoint-2"
-    filled.run(sys.executable, str(SCRIPT), *FLAGS, *lora, cwd=tmp_path)
-    after = [_adapter(tmp_path / "out")]
-    filled.run(sys.executable, str(SCRIPT), *FLAGS, *lora, "--resume_from_checkpoint", str(checkpoint), cwd=tmp_path)
-    after.append(_adapter(tmp_path / "out"))
-    pulled = Path(filled.api().snapshot_download("local/lora", local_dir=tmp_path / "lora"))
-    assert _adapter(pulled) == after[0] == after[1] != _adapter(checkpoint)
+    hub_with_models.run(sys.executable, str(SCRIPT), *FLAGS, *lora, cwd=tmp_path)
+    adapters = [_adapter(tmp_path / "out")]
+    hub_with_models.run(
+        sys.executable, str(SCRIPT), *FLAGS, *lora, "--resume_from_checkpoint", str(checkpoint), cwd=tmp_path
+    )
+    adapters.append(_adapter(tmp_path / "out"))
+    pulled = Path(hub_with_models.api().snapshot_download("local/lora", local_dir=tmp_path / "lora"))
+    assert _adapter(pulled) == adapters[0] == adapters[1] != _adapter(checkpoint)
     assert (pulled / "critic" / "adapter_model.safetensors").is_file() and not (pulled / "model.safetensors").exists()
     assert json.loads((pulled / "adapter_config.json").read_text())["base_model_name_or_path"] == "local/sft"
 

@@ -107,16 +107,16 @@ assert "pytorch_model.bin" not in cached, cached
 """
 
 
-def test_push_to_hub_and_from_pretrained(hub: Any, tmp_path: Path) -> None:
+def test_value_heads_are_pushed_and_loaded(hub: Any, tmp_path: Path) -> None:
     hub.python(PRELUDE + PUSH, cwd=tmp_path)
     assert hub.api().model_info("local/headed").private
     home = str(tmp_path / "an-empty-home")
-    # First with a token that only the call has, then from the cache alone: without the token the Hub gives nothing.
+    # First with a token that only the call gets, then from the cache alone, as the Hub refuses calls without it.
     online = f"OPTIONS = {{'token': {hub.env['HF_TOKEN']!r}}}\n" + REFUSED + PULL
     cached = "assert_same(headed('llama', seed=2), Causal.from_pretrained('local/headed', local_files_only=True))"
-    said = hub.python(PRELUDE + online + cached, cwd=tmp_path, HF_HOME=home, HF_TOKEN="")
-    assert said.split()[-1] == "pulled"
-    said = hub.python(PRELUDE + "OPTIONS = {}\n" + PULL, cwd=tmp_path, HF_HOME=home, HF_HUB_OFFLINE="1")
-    assert said.split()[-1] == "pulled"
+    output = hub.python(PRELUDE + online + cached, cwd=tmp_path, HF_HOME=home, HF_TOKEN="")
+    assert output.split()[-1] == "pulled"
+    output = hub.python(PRELUDE + "OPTIONS = {}\n" + PULL, cwd=tmp_path, HF_HOME=home, HF_HUB_OFFLINE="1")
+    assert output.split()[-1] == "pulled"
     for name in ("headed", "shards", "adapter"):
         assert hub.git(f"local/{name}", "fsck", "--full", "--strict") == ""

@@ -1,4 +1,4 @@
-"""Votes on a Hub, by the real client: none is lost, none comes twice, whoever votes at the same time and fails when."""
+"""Votes on a Hub, by the real client: none is lost or stored twice, with concurrent voters and with failures."""
 
 import io
 import json
@@ -67,16 +67,16 @@ print(json.dumps(found))
 def start(
     env: dict[str, str], journal: Path, name: str, *, voters: int, votes: int, interval: float = 0.0, pause: float = 0.0
 ) -> subprocess.Popen[str]:
-    told = json.dumps([str(journal), name, voters, votes, interval, pause])
-    return subprocess.Popen([*PYTHON, "-c", CAST, told], env=env, text=True, stdout=subprocess.PIPE,
+    arguments = json.dumps([str(journal), name, voters, votes, interval, pause])
+    return subprocess.Popen([*PYTHON, "-c", CAST, arguments], env=env, text=True, stdout=subprocess.PIPE,
                             stderr=subprocess.PIPE)  # fmt: skip
 
 
 def finish(process: subprocess.Popen[str]) -> list[str]:
     """The ids that a process has cast."""
-    said, wrong = process.communicate(timeout=300)
-    assert process.returncode == 0, wrong
-    return said.split()
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == 0, stderr
+    return stdout.split()
 
 
 def load(hub: RunningHub) -> dict[str, Any]:
@@ -95,7 +95,7 @@ def proxy(hub: RunningHub) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture
-def through(hub: RunningHub, proxy: FaultProxy) -> dict[str, str]:
+def proxied_env(hub: RunningHub, proxy: FaultProxy) -> dict[str, str]:
     """The environment of a client behind the proxy."""
     return {**hub.env, "HF_ENDPOINT": proxy.url}
 
@@ -103,21 +103,21 @@ def through(hub: RunningHub, proxy: FaultProxy) -> dict[str, str]:
 # Concurrent voters
 
 
-def test_voters_in_several_spaces_and_processes(hub, tmp_path):
+def test_concurrent_voters_store_each_vote_once(hub, tmp_path):
     """Three journals, one of them of two processes; none knows of the others, and they commit to one repository."""
     spaces = [start(hub.env, tmp_path / f"space {i % 3}", f"space {i}", voters=4, votes=4) for i in range(4)]
     sent = [vote for space in spaces for vote in finish(space)]
-    found = load(hub)
-    there = [row for part in found.values() for row in part["rows"]]
+    configurations = load(hub)
+    rows = [row for part in configurations.values() for row in part["rows"]]
     assert len(sent) == len(set(sent)) == 64
-    assert Counter(row["id"] for row in there) == Counter(sent), "sent = stored"
-    assert Counter(row["verdict"] for row in there) == dict.fromkeys(("left", "right", "tie", "both_bad"), 16)
+    assert Counter(row["id"] for row in rows) == Counter(sent), "sent = stored"
+    assert Counter(row["verdict"] for row in rows) == dict.fromkeys(("left", "right", "tie", "both_bad"), 16)
     assert not list(tmp_path.glob("space */batches/*"))
-    for row in found["default"]["rows"]:
+    for row in configurations["default"]["rows"]:
         won, lost = ("ppo", "sft") if row["verdict"] == "left" else ("sft", "ppo")
         assert row["chosen"].endswith(won) and row["rejected"].endswith(lost)
         assert (row["chosen_role"], row["rejected_role"]) == (won, lost)
-    types = found["default"]["types"]
+    types = configurations["default"]["types"]
     assert (types["prompt"], types["chosen_reward"], types["seed"], types["time"]) == (
         "string", "float64", "int64", "string",
     )  # fmt: skip
@@ -137,27 +137,29 @@ def test_voters_in_several_spaces_and_processes(hub, tmp_path):
     ],
     ids=lambda fault: f"{fault.name} {fault.operation}",
 )
-def test_every_fault_of_the_hub(hub, proxy, through, tmp_path, fault):
+def test_votes_survive_fault_of_hub(hub, proxy, proxied_env, tmp_path, fault):
     proxy.inject(fault)
-    sent = finish(start(through, tmp_path / "journal", "fault", voters=4, votes=5))
+    sent = finish(start(proxied_env, tmp_path / "journal", "fault", voters=4, votes=5))
     assert stored(hub) == sorted(sent) and len(set(sent)) == 20
     assert sum(proxy.counts.faults.values()) == (fault.count or 1)
 
 
-def test_a_kill_while_a_commit_is_under_way(hub, proxy, through, tmp_path):
-    """The Hub has the votes and nobody here knows: they are not stored twice."""
+def test_votes_survive_kill_during_commit(hub, proxy, proxied_env, tmp_path):
+    """The Hub has stored the votes, but the client does not know: they are not stored twice."""
     proxy.inject(Fault("hold", "commit", forwarded=True))
-    process = start(through, tmp_path / "journal", "killed", voters=4, votes=10)
+    process = start(proxied_env, tmp_path / "journal", "killed", voters=4, votes=10)
     proxy.wait_held()
     process.send_signal(signal.SIGKILL)
     cast = process.communicate(timeout=60)[0].split()
     proxy.release()
     proxy.clear()
-    again = finish(start(through, tmp_path / "journal", "again", voters=1, votes=1))
-    there = stored(hub)
-    assert len(there) == len(set(there)), "no vote is stored twice"
-    assert set(cast) | set(again) <= set(there), "no vote that was cast is lost"
-    assert len(there) - len(cast) - len(again) <= 4, "those are votes whose thread died before it could say so"
+    cast_later = finish(start(proxied_env, tmp_path / "journal", "again", voters=1, votes=1))
+    stored_ids = stored(hub)
+    assert len(stored_ids) == len(set(stored_ids)), "no vote is stored twice"
+    assert set(cast) | set(cast_later) <= set(stored_ids), "no vote that was cast is lost"
+    assert len(stored_ids) - len(cast) - len(cast_later) <= 4, (
+        "those are votes whose thread died before it could say so"
+    )
 
 
 # What is stored, over a Hub in this process
@@ -180,10 +182,10 @@ def readme(hub: ThreadHub) -> str:
     return Path(path).read_text()
 
 
-def test_hostile_texts_come_back_exactly(thread_hub, tmp_path, monkeypatch):
+def test_hostile_texts_round_trip(thread_hub, tmp_path, monkeypatch):
     store, votes = HubVotes(REPO), []
     assert store.read() == []
-    for text in HOSTILE:  # a commit for each, so that no other text in a file saves it
+    for text in HOSTILE:  # one commit each, so that no other text in a file hides a defect
         sides = {"left": ShownCompletion(text, "ppo"), "right": ShownCompletion(text + ".", "sft", reward=None)}
         votes += [make_vote(verdict, prompt=text, **sides) for verdict in ("left", "tie")]
         cast(tmp_path / "journal", *votes[-2:], store=store)
@@ -195,17 +197,17 @@ def test_hostile_texts_come_back_exactly(thread_hub, tmp_path, monkeypatch):
     assert default_journal(REPO) == journal
 
 
-def test_the_card(thread_hub, tmp_path):
+def test_card_of_votes_has_license_and_configurations(thread_hub, tmp_path):
     cast(tmp_path / "journal", make_vote(), make_vote("tie"))
     info = thread_hub.api().dataset_info(REPO)
     assert info.card_data.license == "cc-by-4.0" and {"rlhf-zoo", "votes"} <= set(info.tags)
-    names = {one["config_name"]: one for one in info.card_data["configs"]}
+    names = {config["config_name"]: config for config in info.card_data["configs"]}
     assert names["default"]["default"] is True and set(names) == {"default", "ties"}
     text = readme(thread_hub)
     assert "No personal data" in text and f"--dataset_name {REPO}" in text
 
 
-def test_a_card_of_the_users_own_is_kept_and_completed(thread_hub, tmp_path):
+def test_card_of_user_is_kept_and_completed(thread_hub, tmp_path):
     own = "---\nlicense: mit\ntags:\n- mine\npretty_name: Our votes\n---\n\n# Ours\n\nAs we say it.\n"
     thread_hub.make("votes", {"README.md": own}, kind="dataset")
     cast(tmp_path / "journal", make_vote())
@@ -216,7 +218,7 @@ def test_a_card_of_the_users_own_is_kept_and_completed(thread_hub, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("card", "said"),
+    ("card", "message"),
     [
         ("---\nconfigs:\n- config_name: default\n  data_files: mine.csv\n---\n", "holds another data set"),
         ("---\nconfigs: [1]\n---\n", "configs that are not a list of mappings"),
@@ -224,19 +226,19 @@ def test_a_card_of_the_users_own_is_kept_and_completed(thread_hub, tmp_path):
         ("---\n: [\n---\n", "begins with invalid YAML"),
     ],
 )
-def test_another_data_set_is_left_alone(thread_hub, card, said):
+def test_append_rejects_other_data_set(thread_hub, card, message):
     head = thread_hub.make("votes", {"README.md": card}, kind="dataset")
-    with pytest.raises(ZooError, match=said):
+    with pytest.raises(ZooError, match=message):
         HubVotes(REPO).append("2030-01-01/first", [make_vote()])
     assert thread_hub.api().dataset_info(REPO).sha == head
 
 
-def test_rows_of_strangers_are_left_out(thread_hub, tmp_path, caplog):
-    """Whoever may write to the repository may write anything into it."""
-    vote, strange = make_vote(), io.BytesIO()
+def test_read_skips_rows_that_are_not_votes(thread_hub, tmp_path, caplog):
+    """Everyone with write access may push any rows."""
+    vote, foreign_file = make_vote(), io.BytesIO()
     cast(tmp_path / "journal", vote)
-    parquet.write_table(pa.table({"prompt": ["a"], "verdict": ["left"]}), strange)
-    files = {"default/x/a.parquet": strange.getvalue(), "ties/x/b.parquet": b"no parquet"}
+    parquet.write_table(pa.table({"prompt": ["a"], "verdict": ["left"]}), foreign_file)
+    files = {"default/x/a.parquet": foreign_file.getvalue(), "ties/x/b.parquet": b"no parquet"}
     changes = [CommitOperationAdd(name, content) for name, content in files.items()]
     thread_hub.api().create_commit(REPO, changes, commit_message="Strange", repo_type="dataset")
     assert HubVotes(REPO).read() == [vote]
@@ -244,24 +246,24 @@ def test_rows_of_strangers_are_left_out(thread_hub, tmp_path, caplog):
 
 
 @pytest.mark.attack
-def test_no_file_of_a_stranger_hides_the_votes_of_others(tmp_path, caplog):
-    """Text that is no UTF-8, a zone that is a path, types that votes have not, and what is too large unpacked."""
+def test_malicious_file_hides_no_votes(tmp_path, caplog):
+    """Invalid UTF-8, a time zone that is a path, wrong types, and a table that is too large when unpacked."""
     table = pa.Table.from_pylist([make_vote().to_row()])
-    place = table.schema.get_field_index("prompt")
+    prompt_index = table.schema.get_field_index("prompt")
     two_bytes = [None, pa.py_buffer(bytes(4) + bytes([2, 0, 0, 0])), pa.py_buffer(bytes([255, 254]))]
     files = [
         table,
-        table.set_column(place, "prompt", pa.Array.from_buffers(pa.string(), 1, two_bytes)),
+        table.set_column(prompt_index, "prompt", pa.Array.from_buffers(pa.string(), 1, two_bytes)),
         table.set_column(
             table.schema.get_field_index("time"), "time", pa.array([1], pa.timestamp("s", tz="../../etc/passwd"))
         ),
         pa.table({"prompt": [{"b": 1}]}),
         pa.table({"prompt": pa.nulls(2**20 + 1, pa.string())}),
     ]
-    found = []
-    for number, odd in enumerate(files):
-        parquet.write_table(odd, tmp_path / f"{number}.parquet")
-        votes, strange = _read_votes(tmp_path / f"{number}.parquet")
-        found.append((len(votes), strange))
-    assert found == [(1, 0), (0, 0), (0, 1), (0, 1), (0, 0)]
+    counts = []
+    for number, file_table in enumerate(files):
+        parquet.write_table(file_table, tmp_path / f"{number}.parquet")
+        votes, foreign = _read_votes(tmp_path / f"{number}.parquet")
+        counts.append((len(votes), foreign))
+    assert counts == [(1, 0), (0, 0), (0, 1), (0, 1), (0, 0)]
     assert "can't decode byte" in caplog.text and "1048577 rows" in caplog.text

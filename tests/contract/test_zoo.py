@@ -22,7 +22,7 @@ EVIL = "\x1b]0;owned\x07[red]| <!-- /zoo -->\n# H"
 FIGURE = {"value": 0.5, "ci95": [0.25, 0.75], "n": 540}
 
 
-def card(stage: str, recipe: str = "toy", **more: Any) -> dict[str, Any]:
+def card(stage: str, recipe: str = "toy", **fields: Any) -> dict[str, Any]:
     evaluation = {
         "sft": {"reward": FIGURE},
         "ppo": {"reward": {**FIGURE, "value": 2.5}, "kl": {**FIGURE, "value": 7.0}},
@@ -30,9 +30,9 @@ def card(stage: str, recipe: str = "toy", **more: Any) -> dict[str, Any]:
         "reward_model": {"accuracy": 0.75, "ci95": [0.7, 0.8], "n": 498},
     }
     base = None if stage == "sft" else f"local/{recipe}-sft"
-    found = {"stage": stage, "recipe": recipe, "base_model": base, "step": 40, "seed": 1, "simulated": True,
+    defaults = {"stage": stage, "recipe": recipe, "base_model": base, "step": 40, "seed": 1, "simulated": True,
              "evaluation": evaluation, "finished": "2026-11-21T10:00:00+00:00"}  # fmt: skip
-    return {**found, **more}
+    return {**defaults, **fields}
 
 
 def publish(hub: ThreadHub, name: str, content: str | dict | None, *, tag: str = "rlhf-zoo", stage: str = "") -> str:
@@ -48,13 +48,13 @@ def publish(hub: ThreadHub, name: str, content: str | dict | None, *, tag: str =
 
 @pytest.fixture(scope="module")
 def heads(module_hub: ThreadHub) -> dict[str, str]:
-    """Repository -> commit: a whole recipe, a second one still in training, and what is none of ours."""
-    found = {f"local/toy-{stage}": publish(module_hub, f"toy-{stage}", card(stage)) for stage in ("ppo", "sft")}
-    found["local/toy-reward"] = publish(module_hub, "toy-reward", card("reward"))
+    """Repository -> commit: a complete recipe, a second one still in training, and a foreign model."""
+    commits = {f"local/toy-{stage}": publish(module_hub, f"toy-{stage}", card(stage)) for stage in ("ppo", "sft")}
+    commits["local/toy-reward"] = publish(module_hub, "toy-reward", card("reward"))
     training = card("ppo", "other", evaluation=None, reward=3.5, kl=4.0, finished=None, seed=2, simulated=False)
-    found["local/other-ppo"] = publish(module_hub, "other-ppo", training, stage="ppo")
+    commits["local/other-ppo"] = publish(module_hub, "other-ppo", training, stage="ppo")
     publish(module_hub, "somebody-else", card("ppo"), tag="llama")
-    return found
+    return commits
 
 
 @pytest.fixture
@@ -64,14 +64,14 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result
     monkeypatch.setenv("COLUMNS", "100")
 
     def run(hub: ThreadHub, *arguments: str) -> Result:
-        settled = contextlib.nullcontext(Hub("other", hub.url, "a test"))
-        monkeypatch.setattr(command, "open_hub", lambda *_, **__: settled)
+        opened = contextlib.nullcontext(Hub("other", hub.url, "a test"))
+        monkeypatch.setattr(command, "open_hub", lambda *_, **__: opened)
         return CliRunner().invoke(command.zoo, arguments, catch_exceptions=False)
 
     return run
 
 
-def test_what_is_listed(at_module_hub, heads, run):
+def test_zoo_json_lists_models(at_module_hub, heads, run):
     rows = {row["repo"]: row for row in json.loads(run(at_module_hub, "--json").stdout)}
     assert {repo: row["commit"] for repo, row in rows.items()} == heads
     ppo = rows["local/toy-ppo"]
@@ -79,25 +79,25 @@ def test_what_is_listed(at_module_hub, heads, run):
                         "win_rate", "accuracy", "date", "note"}  # fmt: skip
     assert ppo["reward"] == {"value": 2.5, "ci95": [0.25, 0.75], "n": 540, "held_out": True}
     assert rows["local/other-ppo"]["kl"] == {"value": 4.0, "ci95": None, "n": None, "held_out": False}
-    found = run(at_module_hub, "--json", "--recipe", "toy", "--base", "toy-sft", "--sort", "name", "--reverse")
-    assert [row["repo"] for row in json.loads(found.stdout)] == ["local/toy-reward", "local/toy-ppo"]
+    filtered = run(at_module_hub, "--json", "--recipe", "toy", "--base", "toy-sft", "--sort", "name", "--reverse")
+    assert [row["repo"] for row in json.loads(filtered.stdout)] == ["local/toy-reward", "local/toy-ppo"]
 
 
-def test_the_table(at_module_hub, heads, run):
-    done = run(at_module_hub)
-    lines = [line.split() for line in done.stdout.splitlines()]
+def test_zoo_prints_table(at_module_hub, heads, run):
+    result = run(at_module_hub)
+    lines = [line.split() for line in result.stdout.splitlines()]
     assert ["model", "stage", "recipe", "base", "reward", "KL", "win", "rate", "date"] in lines
     assert ["toy-ppo", "ppo", "toy", "toy-sft", "2.500", "7.000", "0.875", "2026-11-21"] in lines
     assert ["toy-reward", "reward", "toy", "toy-sft", "acc.", "0.750", "2026-11-21"] in lines
-    (started,) = [line for line in lines if line[:1] == ["other-ppo"]]
-    assert started[3:6] == ["other-sft", "3.500*", "4.000*"]
-    assert done.stderr == "* the last value that training logged; the others are on held-out prompts\n"
-    done = run(at_module_hub, "--stage", "ppo", "--recipe", "none")
-    assert (done.stdout, done.stderr) == ("", "No model of local matches this.\n")
+    (training_row,) = [line for line in lines if line[:1] == ["other-ppo"]]
+    assert training_row[3:6] == ["other-sft", "3.500*", "4.000*"]
+    assert result.stderr == "* the last value that training logged; the others are on held-out prompts\n"
+    result = run(at_module_hub, "--stage", "ppo", "--recipe", "none")
+    assert (result.stdout, result.stderr) == ("", "No model of local matches this.\n")
     assert run(at_module_hub, "--namespace", "nobody").stderr == "No model of nobody has the tag rlhf-zoo.\n"
 
 
-def test_broken_missing_and_hostile_cards_are_notes(thread_hub, run, monkeypatch):
+def test_zoo_notes_broken_missing_and_hostile_cards(thread_hub, run, monkeypatch):
     publish(thread_hub, "a-missing", None, stage="sft")
     publish(thread_hub, "b-broken", "{'stage': ")
     publish(thread_hub, "d-huge", '{"stage": "' + "x" * 2**22 + '"}')
@@ -116,51 +116,51 @@ def test_broken_missing_and_hostile_cards_are_notes(thread_hub, run, monkeypatch
     assert rows[0]["stage"] == "sft", "the Hub's tag says what the card does not"
     run(thread_hub, "--readme", "R.md")
     monkeypatch.setenv("COLUMNS", "400")
-    shown = run(thread_hub)
-    assert "\x1b" not in shown.output and "\x07" not in shown.output
-    assert "�]0;owned�[red]| <!-- /zoo -->�# H" in shown.stdout
-    assert shown.stderr.splitlines() == [f"{repo}: {note}" for repo, note in notes.items() if note]
+    result = run(thread_hub)
+    assert "\x1b" not in result.output and "\x07" not in result.output
+    assert "�]0;owned�[red]| <!-- /zoo -->�# H" in result.stdout
+    assert result.stderr.splitlines() == [f"{repo}: {note}" for repo, note in notes.items() if note]
     text = Path("R.md").read_text()
     assert text.count("<!-- /zoo -->") == 1 and "\n# H" not in text and "\x1b" not in text
 
 
-def test_the_readme(at_module_hub, heads, run, tmp_path):
+def test_zoo_readme_is_reproducible_and_keeps_other_text(at_module_hub, heads, run, tmp_path):
     (tmp_path / "recipes").mkdir()
-    done = run(at_module_hub, "--readme", "--stage", "ppo", "--sort", "win_rate")
-    assert (done.stdout, done.stderr) == ("", "2 rows in recipes/README.md\n")
+    result = run(at_module_hub, "--readme", "--stage", "ppo", "--sort", "win_rate")
+    assert (result.stdout, result.stderr) == ("", "2 rows in recipes/README.md\n")
     path = tmp_path / "recipes" / "README.md"
     text = path.read_text()
-    made = f"rlhf-zoo zoo --hub {at_module_hub.url} --namespace local --stage ppo --sort win_rate --readme"
-    assert f"Made by `{made}` from the models that `local` had published.\n" in text
+    command_line = f"rlhf-zoo zoo --hub {at_module_hub.url} --namespace local --stage ppo --sort win_rate --readme"
+    assert f"Made by `{command_line}` from the models that `local` had published.\n" in text
     rows = [line for line in text.splitlines() if line.startswith("| local/")]
     assert rows[0] == (
         f"| local/toy-ppo @ {heads['local/toy-ppo']} | toy | ppo | local/toy-sft | 2.500 [0.250, 0.750], n=540 | "
         "7.000 [0.250, 0.750], n=540 | 0.875 [0.250, 0.750], n=540 |  | 1 | 40 | simulated | 2026-11-21 |"
     )
     assert rows[1].startswith(f"| local/other-ppo @ {heads['local/other-ppo']} |") and "3.500 (training)" in rows[1]
-    # The command that it shows makes it again, byte for byte, and around it everything stays.
+    # The printed command writes the same table again, byte for byte, and keeps the text around it.
     path.write_text(text.replace("# Recipes", "# My recipes") + "\nMore.\n")
-    kept = path.read_text()
-    run(at_module_hub, *made.split()[2:])
-    assert path.read_text() == kept
+    edited = path.read_text()
+    run(at_module_hub, *command_line.split()[2:])
+    assert path.read_text() == edited
     run(at_module_hub, "--readme")
-    assert path.read_text() != kept and path.read_text().endswith("\nMore.\n")
+    assert path.read_text() != edited and path.read_text().endswith("\nMore.\n")
 
 
-def test_the_embedded_hub_is_listed_without_a_namespace(tmp_path):
+def test_zoo_lists_embedded_hub_without_namespace(tmp_path):
     hub = ThreadHub(tmp_path / "hub")
     publish(hub, "toy-ppo", card("ppo"))
     hub.server.shutdown()
     hub.server.server_close()
     (tmp_path / "home" / "zoo").mkdir(parents=True)
     hub.root.rename(tmp_path / "home" / "zoo" / "hub")
-    done = zoo("zoo", "--hub", "local", "--json", "--readme", "R.md", home=tmp_path / "home", cwd=tmp_path)
-    assert [row["repo"] for row in json.loads(done.stdout)] == ["local/toy-ppo"]
-    assert errors(done.stderr) == ["1 rows in R.md"]
+    result = zoo("zoo", "--hub", "local", "--json", "--readme", "R.md", home=tmp_path / "home", cwd=tmp_path)
+    assert [row["repo"] for row in json.loads(result.stdout)] == ["local/toy-ppo"]
+    assert errors(result.stderr) == ["1 rows in R.md"]
     assert "Made by `rlhf-zoo zoo --hub local --readme R.md` from" in (tmp_path / "R.md").read_text()
 
 
-def test_mistakes(at_module_hub, heads, run, monkeypatch, tmp_path):
+def test_zoo_rejects_invalid_arguments(at_module_hub, heads, run, monkeypatch, tmp_path):
     for arguments, message in (
         ("--namespace a/b", "--namespace is 'a/b', which no Hub accepts"),
         ("--readme", "There is no folder recipes for README.md: pass a file as --readme FILE."),
@@ -178,13 +178,13 @@ def test_mistakes(at_module_hub, heads, run, monkeypatch, tmp_path):
 
 
 def items(hub: ThreadHub, title: str) -> list[tuple[str, str]]:
-    (found,) = [one for one in hub.api().list_collections(owner="local") if one.title == title]
-    kept = sorted(hub.api().get_collection(found.slug).items, key=lambda item: item.position)
-    return [(item.item_id, item.item_type) for item in kept]
+    (collection,) = [candidate for candidate in hub.api().list_collections(owner="local") if candidate.title == title]
+    ordered = sorted(hub.api().get_collection(collection.slug).items, key=lambda item: item.position)
+    return [(item.item_id, item.item_type) for item in ordered]
 
 
 @pytest.fixture
-def recipe(thread_hub: ThreadHub) -> ThreadHub:
+def hub_with_recipe(thread_hub: ThreadHub) -> ThreadHub:
     for stage in ("ppo", "reward", "sft"):
         publish(thread_hub, f"toy-{stage}", card(stage))
     thread_hub.make("toy-compare", {"README.md": "---\nsdk: gradio\nmodels: [local/toy-ppo]\n---\n"}, kind="space")
@@ -192,60 +192,62 @@ def recipe(thread_hub: ThreadHub) -> ThreadHub:
 
 
 REPOS = {f"local/toy-{stage}": stage for stage in ("sft", "ppo", "reward")}
-WHOLE = [
+ALL_ITEMS = [
     ("local/toy-sft", "model"), ("local/toy-reward", "model"), ("local/toy-ppo", "model"),
     ("local/toy-compare", "space"),
 ]  # fmt: skip
 
 
-def test_a_collection_for_each_recipe_and_cards_fetched_once(recipe, run, monkeypatch):
-    seen: list[str] = []
-    really = Application.answer
+def test_zoo_makes_collection_per_recipe_and_fetches_cards_once(hub_with_recipe, run, monkeypatch):
+    requests: list[str] = []
+    original_answer = Application.answer
     monkeypatch.setattr(
-        Application, "answer", lambda self, r: (seen.append(f"{r.method} {r.path}"), really(self, r))[1]
+        Application, "answer", lambda self, r: (requests.append(f"{r.method} {r.path}"), original_answer(self, r))[1]
     )
-    publish(recipe, "other-sft", card("sft", "other"))
-    done = run(recipe, "--collections")
-    slugs = [one.slug for one in recipe.api().list_collections(owner="local")]
-    assert sorted(line.rpartition(" ")[2] for line in done.stderr.splitlines()) == sorted(slugs) and len(slugs) == 2
-    assert items(recipe, "toy: SFT, RM, PPO") == WHOLE
-    assert items(recipe, "other: SFT, RM, PPO") == [("local/other-sft", "model")]
-    assert len([one for one in seen if one.startswith("GET /local/toy-ppo/resolve/")]) == 1
-    seen.clear()
-    assert run(recipe, "--collections").stderr == done.stderr
-    assert not [one for one in seen if one.startswith(("POST /api/coll", "PATCH /api/coll")) or "/resolve/" in one]
-    publish(recipe, "toy-ppo", card("ppo", seed=5))
-    (row,) = json.loads(run(recipe, "--json", "--stage", "ppo").stdout)
+    publish(hub_with_recipe, "other-sft", card("sft", "other"))
+    result = run(hub_with_recipe, "--collections")
+    slugs = [item.slug for item in hub_with_recipe.api().list_collections(owner="local")]
+    assert sorted(line.rpartition(" ")[2] for line in result.stderr.splitlines()) == sorted(slugs) and len(slugs) == 2
+    assert items(hub_with_recipe, "toy: SFT, RM, PPO") == ALL_ITEMS
+    assert items(hub_with_recipe, "other: SFT, RM, PPO") == [("local/other-sft", "model")]
+    assert len([item for item in requests if item.startswith("GET /local/toy-ppo/resolve/")]) == 1
+    requests.clear()
+    assert run(hub_with_recipe, "--collections").stderr == result.stderr
+    assert not [
+        item for item in requests if item.startswith(("POST /api/coll", "PATCH /api/coll")) or "/resolve/" in item
+    ]
+    publish(hub_with_recipe, "toy-ppo", card("ppo", seed=5))
+    (row,) = json.loads(run(hub_with_recipe, "--json", "--stage", "ppo").stdout)
     assert row["seed"] == 5
 
 
-def test_what_is_missing_is_added_in_order_and_the_rest_stays(recipe):
+def test_collect_adds_missing_items_in_order_and_keeps_others(hub_with_recipe):
     slug = collect("toy", "local", {"local/toy-ppo": "ppo"}, None)
-    recipe.api().create_repo("local/mine", repo_type="dataset")
-    recipe.api().add_collection_item(slug, "local/mine", "dataset", note="my own")
+    hub_with_recipe.api().create_repo("local/mine", repo_type="dataset")
+    hub_with_recipe.api().add_collection_item(slug, "local/mine", "dataset", note="my own")
     assert collect("toy", "local", REPOS, "local/toy-compare") == slug
-    assert items(recipe, "toy: SFT, RM, PPO") == [*WHOLE, ("local/mine", "dataset")]
-    notes = [item.note for item in recipe.api().get_collection(slug).items]
+    assert items(hub_with_recipe, "toy: SFT, RM, PPO") == [*ALL_ITEMS, ("local/mine", "dataset")]
+    notes = [item.note for item in hub_with_recipe.api().get_collection(slug).items]
     assert notes == ["SFT", "reward model", "PPO", "comparison of SFT with PPO", "my own"]
-    # Others between them are no disorder: a user may have arranged them so.
-    mine = recipe.api().get_collection(slug).items[-1]
-    recipe.api().update_collection_item(slug, mine.item_object_id, position=1)
+    # Other items in between stay: a user may have placed them there.
+    own_item = hub_with_recipe.api().get_collection(slug).items[-1]
+    hub_with_recipe.api().update_collection_item(slug, own_item.item_object_id, position=1)
     collect("toy", "local", REPOS, "local/toy-compare")
-    assert items(recipe, "toy: SFT, RM, PPO") == [WHOLE[0], ("local/mine", "dataset"), *WHOLE[1:]]
+    assert items(hub_with_recipe, "toy: SFT, RM, PPO") == [ALL_ITEMS[0], ("local/mine", "dataset"), *ALL_ITEMS[1:]]
 
 
-def test_refusals_are_one_sentence(recipe, monkeypatch):
+def test_collect_reports_refusal_in_one_sentence(hub_with_recipe, monkeypatch):
     with pytest.raises(ZooError, match=r"^Cannot create the Collection .*local/toy-none"):
         collect("toy", "local", {"local/toy-none": "none"}, None)
-    monkeypatch.setenv("HF_TOKEN", create_token(recipe.root, "read"))
+    monkeypatch.setenv("HF_TOKEN", create_token(hub_with_recipe.root, "read"))
     with pytest.raises(
         ZooError, match=r"^Cannot create the Collection 'other: SFT, RM, PPO' of local on .* may write Collections\.$"
     ):
         collect("other", "local", REPOS, None)
-    assert len(list(recipe.api().list_collections(owner="local"))) <= 1
+    assert len(list(hub_with_recipe.api().list_collections(owner="local"))) <= 1
 
 
-def test_a_long_name_keeps_within_the_hubs_limit():
+def test_title_of_collection_fits_limit_of_hub():
     assert title_of("toy") == "toy: SFT, RM, PPO"
     assert all(len(title_of("x" * size)) <= 60 for size in range(1, 81))
     assert len({title_of("x" * size) for size in range(40, 60)}) == 20
