@@ -124,9 +124,9 @@ def read_betas(text: str, method: Method) -> list[float]:
     Raises:
         ZooError: An item is not a number of at least 0, or is 0 with DPO, whose loss is then constant.
     """
-    from ..runs.settings.values import listed_numbers
+    from ..runs.settings.values import parse_numbers
 
-    values = listed_numbers("--beta", text, example="0.05,0.1,0.2")
+    values = parse_numbers("--beta", text, example="0.05,0.1,0.2")
     if method == "dpo" and 0.0 in values:
         raise ZooError("--beta lists 0, but DPO learns nothing with it: give numbers above 0.")
     return values

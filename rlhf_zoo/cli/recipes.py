@@ -169,7 +169,7 @@ def _check_on_hub(
         check_tokenizers(models, ppo)
         check_response_length(shared, ppo, models.get("policy"))
         names = with_judge(shared.evaluation, ppo).names
-        check_names(names, shared.evaluation.asked_llm, hub=None)
+        check_names(names, shared.evaluation.llm_settings, hub=None)
         _try_on_local_prompts(shared, ppo, names, hub)
         if "classifier" in names:
             with needing_labels():
@@ -194,11 +194,11 @@ def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iter
     """Tries reward functions and rule judges on prompts in local files, as `run` does before it trains."""
     from ..evaluation.judges.rule import RuleJudge
     from ..pipeline.stages.ppo import check_answers, reward_functions, try_functions
-    from ..runs.checks.splits import rows_here
+    from ..runs.checks.splits import local_rows
     from ..runs.dataset import evaluated_split
     from ..runs.settings.judge_names import kind_of
 
-    prompts = rows_here(shared, ppo, hub)
+    prompts = local_rows(shared, ppo, hub)
     if prompts is None:
         return
     functions, data = reward_functions(ppo), {"train_dataset": prompts}
@@ -206,7 +206,7 @@ def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iter
     try_functions(ppo, functions, data)
     split, share = evaluated_split(shared, ppo.data)
     rules = [RuleJudge(argument) for kind, argument in map(kind_of, judges) if kind == "rule"]
-    test_prompts = rows_here(shared, ppo, hub, split) if rules and share is None else None
+    test_prompts = local_rows(shared, ppo, hub, split) if rules and share is None else None
     if test_prompts is not None:
         test_prompts = test_prompts.select(range(min(shared.evaluation.prompts, len(test_prompts))))
         for rule in rules:
@@ -229,7 +229,7 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
     """
     from ..runs.settings.declared import Declared, declared_keys
     from ..runs.settings.parse import recipe_keys
-    from ..runs.settings.values import shown
+    from ..runs.settings.values import short_repr
 
     if stage == "recipe":
         keys = {
@@ -244,7 +244,9 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
         if _matches(word, name, key.help)
     ]
     if not rows:
-        raise ZooError(f"No key of {stage} has {shown(word)} in its name or meaning: leave it out to see all keys.")
+        raise ZooError(
+            f"No key of {stage} has {short_repr(word)} in its name or meaning: leave it out to see all keys."
+        )
     if as_json:
         print_json([dict(zip(("key", "type", "default", "help"), row, strict=True)) for row in rows])
         return

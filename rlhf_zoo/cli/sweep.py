@@ -232,11 +232,11 @@ def read_values(key: str, text: str, *, flags: Mapping[str, Any]) -> dict[str, l
     Raises:
         ZooError: An item is not a number, or is negative; or `flags` has the key too.
     """
-    from ..runs.settings.values import listed_numbers
+    from ..runs.settings.values import parse_numbers
 
     if key in flags:
         raise ZooError(f"--ppo.{key} is given and --{key} lists values: leave --ppo.{key} out.")
-    return {key: listed_numbers(f"--{key}", text, example="0,0.02,0.1")}
+    return {key: parse_numbers(f"--{key}", text, example="0,0.02,0.1")}
 
 
 def _check_ppo(recipe: Recipe, verb: str) -> None:

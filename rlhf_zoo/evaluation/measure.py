@@ -456,7 +456,7 @@ def _panel(context: RunContext) -> Panel:
     config, lexicon = evaluation_of(context), lexicon_judge(context.shared)
     return open_panel(
         config.names,
-        llm=config.asked_llm,
+        llm=config.llm_settings,
         labeled=lambda: labeled_rows(context),
         folder=context.record("eval").path,
         seed=context.shared.seed,

@@ -1,4 +1,1 @@
-"""What runs: the stages, a whole recipe, new recipes, plans, smoke tests, inspections and experiments.
-
-Everything here is started by a command.
-"""
+"""The work of the commands: stages, whole recipes, new recipes, plans, smoke tests, inspections and experiments."""

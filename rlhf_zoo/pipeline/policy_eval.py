@@ -40,8 +40,8 @@ from ..publishing.plots import plot_win_rates
 from ..rewards import Rewards
 from ..rewards.loading import load_reward
 from ..runs.context import environment_info
-from ..runs.data.hold_out import parts_of
-from ..runs.data.layout import check_columns, distinct_first, in_form
+from ..runs.data.hold_out import split_by_prompt
+from ..runs.data.layout import check_columns, convert_rows, distinct_first
 from ..runs.data.sources import DataSource, check_unchanged, find_data
 from ..runs.pairs import COLUMNS
 from ..runs.record import StageRecord
@@ -58,7 +58,7 @@ log = logging.getLogger(__name__)
 
 CONFIGURATION = "prompts"
 PAIRS = "preferences"
-#: With fewer prompts than this, a bootstrap interval over them is too narrow.
+#: With fewer prompts, a bootstrap interval over them is too narrow.
 FEW_PROMPTS = 20
 
 
@@ -69,11 +69,13 @@ class Terms:
     Attributes:
         prompts: Number of held-out prompts.
         samples: Number of completions per prompt.
-        split: Split of the prompts; None for those that training held out, otherwise test.
+        split: Split of the prompts; None for the prompts that training held out, or for test without such prompts.
         seed: Seed of the samples.
-        temperature, max_new_tokens: Sampling settings; None for those of the policy's training.
-        dataset_name, dataset_revision: The data set with the prompts; None for that of the policy's run or card.
-        dataset_config: Configuration of the data set; "" for none, None for that of the policy's run or card.
+        temperature, max_new_tokens: Sampling settings; None for the settings of the policy's training.
+        dataset_name, dataset_revision: The data set with the prompts; None for the one that the policy's run or card
+            names.
+        dataset_config: Configuration of the data set; "" for none, None for the one that the policy's run or card
+            names.
         columns: The column that is read -> the data set's column.
         judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
         llm: Settings of judges llm:MODEL.
@@ -107,20 +109,20 @@ class PolicyPair:
 
     Attributes:
         policy: The policy.
-        against: The policy that it is compared with.
+        against: The policy that `policy` is compared with.
         rewards: The policy's reward models; () without one.
-        data: The data set of its prompts; None if its run or card names none.
-        settings: `temperature` and `response_length` (tokens) in its training.
-        judge: The judge of its run on this machine; None for other policies.
-        judge_in_card: The judge that its card names, for messages.
+        data: The data set of the policy's prompts; None if its run or card does not name one.
+        settings: `temperature` and `response_length` (tokens) of the policy's training.
+        judge: The judge of the policy's run, if the run is on this machine; otherwise None.
+        judge_in_card: The judge that the policy's card names, for messages.
         labeled: The keys of the texts that the judge `classifier` learns from.
-        functions: Names of the reward functions of its training.
-        prompts_at: (configuration, column, evaluation split) of its prompts in the data set.
-        held_out: The share of prompts that its training held out, and their split; (None, None) for no share.
-        reading: How to read its reward models, as keywords of `load_reward`.
-        cuts: How its training truncated completions, as fields of `Truncation`.
-        loader: The code that loads its reward model, for a run on this machine.
-        hub: The Hub.
+        functions: Names of the reward functions of the policy's training.
+        prompts_at: (configuration, column, evaluation split) of the policy's prompts in the data set.
+        held_out: The share of prompts that training held out, and their split; (None, None) for no share.
+        reading: How to read the reward models, as keywords of `load_reward`.
+        cuts: How training truncated completions, as fields of `Truncation`.
+        loader: The code that loads the reward model, for a run on this machine; None for a classifier.
+        hub: The Hub that has the models and data.
     """
 
     policy: Checkpoint
@@ -146,11 +148,11 @@ def find_pair(
     """Finds a policy and the policy to compare it with.
 
     Args:
-        policy: A run directory of PPO, a checkpoint of one, a model's folder, or NAMESPACE/NAME[@TAG].
+        policy: A run directory of PPO or a checkpoint in it, a model's folder, or NAMESPACE/NAME[@TAG].
         against: Replaces the SFT policy that the run or card names.
         reward: Replaces the reward model that the run or card names; "none" for no reward model.
-        terms: How they are compared.
-        hub: The Hub.
+        terms: How the policies are compared.
+        hub: The Hub that has the models and data.
 
     Raises:
         ZooError: A model cannot be loaded, or neither the run nor the card names the other policy.
@@ -175,7 +177,7 @@ def find_pair(
         if loader is not None and not subject.trusted:
             check_object(loader, LOADERS, key="reward_model_loader", where=str(subject.where), flag=TRUST_RUN_FLAG)
         data_folder = stage_folder.parent / "data"
-        # Next to a stage that was downloaded alone, a folder "data" is the user's own, not the run's.
+        # Next to a stage that was downloaded alone, a folder "data" belongs to the user and not to the run.
         is_of_run = find_download(stage_folder) is None or find_download(data_folder) is not None
         if data is None and is_of_run and (data_folder / (prompts_at(subject.resolved)[0] or CONFIGURATION)).is_dir():
             data = DataSource(str(data_folder), None, {})
@@ -218,7 +220,7 @@ def find_pair(
 
 
 def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource | None:
-    """The data set of a run's PPO stage, at the commit that the run used. For an untrusted run, it must be on a Hub."""
+    """Opens the data set of a run's PPO stage, at the run's commit. An untrusted run must name a data set on a Hub."""
     resolved = subject.resolved
     shared = resolved.get("recipe") or {}
     keys = resolved if resolved.get("dataset_name") else {} if shared.get("corpus") else shared
@@ -243,14 +245,14 @@ def _check_recorded_judge(evaluation: StageRecord, judge: object) -> None:
 
 
 def _reward_loader(resolved: Mapping[str, Any], where: str) -> str | None:
-    """The custom code that loads a run's reward model; None if it is loaded as a classifier."""
-    name = "reward_model_loader"
-    loader: str | None = recorded_settings(resolved, "ppo", (name,), where=where)[name]
+    """Returns the custom code that loads a run's reward model; None if the model is loaded as a classifier."""
+    key = "reward_model_loader"
+    loader: str | None = recorded_settings(resolved, "ppo", (key,), where=where)[key]
     return loader
 
 
 def _published_labels(lineage: Lineage) -> LabeledArguments:
-    """The data that a published policy's judge learned from; the default if its card names no repository."""
+    """Returns the keys of the data that a published policy's judge learned from; defaults if its card has none."""
     labeled = get_nested(lineage.card, "evaluation", "labeled")
     if not isinstance(labeled, Mapping) or ("dataset_name" in labeled and hub_id(labeled["dataset_name"]) is None):
         return LabeledArguments()
@@ -260,7 +262,7 @@ def _published_labels(lineage: Lineage) -> LabeledArguments:
 
 
 def _truncation_keys(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """How a run truncated completions, as fields of `Truncation`; {} if it did not."""
+    """Returns how a run truncated completions, as fields of `Truncation`; {} if it did not truncate them."""
     keys = {"shortest": "response_length_min", "text": "truncate_text", "after": "truncate_after"}
     settings = recorded_settings(resolved, "ppo", tuple(keys.values()), where=where)
     fields = {field: settings[key] for field, key in keys.items()}
@@ -268,17 +270,17 @@ def _truncation_keys(resolved: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _reward_functions(settings: object) -> frozenset[str]:
-    """The reward functions that training used, from the settings of a run or of a card, which are not trusted."""
+    """Returns the reward functions that training used, by the untrusted settings of a run or card."""
     keys = settings if isinstance(settings, Mapping) else {}
     names, weights = keys.get("reward_funcs"), keys.get("reward_weights")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         return frozenset()
-    learned = keys.get("reward_model_path") is not None
-    return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=learned)
+    has_model = keys.get("reward_model_path") is not None
+    return weighted_functions(names, weights if isinstance(weights, list) else None, has_reward_model=has_model)
 
 
 def _ppo_stage(path: Path) -> Path | None:
-    """Finds the PPO stage of a path: the path itself, its subfolder or its parent; None for any other path."""
+    """Finds the PPO stage of a path: the path itself, its subfolder or its parent. Returns None for any other path."""
     for stage_folder in (path, path / "ppo", path.parent):
         if path.is_dir() and StageRecord(stage_folder).read().get("stage") == "ppo":
             return stage_folder
@@ -298,9 +300,9 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
 
     Args:
         pair: The policies, as `find_pair` returns them.
-        terms: How they are compared.
+        terms: How the policies are compared.
         out: Folder for the files.
-        command: The command line, to record.
+        command: The command line, for evaluation.json.
 
     Returns:
         The content of evaluation.json.
@@ -314,7 +316,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     check_names(names, terms.llm, hub=pair.hub)
     if pair.data is None:
         raise ZooError(
-            f"Neither run nor card of {pair.policy.name} names its prompts: pass a data set with --dataset_name."
+            f"Neither run nor card of {pair.policy.name} names a data set with prompts: pass one with --dataset_name."
         )
     rows, split = _prompts(pair, pair.data, terms)
     rows = distinct_first(rows)
@@ -323,8 +325,8 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
         log.warning("The split %s has only %s prompts, so all of them are used.", split, describe_prompt_count(rows))
     groups = number_of_groups(group_rows(rows, terms.group))
     if groups < FEW_PROMPTS:
-        counted = f"{distinct} prompts" + (f" in {groups} groups that ask the same" if groups < distinct else "")
-        log.warning("The evaluation has only %s, so its intervals are too narrow.", counted)
+        counts = f"{distinct} prompts" + (f" in {groups} groups that ask the same" if groups < distinct else "")
+        log.warning("The evaluation has only %s, so its intervals are too narrow.", counts)
     evaluator = _make_evaluator(pair, pair.data, terms, names, out)
     policy = load_causal(pair.policy.path).eval()
     _check_context_length(policy, evaluator, rows["prompt"])
@@ -370,7 +372,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
 
 
 def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset, str]:
-    """The held-out prompts and a name for them: of the requested split, of what training held out, or of test."""
+    """Returns the held-out prompts and a name for them: the requested split, what training held out, or test."""
     configuration, column, _ = pair.prompts_at
     share, train = pair.held_out if terms.split is None else (None, None)
     split = train or terms.split or "test"
@@ -380,14 +382,14 @@ def _prompts(pair: PolicyPair, data: DataSource, terms: Terms) -> tuple[Dataset,
     subject = f"The data set {data.location}, split {split},"
     column_names = terms.columns or ({} if column == "prompt" else {"prompt": column})
     is_conversational = Chat.of(tokenizer_of(pair.policy)) is not None
-    rows = in_form(rows, "prompts", columns=column_names, turns=is_conversational, text="text", subject=subject)
+    rows = convert_rows(rows, "prompts", columns=column_names, turns=is_conversational, text="text", subject=subject)
     if share is None:
         return rows, split
-    return parts_of(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
+    return split_by_prompt(rows, share, parts=2)[0], f"{split} ({share:.0%} of its prompts held out)"
 
 
 def _held_out(settings: object) -> tuple[float, str] | tuple[None, None]:
-    """The share of prompts that PPO held out, and from which split, from the settings of a run or a card."""
+    """Returns the share of prompts that PPO held out, and their split, by the settings of a run or card."""
     keys = settings if isinstance(settings, Mapping) else {}
     share, split = keys.get("held_out_share"), keys.get("dataset_train_split", "train")
     if not finite(share) or not 0 < share < 1 or not isinstance(split, str):
@@ -396,7 +398,7 @@ def _held_out(settings: object) -> tuple[float, str] | tuple[None, None]:
 
 
 def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts: Sequence[Prompt]) -> None:
-    """Raises ZooError if a prompt and its completion may exceed the context."""
+    """Raises ZooError if a prompt and its completion may exceed the models' context length."""
     limit = context_length(policy, evaluator.reference)
     if limit is None:
         return
@@ -404,7 +406,7 @@ def _check_context_length(policy: PreTrainedModel, evaluator: Evaluator, prompts
     if longest + evaluator.max_new_tokens > limit:
         raise ZooError(
             f"The models take {limit} tokens and the longest prompt has {longest}, which leaves no room for "
-            f"{evaluator.max_new_tokens} new ones: set --max_new_tokens to {max(limit - longest, 1)} or less."
+            f"{evaluator.max_new_tokens} new tokens: set --max_new_tokens to {max(limit - longest, 1)} or less."
         )
 
 
@@ -458,14 +460,14 @@ def _make_evaluator(pair: PolicyPair, data: DataSource, terms: Terms, names: Seq
 
 
 def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
-    source = pair.labeled
-    where = f"configuration {source.dataset_config}, split {source.dataset_train_split}"
+    keys = pair.labeled
+    where = f"configuration {keys.dataset_config}, split {keys.dataset_train_split}"
     try:
-        if source.dataset_name is not None:
-            data = find_data(source.dataset_name, source.dataset_revision, pair.hub)
-        rows = data.load(source.dataset_config, source.dataset_train_split, columns=[])
-        return in_form(
-            rows, "labeled", columns=source.columns, turns=False, text="text", subject=f"The data set, {where},"
+        if keys.dataset_name is not None:
+            data = find_data(keys.dataset_name, keys.dataset_revision, pair.hub)
+        rows = data.load(keys.dataset_config, keys.dataset_train_split, columns=[])
+        return convert_rows(
+            rows, "labeled", columns=keys.columns, turns=False, text="text", subject=f"The data set, {where},"
         )
     except ZooError as error:
         hint = f", such as {pair.judge_in_card}, which its card names" if pair.judge_in_card is not None else ""

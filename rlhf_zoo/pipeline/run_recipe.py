@@ -25,7 +25,7 @@ from ..runs.checks.models import check_prompt_lengths, policy_tokenizer, startin
 from ..runs.checks.splits import check_forms
 from ..runs.context import Publisher, RunContext
 from ..runs.data.layout import conversational
-from ..runs.dataset import check_same_data, data_source, evaluation_rows, stage_source, to_train
+from ..runs.dataset import check_same_data, data_source, evaluation_rows, stage_source, stages_to_train
 from ..runs.lock import sole_writer
 from ..runs.parents import check_members, check_parents
 from ..runs.record import SUMMARY
@@ -45,8 +45,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+#: Number of prompts that `show_published` completes.
 SHOWN_PROMPTS = 6
-#: Gives `show_published` random numbers of its own under the run's seed.
+#: Random stream of `show_published`, which keeps its samples apart from others with the run's seed.
 SHOW_STREAM = 6
 
 
@@ -55,19 +56,19 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
 
     Args:
         context: The run.
-        stage: Its name, or "eval".
+        stage: Name of the stage, or "eval".
         publisher: Sends checkpoints and cards.
 
     Returns:
-        Whether it ran: False if the stage was already finished.
+        Whether the stage ran: False if it was already finished.
 
     Raises:
-        ZooError: The adapter of this stage or a later one could not be published, or the data changed.
+        ZooError: The adapter of this stage or of a later stage could not be published, or the data have changed.
     """
     stage_names = list(context.recipe.stages)
     with sole_writer(context.directory, command=context.command):
         if publisher is not None and not context.preflight_passed and stage in stage_names:
-            # A later stage may need a key of this stage, such as push_merged, that cannot be set after its training.
+            # Publishing a later stage may need a key of this stage, such as push_merged, which must be set now.
             for later_stage in stage_names[stage_names.index(stage) :]:
                 check_plan(context, later_stage)
         for earlier_stage in stage_names:
@@ -76,17 +77,17 @@ def run_stage(context: RunContext, stage: str, publisher: Publisher | None = Non
             with distributed.main_process_first():
                 context.restore_chosen(earlier_stage)
                 if earlier_stage == "sft" and context.record("sft").read().get("status") == "finished":
-                    merged_model(context, context.checkpoint("sft"))  # later adapters are trained on it
+                    merged_model(context, context.checkpoint("sft"))  # later stages train their adapters on this model
         check_same_data(context, stage)
         if stage == "ppo" and not context.preflight_passed:
             _warn_if_evaluation_would_fail(context)
-        run_one = evaluate.run if stage == "eval" else STAGES[stage].load("run")
-        return run_one(context, publisher)
+        run_function = evaluate.run if stage == "eval" else STAGES[stage].load("run")
+        return run_function(context, publisher)
 
 
 def _warn_if_evaluation_would_fail(context: RunContext) -> None:
-    """Used by `rlhf-zoo ppo` alone. It only warns, because the evaluation can be fixed after training."""
-    if "ppo" not in to_train(context):
+    """Warns, but does not fail, because the evaluation can be fixed after training. Used only by `rlhf-zoo ppo`."""
+    if "ppo" not in stages_to_train(context):
         return
     try:
         source = stage_source(context, "ppo")
@@ -99,7 +100,10 @@ def _warn_if_evaluation_would_fail(context: RunContext) -> None:
 
 
 def check(context: RunContext) -> None:
-    """Checks all stages, before the first one trains.
+    """Checks all stages before the first stage trains.
+
+    Args:
+        context: The run.
 
     Raises:
         ZooError: A setting, the data, a model, a reward or a judge does not work.
@@ -109,8 +113,8 @@ def check(context: RunContext) -> None:
         for stage in context.recipe.stages:
             _check_existing_run(context, stage)
     distributed.wait()
-    settings_to_train = to_train(context)
-    if context.round is not None:  # a later round makes its own preference pairs, so there are none to check yet
+    settings_to_train = stages_to_train(context)
+    if context.round is not None:  # the pairs of a later round are made before its reward stage, not by it
         settings_to_train.pop("reward", None)
     check_forms(context.shared, settings_to_train, context.hub)
     if "ppo" in settings_to_train:
@@ -130,11 +134,11 @@ def check(context: RunContext) -> None:
         ppo.check_batch(settings, data)
         if tokenizer is not None and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
-        if "ppo" in to_train(context):
+        if "ppo" in stages_to_train(context):
             distributed.from_main_process(lambda: ppo.try_functions(settings, functions, data))
             log.info("Prompts: %s.", check_prompt_lengths(context, models, data["train_dataset"]["prompt"]))
         prompts = evaluation_prompts(context, source)
-        count_trained_prompts(context, prompts, planned=to_train(context))
+        count_trained_prompts(context, prompts, planned=stages_to_train(context))
         check_rules(context, source, prompts)
         check_judges(context, restart=context.restart)
         if distributed.is_main_process() and not context.restart:
@@ -173,7 +177,7 @@ def run(context: RunContext, console: "Console", publisher: Publisher | None = N
     """
     check(context)
     claim(context, publisher)
-    distributed.wait()  # until every process has read the files that --restart deletes
+    distributed.wait()  # every process must have read the files that --restart deletes
     if context.restart and distributed.is_main_process():
         _delete_records(context)
     distributed.wait()
@@ -211,7 +215,7 @@ def run_stages(
         note: Text appended to the name of each stage.
 
     Returns:
-        Whether any of them ran.
+        Whether any stage ran.
     """
     any_ran = False
     for stage in stages:
@@ -220,13 +224,13 @@ def run_stages(
         stage_ran = run_stage(context, stage, publisher)
         any_ran = any_ran or stage_ran
         if distributed.is_main_process():
-            finished = f"{stage}{note} is already finished; --restart runs it again."
-            console.print(summary_line(context, stage) if stage_ran else finished)
+            already_finished = f"{stage}{note} is already finished; --restart runs it again."
+            console.print(summary_line(context, stage) if stage_ran else already_finished)
     return any_ran
 
 
 def update_cards(context: RunContext, stage: str) -> None:
-    """Makes the card of a stage, and updates the cards of other stages, which may name it.
+    """Makes the card of a stage, and updates the cards of other stages, which may name this stage.
 
     Args:
         context: The run.
@@ -246,7 +250,7 @@ def _make_cards(context: RunContext, stages: Iterable[str]) -> None:
 def _check_existing_run(context: RunContext, stage: str) -> None:
     """Checks a stage's keys, compares them with an existing run, and restores the checkpoint of a finished stage.
 
-    Raises ZooError if a key is wrong or differs from the run's, or if the checkpoint cannot be restored.
+    Raises ZooError if a key is wrong or differs from the recorded key, or if the checkpoint cannot be restored.
     """
     settings, record = context.settings(stage), context.record(stage)
     check_installed(settings)
@@ -275,7 +279,7 @@ def summary_line(context: RunContext, stage: str) -> str:
 
     Args:
         context: The run.
-        stage: Its name, or "eval".
+        stage: Name of the stage, or "eval".
     """
     record = context.record(stage)
     document = record.read()
@@ -304,17 +308,17 @@ def summary_line(context: RunContext, stage: str) -> str:
 
 
 def _verdict_phrase(results: Mapping[str, Any]) -> str:
-    """The verdict and the recommended checkpoint in words, from evaluation.json or summary.json."""
+    """Returns the verdict and the recommended checkpoint in words, from evaluation.json or summary.json."""
     if results.get("verdict") is None:
         return "no verdict"
     step = results.get("recommended")
     over_training = results.get("over_training") or {}
-    why = ""
+    reason = ""
     if over_training.get("kind") == "not judged" and over_training.get("reasons"):
         first_reason = over_training["reasons"][0].rstrip(".")
-        why = f" ({first_reason[0].lower()}{first_reason[1:]})"
+        reason = f" ({first_reason[0].lower()}{first_reason[1:]})"
     recommended = f"step {step}" if step is not None else "no checkpoint"
-    return f"verdict {results['verdict']}{why}, recommended {recommended}"
+    return f"verdict {results['verdict']}{reason}, recommended {recommended}"
 
 
 def show_published(context: RunContext, console: "Console") -> None:
@@ -325,7 +329,7 @@ def show_published(context: RunContext, console: "Console") -> None:
         console: A rich console.
 
     Raises:
-        ZooError: The weights on the Hub differ from the run's.
+        ZooError: The weights on the Hub differ from the weights that the run sent.
     """
     from rich.table import Table
     from rich.text import Text
@@ -349,7 +353,7 @@ def show_published(context: RunContext, console: "Console") -> None:
                     f"The weights of {repo['id']} on the Hub differ from those that this run sent: pass --restart to "
                     "train again and replace them."
                 )
-        pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, the model PPO starts from
+        pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, the model that PPO starts from
         evaluator = make_evaluator(context, pulled["sft"]).with_headline_judge
         keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
         measurements = {

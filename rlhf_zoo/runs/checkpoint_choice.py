@@ -1,4 +1,4 @@
-"""Chooses the checkpoint that later stages start from and that `main` shows, and which checkpoints stay on disk."""
+"""Chooses the checkpoint for `main` and for later stages, and decides which checkpoints stay on disk."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ class ReleaseArguments:
         "validation split.",
     )
     push_optimizer: bool = option(
-        False, "Also send what training resumes from: optimizer, scheduler and random states."
+        False, "Also send the states that resuming needs: optimizer, scheduler and random states."
     )
     push_merged: bool = option(
         False, "With LoRA, also send the chosen model with its adapter merged, as the branch `merged`."
@@ -39,43 +39,43 @@ class ReleaseArguments:
     push_steps: int | None = option(
         None,
         "Send only checkpoints whose step is a multiple of this number, and at the end the last and the chosen one; "
-        "None sends every checkpoint that is saved.",
+        "None sends every saved checkpoint.",
     )
     push_dtype: Literal["bfloat16"] | None = option(
-        None, "Round the weights that are sent. Those on disk stay float32, so resuming is exact."
+        None, "Round the weights that are sent. Weights on disk stay float32, so resuming is exact."
     )
     push_critic: bool = option(True, "Also send PPO's critic.")
     save_optimizer_limit: int | None = option(
-        None, "Keep the optimizer state of this many of the newest checkpoints; None keeps all."
+        None, "Number of the newest checkpoints that keep their optimizer state; None keeps all states."
     )
 
 
 @dataclass(frozen=True)
 class PPOReleaseArguments(ReleaseArguments):
-    """As `ReleaseArguments`; without a rule, the evaluation's verdict chooses PPO's checkpoint."""
+    """The release keys of PPO, for which the evaluation's verdict chooses the checkpoint by default."""
 
     release: Literal["last", "best", "recommended"] = option(
         "recommended",
         "The checkpoint that is `main` and `best` at the end: the one that the verdict of `rlhf-zoo eval` recommends, "
-        "the last, or the best by metric_for_best_model on the validation split. Until the evaluation, and where it "
-        "recommends none, `main` is the last, and nothing is `best`.",
+        "the last, or the best by metric_for_best_model on the validation split. Until the evaluation, and if it "
+        "recommends no checkpoint, `main` is the last and no checkpoint is `best`.",
     )
 
 
 def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out: str | None) -> None:
-    """Checks, before training, that the release rule can choose a checkpoint and that something will be sent.
+    """Checks, before training, that the release keys work together and can choose a checkpoint.
 
     Args:
         stage: Name of the stage.
         release: The release keys of the stage.
         trainer: The trainer's configuration.
-        held_out: The split that the trainer evaluates on, None without evaluation.
+        held_out: The split that the trainer evaluates on; None without evaluation.
 
     Raises:
-        ZooError: The rule could choose nothing, would choose by a metric that it must not use (one of the test split,
-            or one that PPO maximizes), or would send nothing.
+        ZooError: The rule has no metric to choose by, the metric belongs to the test split or is maximized by PPO, or
+            keys contradict each other.
     """
-    _check_sent(stage, release, trainer)
+    _check_push_keys(stage, release, trainer)
     if release.release == "last":
         return
     if release.release == "recommended":
@@ -116,13 +116,13 @@ def check_rule(stage: str, release: ReleaseArguments, trainer: Any, *, held_out:
         )
 
 
-def _check_sent(stage: str, release: ReleaseArguments, trainer: Any) -> None:
+def _check_push_keys(stage: str, release: ReleaseArguments, trainer: Any) -> None:
     if not release.push_critic and stage != "ppo":
         raise ZooError(f"push_critic works for ppo only, because the stage {stage} has no critic: leave it out.")
     if release.push_optimizer and (release.push_dtype or release.save_optimizer_limit is not None):
         key = "push_dtype" if release.push_dtype else "save_optimizer_limit"
         raise ZooError(
-            f"push_optimizer of the stage {stage} sends the state to resume from, but {key} leaves a part of it out: "
+            f"push_optimizer of the stage {stage} sends the state that resuming needs, but {key} omits a part of it: "
             "set only one of them."
         )
     push_steps, save_steps = release.push_steps, trainer.save_steps
@@ -159,8 +159,8 @@ def best_step(
         steps: The steps to choose from.
 
     Returns:
-        (step, value). Among equal values the earliest step wins, because it has moved least from the start. None if
-        none of the steps has a finite value.
+        (step, value); None if no step has a finite value. Among equal values the earliest step wins, because its policy
+        has moved least from the start.
     """
     values = {row["step"]: float(row[metric]) for row in rows if row["step"] in steps and finite(row.get(metric))}
     sign = 1 if greater_is_better else -1
@@ -170,8 +170,8 @@ def best_step(
 def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict[str, Any]:
     """Chooses the checkpoint of a finished stage by its release rule.
 
-    With `release: recommended` the evaluation chooses later. Until then the last checkpoint is recorded, marked
-    `provisional`: it is `main`, and no checkpoint is `best`.
+    With `release: recommended` the evaluation chooses later. Until then the last checkpoint is recorded and marked
+    `provisional`: it becomes `main`, and no checkpoint becomes `best`.
 
     Args:
         record: The stage's directory.
@@ -182,7 +182,7 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
         {step, rule, metric, value} for run.json.
 
     Raises:
-        ZooError: There is no complete checkpoint, or none has the metric of the rule.
+        ZooError: There is no complete checkpoint, or no checkpoint has the metric of the rule.
     """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
     if not steps:
@@ -204,14 +204,14 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
 
 
 def choice_of_verdict(step: int, *, recommends: bool) -> dict[str, Any]:
-    """Returns the record of a checkpoint that was chosen by the verdict.
+    """Returns the record of a choice by the verdict.
 
     Args:
-        step: The recommended step; where the verdict recommends none, the last.
-        recommends: Whether the verdict recommends it.
+        step: The recommended step, or the last step if the verdict recommends no checkpoint.
+        recommends: Whether the verdict recommends a checkpoint.
 
     Returns:
-        {step, rule, metric, value} for run.json, with `none` where nothing is recommended.
+        {step, rule, metric, value} for run.json, with {none: True} if no checkpoint is recommended.
     """
     chosen = {"step": step, "rule": "recommended", "metric": None, "value": None}
     return chosen if recommends else {**chosen, "none": True}
@@ -224,7 +224,7 @@ def is_best(record: StageRecord) -> bool:
         record: The stage's directory.
 
     Returns:
-        False while the evaluation has not chosen yet, and where it recommends none.
+        False while the evaluation has not chosen yet, and if it recommends no checkpoint.
     """
     chosen = record.read().get("chosen") or {}
     return not chosen.get("provisional") and not chosen.get("none")
@@ -239,7 +239,7 @@ def steps_to_protect(record: StageRecord, release: ReleaseArguments, trainer: An
         trainer: The trainer's configuration.
 
     Returns:
-        The last step, and with `release: best` the best so far.
+        The last step, and with `release: best` also the best step so far.
     """
     steps = [checkpoint_step(path) for path in record.checkpoints()]
     metric = metric_name(trainer) if release.release == "best" else None
@@ -255,7 +255,7 @@ def delete_old_checkpoints(record: StageRecord, *, keep: int | None, protected: 
     Args:
         record: The stage's directory.
         keep: How many checkpoints to keep; None or 0 keeps all.
-        protected: Protected steps, which are never deleted, even if more than `keep` checkpoints are left then.
+        protected: Steps whose checkpoints are never deleted, even if more than `keep` checkpoints remain.
     """
     for path in _surplus(record, keep=keep, protected=protected):
         record.remove_checkpoint(path)
@@ -264,8 +264,7 @@ def delete_old_checkpoints(record: StageRecord, *, keep: int | None, protected: 
 def delete_old_optimizer_states(record: StageRecord, *, keep: int | None) -> None:
     """Deletes the optimizer state of all checkpoints except the newest `keep`.
 
-    A checkpoint without it can still be published and loaded. Training resumes from the newest checkpoint, or from the
-    one before if the newest is damaged.
+    A checkpoint without its optimizer state can still be published and loaded, but training cannot resume from it.
 
     Args:
         record: The stage's directory.
@@ -276,13 +275,12 @@ def delete_old_optimizer_states(record: StageRecord, *, keep: int | None) -> Non
 
 
 def checkpoints_to_keep(record: StageRecord) -> list[Path]:
-    """Returns the checkpoints of a finished stage to keep once everything is on the Hub.
+    """Returns the checkpoints of a finished stage to keep once everything is on the Hub, in the order of their steps.
+
+    Until the evaluation has chosen a checkpoint, these are all checkpoints.
 
     Args:
         record: The stage's directory.
-
-    Returns:
-        Their paths in the order of their steps. All of them until the evaluation has chosen.
     """
     paths = record.checkpoints()
     document = record.read()
@@ -302,12 +300,12 @@ def _surplus(record: StageRecord, *, keep: int | None, protected: Collection[int
 
 
 def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, own: bool = False) -> Checkpoint:
-    """Finds a checkpoint as `resolve` does. The folder of a stage gives the checkpoint that the stage chose.
+    """Finds a checkpoint as `resolve` does. For the folder of a stage, returns the checkpoint that the stage chose.
 
     Args:
         name: A folder, a GGUF file or a Hub id.
         hub: Where Hub ids are looked up.
-        own: As in `resolve`.
+        own: Whether to look only on `hub` itself, and not on its source.
 
     Returns:
         The checkpoint.

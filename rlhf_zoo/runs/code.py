@@ -18,14 +18,14 @@ _GROUPS = {"function": JUDGES, "rule": REWARDS, "unlabeled": JUDGES, "pairs": JU
 
 
 def stage_code(settings: StageSettings) -> dict[str, Any]:
-    """Returns the code of the rewards and preferences that a stage calls, as run.json records it.
+    """Identifies the code of the rewards and preferences that a stage calls, for run.json.
 
     Args:
         settings: Settings of the stage.
 
     Returns:
-        Name -> {module, files}, where `files` is the digest of its sources. Code of this package is left out, since
-        run.json records the package's version.
+        Name -> {module, files}, where `files` is the digest of the module's source files. Code of this package is left
+        out, because run.json records the package's version.
 
     Raises:
         ZooError: A name cannot be imported.
@@ -40,13 +40,13 @@ def stage_code(settings: StageSettings) -> dict[str, Any]:
 
 
 def judges_code(names: Iterable[str]) -> dict[str, Any]:
-    """Returns the code of judges, as run.json records it.
+    """Identifies the code of judges, for run.json.
 
     Args:
         names: The judges, as the recipe names them.
 
     Returns:
-        As `stage_code`.
+        Name -> {module, files}, as in `stage_code`.
 
     Raises:
         ZooError: A name cannot be imported.
@@ -63,11 +63,11 @@ def check_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> N
     """Checks that the code is the same as when the run began.
 
     Args:
-        code: The code as it is now.
-        recorded: The code that run.json records. A name that is missing there passes.
+        code: The present code, as `stage_code` or `judges_code` returns it.
+        recorded: The code in run.json. A name that is missing there passes.
 
     Raises:
-        ZooError: Some of it changed.
+        ZooError: The digest of a name differs.
     """
     for name, current in code.items():
         check_unchanged(f"The code of {name}, module {current['module']},", current, (recorded or {}).get(name))
@@ -77,8 +77,8 @@ def is_same_code(code: Mapping[str, Any], recorded: Mapping[str, Any] | None) ->
     """Whether the code is the same as when the run began.
 
     Args:
-        code: The code as it is now.
-        recorded: The code that run.json records. A name that is missing there counts as unchanged.
+        code: The present code, as `stage_code` or `judges_code` returns it.
+        recorded: The code in run.json. A name that is missing there counts as unchanged.
 
     Returns:
         False if the digest of any name differs.
@@ -100,20 +100,20 @@ def _code_of(names: Iterable[tuple[str, str]]) -> dict[str, Any]:
 def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
     """Returns a module's folder and the files whose content decides what the module does.
 
-    These are all files of its package. For a module outside of any package, they are its own file and the files that it
-    imports from the same folder.
+    For a module in a package these are all files of the package; for any other module, its own file and the files that
+    it imports from the same folder.
     """
-    top = top_module(module)
-    if top.__name__ == __name__.partition(".")[0]:  # this package: run.json records its version instead
+    package = top_module(module)
+    if package.__name__ == __name__.partition(".")[0]:  # this package: run.json records its version instead
         return Path(), set()
-    if hasattr(top, "__path__"):
-        folder = Path(next(iter(top.__path__)))
+    if hasattr(package, "__path__"):
+        folder = Path(next(iter(package.__path__)))
         return folder, set(folder.rglob("*.py"))
-    if not getattr(top, "__file__", None):  # built in
+    if not getattr(package, "__file__", None):  # built in
         return Path(), set()
-    file = Path(str(top.__file__))
-    installed = {Path(path).resolve() for path in sysconfig.get_paths().values()}
-    if file.parent.resolve() in installed:
+    file = Path(str(package.__file__))
+    system_folders = {Path(path).resolve() for path in sysconfig.get_paths().values()}
+    if file.parent.resolve() in system_folders:
         return file.parent, {file}
     files, to_parse = {file}, [file]
     while to_parse:
@@ -124,7 +124,7 @@ def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
 
 
 def _imported(file: Path) -> Iterator[Path]:
-    """Yields the files in the same folder that a file imports."""
+    """Yields the files that a file imports from its own folder."""
     with suppress(OSError, SyntaxError, ValueError):  # a file that cannot be parsed cannot be imported either
         for node in ast.walk(ast.parse(file.read_bytes())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

@@ -30,7 +30,7 @@ from .settings.parse import RecipeConfig, StageSettings, recipe_config, stage_se
 
 log = logging.getLogger(__name__)
 
-#: The stages that an ablation run trains itself. It reuses the other stages of the base run.
+#: The stages that an ablation run trains itself. It reuses the base run's other stages.
 VARIANT_STAGES = ("ppo", "eval")
 #: The keys of recipe.yaml that determine SFT's data.
 DATA_KEYS = ("corpus", "corpus_args", "dataset_name", "dataset_revision")
@@ -81,8 +81,8 @@ class Round:
 
     Attributes:
         number: Number of the round, from 2 on.
-        labeler: The labeler of its new pairs: 'gold' or a judge's name.
-        folder: Folder of the pairs that its reward model learns from.
+        labeler: The labeler of the round's new pairs: 'gold' or a judge's name.
+        folder: Folder of the pairs that the round's reward model learns from.
         previous_policy: The PPO policy of the previous round.
     """
 
@@ -123,18 +123,19 @@ class RunContext:
         hub: The Hub that checkpoints are sent to.
         namespace: User or organization that owns the run's repositories.
         publish: Whether checkpoints are sent to `hub`.
-        restart: Whether to delete earlier records first (--restart).
+        restart: Whether each stage deletes its earlier record first (--restart).
         command: The command line, for run.json.
         flags: Keys given on the command line, by stage; "recipe" holds those of recipe.yaml.
         private: Whether new repositories are private.
         drop_old_tags: Whether publishing deletes the earlier run's tags, because the run was restarted (--restart).
         overwrite: Whether to claim repositories that another run has claimed (--overwrite_repo).
-        pinned: Stage -> REPOSITORY@COMMIT, used if this directory has no finished run of the stage.
-        stop_after: Step after whose checkpoint a stage stops, with the status "stopped"; None never stops early.
-        base: The run directory that has the stages not in `own`; None if the run trains all of its stages itself.
+        pinned: Stage -> REPOSITORY@COMMIT to load if this directory has no finished run of the stage.
+        stop_after: Step at which a stage saves a checkpoint and stops, with the status "stopped"; None never stops
+            early.
+        base: The run directory with the stages that are not in `own`; None if the run trains all of its stages itself.
         own: The stages that a run with a `base` trains itself.
         variant: Name of the run within an ablation, a sweep or a set of rounds; None for a recipe's main run.
-        preflight_passed: Whether all checks before training have passed, so that the Hub is not asked again.
+        preflight_passed: Whether all checks before training have passed, so that stages need not repeat them.
         trains_judge: Whether the reward stage trains the judge `same-labels`, on the pairs reserved for it.
         round: A later round of the run (`runs.rounds`); None in the first round.
     """
@@ -206,9 +207,9 @@ class RunContext:
 
         Args:
             stage: Name of the stage, or "data".
-            status: Its status, such as "running".
-            seed: Its seed.
-            resolved: Its settings.
+            status: Status of the stage, such as "running".
+            seed: Seed of the stage.
+            resolved: Settings of the stage.
 
         Returns:
             The fields.
@@ -224,7 +225,7 @@ class RunContext:
         }
 
     def run_id(self, stage: str) -> str:
-        """Returns the id of the run directory that may write to the stage's repository.
+        """Returns the id of the run directory to which a stage belongs; only this run may write to its repository.
 
         Args:
             stage: Name of the stage.
@@ -258,7 +259,8 @@ class RunContext:
     def stage_command(self, stage: str, *flags: str) -> str:
         """Returns the command that trains a stage of this run, for a message.
 
-        If a run is only published again, its recipe is not loaded, so its name is taken from the recorded command.
+        A command that only publishes a run does not load the recipe. The recipe's name is then taken from the command
+        that run.json records.
 
         Args:
             stage: Name of the stage.
@@ -290,7 +292,7 @@ class RunContext:
         return f"{self.namespace}/{self.recipe.name}"
 
     def settings(self, stage: str) -> StageSettings:
-        """Returns the checked settings of a stage. They are read once and cached.
+        """Returns the checked settings of a stage, which are cached.
 
         Args:
             stage: Name of the stage.
@@ -337,8 +339,8 @@ class RunContext:
     def checkpoint(self, stage: str, *, step: int | None = None) -> ParentCheckpoint:
         """Finds the finished checkpoint of a stage: in this run directory, otherwise on the Hub.
 
-        On the Hub it is the pinned commit of the stage, or the tag `best` if none is pinned. In a recipe without SFT,
-        the checkpoint "sft" is the model that PPO starts from.
+        On the Hub this is the stage's pinned commit, or the tag `best` if no commit is pinned. For the stage "sft" of a
+        recipe without SFT, it is the model that PPO starts from.
 
         Args:
             stage: Name of the stage.
@@ -350,8 +352,8 @@ class RunContext:
         Raises:
             ZooError: There is no such checkpoint, its files differ from what was saved, or it belongs to another run.
         """
-        if stage == "sft" and (start := self.ppo_base_model) is not None:
-            return model_from_elsewhere(start, self.hub, recipe=self.recipe.name)
+        if stage == "sft" and (base_model := self.ppo_base_model) is not None:
+            return model_from_elsewhere(base_model, self.hub, recipe=self.recipe.name)
         record = self.record(stage)
         run_json = record.read()
         checkpoint = record.chosen_checkpoint() if step is None else record.checkpoint_path(step)
@@ -386,8 +388,8 @@ class RunContext:
     def check_shared(self) -> None:
         """Checks that recipe.yaml has not changed since the SFT policy of this directory was trained.
 
-        Otherwise a later stage would record settings that its policy was not trained with. Keys given as flags of this
-        command are deliberate, so they are not compared.
+        If it had changed, a later stage would record settings with which its policy was not trained. Keys that flags of
+        this command set are not compared, because such a change is deliberate.
 
         Raises:
             ZooError: A key that determines the policy has changed.
@@ -403,13 +405,13 @@ class RunContext:
         if key is not None:
             raise ZooError(
                 f"{key} in {self.recipe.source('recipe')} has changed since the policy in {record.path} was trained: "
-                f"restore it, pass the same --{key.partition('.')[0]} as then, or choose another --output_dir."
+                f"restore it, pass the earlier value by --{key.partition('.')[0]}, or choose another --output_dir."
             )
 
     def restore_chosen(self, stage: str) -> None:
         """Downloads the chosen checkpoint of a finished stage if it is missing on disk.
 
-        Later stages start from it, and the stage's last card needs it.
+        Later stages start from this checkpoint, and the stage's last card needs it.
 
         Args:
             stage: Name of the stage.
@@ -439,11 +441,11 @@ class RunContext:
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / name)
         write_complete(target)
-        note = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
-        write_json(target / PUBLISHED_FILE, note)
+        published = {"hub": self.hub.label, "repo": repo, "commit": folder.name, "tag": tag, "time": now()}
+        write_json(target / PUBLISHED_FILE, published)
         dtype = run_json["resolved"].get("push_dtype")
-        rounded = f", with weights rounded to {dtype}" if dtype else ""
-        log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounded)
+        rounding = f", with weights rounded to {dtype}" if dtype else ""
+        log.warning("%s was missing and was restored from %s@%s%s.", target, repo, tag, rounding)
 
     def _resolve_on_hub(self, stage: str) -> ParentCheckpoint:
         """Finds the stage's checkpoint on the target Hub. The source Hub never has stages of this run."""
@@ -459,7 +461,7 @@ class RunContext:
                 f"There is no finished {stage} checkpoint in {self.directory} nor under {repo}@{revision} on "
                 f"{self.hub.description}: run `{self.stage_command(stage)}` first."
             ) from error.__cause__
-        # Hash the published settings, so that the lineage is the same whether the parent is local or pulled.
+        # The digest of the published settings makes the lineage the same whether the parent is local or on the Hub.
         settings_file = checkpoint.path / RECIPE_FILE
         run_fingerprint = fingerprint(read_json(settings_file)) if settings_file.is_file() else checkpoint.commit
         return ParentCheckpoint(
@@ -469,7 +471,7 @@ class RunContext:
 
 
 def _recipe_in(command: str | None) -> str | None:
-    """Returns the recipe that a recorded training command names; None if it names none."""
+    """Returns the recipe that a recorded training command names; None if the command does not name a recipe."""
     words = shlex.split(command or "")[1:]
     names_recipe = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")
     return shlex.quote(words[1]) if names_recipe else None

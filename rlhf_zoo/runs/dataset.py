@@ -1,4 +1,4 @@
-"""The rows that each stage of a run reads, for training, evaluation and judges."""
+"""Loads the rows that each stage of a run reads, for training, evaluation and judges."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,9 +14,9 @@ from ..modeling import distributed
 from ..modeling.loading import load_tokenizer
 from .context import RunContext
 from .data.columns import rows_above
-from .data.hold_out import hold_out, parts_of, without_prompts
-from .data.layout import Form, distinct_first, drop_long_prompts, in_form
-from .data.overlap import unmarked
+from .data.hold_out import hold_out, split_by_prompt, without_prompts
+from .data.layout import Form, convert_rows, distinct_first, drop_long_prompts
+from .data.overlap import drop_question_column
 from .data.sources import DataSource, check_unchanged, digest, find_data
 from .prepared import corpus_source
 from .recipe import Recipe
@@ -32,12 +32,12 @@ PAIRS_FILE = "made.json"
 def stage_source(context: RunContext, stage: str, source: DataSource | None = None) -> DataSource:
     """Opens a stage's data: the data set that the stage names, otherwise the recipe's.
 
-    In a later round the reward stage reads the round's pairs.
+    In later rounds the reward stage reads the round's pairs.
 
     Args:
         context: The run.
         stage: The stage.
-        source: The recipe's data, if already open.
+        source: The recipe's data; None opens it if the stage needs it.
 
     Returns:
         The data.
@@ -76,18 +76,18 @@ def check_same_data(context: RunContext, stage: str) -> None:
         ZooError: The files of a data set differ from those that an earlier stage recorded.
     """
     earlier_records = [context.record(name) for name in takewhile(lambda name: name != stage, context.recipe.stages)]
-    datasets_before = {
+    earlier_datasets = {
         record.path.name: record.read().get("dataset") or {} for record in earlier_records if record.has_trained
     }
-    if not any(dataset.get("files") for dataset in datasets_before.values()):
+    if not any(dataset.get("files") for dataset in earlier_datasets.values()):
         return
     data_stage = "ppo" if stage == "eval" else stage
     if data_stage == "reward" and context.round is not None:  # the stage reads pairs that the run itself made
         return
     source = stage_source(context, data_stage)
-    for name, dataset in datasets_before.items():
-        same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
-        if same and dataset.get("files", present := source.lineage.get("files")) != present:
+    for name, dataset in earlier_datasets.items():
+        is_same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
+        if is_same and dataset.get("files", present := source.lineage.get("files")) != present:
             raise ZooError(
                 f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
                 f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.cli_name} "
@@ -103,9 +103,12 @@ def stage_rows(
     Args:
         context: The run.
         stage: The stage.
-        source: Its data.
-        split: The split.
+        source: The stage's data.
+        split: Name of the split.
         form: The form of the rows; None for the form that the stage reads.
+
+    Raises:
+        ZooError: A column is missing, or a row cannot be read.
     """
     data = context.settings(stage).data
     return load_split(context, source, data, split, form=form or FORMS[stage], text=text_field(context.settings(stage)))
@@ -127,13 +130,13 @@ def text_field(settings: StageSettings) -> str:
 def load_split(
     context: RunContext, source: DataSource, data: Any, split: str, *, form: Form, text: str = "text"
 ) -> datasets.Dataset:
-    """Loads a split as a set of data keys describes it, in one form.
+    """Loads a split and converts its rows to a form, as a set of data keys describes.
 
     Args:
         context: The run.
         source: The data.
         data: The data keys of a stage or a judge.
-        split: The split.
+        split: Name of the split.
         form: The form of the rows.
         text: The column of plain texts.
 
@@ -144,7 +147,7 @@ def load_split(
     config = f", configuration {data.dataset_config}" if data.dataset_config else ""
     name = f"The data set {source.location}{config}, split {split},"
     rows = rows_above(rows, data.keep_above, subject=name)
-    return in_form(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, subject=name)
+    return convert_rows(rows, form, columns=data.columns, turns=context.shared.conversational, text=text, subject=name)
 
 
 def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[datasets.Dataset, dict[str, int]]:
@@ -153,10 +156,10 @@ def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[
     Args:
         context: The run.
         stage: The stage.
-        source: Its data.
+        source: The stage's data.
 
     Returns:
-        The rows, and how many were dropped, under `HELD_OUT`.
+        The rows, and {HELD_OUT: number of dropped rows}; {} instead if the number is unknown.
     """
     rows = stage_rows(context, stage, source, context.settings(stage).data.dataset_train_split)
     if stage == "ppo" or "ppo" not in context.recipe.stages:
@@ -172,46 +175,47 @@ def without_held_out(
     Args:
         context: The run.
         rows: The rows.
-        subject: The stage's name in messages.
+        subject: What to call the rows, in messages.
 
     Returns:
-        The remaining rows, and how many were dropped, under `HELD_OUT`.
+        The remaining rows, and {HELD_OUT: number of dropped rows}; {} instead if the number is unknown.
     """
     data = context.settings("ppo").data
     if data.held_out_share is None:
         return rows, {}
     prompts = stage_rows(context, "ppo", stage_source(context, "ppo"), data.dataset_train_split)
     test, validation, _ = _split_ppo_rows(context, prompts)
-    remaining, left_out = without_prompts(rows, datasets.concatenate_datasets([test, validation]), subject=subject)
-    if left_out:
-        context.warn_once(f"{left_out} of {len(rows)} rows of {subject} are left out: PPO holds their prompts out.")
-    return remaining, {} if left_out is None else {HELD_OUT: left_out}
+    remaining, dropped = without_prompts(rows, datasets.concatenate_datasets([test, validation]), subject=subject)
+    if dropped:
+        context.warn_once(f"{dropped} of {len(rows)} rows of {subject} are left out: PPO holds their prompts out.")
+    return remaining, {} if dropped is None else {HELD_OUT: dropped}
 
 
 def _split_ppo_rows(context: RunContext, rows: datasets.Dataset) -> list[datasets.Dataset]:
-    """Splits PPO's training split by held_out_share: rows for the final evaluation, for validation, and for training.
+    """Splits PPO's training split by held_out_share into rows for the final evaluation, validation and training.
 
-    If the evaluation has its own split, validation gets both shares.
+    If the evaluation has its own split, validation gets both held-out shares.
     """
-    test, validation, train = parts_of(rows, context.settings("ppo").data.held_out_share, parts=2)
+    test, validation, train = split_by_prompt(rows, context.settings("ppo").data.held_out_share, parts=2)
     if context.shared.evaluation.dataset_test_split is not None:
         validation = datasets.concatenate_datasets([test, validation])
     return [test, validation, train]
 
 
 def train_and_held_out(
-    context: RunContext, stage: str, source: DataSource, *, marked: bool = False
+    context: RunContext, stage: str, source: DataSource, *, keep_questions: bool = False
 ) -> tuple[datasets.Dataset, datasets.Dataset | None, dict[str, int]]:
     """Loads the rows that the SFT or PPO stage trains on, and those held out for evaluation.
 
     Args:
         context: The run.
         stage: "sft" or "ppo".
-        source: Its data.
-        marked: Whether the training rows keep the column with which `overlap` compares prompts.
+        source: The stage's data.
+        keep_questions: Whether the training rows keep the column with which `overlap` compares prompts.
 
     Returns:
-        Rows to train on, rows to evaluate on during training or None, and what `training_rows` dropped.
+        Rows to train on, rows to evaluate on during training or None, and the count of dropped rows that
+        `training_rows` returns.
     """
     data = context.settings(stage).data
     train, left_out = training_rows(context, stage, source)
@@ -224,8 +228,8 @@ def train_and_held_out(
         train, held_out = hold_out(train, data.held_out_share)
     elif data.dataset_test_split is not None:
         held_out = stage_rows(context, stage, source, data.dataset_test_split)
-    held_out = None if held_out is None else unmarked(held_out)
-    return train if marked else unmarked(train), held_out, left_out
+    held_out = None if held_out is None else drop_question_column(held_out)
+    return train if keep_questions else drop_question_column(train), held_out, left_out
 
 
 def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None:
@@ -249,18 +253,16 @@ def ptx_rows(context: RunContext, source: DataSource) -> datasets.Dataset | None
 def evaluation_rows(
     context: RunContext, source: DataSource, part: str = "test", *, path: Path | None = None
 ) -> datasets.Dataset:
-    """Loads the prompts of PPO's data for which an evaluation samples completions.
-
-    Each prompt's first row comes before any second row, so that the first N rows have as many prompts as possible.
+    """Loads the prompts for an evaluation from PPO's data, in the order of `distinct_first`.
 
     Args:
         context: The run.
         source: PPO's data.
         part: "test" for the final evaluation, "validation" for the choice of a checkpoint.
-        path: The SFT policy's folder, whose tokenizer counts tokens for max_prompt_length; None keeps all prompts.
+        path: Folder of the SFT policy, whose tokenizer counts tokens for max_prompt_length; None keeps all prompts.
 
     Raises:
-        ZooError: No row is left.
+        ZooError: A row cannot be read, or all prompts are too long.
     """
     location, data = evaluated_part(context, part), context.settings("ppo").data
     rows = stage_rows(context, "ppo", source, location["split"])
@@ -281,7 +283,7 @@ def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
         part: "test" or "validation".
 
     Returns:
-        {config, split, held_out_share}. The share is None if training does not use the split.
+        {config, split, held_out_share}. The share is None if the split is not the training split.
     """
     data = context.settings("ppo").data
     split, share = evaluated_split(context.shared, data, part)
@@ -289,7 +291,7 @@ def evaluated_part(context: RunContext, part: str = "test") -> dict[str, Any]:
 
 
 def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tuple[str, float | None]:
-    """Returns the split of `evaluation_rows`.
+    """Returns the split that `evaluation_rows` loads.
 
     Args:
         shared: The keys of recipe.yaml.
@@ -297,7 +299,7 @@ def evaluated_split(shared: RecipeConfig, data: Any, part: str = "test") -> tupl
         part: "test" or "validation".
 
     Returns:
-        The split, and the share of it that training holds out; None if training does not use the split.
+        The split, and held_out_share; None instead of the share if the split is not the training split.
     """
     test_split = shared.evaluation.dataset_test_split
     if data.held_out_share is not None and (part == "validation" or test_split is None):
@@ -314,7 +316,7 @@ def labeled_rows(context: RunContext) -> datasets.Dataset:
     Returns:
         Rows of the data set that the recipe names for the judge, otherwise of the recipe's own data.
     """
-    return _for_judges(context, context.shared.evaluation.labeled_data, "labeled")[0]
+    return _load_for_judge(context, context.shared.evaluation.labeled_data, "labeled")[0]
 
 
 def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None:
@@ -324,13 +326,13 @@ def own_pairs(context: RunContext) -> tuple[datasets.Dataset, DataSource] | None
         context: The run.
 
     Returns:
-        The pairs and their source; None if the recipe names none.
+        The pairs and their source; None if the recipe names no such pairs.
     """
     data = own_pairs_keys(context.recipe, context.shared)
-    return None if data is None else _for_judges(context, data, "pairs")
+    return None if data is None else _load_for_judge(context, data, "pairs")
 
 
-def _for_judges(context: RunContext, data: LabeledArguments, form: Form) -> tuple[datasets.Dataset, DataSource]:
+def _load_for_judge(context: RunContext, data: LabeledArguments, form: Form) -> tuple[datasets.Dataset, DataSource]:
     if data.dataset_name is None:
         source = data_source(context)
     else:
@@ -339,14 +341,14 @@ def _for_judges(context: RunContext, data: LabeledArguments, form: Form) -> tupl
 
 
 def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | None:
-    """Returns the keys of `evaluation.own_pairs`; a file or folder next to recipe.yaml is named by its path.
+    """Returns the keys under `evaluation.own_pairs`, with the full path of a file or folder next to recipe.yaml.
 
     Args:
         recipe: The recipe.
         shared: The keys of recipe.yaml.
 
     Returns:
-        The keys; None if the recipe has none.
+        The keys; None if the recipe does not set `own_pairs`.
     """
     data = shared.evaluation.own_pairs_data
     if data is None or data.dataset_name is None or not (local := recipe.folder / data.dataset_name).exists():
@@ -354,8 +356,8 @@ def own_pairs_keys(recipe: Recipe, shared: RecipeConfig) -> OwnPairsArguments | 
     return replace(data, dataset_name=str(local))
 
 
-def to_train(context: RunContext) -> dict[str, StageSettings]:
-    """Returns the settings of the stages that this command will train, by stage.
+def stages_to_train(context: RunContext) -> dict[str, StageSettings]:
+    """Returns the settings of the stages that a command for all stages will train, by stage.
 
     Args:
         context: The run.
@@ -373,7 +375,7 @@ def data_source(context: RunContext, *, again: bool = False) -> DataSource:
 
     Args:
         context: The run.
-        again: Whether to prepare the data again; otherwise that is done once per run directory.
+        again: Whether to prepare or look up the data again, although this run directory already has data.
 
     Returns:
         The data.
@@ -396,7 +398,7 @@ def _data_source(context: RunContext, *, again: bool) -> DataSource:
 
 
 def _named_source(context: RunContext, name: str, *, again: bool) -> DataSource:
-    """Finds the data set that the recipe names, at the commit that its revision had when this run started."""
+    """Finds the data set that the recipe names, at the commit to which its revision pointed when this run started."""
     record = context.record("data")
     document = record.read()
     recorded = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}

@@ -12,7 +12,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: Variable of accelerate -> the key of the recipe that does the same. The key applies; the variable is unset.
+#: Variable of accelerate -> the key of the recipe with the same effect. The variable is unset, so that the key applies.
 IGNORED: Mapping[str, str] = {
     "ACCELERATE_MIXED_PRECISION": "bf16",
     "ACCELERATE_DOWNCAST_BF16": "bf16",
@@ -24,7 +24,7 @@ IGNORED: Mapping[str, str] = {
     "ACCELERATE_DYNAMO_USE_DYNAMIC": "torch_compile",
     "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION": "torch_compile",
 }
-#: Variables that hand training to a system with which no stage has been tested.
+#: Variables that make a system train with which no stage has been tested.
 REFUSED = (
     "ACCELERATE_USE_DEEPSPEED",
     "ACCELERATE_USE_FSDP",
@@ -57,7 +57,7 @@ _OFF = ("", "0", "1", "no", "none", "off", "false", "default")
 
 
 def apply_environment() -> None:
-    """Refuses the variables in `REFUSED`, unsets those in `IGNORED`, and warns about each of those that was on.
+    """Refuses the variables in `REFUSED`, unsets those in `IGNORED`, and warns about each unset variable that was on.
 
     Raises:
         ZooError: A variable asks for DeepSpeed, FSDP, Megatron-LM or accelerate's parallelism.
@@ -65,8 +65,8 @@ def apply_environment() -> None:
     for name in REFUSED:
         if os.environ.get(name, "").lower() in ("1", "true", "yes", "on"):
             raise ZooError(
-                f"The environment sets {name}={os.environ[name]}, which no stage supports: unset it; to shard, set the "
-                "key fsdp2."
+                f"The environment sets {name}={os.environ[name]}, which no stage supports: unset it, and set the key "
+                "fsdp2 to shard a model."
             )
     for name, key in IGNORED.items():
         value = os.environ.pop(name, "")

@@ -14,7 +14,15 @@ from .record import first_difference
 from .registry import is_member
 from .settings.evaluation import EvaluationConfig
 from .settings.judge_names import SAME_LABELS
-from .settings.key_classes import GROUPS, STAGE_KEYS, Kind, check_key, check_repository, machine_keys, without_machine
+from .settings.key_classes import (
+    GROUPS,
+    STAGE_KEYS,
+    Kind,
+    check_key,
+    check_repository,
+    machine_keys,
+    without_machine_keys,
+)
 from .settings.parse import NON_STAGE_KEYS, StageSettings
 from .trusted_names import check_object
 
@@ -23,26 +31,23 @@ SAMPLING_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_K
 
 
 def evaluation_of(context: RunContext) -> EvaluationConfig:
-    """Returns the run's evaluation settings with the judge filled in: see `with_judge`.
+    """Returns the run's evaluation settings with the judge that `with_judge` chooses.
 
     Args:
         context: The run.
-
-    Returns:
-        The settings.
     """
     return with_judge(context.shared.evaluation, context.settings("ppo"))
 
 
 def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig:
-    """Fills in the judge of an evaluation.
+    """Chooses the judge of an evaluation if its settings do not name one.
 
     Args:
         config: The evaluation settings.
         ppo: Settings of the PPO stage.
 
     Returns:
-        The settings with a judge: the one that they name, otherwise PPO's verifiable reward, otherwise `classifier`.
+        The settings with a judge: the judge that they name, otherwise PPO's verifiable reward, otherwise `classifier`.
 
     Raises:
         ZooError: A reward function cannot be loaded.
@@ -56,10 +61,10 @@ def with_judge(config: EvaluationConfig, ppo: StageSettings) -> EvaluationConfig
 
 
 def shares_reward_labels(context: RunContext, name: str) -> bool:
-    """Whether a judge learned from the same labels as the run's reward model.
+    """Whether a judge learned from the same labelers as the run's reward model.
 
     A judge that learned from other texts of the same data set is not independent, because both models learn the
-    mistakes of the same labelers. A corpus whose judge learns from another source sets `judge_has_other_labels`.
+    mistakes of the same labelers. A corpus whose judge has other labelers sets `judge_has_other_labels`.
 
     Args:
         context: The run.
@@ -81,8 +86,8 @@ def shares_reward_labels(context: RunContext, name: str) -> bool:
 def judge_run(context: RunContext) -> RunContext:
     """Returns the run that trains the judge `same-labels`.
 
-    It trains a reward model like that of the run on the pairs reserved for the judge. Once the run's reward model is
-    trained, the keys that it was trained with are used, including PPO's sampling keys.
+    The judge is a reward model with the keys of the run's own reward model, trained on the pairs reserved for the
+    judge. If the run's reward model is finished, its recorded keys are used, including PPO's sampling keys.
 
     Args:
         context: The run.
@@ -91,7 +96,7 @@ def judge_run(context: RunContext) -> RunContext:
         The run whose reward stage is the judge.
 
     Raises:
-        ZooError: See `as_trained`.
+        ZooError: A flag contradicts a recorded key, or another user's run sets a key that it may not.
     """
     run = as_trained(context, "reward")
     document = context.record("reward").read()
@@ -109,7 +114,7 @@ def judge_run(context: RunContext) -> RunContext:
 def as_trained(context: RunContext, stage: str) -> RunContext:
     """Returns the run with the keys that a finished stage was trained with, whatever its recipe says now.
 
-    If another user's run or recipe sets keys of a machine or an account, this user's recipe and flags override them.
+    Keys of a machine or an account that another user's run or recipe sets are replaced by this user's recipe and flags.
 
     Args:
         context: The run.
@@ -119,7 +124,7 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
         The run; unchanged if the stage is not finished.
 
     Raises:
-        ZooError: A flag contradicts what the stage was trained with, or another user's run sets a key that it may not.
+        ZooError: A flag contradicts a recorded key, or another user's run sets a key that it may not.
     """
     document = context.record(stage).read()
     if document.get("status") != "finished":
@@ -130,9 +135,12 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
     machine_flags: dict[str, Any] = {}
     if recipe.download is not None or not context.record(stage).is_own():
         recipe_keys = recipe.stages.get(stage, {})
-        keys = {**without_machine(keys), **{name: recipe_keys[name] for name in machine_keys() if name in recipe_keys}}
+        keys = {
+            **without_machine_keys(keys),
+            **{name: recipe_keys[name] for name in machine_keys() if name in recipe_keys},
+        }
         machine_flags = {name: flags[name] for name in machine_keys() if name in flags}
-        flags = without_machine(flags)
+        flags = without_machine_keys(flags)
     if flags:
         resolved = context.settings(stage).resolved
         key = first_difference({name: keys.get(name) for name in flags}, {name: resolved.get(name) for name in flags})
@@ -146,7 +154,7 @@ def as_trained(context: RunContext, stage: str) -> RunContext:
 
 
 def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> None:
-    """Raises ZooError if another user's run sets a key that no download may set and this user's recipe does not set."""
+    """Raises ZooError if another user's run sets a key that a download may not set, unless this user's recipe does."""
     record = context.record(stage)
     if record.is_own():
         return
@@ -172,27 +180,29 @@ def check_same_labels(context: RunContext, *, restart: bool = False) -> None:
 
     Args:
         context: The run.
-        restart: Whether the reward model will be trained again, even if there is one.
+        restart: Whether the reward model will be trained again, even if it is finished.
 
     Raises:
         ZooError: The recipe names the judge but reserves no pairs, or the reward model was trained with other keys.
     """
     if SAME_LABELS not in evaluation_of(context).names:
         return
-    needs = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, but"
+    requirement = f"The judge {SAME_LABELS} learns from preference pairs that the reward model does not see, but"
     if "reward" not in context.recipe.stages:
-        raise ZooError(f"{needs} the recipe has no stage reward: name another judge, such as reward:MODEL.")
+        raise ZooError(f"{requirement} the recipe has no stage reward: name another judge, such as reward:MODEL.")
     settings, record = (context if restart else judge_run(context)).settings("reward"), context.record("reward")
     document, retrain_hint = record.read(), f"train it again with `{context.stage_command('reward', '--restart')}`."
-    trained = document.get("status") == "finished" and not restart
+    is_trained = document.get("status") == "finished" and not restart
     if settings.data.judge_share is None:
-        hint = f", and {retrain_hint}" if trained else "."
-        raise ZooError(f"{needs} the stage reward reserves no pairs: set judge_share there, for example to 0.5{hint}")
-    if not trained:
+        hint = f", and {retrain_hint}" if is_trained else "."
+        raise ZooError(
+            f"{requirement} the stage reward reserves no pairs: set judge_share there, for example to 0.5{hint}"
+        )
+    if not is_trained:
         return
     trained_with = {name: value for name, value in document["resolved"].items() if name not in ("data", "parents")}
     if (key := first_difference(trained_with, settings.resolved)) is not None:
         raise ZooError(
-            f"{needs} the reward model in {record.path} was trained with another {key} than this command sets: use the "
-            f"earlier value, or {retrain_hint}"
+            f"{requirement} the reward model in {record.path} was trained with another {key} than this command sets: "
+            f"use the earlier value, or {retrain_hint}"
         )

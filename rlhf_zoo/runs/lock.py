@@ -1,7 +1,7 @@
 """The lock of a run directory: only one process at a time writes there.
 
-It is an operating-system lock on the file `.lock`, so it is released when its process ends, even by
-a kill. The file names the command that holds the lock, and is removed when that command ends.
+The lock is an operating-system lock on the file `.lock`, so it is released when its process ends, even if the process
+is killed. The file names the command that holds the lock, and is removed when that command ends.
 """
 
 from __future__ import annotations
@@ -23,14 +23,20 @@ from ..modeling import distributed
 
 LOCK = ".lock"
 #: Longest command shown in a message, in characters.
-_LONGEST = 120
+_MAX_COMMAND = 120
 _HELD: dict[Path, _Held] = {}
 _HELD_GUARD = threading.Lock()
 
 
 @dataclass
 class _Held:
-    """A directory's lock, held by this process. `new_folders` were created only to hold the lock file."""
+    """A lock that this process holds.
+
+    Attributes:
+        lock: The operating-system lock.
+        new_folders: Folders that were created only for the lock file.
+        count: How many blocks of `sole_writer` hold the lock now.
+    """
 
     lock: FileLock
     new_folders: list[Path]
@@ -41,7 +47,8 @@ class _Held:
 def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     """Locks a run directory while a command writes to it.
 
-    A process may enter it several times, from any thread. In distributed training the main process holds the lock.
+    A process may lock the same directory several times, from any thread. In distributed training the main process
+    holds the lock.
 
     Args:
         directory: The run directory.
@@ -59,12 +66,12 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
     if not distributed.is_main_process():
         yield
         return
-    # Resolved, so that two names of one directory share one lock.
+    # Two names of one directory must share one lock.
     real_path = Path(os.path.realpath(directory))
     with _HELD_GUARD:
         held = _HELD.get(real_path)
         if held is None:
-            held = _HELD[real_path] = _take(real_path, named=directory, command=command)
+            held = _HELD[real_path] = _take(real_path, name=directory, command=command)
         held.count += 1
     try:
         yield
@@ -76,7 +83,7 @@ def sole_writer(directory: Path, *, command: str) -> Iterator[None]:
                 _release(held, real_path)
 
 
-def _take(directory: Path, *, named: Path, command: str) -> _Held:
+def _take(directory: Path, *, name: Path, command: str) -> _Held:
     new_folders = [folder for folder in (directory, *directory.parents) if not folder.exists()]
     lock = FileLock(directory / LOCK, thread_local=False, blocking=False, fallback_to_soft=False)
     try:
@@ -84,16 +91,16 @@ def _take(directory: Path, *, named: Path, command: str) -> _Held:
         lock.acquire()
     except Timeout as error:
         raise ZooError(
-            f"{_holder(directory / LOCK)} writes into {named}: wait until it has ended, or choose another directory."
+            f"{_holder(directory / LOCK)} writes into {name}: wait until it has ended, or choose another directory."
         ) from error
     except (OSError, NotImplementedError) as error:
-        why = getattr(error, "strerror", None) or str(error)
+        reason = getattr(error, "strerror", None) or str(error)
         raise ZooError(
-            f"{named} cannot be locked against other commands ({why}): choose a directory that you can write to, on "
+            f"{name} cannot be locked against other commands ({reason}): choose a directory that you can write to, on "
             "a file system with locks."
         ) from error
     holder = {"pid": os.getpid(), "host": socket.gethostname(), "command": command, "since": now()}
-    # Replaces what a killed process left. On a full disk the lock still holds, so a failed write is harmless.
+    # This replaces the text of a killed process. A failed write on a full disk is harmless: the lock does not need it.
     with contextlib.suppress(OSError):
         (directory / LOCK).write_text(json.dumps(holder) + "\n", encoding="utf-8")
     return _Held(lock, new_folders)
@@ -106,14 +113,14 @@ def _holder(path: Path) -> str:
         pid, host, command, since = (str(holder[key]) for key in ("pid", "host", "command", "since"))
     except (OSError, ValueError, KeyError, TypeError):  # not written yet, or the disk was full
         return "Another command"
-    shown = command if len(command) <= _LONGEST else f"{command[: _LONGEST - 3]}..."
-    return f"Another command, `{shown}` (process {pid} on {host}, since {since}),"
+    excerpt = command if len(command) <= _MAX_COMMAND else f"{command[: _MAX_COMMAND - 3]}..."
+    return f"Another command, `{excerpt}` (process {pid} on {host}, since {since}),"
 
 
 def _release(held: _Held, directory: Path) -> None:
-    """Removes the lock file and then the empty folders made for it.
+    """Removes the lock file, releases the lock, and removes the empty folders that were created for it.
 
-    The file is removed while it is still locked: a process that has already opened it notices the removal.
+    The file is removed while it is still locked, because a process that has already opened it notices the removal.
     """
     with contextlib.suppress(OSError):
         (directory / LOCK).unlink()

@@ -1,4 +1,4 @@
-"""metrics.jsonl: one row per line, appended so that a kill leaves at most one incomplete line."""
+"""Reads and writes metrics.jsonl, which has one row per line. A killed process leaves at most one incomplete line."""
 
 import json
 import os
@@ -12,13 +12,10 @@ from .run_shape import metrics_row
 
 
 def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a row of metrics without its times and durations, in which equal runs differ.
+    """Returns a row of metrics without times and durations, which differ between otherwise equal runs.
 
     Args:
         row: A row of metrics.jsonl.
-
-    Returns:
-        The other fields.
     """
     return {
         name: value
@@ -30,15 +27,15 @@ def without_times(row: Mapping[str, Any]) -> dict[str, Any]:
 def append_row(file_path: Path, metrics: Mapping[str, Any]) -> None:
     """Appends one row. A number that is not finite is written as null.
 
-    A line that a kill left incomplete is dropped first; otherwise the new row would continue it.
+    An incomplete last line is dropped first, because the new row would continue it.
 
     Args:
         file_path: The file; its folder is created if it is missing.
-        metrics: The row; it must have an integer `step`. `time` is added.
+        metrics: The row, with an integer `step`. `time` is added.
 
     Raises:
-        ValueError: It has no integer `step`.
-        ZooError: The file system refuses the write.
+        ValueError: The row has no integer `step`.
+        ZooError: The file cannot be written.
     """
     step = metrics.get("step")
     if type(step) is not int:
@@ -63,7 +60,7 @@ def append_row(file_path: Path, metrics: Mapping[str, Any]) -> None:
 def _drop_incomplete_line(file: BinaryIO, end: int) -> bytes:
     """Cuts off an incomplete last line.
 
-    Returns what must precede the next line: a newline if the last line is complete but not terminated.
+    Returns the text that must precede the next row: a newline if the last line is a row without a newline.
     """
     if end == 0:
         return b""
@@ -80,7 +77,7 @@ def _drop_incomplete_line(file: BinaryIO, end: int) -> bytes:
 
 
 def read_rows(file_path: Path) -> list[dict[str, Any]]:
-    """Reads all rows, oldest first, without an incomplete last line.
+    """Reads all rows, oldest first. An incomplete last line is ignored.
 
     Args:
         file_path: The file, which may be missing.
@@ -89,7 +86,7 @@ def read_rows(file_path: Path) -> list[dict[str, Any]]:
         The rows.
 
     Raises:
-        ZooError: Any other line is not a row.
+        ZooError: A line other than the last is not a row.
     """
     try:
         lines = file_path.read_bytes().split(b"\n")

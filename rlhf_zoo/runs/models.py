@@ -17,8 +17,8 @@ class ParentCheckpoint:
     """A checkpoint to start from.
 
     Attributes:
-        path: Its folder.
-        lineage: What identifies it in run.json and cards: repository, commit, path and fingerprint.
+        path: Folder of the checkpoint.
+        lineage: What identifies the checkpoint in run.json and cards: repository, commit, path and fingerprint.
     """
 
     path: Path
@@ -26,14 +26,14 @@ class ParentCheckpoint:
 
 
 def folder_lineage(folder: Path) -> dict[str, Any]:
-    """Returns what identifies a model in a local folder in run.json and cards.
+    """Identifies the model in a local folder, for run.json and cards.
 
     Args:
         folder: The folder.
 
     Returns:
-        {folder: its name, files: the digest of the files that are loaded}. If the folder was unpacked from a GGUF file,
-        also {gguf: the file's sha256}. The path is left out, because other machines do not have it.
+        {folder: its name, files: the digest of the files that are loaded}, and {gguf: the file's sha256} if the folder
+        was unpacked from a GGUF file. The path is left out, because other machines do not have it.
     """
     source = gguf_source(folder)
     lineage = {"folder": folder.resolve().name, "files": model_digest(folder)}

@@ -1,7 +1,7 @@
-"""`rlhf-zoo reward RECIPE --dataset_name NAME`, where NAME is a data set of pairs alone, such as people's votes.
+"""Trains a recipe's reward model on a data set that has only pairs, such as people's votes.
 
-The reward model is trained on these pairs as they are. They replace the reward stage's data keys, and each replaced key
-is recorded, so that the published model can be reproduced.
+This is what `rlhf-zoo reward RECIPE --dataset_name NAME` does for such a data set. The changed keys are recorded, so
+that the published model can be reproduced.
 """
 
 from dataclasses import dataclass, replace
@@ -21,14 +21,14 @@ from .recipe import Recipe
 from .record import fingerprint
 
 COLUMNS = ["prompt", "chosen", "rejected"]
-#: Names that a configuration with pairs may have: this package's, and the Hub's default.
+#: Names that a configuration with pairs may have: this package's name, and the Hub's default.
 CONFIGURATIONS = ("preferences", "default")
 SIMULATION = ("simulated_pairs", "simulated_test_pairs", "pairs_seed", "preference")
 HELD_OUT_SHARE = 0.1
 
 
 def sampling(context: RunContext) -> dict[str, Any]:
-    """Returns PPO's sampling settings. Reward scores are centered over samples that the policy draws with them.
+    """Returns PPO's sampling settings. Reward scores are centered over samples that are drawn with these settings.
 
     Args:
         context: The run.
@@ -52,8 +52,8 @@ class NamedPairs:
         name: A Hub id or a folder.
         commit: The commit that is read; None for a folder.
         configuration: The configuration that holds the pairs.
-        test_split: Its test split; None if it has none.
-        hub: Label of the Hub that has it; None for the run's Hub.
+        test_split: Test split of the configuration; None if it has no test split.
+        hub: Label of the Hub that has the data set; None for the run's Hub.
     """
 
     name: str
@@ -84,8 +84,8 @@ class NamedPairs:
 def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, temperature: float) -> Recipe:
     """Returns the recipe for training its reward model on `pairs`, with every key that reproducing the model needs.
 
-    Nothing is simulated. Scores are centered over samples of the SFT model on the prompts of the pairs. Without a test
-    split, a tenth of the prompts is held out.
+    No pairs are simulated. Scores are centered over samples of the SFT model on the prompts of the pairs. Without a
+    test split, a tenth of the prompts is held out.
 
     Args:
         recipe: The recipe.
@@ -103,7 +103,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
     sampling_keys = {"response_length": response_length, "temperature": temperature}
     ppo = {**recipe.stages.get("ppo", {}), **sampling_keys, "dataset_config": pairs.configuration}
-    ppo.pop("held_out_share", None)  # about PPO's prompts, which this run does not read
+    ppo.pop("held_out_share", None)  # it concerns PPO's prompts, which this run does not read
     shared: dict[str, Any] = {
         "dataset_name": pairs.name,
         "dataset_revision": pairs.commit,
@@ -152,14 +152,14 @@ def on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
 def named_pairs(context: RunContext) -> NamedPairs | None:
     """Returns the data set that --dataset_name names, if it has only pairs.
 
-    A data set that a corpus reads, or that also has the prompts, replaces the recipe's data as in any other stage. A
-    run that has begun stays at its commit, however many votes have been added since.
+    A data set that a corpus reads, or that also has PPO's prompts, replaces the recipe's data as in any other stage. A
+    run that has begun keeps its commit, even if votes have been added since.
 
     Args:
         context: The run.
 
     Returns:
-        The data set; None if the recipe's data come from elsewhere.
+        The data set; None if the stage reads its data as usual.
 
     Raises:
         ZooError: The data set cannot be read.
@@ -174,9 +174,9 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     document = {} if context.restart else context.record("reward").read()
     recorded = document.get("resolved", {})
     recorded_recipe = recorded.get("recipe", {})
-    was_on_pairs = recorded.get("ppo", {}).get("dataset_config") == recorded.get("dataset_config")
+    used_pairs = recorded.get("ppo", {}).get("dataset_config") == recorded.get("dataset_config")
     if (
-        was_on_pairs
+        used_pairs
         and recorded_recipe.get("dataset_name") == name
         and revision in (None, recorded_recipe["dataset_revision"])
     ):
@@ -194,7 +194,7 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
 def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPairs | None:
     source = find_data(name, revision, context.hub)
     prompts = context.settings("ppo").data.dataset_config if "ppo" in context.recipe.stages else "prompts"
-    local, commit = Path(name).is_dir(), source.lineage["commit"]
+    is_local, commit = Path(name).is_dir(), source.lineage["commit"]
     try:
         with (
             reading_from(source.hub) as options,
@@ -202,7 +202,7 @@ def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPa
         ):
             commit = data.commit
             configurations = data.configurations(**options)
-            if prompts in configurations:  # it has prompts for PPO, so it replaces the recipe's data as a whole
+            if prompts in configurations:  # such a data set replaces the recipe's data for all stages
                 return None
             flags = context.flags.get("reward", {})
             stage = {**context.recipe.stages["reward"], **flags}
@@ -217,8 +217,8 @@ def _find_pairs(context: RunContext, name: str, revision: str | None) -> NamedPa
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         if is_disk_full(error):
             raise
-        if local or context.shared.corpus is None:
-            return None  # the stage that reads it reports what is wrong
+        if is_local or context.shared.corpus is None:
+            return None  # the stage reports the problem when it reads the data set
         raise ZooError(
             f"The data set {name} cannot be read ({reason(error)}): check its name and {source.hub.flag}."
         ) from error

@@ -1,4 +1,4 @@
-"""Finds the models that PPO starts from: stages of its recipe, reward models of its ensemble, or other models."""
+"""Finds the models that PPO starts from: models of its recipe's stages or of its ensemble, or other models."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 from ..errors import ZooError
 from .context import RunContext
-from .dataset import to_train
+from .dataset import stages_to_train
 from .models import ParentCheckpoint, model_from_elsewhere
 from .recipe import Recipe
 from .record import StageRecord
@@ -31,8 +31,8 @@ def parent(context: RunContext, name: str) -> ParentCheckpoint:
         return context.checkpoint(name)
     if is_member(name):
         return member_checkpoint(context, name)
-    custom = context.settings("ppo").data.reward_model_loader is not None
-    return model_from_elsewhere(name, context.hub, recipe=context.recipe.name, all_files=custom)
+    has_loader = context.settings("ppo").data.reward_model_loader is not None
+    return model_from_elsewhere(name, context.hub, recipe=context.recipe.name, all_files=has_loader)
 
 
 def parent_names(settings: StageSettings) -> dict[str, str]:
@@ -42,7 +42,7 @@ def parent_names(settings: StageSettings) -> dict[str, str]:
         settings: Settings of the PPO stage.
 
     Returns:
-        Role -> a stage of the recipe, a path or a Hub id.
+        Role -> a stage of the recipe, a reward model of the ensemble, a path or a Hub id.
 
     Raises:
         ZooError: Too many reward models are named.
@@ -74,13 +74,13 @@ def check_parents(recipe: Recipe, ppo: StageSettings) -> None:
 
 
 def reward_roles(path: Any) -> dict[str, str]:
-    """Assigns a role to each reward model that `reward_model_path` names, in order.
+    """Assigns a role among the run's parents to each reward model that `reward_model_path` names.
 
     Args:
         path: The value of the key: None, a name or a list of names.
 
     Returns:
-        Role among the run's parents -> name.
+        Role -> name, in the order of the names.
 
     Raises:
         ZooError: There are more names than roles.
@@ -117,9 +117,6 @@ def is_trained(context: RunContext, name: str) -> bool:
     Args:
         context: The run.
         name: The model's folder in the run directory, such as ensemble/seed-1/reward.
-
-    Returns:
-        True if the model's stage has the status "finished".
     """
     return bool(_run_of_member(context, name).record("reward").read().get("status") == "finished")
 
@@ -133,7 +130,7 @@ def check_members(context: RunContext) -> None:
     Raises:
         ZooError: A reward model is missing, or was trained for another SFT policy.
     """
-    if "ppo" in to_train(context):
+    if "ppo" in stages_to_train(context):
         for name in reward_names(context.settings("ppo").data.reward_model_path):
             if is_member(name):
                 member_checkpoint(context, name)
@@ -150,7 +147,7 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
         The checkpoint.
 
     Raises:
-        ZooError: The model is not trained, or was trained for another SFT policy than the run has now.
+        ZooError: The model is not finished, or was trained for another SFT policy than the run's present one.
     """
     member = _run_of_member(context, name)
     record = member.record("reward")
@@ -171,16 +168,16 @@ def member_checkpoint(context: RunContext, name: str) -> ParentCheckpoint:
 
 
 def member_beside(checkpoint: Path, folder: Any) -> Path | None:
-    """Finds the ensemble's reward model that a run's card names, in the same run directory.
+    """Finds a reward model of the ensemble that a run's card names, in the same run directory.
 
-    The card may come from another user, so `folder` is not trusted: only folders of an ensemble are looked up.
+    The card may come from another user, so only folders of an ensemble are looked up.
 
     Args:
-        checkpoint: The run's stage, or a checkpoint of it.
-        folder: The folder that the card names.
+        checkpoint: The folder of a stage of the run, or of a checkpoint of the stage.
+        folder: The folder that the card names, of any type.
 
     Returns:
-        The chosen checkpoint of that model; None if there is none.
+        The model's chosen checkpoint; None if there is no such model.
     """
     if not isinstance(folder, str) or not is_member(folder):
         return None

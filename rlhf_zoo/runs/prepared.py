@@ -1,6 +1,6 @@
-"""The data that a recipe's corpus prepares: written into the run directory, checked, and published.
+"""Writes the data that a recipe's corpus prepares into the run directory, checks them, and publishes them.
 
-Stages read them from the run directory instead of the Hub, because a stage must also start without a network. So
+Stages read the data from the run directory instead of the Hub, because a stage must also start without a network.
 run.json records a digest of each configuration, which is checked before the data are read or sent.
 """
 
@@ -30,7 +30,7 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
 
     Args:
         context: The run.
-        again: Whether to prepare the data again; otherwise that is done once per run directory.
+        again: Whether to prepare the data again, although the run directory already has them.
 
     Returns:
         The data in the run directory.
@@ -42,7 +42,7 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
     shared, record = context.shared, context.record("data")
     resolved = corpus_settings(shared)
     if not record.run_file.exists() and record.path.is_dir() and any(record.path.iterdir()):
-        raise ZooError(f"{record.path} has files that no run wrote: choose another --output_dir.")
+        raise ZooError(f"{record.path} has files that do not belong to a run: choose another --output_dir.")
     try:
         context.check_settings_unchanged("data", resolved)
     except ZooError:
@@ -71,13 +71,10 @@ def corpus_source(context: RunContext, *, again: bool) -> DataSource:
 
 
 def configuration_digests(folder: Path) -> dict[str, str]:
-    """Hashes each configuration of a folder of prepared data.
+    """Returns configuration -> sha256 of the names and bytes of its split files.
 
     Args:
         folder: The data's folder.
-
-    Returns:
-        The sha256 of the names and bytes of the splits, by configuration.
     """
     return {name: digest(folder / name, ".jsonl") for name in _configurations(split_files(folder))}
 
@@ -126,8 +123,8 @@ def _prepare(shared: RecipeConfig, hub: Hub) -> Mapping[str, Mapping[str, list[d
 def _corpus_text(shared: RecipeConfig, hub: Hub) -> str | None:
     """Returns the name or folder from which a corpus's function reads its text.
 
-    A corpus can read only a folder or the Hub of the environment, so a data set that only the source Hub has is
-    downloaded first. A name that no Hub has is passed on unchanged, because the corpus may understand it.
+    A corpus can read only folders and the Hub of the environment, so a data set that only the source Hub has is
+    downloaded first. A name that no Hub has is returned unchanged, because the corpus itself may understand it.
     """
     name = shared.dataset_name
     if hub.source is None or name is None or not hub_id(name) or Path(name).exists():
@@ -147,18 +144,18 @@ def add_configuration(context: RunContext, configuration: str, splits: Mapping[s
 
     Args:
         context: The run.
-        configuration: Its name; a configuration with this name is replaced.
-        splits: Rows by split.
+        configuration: Name of the configuration; an existing configuration with this name is replaced.
+        splits: Split -> rows.
 
     Returns:
-        The data with the configuration.
+        The data with the new configuration.
 
     Raises:
         ZooError: Another configuration has changed since it was written.
     """
     record = context.record("data")
     files = {name: sha256 for name, sha256 in (record.read().get("files") or {}).items() if name != configuration}
-    record.write(files=files)  # no stale digest remains if the process is killed here
+    record.write(files=files)  # if the process is killed after this, no outdated digest remains
     write_configuration(record.path, configuration, splits)
     write_text(record.path / "README.md", _card(record.read(), _configurations(split_files(record.path))))
     record.write(files={**files, configuration: configuration_digests(record.path)[configuration]})
@@ -171,7 +168,7 @@ def write_configuration(folder: Path, configuration: str, splits: Mapping[str, I
     Args:
         folder: The data's folder.
         configuration: Name of the configuration.
-        splits: Rows by split.
+        splits: Split -> rows.
     """
     for split, rows in splits.items():
         text = "".join(json.dumps(dict(row), ensure_ascii=False) + "\n" for row in rows)
@@ -188,7 +185,7 @@ def split_files(folder: Path) -> list[str]:
 
 
 def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
-    """Returns {configuration: splits} from names CONFIGURATION/SPLIT.jsonl."""
+    """Returns configuration -> splits for files named CONFIGURATION/SPLIT.jsonl."""
     splits_by_name: dict[str, list[str]] = {}
     for path in sorted(map(PurePosixPath, names)):
         if path.suffix == ".jsonl" and len(path.parts) == 2:
@@ -202,11 +199,11 @@ def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str
     Args:
         about: The keys of recipe.yaml.
         recipe: Name of the recipe.
-        configurations: Splits by configuration.
+        configurations: Configuration -> splits.
     """
     import yaml
 
-    front = {
+    head = {
         "license": about["license"],
         "language": [about["language"]],
         "tags": ["rlhf-zoo", f"recipe:{recipe}"] + (["simulated"] if about["simulated"] else []),
@@ -219,7 +216,7 @@ def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str
             for name, splits in configurations.items()
         ],
     }
-    return f"---\n{yaml.safe_dump(front, sort_keys=False, allow_unicode=True)}---\n\n"
+    return f"---\n{yaml.safe_dump(head, sort_keys=False, allow_unicode=True)}---\n\n"
 
 
 def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
@@ -242,7 +239,7 @@ def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) 
 
 
 def _open_prepared(context: RunContext) -> DataSource:
-    """Opens the corpus's data in the run directory, which needs no Hub; its lineage names the copy on the Hub."""
+    """Opens the corpus's data in the run directory without asking a Hub; the lineage names the copy on the Hub."""
     _check_digests(context)
     document = context.record("data").read()
     lineage = {"repo": None, "commit": None, "fingerprint": document["fingerprint"]}
@@ -253,7 +250,7 @@ def _open_prepared(context: RunContext) -> DataSource:
 
 
 def pending_data(context: RunContext) -> bool:
-    """Whether the run directory has finished corpus data that the Hub does not have, or has in an older version.
+    """Whether the Hub lacks the corpus data of the run directory, or has an older version of them.
 
     Args:
         context: The run.
@@ -299,7 +296,7 @@ def forget_lost_data(context: RunContext) -> None:
 
 
 def _send(context: RunContext, folder: Path) -> str:
-    """Sends a folder. The card also lists what other runs sent, such as preferences, which PPO alone does not have."""
+    """Sends a folder as one commit. Its card also lists configurations that only other runs have sent."""
     import tempfile
 
     from huggingface_hub.errors import RepositoryNotFoundError
@@ -308,16 +305,16 @@ def _send(context: RunContext, folder: Path) -> str:
         present = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
     except RepositoryNotFoundError:
         present = []
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as staging:
         for name in split_files(folder):
-            target = Path(scratch) / name
+            target = Path(staging) / name
             target.parent.mkdir(exist_ok=True)
             shutil.copy(folder / name, target)
         configurations = _configurations({*present, *split_files(folder)})
         card = _card(context.record("data").read(), configurations)
-        (Path(scratch) / "README.md").write_text(card, encoding="utf-8")
+        (Path(staging) / "README.md").write_text(card, encoding="utf-8")
         return publish_folder(
-            Path(scratch),
+            Path(staging),
             context.dataset_repo,
             repo_type="dataset",
             message=f"{context.recipe.name}: data",

@@ -1,10 +1,10 @@
 """Recipes: folders of YAML files. This module finds, reads and copies them; `runs.settings.parse` checks their keys.
 
 A recipe comes with this package, is a folder given by its path, or comes with another package. That package registers
-the folder as an entry point of the group `rlhf_zoo.recipes`: NAME = "package.folder". No code in it is imported.
+the folder as an entry point of the group `rlhf_zoo.recipes`: NAME = "package.folder". Its code is not imported.
 
-A recipe.yaml with `extends: NAME` inherits the keys of that recipe (a folder next to it, or one of the package) and
-overrides them with its own, file by file. The extended recipe may not extend another.
+A recipe.yaml with `extends: NAME` inherits the keys of another recipe (a folder next to it, or a recipe of a package)
+and overrides them with its own, file by file. The extended recipe may not extend another recipe.
 """
 
 import importlib.util
@@ -24,7 +24,7 @@ from ..plugins import RECIPES, did_you_mean, entry_points, registered
 from .registry import STAGES
 
 SHARED, EXTENDS = "recipe", "extends"
-#: Name of zoo.yaml. For a recipe of a public model it has the published figures and a miniature.
+#: Name of zoo.yaml, which describes the recipe for the table of recipes and for `rlhf-zoo smoke`.
 ZOO = "zoo"
 _NAME = re.compile(r"[A-Za-z0-9]([\w.-]{0,78}[A-Za-z0-9])?", re.ASCII)
 
@@ -35,14 +35,14 @@ class Recipe:
 
     Attributes:
         name: Name of the recipe.
-        folder: Its folder.
+        folder: Folder of the recipe.
         shared: Keys of recipe.yaml.
-        stages: Keys of sft.yaml, reward.yaml and ppo.yaml, for the files that exist.
-        zoo: Keys of zoo.yaml, {} without one.
-        base: Folder of the recipe that it extends; None if it extends none.
-        package: Name and version of the package that registers it; {} for a recipe of this package or a folder.
-        download: The file that marks its folder as downloaded; None if it was not. The names in a downloaded recipe
-            are not trusted: `runs.settings.parse` checks them.
+        stages: Stage -> keys of sft.yaml, reward.yaml and ppo.yaml, for the files that exist.
+        zoo: Keys of zoo.yaml; {} without that file.
+        base: Folder of the extended recipe; None if the recipe extends none.
+        package: {name, version} of the package that registers the recipe; {} for a recipe of this package or a folder.
+        download: The file that marks the folder as downloaded; None if it was not downloaded. `runs.settings.parse`
+            checks the names in a downloaded recipe, which are not trusted.
     """
 
     name: str
@@ -56,7 +56,7 @@ class Recipe:
 
     @property
     def cli_name(self) -> str:
-        """The recipe as a command names it, by its name or by the path of its folder."""
+        """The argument RECIPE of a command: the recipe's name or the quoted path of its folder."""
         return self.name if self.package or self.folder.parent == shipped() else shlex.quote(str(self.folder))
 
     def sources(self, stage: str) -> list[Path]:
@@ -64,9 +64,6 @@ class Recipe:
 
         Args:
             stage: Name of the stage, or "recipe".
-
-        Returns:
-            Their paths.
         """
         folders = [folder for folder in (self.base, self.folder) if folder is not None]
         existing = [path for folder in folders if (path := folder / f"{stage}.yaml").is_file()]
@@ -77,9 +74,6 @@ class Recipe:
 
         Args:
             stage: Name of the stage, or "recipe".
-
-        Returns:
-            Its path.
         """
         return self.sources(stage)[-1]
 
@@ -89,9 +83,6 @@ def is_repository_name(name: str) -> bool:
 
     Args:
         name: The name.
-
-    Returns:
-        True if it does.
     """
     return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
 
@@ -109,9 +100,9 @@ def list_recipes() -> list[str]:
 
 
 def list_others() -> list[str]:
-    """Returns the names of the recipes that other packages register, except those with the name of one of ours."""
-    ours = list_recipes()
-    return [name for name in registered(RECIPES) if name not in ours]
+    """Returns the names of the recipes that other packages register, except names that this package uses itself."""
+    own_names = list_recipes()
+    return [name for name in registered(RECIPES) if name not in own_names]
 
 
 def find_recipe(name: str) -> Path:
@@ -150,13 +141,12 @@ def _registered(name: str) -> tuple[Path, dict[str, str]]:
     if len(package_names) > 1:
         raise ZooError(
             f"Installed packages register the recipe {name!r} more than once, "
-            f"{' and '.join(sorted(package_names.values()))}: uninstall one, or name the folder of the one that you "
-            "mean."
+            f"{' and '.join(sorted(package_names.values()))}: uninstall one of them, or pass the recipe's folder."
         )
     [(location, dist)] = packages.items()
-    top, *subfolders = location.split(".")
+    package, *subfolders = location.split(".")
     try:
-        spec = importlib.util.find_spec(top)  # for a top-level name, find_spec imports nothing
+        spec = importlib.util.find_spec(package)  # for a top-level name, find_spec imports nothing
     except (ImportError, ValueError):
         spec = None
     for folder in (spec.submodule_search_locations if spec is not None else None) or []:
@@ -178,15 +168,15 @@ def load_recipe(name: str) -> Recipe:
         The recipe.
 
     Raises:
-        ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name is not valid as the name of
+        ZooError: A file is missing, is not a mapping or repeats a key, or the recipe's name is not valid in the name of
             a repository.
     """
     folder, package = _find(name)
     title = name if package else folder.resolve().name
     if not is_repository_name(title):
-        named_object = f"The recipe of {package['name']}" if package else "The recipe's folder"
+        subject = f"The recipe of {package['name']}" if package else "The recipe's folder"
         raise ZooError(
-            f"{named_object} is called {title!r}, which is not a valid name for its repositories: use at most 80 "
+            f"{subject} is called {title!r}, which is not a valid name for its repositories: use at most 80 "
             "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
         )
     files = _files(folder)
@@ -204,7 +194,7 @@ def load_recipe(name: str) -> Recipe:
             files[name] = {**files.get(name, {}), **keys}
     stages = {stage: files[stage] for stage in STAGES if stage in files}
     folders = [
-        place for place in (folder, base_folder) if place is not None and place.resolve().parent != shipped().resolve()
+        path for path in (folder, base_folder) if path is not None and path.resolve().parent != shipped().resolve()
     ]
     download_marks = [] if package else filter(None, map(find_download, folders))
     return Recipe(
@@ -215,8 +205,8 @@ def load_recipe(name: str) -> Recipe:
 def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
     """Returns the folder of the recipe that a recipe extends.
 
-    Raises ZooError if a download extends anything but a recipe next to it or an installed one, because a recipe
-    elsewhere on this machine may be private.
+    A downloaded recipe may extend only a recipe next to it or an installed recipe, because a recipe elsewhere on this
+    machine may be private. Otherwise this raises ZooError.
     """
     sibling = folder.resolve().parent / name
     if downloaded:
@@ -224,7 +214,7 @@ def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
         if not is_sibling_name or (not sibling.exists() and Path(name).exists()):
             raise ZooError(
                 f"{folder / SHARED}.yaml, which was downloaded, extends {name!r:.200}, but may extend only a recipe "
-                "next to it or an installed one: copy the keys that you trust into your own recipe."
+                "next to it or an installed recipe: copy the keys that you trust into your own recipe."
             )
     return sibling if (sibling / f"{SHARED}.yaml").is_file() else find_recipe(name)
 
@@ -301,13 +291,13 @@ def read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _strict(path: Path) -> Any:
-    """Returns the YAML loader of recipes; its messages name `path`."""
+    """Returns the YAML loader of recipes, whose messages name `path`."""
     import yaml
 
     date = "tag:yaml.org,2002:timestamp"
 
     class Strict(yaml.SafeLoader):
-        """Reads dates as text, and refuses repeated keys, of which YAML would silently keep the last."""
+        """Reads dates as text, and refuses repeated keys. YAML would silently keep the last value of a repeated key."""
 
         yaml_implicit_resolvers = {
             first: [(tag, regexp) for tag, regexp in resolvers if tag != date]

@@ -19,19 +19,19 @@ class Row:
 
     Attributes:
         name: Name of the recipe.
-        stages: Its stages.
+        stages: Names of the recipe's stages.
         simulated: Whether a program simulates the human judgments.
-        description: What it shows, in a sentence.
+        description: What the recipe shows, in a sentence.
         hardware: One of `HARDWARE`.
         memory: Memory needed per device.
-        model: The model that its first stage names.
-        data: The data set or corpus that it names.
+        model: The model that the first stage names.
+        data: The data set or corpus that the recipe names.
         license: Licenses of model and data.
-        source: Where others published the recipe and its figures.
-        published: Figures that others published.
-        ours: Our figures.
-        smoke: The tests that run `rlhf-zoo smoke` on it.
-        package: NAME VERSION of another package that registers it.
+        source: Where others published the recipe and its figures; None if nobody did.
+        published: Figures that others published, or None.
+        ours: Our figures; None before a run.
+        smoke: The tests that run `rlhf-zoo smoke` on the recipe, or None.
+        package: NAME VERSION of another package that registers the recipe, or None.
     """
 
     name: str
@@ -51,22 +51,22 @@ class Row:
 
 
 def recipe_rows() -> list[Row]:
-    """Returns every recipe of this package, those that need the least hardware first."""
-    return _in_order([_row(load_recipe(name)) for name in list_recipes()])
+    """Returns every recipe of this package, sorted by the hardware that it needs."""
+    return _by_hardware([_row(load_recipe(name)) for name in list_recipes()])
 
 
 def rows_of_other_packages() -> tuple[list[Row], list[str]]:
-    """Returns the recipes of other packages, and a sentence for each one that is left out."""
-    rows, left_out = [], []
+    """Returns the valid recipes of other packages, and a sentence about each invalid one."""
+    rows, problems = [], []
     for name in list_others():
         try:
             rows.append(_row(load_recipe(name)))
         except ZooError as error:
-            left_out.append(f"The recipe {name!r} of an installed package is left out: {error}")
-    return _in_order(rows), left_out
+            problems.append(f"The recipe {name!r} of an installed package is left out: {error}")
+    return _by_hardware(rows), problems
 
 
-def _in_order(rows: Sequence[Row]) -> list[Row]:
+def _by_hardware(rows: Sequence[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: HARDWARE.index(row.hardware))
 
 

@@ -1,7 +1,7 @@
 """The run directory: run.json, metrics.jsonl and the checkpoints of one stage.
 
 A process that is killed at any moment leaves readable files: JSON documents are replaced atomically, metrics are
-appended line by line, and a checkpoint counts only once it has COMPLETE.
+appended line by line, and a checkpoint counts only if it has the file COMPLETE.
 """
 
 import contextlib
@@ -41,7 +41,9 @@ def block_record_writes() -> Iterator[None]:
 
 
 def write_complete(folder: Path | str) -> None:
-    """Writes COMPLETE into a folder of weights, after everything in it has reached the disk. See `integrity`.
+    """Writes COMPLETE into a folder of weights, after the other files have reached the disk.
+
+    COMPLETE has the digests with which `integrity` finds damaged files.
 
     Args:
         folder: The folder.
@@ -71,11 +73,11 @@ def first_difference(a: Mapping[str, Any], b: Mapping[str, Any]) -> str | None:
     """Returns the first key at which two sets of resolved settings differ.
 
     Args:
-        a: The settings.
-        b: The other settings.
+        a: Settings.
+        b: Other settings.
 
     Returns:
-        The first such key in sorted order, nested keys joined by dots; None if and only if the fingerprints are equal.
+        The first such key in sorted order, with nested keys joined by dots; None exactly if the fingerprints are equal.
     """
     a, b = jsonable(a, nonfinite_as_text=True), jsonable(b, nonfinite_as_text=True)
     for key in sorted(a.keys() | b.keys()):
@@ -94,9 +96,6 @@ def checkpoint_step(path: Path | str) -> int:
 
     Args:
         path: The folder.
-
-    Returns:
-        The step.
 
     Raises:
         ValueError: The folder has another name.
@@ -150,8 +149,8 @@ class StageRecord:
     def write(self, **fields: Any) -> dict[str, Any]:
         """Sets fields of run.json and keeps all other fields.
 
-        The first write adds `schema` and `created`, and signs the document as this user's own. An unsigned document
-        stays unsigned, whoever changes it.
+        The first write adds `schema` and `created`, and signs the document as this user's own. A document without a
+        valid signature stays unsigned.
 
         Args:
             **fields: The fields to set.
@@ -172,14 +171,14 @@ class StageRecord:
             return self.read()
 
     def is_own(self) -> bool:
-        """Whether this user's rlhf-zoo wrote run.json, or the user trusts it: see `run_signature`.
+        """Whether this user's rlhf-zoo wrote run.json, or the user trusts it, as `run_signature` describes.
 
-        Code that another user's record names, such as one that was downloaded, must not be imported.
+        If not, the record may have been downloaded, and code that it names must not be imported.
         """
         return is_own(self.read())
 
     def check_own(self) -> None:
-        """Checks `is_own` before a command reports the run's results as measured by this user.
+        """Checks that the run is this user's own, before a command reports its results as this user's.
 
         Raises:
             ZooError: Another user wrote or changed run.json.
@@ -207,14 +206,11 @@ class StageRecord:
             )
 
     def can_be_replaced(self, resolved: Mapping[str, Any], recipe: str) -> bool:
-        """Whether the directory holds a run of the recipe with other settings that has nothing to resume from.
+        """Whether the directory has a run of the same recipe with other settings, but without anything to resume from.
 
         Args:
             resolved: The settings of the new run.
             recipe: Name of the recipe.
-
-        Returns:
-            True if the new run may replace it.
         """
         document, new_fingerprint = self.read(), fingerprint(resolved)
         has_other_settings = (
@@ -241,12 +237,12 @@ class StageRecord:
 
         Args:
             resolved: The settings of this run.
-            recipe: Name of the recipe; None skips that check.
-            cli_name: The recipe as a command names it; None for its name.
-            fix: The fix, for the message.
+            recipe: Name of the recipe; None does not compare recipes.
+            cli_name: The argument RECIPE of a command; None for the recipe's name.
+            fix: What to do, for the message.
 
         Raises:
-            ZooError: The directory has such a run.
+            ZooError: The directory has a run of another recipe or with other settings.
         """
         document = self.read()
         if recipe is not None:
@@ -267,29 +263,26 @@ class StageRecord:
         )
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Appends one row to metrics.jsonl: see `metrics_file.append_row`.
+        """Appends one row to metrics.jsonl, as `metrics_file.append_row` does.
 
         Args:
-            metrics: The row; it must have an integer `step`.
+            metrics: The row, with an integer `step`.
 
         Raises:
-            ZooError: The file system refuses the write.
+            ZooError: The file cannot be written.
         """
         append_row(self.metrics_file, metrics)
 
     def metrics(self) -> list[dict[str, Any]]:
         """Reads all rows of metrics.jsonl, oldest first, and ignores an incomplete last line.
 
-        Returns:
-            The rows.
-
         Raises:
-            ZooError: Any other line is not a row.
+            ZooError: A line other than the last is not a row.
         """
         return read_rows(self.metrics_file)
 
     def truncate_metrics(self, step: int) -> None:
-        """Drops the rows after a step, so that a run that resumes there repeats no row.
+        """Drops the rows after a step, because a run that resumes at this step writes them again.
 
         Args:
             step: The last step to keep.
@@ -308,7 +301,8 @@ class StageRecord:
         """Returns the checkpoint of a finished stage that later stages start from.
 
         Returns:
-            The checkpoint that the release rule chose, or the last if no choice was recorded; None if it is missing.
+            The checkpoint that the release rule chose, or the last one if no choice is recorded; None if it is not on
+            disk.
         """
         chosen = self.read().get("chosen")
         if not chosen:
@@ -337,10 +331,10 @@ class StageRecord:
         return problems
 
     def remove_checkpoint(self, path: Path | str) -> None:
-        """Deletes a checkpoint. COMPLETE is deleted first, so that after a kill the rest does not count as one.
+        """Deletes a checkpoint. COMPLETE is deleted first, so that a partly deleted checkpoint does not count.
 
         Args:
-            path: Its folder.
+            path: Folder of the checkpoint.
         """
         (Path(path) / COMPLETE).unlink(missing_ok=True)
         shutil.rmtree(path)
@@ -349,13 +343,10 @@ class StageRecord:
         """Returns the folder of the checkpoint of a step, whether or not it exists.
 
         Args:
-            step: The step, as run.json holds it.
-
-        Returns:
-            The folder.
+            step: The step. It is checked, because a damaged or hostile run.json could hold a path instead.
 
         Raises:
-            ZooError: The step is not an integer. A damaged or hostile run.json could name a path.
+            ZooError: The step is not an integer.
         """
         if type(step) is not int:
             raise ZooError(
@@ -365,10 +356,10 @@ class StageRecord:
         return self.path / f"checkpoint-{step}"
 
     def mark_complete(self, path: Path | str) -> None:
-        """Writes COMPLETE into a checkpoint, after everything in it and the metrics have reached the disk.
+        """Writes COMPLETE into a checkpoint, after its files and the metrics have reached the disk.
 
         Args:
-            path: Its folder.
+            path: Folder of the checkpoint.
 
         Raises:
             ValueError: The folder is not named checkpoint-N.
@@ -384,7 +375,7 @@ class StageRecord:
         """Deletes checkpoints without COMPLETE and temporary files of killed writes.
 
         Returns:
-            The paths that it deleted.
+            The deleted paths.
         """
         incomplete = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
         for path in incomplete:
@@ -429,11 +420,11 @@ def _setting_text(settings: Mapping[str, Any], key: str) -> str:
 
 
 def _shorten_pair(a: str, b: str, width: int = 80) -> tuple[str, str]:
-    """Shortens two different texts to excerpts that show where they begin to differ."""
+    """Shortens two different texts to excerpts that contain their first difference."""
     if max(len(a), len(b)) <= width:
         return a, b
-    common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    start = max(0, common - width // 2)
+    difference = next((index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    start = max(0, difference - width // 2)
 
     def excerpt(text: str) -> str:
         text = ("..." if start else "") + text[start:]

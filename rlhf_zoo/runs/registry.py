@@ -11,25 +11,25 @@ from typing import Any, Literal
 class Stage:
     """A stage: a file NAME.yaml of a recipe, a command, a folder of the run directory and a model on the Hub.
 
-    Code is named as "module:attribute" and imported when `load` is called.
+    `arguments`, `trainer`, `run`, `card` and `release` name code as "module:attribute", which `load` imports.
 
     Attributes:
         name: Name of the stage.
-        title: The name of its model in texts.
-        note: The name of its model in a Collection.
-        summary: Help text of its command.
-        example: An example of its command.
-        arguments: The dataclass of its own keys.
-        trainer: The dataclass of its trainer's keys.
-        run: Its function: (context, publisher) -> whether it trained.
-        card: Its `StageCard`.
-        starts_from: The parents that its weights may come from, nearest first.
-        metrics: Metrics of the validation split that may choose its checkpoint.
+        title: Name of the stage's model in texts.
+        note: Name of the stage's model in a Collection.
+        summary: Help text of the stage's command.
+        example: An example of the stage's command.
+        arguments: The dataclass of the stage's own keys.
+        trainer: The dataclass of the trainer's keys.
+        run: The function that runs the stage: (context, publisher) -> whether it trained.
+        card: The `StageCard`.
+        starts_from: Roles of the parents from which the weights may come, nearest first.
+        metrics: Metrics of the validation split by which a checkpoint may be chosen.
         model_keys: Keys of trl.ModelConfig that the stage uses.
-        figures: The figures in a family tree: label -> path in rlhf_card.json ("checkpoints" is the row of the card's
-            step).
-        task: The Hub's name for its task.
-        release: The dataclass of its keys about what is published.
+        figures: The figures in a family tree: label -> path in rlhf_card.json, in which "checkpoints" stands for the
+            row of the card's step.
+        task: The Hub's name for the model's task.
+        release: The dataclass of the keys that control what is published.
     """
 
     name: str
@@ -143,13 +143,10 @@ MEMBER = re.compile(rf"{ENSEMBLE}/seed-(\d+)/reward")
 
 
 def is_member(name: str) -> bool:
-    """Whether a name is that of a reward model that `rlhf-zoo ensemble` trains in the run directory.
+    """Whether a name has the form ensemble/seed-K/reward, in which `rlhf-zoo ensemble` names reward models.
 
     Args:
         name: The name.
-
-    Returns:
-        True for ensemble/seed-K/reward.
     """
     return MEMBER.fullmatch(name) is not None
 
@@ -167,24 +164,21 @@ def reward_names(path: Any) -> list[str]:
 
 
 def starts_on_base(stage: Any, settings: Mapping[str, Any]) -> bool:
-    """Whether PPO started from a model that its settings name, rather than from the SFT stage of its run.
+    """Whether a stage is PPO and started from a model that its settings name, rather than from the run's SFT stage.
 
     Args:
         stage: Name of the stage, as a record or a card has it.
-        settings: Its keys.
-
-    Returns:
-        False for other stages.
+        settings: Keys of the stage.
     """
     return stage == "ppo" and settings.get("model_name_or_path") not in (None, "sft")
 
 
 def parent_title(role: str, *, on_base: bool = False) -> str:
-    """Returns the title of a run's parent.
+    """Returns the title of a parent of a run.
 
     Args:
-        role: Its role.
-        on_base: Whether the run started on a base model: see `starts_on_base`.
+        role: Role of the parent.
+        on_base: Whether `starts_on_base` is true for the run.
 
     Returns:
         The title; the role itself if it is unknown.

@@ -1,7 +1,7 @@
-"""Rounds of a run: each trains the reward model again, also on samples of the last PPO policy, and restarts PPO.
+"""Rounds of a run. Each round trains the reward model again, also on samples of the last PPO policy, and then PPO.
 
-Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (what its reward model learns from: pairs
-of the previous round and new ones), the stages reward, ppo and eval, and round.json, which names the run. All rounds
+Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (the previous round's pairs and new pairs,
+from which the reward model learns), the stages reward, ppo and eval, and round.json, which names the run. All rounds
 use the run's SFT stage. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed, and PPO starts from
 the SFT policy in each round.
 """
@@ -85,18 +85,18 @@ def write_round_file(context: RunContext) -> None:
 
 
 def round_of(directory: Path) -> dict[str, Any]:
-    """Reads which run a round's directory belongs to.
+    """Returns the arguments {base, variant, own} of `RunContext` for the directory of a later round.
 
     Args:
-        directory: The directory.
+        directory: A run directory.
 
     Returns:
-        {base, variant, own} for `RunContext`; {} if the directory is not a later round's.
+        The arguments; {} if the directory is not that of a later round.
     """
     path = directory / ROUND_FILE
     if not path.is_file():
         return {}
-    # The base is always the parent folder, whatever round.json says: a downloaded folder must not name another run.
+    # The base is always the parent folder, because the round.json of a downloaded folder might name another run.
     return {"base": directory / "..", "variant": f"round-{read_json(path)['round']}", "own": ROUND_STAGES}
 
 

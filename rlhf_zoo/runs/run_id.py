@@ -15,7 +15,7 @@ _CONTENT = re.compile(r"([0-9a-f]{32}) ([0-9]+)\n")
 def run_id(directory: Path) -> str:
     """Returns the id in a directory's file `run_id`, creating the file on first use.
 
-    The file records its own inode: a renamed directory keeps its id, and a copy gets a new one.
+    The file records its own inode, so that a renamed directory keeps its id and a copy gets a new id.
 
     Args:
         directory: The run directory.
@@ -24,7 +24,7 @@ def run_id(directory: Path) -> str:
         32 hex digits.
 
     Raises:
-        ZooError: The file holds something else, or cannot be written.
+        ZooError: The file does not hold an id, or cannot be written.
     """
     path = directory / RUN_ID
     try:
@@ -43,6 +43,8 @@ def run_id(directory: Path) -> str:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ZooError(f"{path} cannot be used ({why}): correct it, or remove it and pass --overwrite_repo.") from error
+        problem = getattr(error, "strerror", None) or error
+        raise ZooError(
+            f"{path} cannot be used ({problem}): correct it, or remove it and pass --overwrite_repo."
+        ) from error
     return new_id

@@ -13,8 +13,8 @@ _TEXTS = (
     "stage", "recipe", "status", "fingerprint", "run", "hub", "command", "created", "finished", "weights", "merged",
     "released", "cell",
 )  # fmt: skip
-#: Field -> its type, or the shape of its object. The key None stands for all other keys. Any field may be null or
-#: missing.
+#: Field -> the type of its value, or the shape of an object. The key None stands for all other keys. Every field may be
+#: null or missing.
 SHAPE: Mapping[str | None, Any] = {
     **dict.fromkeys(_TEXTS, str),
     "seed": int,
@@ -41,7 +41,7 @@ def checked_run(document: Any, file: Path) -> dict[str, Any]:
         The document.
 
     Raises:
-        ZooError: It is not an object, has another schema, or a field has another type.
+        ZooError: The document is not an object, has another schema, or has a field of another type.
     """
     if not isinstance(document, dict):
         raise ZooError(f"{file} does not hold a JSON object: start over with --restart.")
@@ -72,7 +72,7 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
 
 
 def _wrong_field(value: Any, shape: Any, name: str = "") -> str | None:
-    """Returns the dotted name of the first field of the wrong type; None if all types are right."""
+    """Returns the dotted name of the first field with a wrong type; None if all types are right."""
     if value is None:
         return None
     if not isinstance(shape, Mapping):
@@ -80,9 +80,9 @@ def _wrong_field(value: Any, shape: Any, name: str = "") -> str | None:
     if not isinstance(value, Mapping):
         return name
     children = ((key, child, shape.get(key, shape.get(None))) for key, child in value.items())
-    inner = (
+    wrong_fields = (
         _wrong_field(child, child_shape, f"{name}.{key}".lstrip("."))
         for key, child, child_shape in children
         if child_shape is not None
     )
-    return next((field for field in inner if field is not None), None)
+    return next((field for field in wrong_fields if field is not None), None)

@@ -1,4 +1,4 @@
-"""Progress of a command: a bar or a line on a terminal, and lines in a log."""
+"""Shows the progress of a command: as a bar or a line on a terminal, and as lines in a log."""
 
 import contextlib
 import math
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from ..modeling import distributed
 
 REFRESH_SECONDS = 1.0
-#: A log gets this many lines over the whole work, and one more after LOG_SECONDS without a line.
+#: A log gets LOG_PARTS lines over the whole work, and another line after LOG_SECONDS without a line.
 LOG_PARTS = 20
 LOG_SECONDS = 60.0
 _LOG_FORMAT = "{desc}{n_fmt} of {total_fmt} ({percentage:.0f}%), {elapsed} so far, {remaining} left{postfix}"
@@ -22,16 +22,16 @@ _LOG_FORMAT = "{desc}{n_fmt} of {total_fmt} ({percentage:.0f}%), {elapsed} so fa
 class Progress(tqdm):
     """A progress bar. Only the main process shows it.
 
-    On a terminal it is refreshed every second. In a log it is one line per 5% of the work, and one line per minute
-    while that takes longer.
+    On a terminal it is refreshed every second. In a log there is one line per 5% of the work, but at least one line per
+    minute.
 
     Args:
-        total: The number of steps.
-        desc: The label.
+        total: Number of steps.
+        desc: Label of the bar.
         unit: What a step is called.
-        initial: The number of steps that are done already.
+        initial: Number of steps that are already done.
         leave: Whether the bar stays visible at the end.
-        hidden: Whether to show nothing.
+        hidden: Whether the bar is never shown.
     """
 
     leave: bool
@@ -67,7 +67,7 @@ class Progress(tqdm):
         """Shows the bar, as tqdm does; in a log, as a separate line.
 
         Args:
-            msg: Text to show instead; "" clears the bar.
+            msg: Text to show instead of the bar; "" clears the bar, None shows it.
             pos: The row of the terminal.
 
         Returns:
@@ -83,15 +83,15 @@ class Progress(tqdm):
         return False
 
     def describe(self, desc: str) -> None:
-        """Changes the label, shown within a second; in a log, from the next line on.
+        """Changes the label. A terminal shows it within a second, a log from the next line on.
 
         Args:
-            desc: The label.
+            desc: The new label.
         """
         self.set_description(desc, refresh=False)
 
     def show_metrics(self, metrics: dict[str, str]) -> None:
-        """Shows metrics after the bar; in a log, from the next line on.
+        """Shows metrics after the bar. A log shows them from the next line on.
 
         Args:
             metrics: Label -> value.
@@ -99,7 +99,7 @@ class Progress(tqdm):
         self.set_postfix(metrics, refresh=not self._in_log)
 
     def close(self) -> None:
-        """Closes the bar; in a log, writes a last line if `leave` is true."""
+        """Closes the bar. In a log, a last line is written if `leave` is true."""
         self._ended.set()
         if self._in_log and not self.disable:
             if self.leave:
@@ -110,9 +110,9 @@ class Progress(tqdm):
 
 @contextlib.contextmanager
 def doing(activity: str) -> Iterator[None]:
-    """Shows a line with the elapsed time, below any progress bar, until the block ends.
+    """Shows a line with an activity and its elapsed time, below any progress bar, until the block ends.
 
-    Only the main process shows it, and only on a terminal.
+    Only the main process shows the line, and only on a terminal.
 
     Args:
         activity: What the command is doing, such as "sft: merging the adapter".

@@ -1,10 +1,10 @@
 """Decides which names from a download, or from another user's run, may be imported.
 
-Recipes, cards and run.json name Python objects: corpora, preferences, reward functions, judges. Importing one runs
-code. A name that the user wrote may be anything that Python can import. A name from outside may only be an entry point
-that an installed package registers, or an attribute of this package that is listed here. No listed attribute may
-accept the name of an object, a path or an address in its settings; `tests/unit/test_payloads.py` tries each of them.
-What entry points of other packages do with their settings is unknown, so those settings may hold only numbers.
+Recipes, cards and run.json name Python objects: corpora, preferences, reward functions, judges. Importing an object
+runs code. A name that the user wrote may be anything that Python can import. A name from outside may only be an entry
+point that an installed package registers, or an attribute of this package that is listed here. Settings of a listed
+attribute must not accept the name of an object, a path or an address; `tests/unit/test_payloads.py` tries them all.
+Settings of other packages' entry points may hold only numbers, because nobody has checked what they do.
 """
 
 import shlex
@@ -44,8 +44,8 @@ OWN: Mapping[str, frozenset[str]] = {
     ),
     JUDGES: frozenset([f"{_WORLD}:judge", "rlhf_zoo.runs.corpora.remark_judge:learn"]),
 }
-#: Entry points of this package whose settings are harmless, as those of `OWN` are. The settings of `relevance` are not:
-#: its `model` may name any folder or repository, so a download may use it only with its defaults.
+#: Entry points of this package whose settings are harmless. `relevance` is not among them, because its setting `model`
+#: may name any folder or repository; a download may use it only with its default settings.
 OWN_ENTRIES = frozenset(
     (
         "exact_match",
@@ -70,27 +70,24 @@ def may_import(name: str, group: str) -> bool:
         group: The group of entry points that the key takes names from.
 
     Returns:
-        True for a name in `OWN` or one that an installed package registers; False for all others and malformed names.
+        True for a name in `OWN` or registered by an installed package; False for other and malformed names.
     """
     try:
-        bare, settings = split_settings(name)
+        object_name, settings = split_settings(name)
     except ZooError:
         return False
-    if bare in OWN.get(group, ()):
+    if object_name in OWN.get(group, ()):
         return True
-    if group == LOADERS or ":" in bare or bare not in registered(group):
+    if group == LOADERS or ":" in object_name or object_name not in registered(group):
         return False
-    return (group == REWARDS and bare in OWN_ENTRIES) or all(map(holds_only_numbers, (settings or {}).values()))
+    return (group == REWARDS and object_name in OWN_ENTRIES) or all(map(holds_only_numbers, (settings or {}).values()))
 
 
 def holds_only_numbers(value: Any) -> bool:
-    """Whether a value holds only numbers, booleans and nulls, at any depth, so that it cannot name anything.
+    """Whether a value holds only numbers, booleans and nulls, at any depth, so that it cannot name code or files.
 
     Args:
         value: The value.
-
-    Returns:
-        True if it does.
     """
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and holds_only_numbers(item) for key, item in value.items())
@@ -103,9 +100,9 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
     """Refuses a name from outside that is neither known to be harmless nor allowed by the user.
 
     Args:
-        name: As in `may_import`.
-        group: As in `may_import`.
-        key: The key that holds it.
+        name: "module:attribute" or the name of an entry point, optionally with settings; any other type is refused.
+        group: The group of entry points that the key takes names from.
+        key: The key that holds the name.
         where: The file that holds the key, for the message.
         flag: The option by which the user may allow the name.
         allowed: Names that the user allowed by that option.
@@ -124,13 +121,10 @@ def check_object(name: Any, group: str, *, key: str, where: str, flag: str, allo
 
 
 def may_use_judge(name: str) -> bool:
-    """Whether a judge that is named from outside may be used: it must neither import unknown code nor cost money.
+    """Whether a judge that a name from outside selects may be used: it must neither import unknown code nor cost money.
 
     Args:
         name: The name, such as `rule:NAME`.
-
-    Returns:
-        True if it may.
     """
     kind, colon, argument = name.partition(":")
     if not colon or kind not in ("reward", "rule", "llm", "pairs", "votes", "unlabeled"):

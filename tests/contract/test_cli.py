@@ -357,9 +357,9 @@ def test_stage_leaves_foreign_directories_unchanged(error_message, tmp_path):
     checkpoint.mkdir(parents=True)
     for options in ([], ["--restart"]):
         message = error_message("sft", "tiny-world", "--output_dir", "one", *options)
-        assert message == "one/data has files that no run wrote: choose another --output_dir."
+        assert message == "one/data has files that do not belong to a run: choose another --output_dir."
         message = error_message("sft", "tiny-world", "--corpus_args", '{"lines": 50}', "--output_dir", "two", *options)
-        assert message == "two/sft holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir."
+        assert message == "two/sft has checkpoints without a run.json: choose another --output_dir."
     assert csv.read_text() == "a,b\n" and checkpoint.is_dir()
 
 

@@ -161,11 +161,11 @@ FAULTS: dict[str, tuple[Callable[[World], None] | None, dict[str, Any], str, str
     "PAD is EOS": (pad_with_eos, {}, "tokenizer", "set pad_token of the stage"),
     "policy's tokenizer swapped": (
         swap_policy_tokenizer, {}, "policy's tokenizer",
-        "is not the one that the policy was trained with, as the policy's loss on the prompts is ",
+        "was probably trained with another tokenizer, because the policy's loss on the prompts is ",
     ),
     "reward's tokenizer swapped": (
         swap_reward_tokenizer, {}, "reward model's tokenizer",
-        "is not the SFT policy's, which the recipe's reward model is trained with: tokenizers may be swapped",
+        "differs from the SFT policy's, with which the recipe's reward model is trained: tokenizers may be swapped",
     ),
     "fresh reward head": (remove_reward_head, {}, "reward head", "has no trained head (score.weight is missing"),
     "blind reward model": (zero_reward_head, {}, "reward reads the end", "it does not read the last token"),

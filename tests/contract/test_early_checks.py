@@ -375,7 +375,7 @@ def test_validate_rejects_reward_model_with_too_few_embeddings(zoo: Callable[...
     tokenizer = AutoTokenizer.from_pretrained(save_reward_model(Path("paid"), base_model))
     tokenizer.add_tokens(["<one>", "<two>"])
     tokenizer.save_pretrained("paid")
-    with pytest.raises(ZooError, match=r"reward model paid has ids up to .*, but its config.json has a vocab_size of"):
+    with pytest.raises(ZooError, match=r"reward model paid has ids up to .*, but its config.json has vocab_size"):
         zoo("recipes", "validate", "mine", "--ppo.reward_model_path", "paid")
 
 

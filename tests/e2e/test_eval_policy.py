@@ -184,7 +184,7 @@ def test_prompts_of_other_columns_and_a_label_as_judge(place: Place) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([PPO], "Neither run nor card of local/toy-ppo names its prompts: pass a data set with --dataset_name."),
+        ([PPO], "Neither run nor card of local/toy-ppo names a data set with prompts: pass one with --dataset_name."),
         (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, but"),
         (
             [PPO, "--dataset_name", "data", "--judge", "classifier", "--judge", "votes:local/none"],

@@ -49,7 +49,7 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
     assert "judge" in again.stdout and "by gold" in again.stdout
     assert run.json("round-2", "ppo", "run.json") == ppo, "it was there"
     other = run.zoo(*words, "--labels", "judge")
-    assert other.returncode == 2 and "holds pairs made with another value of 'labels': choose another" in other.stderr
+    assert other.returncode == 2 and "has pairs that were made with another value of 'labels': choose" in other.stderr
     refused = run.zoo("reproduce", "local/tiny-world-round-2-reward@best", "--hub", "local")
     assert refused.returncode == 2 and "also learned from samples of an earlier round's PPO policy" in refused.stderr
     pushed = run.zoo("push", "run/round-2", "--hub", "local")

@@ -69,7 +69,7 @@ def test_warm_up_is_counted_in_updates_or_is_a_share(tmp_path: Path) -> None:
 def test_a_rollout_that_rloo_cannot_sample(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"RLOO compares 4 completions of a prompt, but a rollout has 6"):
         rloo(tmp_path / "a", per_device_train_batch_size=6)
-    with pytest.raises(ZooError, match=r"PPO cut its completions .* but RLOO cannot"):
+    with pytest.raises(ZooError, match=r"PPO truncates its completions .* but RLOO cannot"):
         rloo(tmp_path / "b", truncate_text=".")
 
 

@@ -16,7 +16,7 @@ from rlhf_zoo.modeling.chat import (
 )
 from rlhf_zoo.modeling.chat_template import Chat, end_of_turn
 from rlhf_zoo.modeling.special_tokens import train_tokenizer
-from rlhf_zoo.runs.data.hold_out import parts_of
+from rlhf_zoo.runs.data.hold_out import split_by_prompt
 from rlhf_zoo.runs.data.layout import drop_long_prompts, split_pair
 from rlhf_zoo.runs.recipe import load_recipe
 from rlhf_zoo.runs.settings.parse import recipe_config
@@ -145,11 +145,11 @@ def test_implicit_prompts() -> None:
 
 def test_three_parts_of_one_split_share_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
     rows = Dataset.from_list([{"prompt": "x" * (1 + place // 2)} for place in range(40)])
-    parts = parts_of(rows, 0.2, parts=2)
+    parts = split_by_prompt(rows, 0.2, parts=2)
     assert [len(set(part["prompt"])) for part in parts] == [4, 4, 12]
     assert len(set().union(*(part["prompt"] for part in parts))) == 20
     short, left_out = drop_long_prompts(rows, tokenizer(None), 5, subject="the prompts")
     assert 0 < len(short) < 40 and left_out == 40 - len(short)
     assert f"{left_out} of 40 rows of the prompts are left out: max_prompt_length is 5." in caplog.text
     with pytest.raises(ZooError, match="leaves none of 20 prompts"):
-        parts_of(rows, 0.5, parts=2)
+        split_by_prompt(rows, 0.5, parts=2)

@@ -7,7 +7,7 @@ import pytest
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.new.data import InspectedData, Subset, stage_data
-from rlhf_zoo.runs.data.layout import Form, in_form
+from rlhf_zoo.runs.data.layout import Form, convert_rows
 
 ASKED = {"from": "human", "value": "2+2?"}
 RIGHT, WRONG = {"from": "gpt", "value": "4"}, {"from": "gpt", "value": "5"}
@@ -18,7 +18,7 @@ USER, FOUR, FIVE = (
 
 def read(form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, turns: bool = False) -> list[dict]:
     given = datasets.Dataset.from_list(list(rows))
-    return in_form(given, form, columns=columns or {}, turns=turns, text="text", subject="It").to_list()
+    return convert_rows(given, form, columns=columns or {}, turns=turns, text="text", subject="It").to_list()
 
 
 def test_sharegpt_is_read_by_sft() -> None:

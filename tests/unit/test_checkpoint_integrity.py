@@ -272,7 +272,7 @@ def test_a_recipe_that_was_edited_since_the_policy_was_trained(folder: Path, mon
             run(make_context(folder))
         assert str(caught.value) == (
             f"tokenizer in {path} has changed since the policy in {folder / 'run' / 'sft'} was trained: restore it, "
-            "pass the same --tokenizer as then, or choose another --output_dir."
+            "pass the earlier value by --tokenizer, or choose another --output_dir."
         )
     assert not (folder / "run" / "ppo").exists()
 

@@ -14,8 +14,8 @@ from pyarrow import parquet
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
-from rlhf_zoo.runs.data.columns import filled, rows_above
-from rlhf_zoo.runs.data.layout import in_form
+from rlhf_zoo.runs.data.columns import fill_placeholders, rows_above
+from rlhf_zoo.runs.data.layout import convert_rows
 from rlhf_zoo.runs.data.sources import find_data
 
 PAIR = {"prompt": "a", "chosen": "b", "rejected": "c"}
@@ -24,16 +24,21 @@ ROW = {"question": "How many?", "prompt": {"text": "a b  c d e f", "toxicity": 0
 
 
 def test_a_text_has_a_rows_values() -> None:
-    assert filled('{question} Say "####".', ROW, subject="it", place=0) == 'How many? Say "####".'
-    assert filled("{prompt[text]:3 words}!", ROW, subject="it", place=0) == "a b  c!"
-    assert filled("{prompt[text]:99 words}", ROW, subject="it", place=0) == "a b  c d e f"
-    drawn = {filled("{q:2-4 words}", {"q": f"a b c d {n}"}, subject="it", place=0) for n in range(40)}
+    assert fill_placeholders('{question} Say "####".', ROW, subject="it", index=0) == 'How many? Say "####".'
+    assert fill_placeholders("{prompt[text]:3 words}!", ROW, subject="it", index=0) == "a b  c!"
+    assert fill_placeholders("{prompt[text]:99 words}", ROW, subject="it", index=0) == "a b  c d e f"
+    drawn = {fill_placeholders("{q:2-4 words}", {"q": f"a b c d {n}"}, subject="it", index=0) for n in range(40)}
     assert drawn == {"a b", "a b c", "a b c d"}
-    assert filled(r"{question} Answer in \boxed{{}}.", ROW, subject="it", place=0) == r"How many? Answer in \boxed{}."
-    assert filled('{{"a": "{answer}"}}', {"answer": "{x} }}"}, subject="it", place=0) == '{"a": "{x} }}"}'
-    assert filled(r"\boxed{{{answer}}}", ROW, subject="it", place=0) == r"\boxed{#### 2}"
+    assert (
+        fill_placeholders(r"{question} Answer in \boxed{{}}.", ROW, subject="it", index=0)
+        == r"How many? Answer in \boxed{}."
+    )
+    assert fill_placeholders('{{"a": "{answer}"}}', {"answer": "{x} }}"}, subject="it", index=0) == '{"a": "{x} }}"}'
+    assert fill_placeholders(r"\boxed{{{answer}}}", ROW, subject="it", index=0) == r"\boxed{#### 2}"
     rows = datasets.Dataset.from_list([ROW])
-    read = in_form(rows, "prompts", columns={"prompt": "{question} {answer}"}, turns=True, text="text", subject="It")
+    read = convert_rows(
+        rows, "prompts", columns={"prompt": "{question} {answer}"}, turns=True, text="text", subject="It"
+    )
     assert read[0]["prompt"] == [{"role": "user", "content": "How many? #### 2"}] and read[0]["answer"] == "#### 2"
 
 
@@ -51,7 +56,7 @@ def test_a_text_has_a_rows_values() -> None:
 )
 def test_mistakes_are_named(text: str, said: str) -> None:
     with pytest.raises(ZooError) as caught:
-        filled(text, ROW, subject="It", place=0)
+        fill_placeholders(text, ROW, subject="It", index=0)
     assert said in str(caught.value)
 
 
@@ -87,7 +92,7 @@ def test_mistakes_are_named(text: str, said: str) -> None:
 )  # fmt: skip
 def test_what_is_no_text_is_named_with_its_row(form: Any, rows: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ZooError, match=re.escape(said)):
-        in_form(datasets.Dataset.from_list(rows), form, columns={}, turns=False, text="text", subject="It")
+        convert_rows(datasets.Dataset.from_list(rows), form, columns={}, turns=False, text="text", subject="It")
 
 
 def test_a_turn_that_calls_a_tool_need_not_say_anything() -> None:
@@ -97,12 +102,12 @@ def test_a_turn_that_calls_a_tool_need_not_say_anything() -> None:
         {"role": "assistant", "content": None, "tool_calls": call},
     ]
     rows = datasets.Dataset.from_list([{"messages": turns}])
-    assert len(in_form(rows, "texts", columns={}, turns=False, text="text", subject="It")) == 1
+    assert len(convert_rows(rows, "texts", columns={}, turns=False, text="text", subject="It")) == 1
 
 
 def test_an_empty_row_that_is_not_chosen_counts_for_nothing() -> None:
     rows = datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": None}])
-    read = in_form(rows.select([0]), "prompts", columns={}, turns=False, text="text", subject="It")
+    read = convert_rows(rows.select([0]), "prompts", columns={}, turns=False, text="text", subject="It")
     assert read.to_list() == [{"prompt": "a"}]
 
 
@@ -110,9 +115,9 @@ def test_token_ids_that_data_bring_do_not_take_the_place_of_their_text() -> None
     """They are of whichever tokenizer made them; trl, and PPO, would learn from these and not from the text."""
     ids = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}
     rows = datasets.Dataset.from_list([{"text": "a b", "prompt": "a", "solution": "b", **ids}])
-    read = in_form(rows.remove_columns("prompt"), "texts", columns={}, turns=False, text="text", subject="It")
+    read = convert_rows(rows.remove_columns("prompt"), "texts", columns={}, turns=False, text="text", subject="It")
     assert read.column_names == ["text"]
-    read = in_form(rows, "prompts", columns={}, turns=False, text="text", subject="It")
+    read = convert_rows(rows, "prompts", columns={}, turns=False, text="text", subject="It")
     assert {"prompt", "solution"} <= set(read.column_names) and not {"input_ids", "attention_mask"} & set(read.features)
 
 
@@ -120,14 +125,14 @@ def test_token_ids_that_data_bring_do_not_take_the_place_of_their_text() -> None
 def test_a_row_without_a_value_for_a_text_is_named(part: str) -> None:
     rows = datasets.Dataset.from_list([{"q": "a", "input": text, "of": {"input": text}} for text in ("b", "", None)])
     columns = {"prompt": f"{{q}} {part}"}
-    assert in_form(rows.select([0, 1]), "prompts", columns=columns, turns=False, text="text", subject="It")[
+    assert convert_rows(rows.select([0, 1]), "prompts", columns=columns, turns=False, text="text", subject="It")[
         "prompt"
     ] == [
         "a b",
         "a ",
     ]
     with pytest.raises(ZooError, match=r"Row 2 of it has nothing in '(input|of\[input\])', .* remove the row"):
-        in_form(rows, "prompts", columns=columns, turns=False, text="text", subject="It")
+        convert_rows(rows, "prompts", columns=columns, turns=False, text="text", subject="It")
 
 
 def test_rows_are_kept_above_a_number() -> None:
@@ -170,7 +175,7 @@ def test_a_column_may_change_its_type_in_a_later_file(
     data = write(tmp_path / "data", ending, [[{"prompt": "a"} | first], [{"prompt": "b"} | later]])
     rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     assert rows["prompt"][:] == ["a", "b"] and rows["x"][:] == read
-    shaped = in_form(rows, "prompts", columns={}, turns=True, text="text", subject="It")
+    shaped = convert_rows(rows, "prompts", columns={}, turns=True, text="text", subject="It")
     assert shaped["x"][:] == read and shaped[1]["prompt"] == [{"role": "user", "content": "b"}]
 
 
@@ -198,7 +203,7 @@ def test_a_column_that_is_read_has_one_type(tmp_path: Path, values: list[Any], s
     data = write(tmp_path / "data", "jsonl", [[{"prompt": value} for value in values]])
     rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     with pytest.raises(ZooError, match=re.escape(said)):
-        in_form(rows, "prompts", columns={}, turns=False, text="text", subject="It")
+        convert_rows(rows, "prompts", columns={}, turns=False, text="text", subject="It")
 
 
 def test_data_that_are_nested_too_deep_are_one_sentence(tmp_path: Path) -> None:

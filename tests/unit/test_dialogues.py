@@ -6,7 +6,7 @@ import datasets
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.runs.data.layout import Form, in_form
+from rlhf_zoo.runs.data.layout import Form, convert_rows
 from rlhf_zoo.runs.data.turns import turns_of_text
 
 ASKED = "\n\nHuman: May I borrow a pen?\n\nAssistant: Which one?\n\nHuman: The blue one.\n\nAssistant:"
@@ -24,7 +24,7 @@ CHOSEN, REJECTED = (
 
 def read(form: Form, *rows: dict[str, Any], turns: bool = True, **columns: str) -> dict[str, Any]:
     data = datasets.Dataset.from_list(list(rows))
-    return in_form(data, form, columns=columns, turns=turns, text="text", subject="The data set x")[0]
+    return convert_rows(data, form, columns=columns, turns=turns, text="text", subject="The data set x")[0]
 
 
 def test_pairs_and_prompts_and_texts() -> None:

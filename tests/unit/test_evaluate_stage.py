@@ -36,7 +36,7 @@ from rlhf_zoo.pipeline.stages import evaluate, ppo, reward
 from rlhf_zoo.pipeline.stages.evaluate import evaluation_prompts
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.runs.context import RunContext
-from rlhf_zoo.runs.data.hold_out import parts_of
+from rlhf_zoo.runs.data.hold_out import split_by_prompt
 from rlhf_zoo.runs.dataset import own_pairs, stage_source
 from rlhf_zoo.runs.judge import judge_run, shares_reward_labels
 from rlhf_zoo.runs.recipe import load_recipe
@@ -411,6 +411,6 @@ def test_a_policy_of_a_run_is_asked_what_its_training_held_out(trained: RunConte
     assert found["split"] == found["terms"]["split"] == "train (20% of its prompts held out)" and found["prompts"] == 3
     rows = pair.data.load("prompts", "train", columns=[])
     lines = (tmp_path / "out" / "samples.jsonl").read_text().splitlines()
-    assert {json.loads(line)["prompt"] for line in lines} == set(parts_of(rows, 0.2, parts=2)[0]["prompt"])
+    assert {json.loads(line)["prompt"] for line in lines} == set(split_by_prompt(rows, 0.2, parts=2)[0]["prompt"])
     asked = evaluate_pair(pair, replace(judged, split="test"), out=tmp_path / "out", command="")
     assert asked["split"] == "test" and asked["prompts"] == 4

@@ -69,7 +69,7 @@ def test_a_prompt_is_the_same_in_every_form() -> None:
     system = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "one"}]
     rows = Dataset.from_list([{"prompt": system}, {"prompt": [{"role": "user", "content": "six"}]}])
     assert without_prompts(rows, asked, subject="x")[1] == 1, "a system turn asks nothing"
-    with pytest.raises(ZooError, match="holds out every prompt of the stage sft: use more data, or lower it"):
+    with pytest.raises(ZooError, match="holds out every prompt of the stage sft: use more data, or lower the share"):
         without_prompts(Dataset.from_list([{"prompt": "two"}]), asked, subject="the stage sft")
 
 

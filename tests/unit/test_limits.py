@@ -201,7 +201,11 @@ def test_a_bound_trains(stage: str, name: str, value: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("stage", "keys", "message"),
     [
-        ("reward", {"max_length": 2}, "max_length 2 of the stage reward leaves no example to train on: raise it, or"),
+        (
+            "reward",
+            {"max_length": 2},
+            "max_length 2 of the stage reward leaves no example to train on: raise max_length",
+        ),
         (
             "sft",
             {"router_aux_loss_coef": 1},

@@ -17,8 +17,8 @@ from rlhf_zoo.pipeline.stages.pair_report import count_trained_pairs
 from rlhf_zoo.pipeline.stages.trained_prompts import count_trained_prompts
 from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.data.hold_out import hold_out
-from rlhf_zoo.runs.data.layout import in_form
-from rlhf_zoo.runs.data.overlap import CHARACTERS, WORDS, normalized, overlap
+from rlhf_zoo.runs.data.layout import convert_rows
+from rlhf_zoo.runs.data.overlap import MIN_CHARACTERS, MIN_WORDS, normalized, overlap
 from rlhf_zoo.runs.dataset import HELD_OUT, data_source, evaluation_rows, train_and_held_out
 from rlhf_zoo.runs.recipe import load_recipe
 
@@ -92,14 +92,14 @@ def test_containment_is_that_of_comparing_all_with_all() -> None:
     rng = random.Random(1)
 
     def text(least: int, most: int) -> str:
-        return " ".join([*rng.choices("abcd", k=rng.randint(least, most)), "o" * CHARACTERS])
+        return " ".join([*rng.choices("abcd", k=rng.randint(least, most)), "o" * MIN_CHARACTERS])
 
     asked, known = [text(4, 9) for _ in range(300)], [text(2, 12) for _ in range(300)]
     asked += [f"{rng.choice(known)} {text(3, 5)}" for _ in range(100)]
     known += [f"{text(3, 5)} {rng.choice(asked)}" for _ in range(100)]
 
     def within(one: str, other: str) -> bool:
-        return one == other or (one.count(" ") >= WORDS - 1 and f" {one} " in f" {other} ")
+        return one == other or (one.count(" ") >= MIN_WORDS - 1 and f" {one} " in f" {other} ")
 
     wanted = {
         place for place, one in enumerate(asked) if any(within(one, other) or within(other, one) for other in known)
@@ -117,7 +117,7 @@ def test_no_more_is_compared_than_stands_in_others(monkeypatch: pytest.MonkeyPat
     questions = Questions(rows)
     candidates = [len(questions._by_rarest[window]) for window in questions._by_rarest]
     assert max(candidates) == 1
-    assert [questions.places_in({"prompt": f"Say: {row['prompt']}"}) for row in rows] == [{at} for at in range(400)]
+    assert [questions.find_in({"prompt": f"Say: {row['prompt']}"}) for row in rows] == [{at} for at in range(400)]
 
 
 def a_run(folder: Path, **keys: dict[str, Any]) -> RunContext:
@@ -174,7 +174,7 @@ def test_one_prompt_in_several_forms_stays_on_one_side() -> None:
         (
             {"recipe": {"evaluation.dataset_test_split": "train"}},
             {"sft": 1, "ppo": 1},
-            "set evaluation.dataset_test_split to null",
+            "set evaluation.dataset_test_split to another split, or to null",
         ),
         (
             {"recipe": {"evaluation.dataset_test_split": "train"}, "ppo": {"held_out_share": "none"}},
@@ -216,8 +216,8 @@ def test_held_out_pairs_that_are_trained_on_are_counted() -> None:
 def test_a_value_that_is_cut_is_known_by_the_whole_of_it() -> None:
     rows = Dataset.from_list([{"text": f"review {row} says that this film is {row}"} for row in range(3)])
     given: Any = {"turns": False, "text": "text", "subject": "mine"}
-    prompts = in_form(rows, "prompts", columns={"prompt": "{text:2 words}"}, **given)
-    texts = in_form(rows.select([2, 0]), "texts", columns={}, **given)
+    prompts = convert_rows(rows, "prompts", columns={"prompt": "{text:2 words}"}, **given)
+    texts = convert_rows(rows.select([2, 0]), "texts", columns={}, **given)
     found = overlap(prompts, texts)
     assert list(prompts["prompt"]) == ["review 0", "review 1", "review 2"]
     assert (found.prompts, found.rows, found.is_complete) == ({0, 2}, {0, 1}, False)

@@ -147,7 +147,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
             r"push_steps of the stage ppo is 3, but checkpoints are saved by steps, ev",
         ),
         ({"push_steps": 2, "save_strategy": "epoch"}, r"saved by epoch: set push_steps to a multiple of save_steps"),
-        ({"push_optimizer": True}, r"the state to resume from, but push_dtype leaves a part of it out: set only one"),
+        ({"push_optimizer": True}, r"the state that resuming needs, but push_dtype omits a part of it: set only one"),
         ({"push_dtype": "int8"}, r"--ppo\.push_dtype is 'int8', but it takes one of bfloat16\."),
     ],
 )

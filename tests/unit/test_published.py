@@ -194,11 +194,11 @@ def test_an_import_that_nothing_asks_for():
 @pytest.mark.parametrize(
     ("card", "resolved", "message"),
     [
-        ('{"stage": "eval", "parents": {}}', "{}", "names no stage and no parents"),
-        ('{"stage": "sft", "parents": {}, "step": 1}', "[]", "holds no settings of a stage"),
+        ('{"stage": "eval", "parents": {}}', "{}", "does not name its stage and parents"),
+        ('{"stage": "sft", "parents": {}, "step": 1}', "[]", "does not hold a stage's settings"),
         ('{"stage": "sft", "parents": {}, "step": "1"}', '{"recipe": {}}', "does not name its step"),
         ('{"stage": "sft", "parents": {}, "step": 0}', '{"recipe": {}}', "does not name its step"),
-        ('{"stage": "sft", "parents": {}, "step": 1, "recipe": "../x"}', '{"recipe": {}}', "names no recipe"),
+        ('{"stage": "sft", "parents": {}, "step": 1, "recipe": "../x"}', '{"recipe": {}}', "does not name its recipe"),
         ("{", "{}", "is not valid JSON"),
         ("[" * 100_000, "{}", "nested more than 64 deep"),
     ],

@@ -118,7 +118,7 @@ def test_doctor_does_not_blame_the_head_for_its_tokenizer() -> None:
     assert said(ending()).startswith("without the end-of-sequence token a score changes by 0.")
     encoder = ending(as_separator=True)
     assert tokenize_for_reward("how is it", encoder, ended=False)[-1] == 1, "which an encoder reads behind every text"
-    assert said(encoder) == "it reads an end-of-sequence token after every text, so none can be left out"
+    assert said(encoder) == "it reads an end-of-sequence token after every text"
     deaf = RewardModel(make_reward_model(make_tokenizer()), make_tokenizer(), make_tokenizer())
     with torch.no_grad():
         deaf.model.score.weight.zero_()

@@ -98,7 +98,7 @@ def test_prepare_is_reproducible_and_its_splits_are_disjoint() -> None:
 
 def test_held_out_openings_name_aspects_of_products_that_no_training_opening_names() -> None:
     named = {
-        split: {(phrase.product, phrase.about) for row in rows for phrase in read(row["prompt"]).phrases}
+        split: {(phrase.product, phrase.aspect) for row in rows for phrase in read(row["prompt"]).phrases}
         for split, rows in prepare(seed=0, lines=100)["prompts"].items()
     }
     every = {(product, aspect) for product in PRODUCTS for aspect in PRODUCTS[product]}

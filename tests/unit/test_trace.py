@@ -270,9 +270,9 @@ def test_a_reward_function_that_misses_its_column_says_so(run: Path) -> None:
         (".", {"step": 9}, "run/ppo has no checkpoint of step 9: it has 1, 2, 3, and 0 is the start of PPO."),
         (".", {"old": "9"}, "has no checkpoint of step 9"),
         (".", {"revision": "best"}, "is a run directory, which has no revisions: pass --step instead."),
-        ("sft", {}, "holds a run of the stage sft: pass that of the PPO stage."),
-        ("ppo/checkpoint-2", {"step": 1}, "is the checkpoint of one step, so it does not take --step"),
-        ("..", {}, "has no PPO run and no checkpoint of one: pass runs/RECIPE, or train it first."),
+        ("sft", {}, "has a run of the stage sft: pass the folder of the PPO stage."),
+        ("ppo/checkpoint-2", {"step": 1}, "is already the checkpoint of a step: remove --step"),
+        ("..", {}, "has neither a PPO run nor a PPO checkpoint: pass runs/RECIPE, or train PPO first."),
     ],
 )
 def test_what_a_run_directory_does_not_hold(run: Path, where: str, options: dict[str, Any], message: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from rlhf_zoo.runs.data.layout import Form, in_form
+from rlhf_zoo.runs.data.layout import Form, convert_rows
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 PAIR = {"chosen": [*TURNS[:1], {"role": "assistant", "content": "c"}], "rejected": TURNS}
@@ -33,7 +33,7 @@ def test_the_log_says_which_columns_are_read(
 ) -> None:
     rows = Dataset.from_list([row, row])
     with caplog.at_level(logging.WARNING):
-        shaped = in_form(rows, form, columns={}, turns=False, text="text", subject="The data set mine")
+        shaped = convert_rows(rows, form, columns={}, turns=False, text="text", subject="The data set mine")
     assert (message in caplog.text) if message else not caplog.records
     if form == "prompts":
         assert shaped[0]["prompt"] == row.get("prompt", TURNS[:1])
@@ -42,5 +42,5 @@ def test_the_log_says_which_columns_are_read(
     if message is not None:
         caplog.clear()
         name = next(iter(row))
-        in_form(rows, form, columns={name: name}, turns=False, text="text", subject="The data set mine")
+        convert_rows(rows, form, columns={name: name}, turns=False, text="text", subject="The data set mine")
         assert not caplog.records, "who names columns has chosen"

@@ -15,7 +15,7 @@ from ...modeling.chat import display_text
 from ...modeling.chat_template import is_conversation
 from ...publishing.catalog.card import Card
 from ...publishing.catalog.lineage import Lineage
-from ...runs.data.columns import filled, is_text
+from ...runs.data.columns import fill_placeholders, has_placeholders
 from ...runs.data.turns import messages_of
 from ...runs.record import StageRecord
 from ...runs.settings.key_classes import check_repository
@@ -163,7 +163,7 @@ def _published_rows(
     rows = find_data(repo, commit, hub).load(configuration, split, columns=[])
     column = lineage.prompts_at[1]
     # Unless the column is a template over several columns, the others need not be decoded.
-    if not all_columns and not is_text(column):
+    if not all_columns and not has_placeholders(column):
         rows = rows.select_columns([column] if column in rows.column_names else [])
     return iter(rows)
 
@@ -179,10 +179,10 @@ def _may_show(model: str | None, data: str, hub: Hub) -> bool:
 
 def _prompts_in(rows: Iterable[object], column: str, location: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields (prompt, row) for the prompts that are plain text or conversations of a single turn."""
-    is_template, subject = is_text(column), f"The data set {location}"
+    is_template, subject = has_placeholders(column), f"The data set {location}"
     for index, row in enumerate(row for row in rows if isinstance(row, dict)):
         prompt = (
-            filled(column, row, subject=subject, place=index)
+            fill_placeholders(column, row, subject=subject, index=index)
             if is_template
             else messages_of(row.get(column), subject=subject)
         )

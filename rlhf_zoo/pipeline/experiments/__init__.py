@@ -1,1 +1,1 @@
-"""Variants of a run: sweep, ablate, baseline, ensemble, rounds, any policy against any other."""
+"""Experiments on a run: sweeps, ablations, baselines, ensembles of reward models, and further rounds."""

@@ -1,8 +1,8 @@
 """Baselines of a finished run, on the same data: best-of-n of its SFT policy, more SFT, DPO and RLOO.
 
-RUN/baseline/METHOD/ holds the parts of a method: for best-of-n the scores of the pool; for the others a directory per
-seed, and per β if the method has one, with run.json and samples.jsonl. All are measured as the eval stage measures PPO:
-on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
+RUN/baseline/METHOD/ holds the parts of a method: for best-of-n the scores of the pool; for other methods a directory
+per seed, and per β if the method has one, with run.json and samples.jsonl. Baselines are measured as the eval stage
+measures PPO: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +39,12 @@ from ..stages.pairs import open_pairs, training_pairs
 from ..stages.train import silence_libraries
 
 FOLDER = "baseline"
-Trained = Literal["sft", "rejection", "dpo", "rloo"]
-Method = Literal["best-of-n", Trained]
+TrainedMethod = Literal["sft", "rejection", "dpo", "rloo"]
+Method = Literal["best-of-n", TrainedMethod]
 METHODS: tuple[Method, ...] = get_args(Method)
 #: Methods that use a β to keep the policy near SFT.
 METHODS_WITH_BETA: tuple[Method, ...] = ("dpo", "rloo")
-#: Keys of PPO that determine the reward of a completion; baselines share them.
+#: Keys of PPO that determine the reward of a completion, which is the same for baselines.
 REWARD_KEYS = (
     "reward_model_path", "reward_model_loader", "reward_label", "reward_output", "reward_pad_token", "reward_ensemble",
     "reward_ensemble_lambda", "reward_funcs", "reward_weights", "score_centering", "score_scaling",
@@ -55,14 +55,14 @@ POOL_SIZES = (1, 2, 4, 8, 16, 32, 64)
 
 @dataclass(frozen=True)
 class Baseline:
-    """A finished run, opened.
+    """A finished run that baselines are compared with.
 
     Attributes:
         context: The run.
-        source: Its data set.
-        checkpoints: The chosen checkpoint of each stage.
+        source: Data set of the run.
+        checkpoints: Stage -> its chosen checkpoint.
         rows: The P held-out rows.
-        lines: "sft" and "ppo" -> the lines of eval/samples.jsonl: P · samples each, ordered by prompt.
+        lines: "sft" and "ppo" -> P · samples lines of eval/samples.jsonl, ordered by prompt.
     """
 
     context: RunContext
@@ -73,12 +73,12 @@ class Baseline:
 
     @property
     def folder(self) -> Path:
-        """RUN/baseline."""
+        """The folder RUN/baseline."""
         return self.context.directory / FOLDER
 
     @property
     def samples_per_prompt(self) -> int:
-        """Samples of each held-out prompt."""
+        """Number of samples of each held-out prompt."""
         return self.context.shared.evaluation.samples
 
     @cached_property
@@ -97,8 +97,8 @@ class Baseline:
             texts: P · samples completions, ordered by prompt.
 
         Returns:
-            Name -> (P,) scores: of each other rule and, if the headline judge checks answers, of all answers to a
-            prompt together.
+            Name -> (P,) scores by each other rule and, if the headline judge checks answers, figures on all answers to
+            a prompt together.
         """
         _, prompts, columns = repeat_prompts(self.rows, self.samples_per_prompt)
         figures: dict[str, Floats] = {}
@@ -119,7 +119,7 @@ class Baseline:
     @property
     def rewards(self) -> Rewards:
         """PPO's reward."""
-        assert self.evaluator.rewards is not None  # a recipe's PPO has one
+        assert self.evaluator.rewards is not None  # every PPO stage has a reward
         return self.evaluator.rewards
 
     @property
@@ -129,7 +129,7 @@ class Baseline:
 
     @cached_property
     def matrix_sizes(self) -> dict[str, int]:
-        """Parameters in matrices, by role: policy, reference and, if they exist, reward and critic."""
+        """Role -> number of parameters in matrices, for policy, reference and, if they exist, reward and critic."""
         policy = matmul_parameters(self.evaluator.reference)
         sizes = {"policy": policy, "reference": policy}
         for model in self.rewards.models:
@@ -149,7 +149,7 @@ class Baseline:
 
     @cached_property
     def reward_training(self) -> Compute:
-        """Compute of training the reward model, which all methods but DPO need; zero if the recipe has none."""
+        """Compute of training the reward model, which all methods but DPO need; zero without a reward model."""
         if "reward" not in self.checkpoints or "reward" not in self.matrix_sizes:
             return Compute()
         pairs, args = self.pairs(), self.context.settings("reward").trainer
@@ -162,12 +162,16 @@ class Baseline:
 
     @property
     def episodes(self) -> int:
-        """Number of completions that PPO sampled in training."""
+        """Number of completions that PPO sampled in training.
+
+        Raises:
+            ZooError: The metrics do not record it.
+        """
         counts = [row["episodes"] for row in self.context.record("ppo").metrics() if row.get("episodes") is not None]
         if not counts:
             raise ZooError(
-                f"{self.context.record('ppo').metrics_file} counts no episodes, so no method can sample as many as "
-                "PPO: train the stage ppo again."
+                f"{self.context.record('ppo').metrics_file} does not count PPO's episodes, so a method cannot sample "
+                "the same number: train the stage ppo again."
             )
         return int(counts[-1])
 
@@ -179,33 +183,33 @@ class Baseline:
     @cached_property
     def ppo_training(self) -> Compute:
         """Compute of PPO's updates, from the completions, lengths and epochs in its metrics."""
-        prompt = self._mean_length(self.prompts()["prompt"])
-        episodes, completions, trained_tokens = 0.0, 0.0, 0.0
+        prompt_length = self._mean_length(self.prompts()["prompt"])
+        episodes, completion_tokens, trained_tokens = 0.0, 0.0, 0.0
         for row in self.context.record("ppo").metrics():
             if row.get("episodes") is not None:
-                extra, length = row["episodes"] - episodes, row["completions/length"]
+                new_episodes, length = row["episodes"] - episodes, row["completions/length"]
                 episodes = row["episodes"]
-                completions += extra * length
-                trained_tokens += extra * row["policy/epochs"] * (prompt + length)
+                completion_tokens += new_episodes * length
+                trained_tokens += new_episodes * row["policy/epochs"] * (prompt_length + length)
         return ppo_compute(
             self.matrix_sizes,
-            prompt_tokens=episodes * prompt,
-            completion_tokens=completions,
+            prompt_tokens=episodes * prompt_length,
+            completion_tokens=completion_tokens,
             trained_tokens=trained_tokens,
         )
 
     def pairs(self) -> Dataset:
-        """The pairs that the reward model was trained on."""
+        """Loads the pairs that the reward model was trained on."""
         return training_pairs(*open_pairs(self.context))[0]
 
     def prompts(self) -> Dataset:
-        """The prompts that PPO rolled out."""
+        """Loads the prompts that PPO rolled out."""
         rows = train_and_held_out(self.context, "ppo", self.source)[0]
         limit = self.context.settings("ppo").data.max_prompt_length
         return drop_long_prompts(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
 
     def resolved(self, **part: Any) -> dict[str, Any]:
-        """Returns the settings that a part of a baseline records.
+        """Returns the settings that identify a part of a baseline, for run.json.
 
         Args:
             **part: The settings of the part itself. The evaluation and the starting models are added.
@@ -225,7 +229,7 @@ class Baseline:
 
 
 def default_betas(context: RunContext) -> list[float]:
-    """Returns 0.5, 1 and 2 times PPO's kl_coef, because β has the same meaning in every KL-regularized objective.
+    """Returns 0.5, 1 and 2 times PPO's kl_coef. β has the same meaning in every KL-regularized objective.
 
     Args:
         context: The run. If its kl_coef is 0, PPO's default is used.
@@ -239,19 +243,21 @@ def open_baseline(context: RunContext, method: Method) -> Baseline:
 
     Args:
         context: The run.
-        method: The method to compare it with.
+        method: The method that the run is compared with.
 
     Raises:
-        ZooError: The recipe lacks a stage, a stage is not finished, or it ran with settings that contradict the flags.
+        ZooError: The recipe lacks a stage, or a stage is not finished or ran with settings that contradict the flags.
     """
     silence_libraries()
     recipe, stages = context.recipe, list(context.recipe.stages)
     if method == "dpo" and "reward" not in stages:
         raise ZooError(
-            f"The recipe {recipe.name} has no stage reward, so there are no pairs that DPO could learn from."
+            f"The recipe {recipe.name} has no stage reward, so DPO has no pairs to learn from: choose another method."
         )
     if "ppo" not in stages:
-        raise ZooError(f"The recipe {recipe.name} has no stage ppo, so there is nothing to compare a baseline with.")
+        raise ZooError(
+            f"The recipe {recipe.name} has no stage ppo to compare a baseline with: choose a recipe with PPO."
+        )
     for stage in [*stages, "eval"]:
         if context.record(stage).read().get("status") != "finished":
             raise ZooError(

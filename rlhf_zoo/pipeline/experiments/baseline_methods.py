@@ -1,8 +1,8 @@
-"""Makes and measures each baseline: samples of the SFT policy, or a policy that is trained from it.
+"""Makes and measures each baseline: samples of the SFT policy, or a policy that is trained further.
 
-Further SFT either trains for twice as long, or is rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which
-learns from completions of its own policy with a high reward. Both are variants of the recipe's SFT stage and resume as
-it does.
+More SFT either trains for twice as long, or is rejection fine-tuning (Yuan et al. 2023, arXiv:2308.01825), which
+learns from the SFT policy's own completions with a high reward. Both are variants of the recipe's SFT stage, and can be
+resumed like it.
 """
 
 import json
@@ -34,7 +34,7 @@ from ...runs.record import StageRecord, checkpoint_step, fingerprint, first_diff
 from ...runs.settings.parse import StageSettings
 from ..run_recipe import run_stage
 from ..stages.merged import merged_model
-from .baseline import FOLDER, METHODS_WITH_BETA, Baseline, Method, Trained, default_betas
+from .baseline import FOLDER, METHODS_WITH_BETA, Baseline, Method, TrainedMethod, default_betas
 from .baseline_trainers import (
     StartingPoint,
     dpo_arguments,
@@ -48,10 +48,8 @@ from .runner import open_part, with_keys
 
 POOL_STREAM, SAMPLES_STREAM = 9, 10
 SAMPLES_FOLDER = "lines"  # the training data of rejection fine-tuning
-_PROMPTS_PER_WRITE, _COMPLETIONS_PER_WRITE = (
-    8,
-    1024,
-)  # prompts whose pools are scored, and completions drawn, between writes
+_PROMPTS_PER_WRITE = 8  # best-of-n writes the scores of so many pools at a time
+_COMPLETIONS_PER_BATCH = 1024  # rejection fine-tuning draws so many completions at a time
 
 
 def run_method(
@@ -69,11 +67,11 @@ def run_method(
     Args:
         baseline: The run to compare with.
         method: The method.
-        betas: The values of β of DPO and RLOO; None for `default_betas`.
+        betas: Values of β for DPO and RLOO; None for `default_betas`.
         seeds: Number of policies to train for each β. The first seed is the recipe's.
-        learning_rate: The learning rate; None for PPO's, or for SFT's own in further SFT.
+        learning_rate: The learning rate; None for PPO's, or for SFT's in the method "sft".
         pool: Number of samples per prompt for best-of-n.
-        restart: Whether to start over.
+        restart: Whether finished parts are repeated.
     """
     if method == "best-of-n":
         _run_best_of_n(baseline, pool, restart)
@@ -86,9 +84,9 @@ def run_method(
 
 
 def _run_best_of_n(baseline: Baseline, pool: int, restart: bool) -> None:
-    """Samples and scores one pool for each held-out prompt; skips prompts that were scored before.
+    """Samples and scores a pool of completions of each held-out prompt, except prompts that were scored before.
 
-    Rows of metrics.jsonl: step (the index of the prompt), and reward, judge and length, of shape (pool,) each.
+    A row of metrics.jsonl has step (the index of the prompt), and reward, judge and length of shape (pool,).
     """
     resolved = baseline.resolved(pool=pool)
     with open_part(baseline.context, baseline.folder / "best-of-n", resolved, stage=FOLDER, restart=restart) as record:
@@ -102,13 +100,13 @@ def _run_best_of_n(baseline: Baseline, pool: int, restart: bool) -> None:
 def _score_pools(baseline: Baseline, indices: Sequence[int], pool: int, record: StageRecord) -> None:
     evaluator = baseline.evaluator
     _, prompts, columns = repeat_prompts(baseline.rows.select(indices), pool)
-    keys = [(POOL_STREAM, index, k) for index in indices for k in range(pool)]
+    keys = [(POOL_STREAM, index, sample) for index in indices for sample in range(pool)]
     desc = f"pools of prompts {indices[0] + 1} to {indices[-1] + 1}"
     samples = evaluator.sample(evaluator.reference, prompts, keys=keys, seed=baseline.context.shared.seed, desc=desc)
     reward: list[float] = []
     for batch in samples.batches:
-        chosen = slice(len(reward), len(reward) + len(batch))
-        reward += evaluator.score_batch(batch, chosen, prompts, samples.texts, columns)
+        batch_rows = slice(len(reward), len(reward) + len(batch))
+        reward += evaluator.score_batch(batch, batch_rows, prompts, samples.texts, columns)
     judge = scores(evaluator.judge, prompts, samples.texts, columns)
     for position, index in enumerate(indices):
         pool_slice = slice(position * pool, (position + 1) * pool)
@@ -123,7 +121,7 @@ def _score_pools(baseline: Baseline, indices: Sequence[int], pool: int, record: 
 
 
 def _run_trained(
-    baseline: Baseline, method: Trained, seed: int, beta: float | None, learning_rate: float | None, restart: bool
+    baseline: Baseline, method: TrainedMethod, seed: int, beta: float | None, learning_rate: float | None, restart: bool
 ) -> None:
     """Trains and measures one policy, unless it is finished."""
     arguments = _arguments(baseline, method, learning_rate)
@@ -138,29 +136,30 @@ def _run_trained(
     with open_part(baseline.context, folder, resolved, stage=FOLDER, restart=restart) as record:
         if record is None:
             return
-        record.metrics_file.unlink(missing_ok=True)  # trl's trainers do not resume, so an interrupted run starts over
+        record.metrics_file.unlink(missing_ok=True)  # trl's trainers do not resume, so training starts over
         if method == "dpo" or method == "rloo":
             assert beta is not None
             policy, compute = _train(baseline, method, beta, seed, arguments, record)
         else:
             policy, compute = _more_sft(baseline, method, seed, arguments, record)
-        measured = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
-        write_text(record.path / "samples.jsonl", _samples_jsonl(baseline, measured))
+        measurements = _measure(baseline, policy, desc=f"evaluating {method} {name.replace('-', ' ')}")
+        write_text(record.path / "samples.jsonl", _samples_jsonl(baseline, measurements))
         record.write(**beta_key, seed=seed, compute=compute.to_json())
 
 
 def _discard_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
-    """Marks a trained policy to be measured again, without training, if the evaluation has changed."""
+    """Marks a trained policy to be measured again without training, if only the evaluation has changed."""
     recorded = record.read().get("resolved") or {}
-    measured_by = ("evaluation", "evaluation_seed")
+    evaluation_keys = ("evaluation", "evaluation_seed")
     training_settings = [
-        {key: value for key, value in settings.items() if key not in measured_by} for settings in (recorded, resolved)
+        {key: value for key, value in settings.items() if key not in evaluation_keys}
+        for settings in (recorded, resolved)
     ]
     if recorded and first_difference(*training_settings) is None and first_difference(recorded, resolved) is not None:
         record.write(status="interrupted", resolved=dict(resolved), fingerprint=fingerprint(resolved))
 
 
-def _arguments(baseline: Baseline, method: Trained, learning_rate: float | None) -> dict[str, Any]:
+def _arguments(baseline: Baseline, method: TrainedMethod, learning_rate: float | None) -> dict[str, Any]:
     settings = baseline.context.settings
     if method == "dpo":
         arguments = dpo_arguments(settings("ppo"), settings("reward"), learning_rate=learning_rate)
@@ -186,7 +185,7 @@ def _more_sft(
         if "sampled" not in record.read():
             lines, counts = draw_samples(baseline.evaluator, baseline.prompts(), baseline.episodes, seed=seed)
             write_text(record.path / SAMPLES_FOLDER / "train.jsonl", _jsonl(lines))
-            StageRecord(record.path / "sft").clear()  # it was trained on other samples
+            StageRecord(record.path / "sft").clear()  # an earlier policy was trained on other samples
             record.write(sampled=counts)
         start = merged_model(context, baseline.checkpoints["sft"])
         flags |= {"model_name_or_path": str(start), "dataset_name": str(record.path / SAMPLES_FOLDER)}
@@ -194,7 +193,7 @@ def _more_sft(
     policy = load_causal(run.checkpoint("sft").path)
     rows = train_and_held_out(run, "sft", stage_source(run, "sft"))[0]
     tokens = trained_tokens(run, rows, baseline.evaluator.tokenizer)
-    if method == "sft":  # half of the tokens are the run's own SFT, which no method pays for
+    if method == "sft":  # half of the tokens belong to the run's own SFT, which is not counted for any method
         return policy, sft_compute(baseline.matrix_sizes, trained_tokens=tokens / 2)
     sampled = record.read()["sampled"]
     sampled_tokens = {name: sampled[name] for name in ("prompt_tokens", "completion_tokens")}
@@ -215,7 +214,7 @@ def _train(
     ppo = baseline.context.settings("ppo")
     sft, label = baseline.checkpoints["sft"].path, f"{method} β={beta:g} seed {seed}"
     tokenizer = load_tokenizer(sft)
-    switch_off_eos(tokenizer)  # trl tokenizes prompts with the tokenizer alone
+    switch_off_eos(tokenizer)  # otherwise trl would get prompts with an EOS from the tokenizer
     start = StartingPoint(sft, tokenizer, beta, seed, record, label, get_peft_config(ppo.model))
     set_seed(seed)
     if method == "dpo":
@@ -233,18 +232,18 @@ def _train(
 
 @torch.no_grad()
 def _measure(baseline: Baseline, policy: PreTrainedModel, *, desc: str) -> PolicyMeasurements:
-    """Measures a policy as the eval stage measures PPO: with the same prompts, keys and seed."""
+    """Measures a policy as the eval stage measures PPO: with the same prompts, random keys and seed."""
     _, prompts, columns = repeat_prompts(baseline.rows, baseline.samples_per_prompt)
     keys, seed = random_keys(len(prompts), baseline.samples_per_prompt), baseline.context.shared.seed
     return measure(policy, baseline.evaluator, prompts, keys=keys, seed=seed, desc=desc, columns=columns)
 
 
-def _samples_jsonl(baseline: Baseline, measured: PolicyMeasurements) -> str:
+def _samples_jsonl(baseline: Baseline, measurements: PolicyMeasurements) -> str:
     per_prompt = baseline.samples_per_prompt
     prompts = [display_text(prompt) for prompt in baseline.rows["prompt"] for _ in range(per_prompt)]
     return _jsonl(
-        {"prompt": prompt, "sample": i % per_prompt, **measured.row(i, baseline.judge)}
-        for i, prompt in enumerate(prompts)
+        {"prompt": prompt, "sample": index % per_prompt, **measurements.row(index, baseline.judge)}
+        for index, prompt in enumerate(prompts)
     )
 
 
@@ -257,7 +256,7 @@ def longer_sft_arguments(sft: StageSettings, *, learning_rate: float | None) -> 
 
     Args:
         sft: Settings of the SFT stage.
-        learning_rate: The learning rate; None for that of the stage.
+        learning_rate: The learning rate; None for the stage's own.
     """
     args = sft.trainer
     key = "max_steps" if args.max_steps > 0 else "num_train_epochs"
@@ -273,7 +272,7 @@ def rejection_arguments(
         ppo: Settings of the PPO stage.
         sft: Settings of the SFT stage.
         updates: Number of PPO's updates.
-        learning_rate: The learning rate; None for that of PPO.
+        learning_rate: The learning rate; None for PPO's.
     """
     args = ppo.trainer
     rollout, steps = rollout_sizes(args)
@@ -306,16 +305,16 @@ def rejection_arguments(
 def draw_samples(
     evaluator: Evaluator, prompts: Dataset, count: int, *, seed: int
 ) -> tuple[list[dict[str, Any]], dict[str, int]]:
-    """Draws completions of the SFT policy. Keeps those that ended and have a reward above the mean of all.
+    """Draws completions of the SFT policy, and keeps those that ended and whose reward exceeds the mean of all.
 
     Args:
         evaluator: The evaluator, with the SFT policy as its reference.
-        prompts: The prompts, taken in turn.
+        prompts: The prompts; after the last prompt, the first one follows again.
         count: Number of completions to draw.
         seed: Seed of the samples.
 
     Returns:
-        The kept completions as rows of SFT's data; the numbers of completions and tokens, for run.json.
+        The kept completions as rows of SFT's data, and the numbers of completions and tokens for run.json.
 
     Raises:
         ZooError: No completion is kept.
@@ -324,18 +323,20 @@ def draw_samples(
     rewards: list[float] = []
     ended: list[bool] = []
     tokens = np.zeros(2, dtype=int)
-    for start in range(0, count, _COMPLETIONS_PER_WRITE):
-        block = range(start, min(start + _COMPLETIONS_PER_WRITE, count))
-        _, chosen, columns = repeat_prompts(prompts.select([index % len(prompts) for index in block]), 1)
-        keys = [(SAMPLES_STREAM, index % len(prompts), index // len(prompts)) for index in block]
-        desc = f"completions {start + 1} to {block[-1] + 1} of {count}"
-        samples = evaluator.sample(evaluator.reference, chosen, keys=keys, seed=seed, desc=desc)
+    for start in range(0, count, _COMPLETIONS_PER_BATCH):
+        indices = range(start, min(start + _COMPLETIONS_PER_BATCH, count))
+        _, batch_prompts, columns = repeat_prompts(prompts.select([index % len(prompts) for index in indices]), 1)
+        keys = [(SAMPLES_STREAM, index % len(prompts), index // len(prompts)) for index in indices]
+        desc = f"completions {start + 1} to {indices[-1] + 1} of {count}"
+        samples = evaluator.sample(evaluator.reference, batch_prompts, keys=keys, seed=seed, desc=desc)
         offset = 0
         for batch in samples.batches:
-            rewards += evaluator.score_batch(batch, slice(offset, offset + len(batch)), chosen, samples.texts, columns)
+            rewards += evaluator.score_batch(
+                batch, slice(offset, offset + len(batch)), batch_prompts, samples.texts, columns
+            )
             tokens += int(batch.prompt_mask.sum()), int(batch.mask.sum())
             offset += len(batch)
-        completions += zip(chosen, samples.texts, strict=True)
+        completions += zip(batch_prompts, samples.texts, strict=True)
         ended += samples.ended
     mean = float(np.mean(rewards))
     lines = [
@@ -345,7 +346,7 @@ def draw_samples(
     ]
     if not lines:
         raise ZooError(
-            f"Of {count} completions of the SFT policy {sum(ended)} ended, and none of these was rewarded above the "
+            f"Of {count} completions of the SFT policy {sum(ended)} ended, but none of these has a reward above the "
             f"mean of all, {mean:g}, so there is nothing to learn from: check PPO's reward, or train SFT longer."
         )
     token_counts = {"prompt_tokens": int(tokens[0]), "completion_tokens": int(tokens[1])}
@@ -353,15 +354,15 @@ def draw_samples(
 
 
 def run_sft_variant(context: RunContext, folder: Path, flags: Mapping[str, Any]) -> RunContext:
-    """Runs the SFT stage with other flags.
+    """Runs the SFT stage with other flags, in a run of its own.
 
     Args:
         context: The run.
         folder: Directory of the new run.
-        flags: Flags of SFT, in addition to the run's own.
+        flags: Flags of SFT, which override the run's own.
 
     Returns:
-        The new run, on the data of the first.
+        The new run, which shares the run's data.
     """
     base, flags = context.directory, with_keys(context.flags, "sft", flags)
     run = replace(context, directory=folder, base=base, own=("sft",), flags=flags, publish=False, restart=False)
@@ -374,11 +375,11 @@ def trained_tokens(run: RunContext, rows: Dataset, tokenizer: PreTrainedTokenize
 
     Args:
         run: The run.
-        rows: Its training rows.
-        tokenizer: Its tokenizer.
+        rows: The stage's training rows.
+        tokenizer: The policy's tokenizer.
     """
     args, checkpoint = run.settings("sft").trainer, run.record("sft").last_checkpoint()
-    assert checkpoint is not None  # a finished stage has one
+    assert checkpoint is not None  # a finished stage has a checkpoint
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps
     if args.packing:  # packed batches are full
         return float(checkpoint_step(checkpoint) * batch * args.max_length)

@@ -1,4 +1,4 @@
-"""Reports the baselines of a run next to PPO, with the points of each method."""
+"""Reports the baselines of a run next to PPO: a point of KL, reward and judge score for each policy."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +25,10 @@ _LABELS_WITHOUT_BETA: dict[Method, str] = {"sft": "twice as long", "rejection": 
 
 
 def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
-    """The points of PPO: its mean over seeds, and a point at each other β.
+    """Returns PPO's point, averaged over seeds, and a point at each other β.
 
-    It uses the finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run only in β and seed.
-    The compute of runs at other β is not counted: they only show what PPO reaches at other KLs.
+    The finished runs of `rlhf-zoo ablate --kl_coef LIST --seeds N` that differ from the run only in β and seed are
+    used. The compute of runs at another β is not counted, because they only show what PPO reaches at another KL.
     """
     run, ppo_args = baseline.context.directory, baseline.context.settings("ppo").trainer
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)
@@ -38,7 +38,7 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
             resolved = StageRecord(folder / "ppo").read()["resolved"]
             beta, seed = resolved.get("kl_coef", ppo_args.kl_coef), resolved.get("seed", ppo_args.seed)
             if beta == ppo_args.kl_coef and _rule(folder) != _rule(run):
-                continue  # a mean over seeds is of steps that one rule chose
+                continue  # seeds are averaged only if the same rule chose their checkpoints
             lines = read_samples(
                 folder / "eval" / "samples.jsonl", baseline.rows["prompt"], baseline.samples_per_prompt
             )
@@ -56,12 +56,12 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
 
 
 def _rule(run: Path) -> str | None:
-    """The rule that chose a run's checkpoint, which its samples are of."""
+    """Returns the rule that chose the checkpoint that a run sampled."""
     return (StageRecord(run / "ppo").read().get("chosen") or {}).get("rule")
 
 
 def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
-    """Whether a stage is finished and differs from that of another run only in these keys."""
+    """Whether a stage is finished and its settings differ from the base run's only in these keys."""
     record, base_settings = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
     if record.get("status") != "finished":
         return False
@@ -81,7 +81,7 @@ def _point_of(baseline: Baseline, label: str, lines: Sequence[Mapping[str, Any]]
     scores = {name: _column(lines, name) for name in ("reward", "judge", "kl", "length")}
     judge, win_rates = scores["judge"], {}
     for side, opponent in baseline.lines.items():
-        # Each sample against the same sample of the same prompt, drawn with the same random numbers: 1, 0 or one half.
+        # Samples of the same prompt that were drawn with the same random numbers are compared: 1, 0 or one half.
         win_rates[side] = mean_by_prompt(win_shares(judge[:, None], _column(opponent, "judge")[:, None])[:, 0], samples)
     return Point(
         label,
@@ -107,7 +107,7 @@ def _column(lines: Sequence[Mapping[str, Any]], name: str) -> Floats:
 
 
 def _points_of(baseline: Baseline, method: Method) -> list[Point]:
-    """A method's points, averaged over seeds, of finished parts with the run's current models and data."""
+    """Returns a method's points, averaged over seeds, from finished parts with the run's present models and data."""
     if method == "best-of-n":
         return _best_of_n_points(baseline)
     by_settings: dict[tuple[float | None, float | None], list[Point]] = defaultdict(list)
@@ -129,7 +129,7 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
 
 
 def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageRecord]:
-    """Records of finished parts that were measured on the same prompts, from the same SFT policy and reward model."""
+    """Yields the records of finished parts with the same prompts, SFT policy and reward model as the run has now."""
     current = baseline.resolved()
     for folder in folders:
         record = StageRecord(folder)
@@ -141,7 +141,7 @@ def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageReco
 
 
 def _pool(baseline: Baseline) -> dict[str, Floats] | None:
-    """Reward, judge and length of SFT's samples, (P, N) each, if best-of-n drew them."""
+    """Returns reward, judge and length of best-of-n's samples, (P, N) each; None if they were not drawn."""
     for record in _finished(baseline, [baseline.folder / "best-of-n"]):
         rows = sorted(record.metrics(), key=lambda row: row["step"])
         return {name: np.array([row[name] for row in rows]) for name in ("reward", "judge", "length")}
@@ -180,12 +180,12 @@ def _best_of_n_points(baseline: Baseline) -> list[Point]:
 
 
 def write_report(baseline: Baseline, method: Method, *, served: int | None) -> dict[str, Any]:
-    """Writes METHOD/baseline.json, frontier.json and frontier.png for everything that is finished.
+    """Writes METHOD/baseline.json, frontier.json and frontier.png from all finished parts.
 
     Args:
         baseline: The run to compare with.
         method: The method that this command ran.
-        served: Number of completions to count in compute besides training; None for as many as were evaluated.
+        served: Number of served completions whose compute is added to training; None for as many as were evaluated.
 
     Returns:
         The frontier.
@@ -220,7 +220,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "ppo_ablation": [comparison.row(point) for point in ablated],
         "methods": series,
         "commands": {name: _command(baseline, name, method) for name in methods},
-        # More SFT starts from the base model, so its line does not begin at SFT.
+        # The method "sft" starts from the base model, so its line does not begin at SFT's point.
         "equal_kl": {name: comparison.at_equal_kl(points) for name, points in methods.items() if name != "sft"},
         "equal_compute": {name: comparison.at_equal_compute(points) for name, points in methods.items()},
     }
@@ -232,7 +232,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
 
 
 def _command(baseline: Baseline, method: Method, current: Method) -> str:
-    """The command that last made points of a method."""
+    """Returns the command that last ran a method."""
     if method == current:
         return baseline.context.command
     path = baseline.folder / method / "baseline.json"

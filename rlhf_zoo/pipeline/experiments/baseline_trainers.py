@@ -1,9 +1,8 @@
-"""DPO and RLOO by trl's trainers, from the SFT policy of a run, on its own pairs, prompts and reward.
+"""DPO and RLOO by trl's trainers, from the SFT policy of a run, on the run's own pairs, prompts and reward.
 
-RLOO samples as many completions as PPO, from the same prompts at the same temperature, in rollouts of the same size.
-It uses PPO's reward and penalty for a missing EOS, and as many passes and optimizer steps. DPO learns
-from the reward model's pairs, with its batch size and epochs. Both use PPO's policy learning rate unless
---learning_rate is given.
+RLOO has PPO's number of completions, prompts, temperature, rollout size, reward, penalty for a missing EOS, passes and
+optimizer steps. DPO learns from the reward model's pairs, with the reward model's batch size and epochs. Both use PPO's
+learning rate of the policy unless --learning_rate is set.
 """
 
 import math
@@ -37,7 +36,7 @@ from ...runs.settings.parse import StageSettings
 from ..stages.callbacks import ProgressCallback
 from ..stages.sft import without_second_bos
 
-#: Completions per prompt in RLOO. The baseline of each is the mean of the others (Ahmadian et al. 2024 use 2 or 4).
+#: Completions per prompt in RLOO. A completion's baseline is the mean of the others (Ahmadian et al. 2024 use 2 or 4).
 GENERATIONS = 4
 _OPTIMIZER = (
     "optim", "adam_beta1", "adam_beta2", "adam_epsilon", "weight_decay", "max_grad_norm", "lr_scheduler_type",
@@ -47,14 +46,14 @@ _OPTIMIZER = (
 
 @dataclass(frozen=True)
 class StartingPoint:
-    """What a run of either trainer starts from.
+    """The policy that a trainer starts from, and the trainer's options.
 
     Attributes:
-        sft: The policy to start from.
-        tokenizer: Its tokenizer.
+        sft: Folder of the SFT policy.
+        tokenizer: The policy's tokenizer.
         beta: Coefficient of the KL penalty.
         seed: Seed of the trainer.
-        record: Receives the metrics.
+        record: Where the metrics are written.
         desc: Label of the progress bar.
         peft_config: Configuration of the adapter to train; None trains all weights.
     """
@@ -74,7 +73,7 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
     Args:
         ppo: Settings of the PPO stage.
         reward: Settings of the reward stage, whose batches, epochs and schedule DPO uses.
-        learning_rate: The learning rate; None for that of PPO.
+        learning_rate: The learning rate; None for PPO's.
     """
     args = reward.trainer
     inherited = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
@@ -88,21 +87,21 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
 
 
 def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | None) -> dict[str, Any]:
-    """Returns the fields of RLOOConfig, without β and seed: those of PPO under RLOO's names.
+    """Returns the fields of RLOOConfig, without β and seed, from the corresponding keys of PPO.
 
     Args:
         ppo: Settings of the PPO stage.
-        episodes: Completions that PPO sampled. RLOO samples as many, rounded up to full rollouts.
-        learning_rate: The learning rate; None for that of PPO.
+        episodes: Number of completions that PPO sampled. RLOO samples this number, rounded up to full rollouts.
+        learning_rate: The learning rate; None for PPO's.
 
     Raises:
-        ZooError: A rollout of PPO does not divide into RLOO's groups, or PPO cut its completions.
+        ZooError: A rollout of PPO does not divide into RLOO's groups, or PPO truncates its completions.
     """
     args = ppo.trainer
     if args.truncation:
         raise ZooError(
-            "PPO cut its completions (truncate_text or response_length_min), but RLOO cannot: compare with dpo or "
-            "best-of-n."
+            "PPO truncates its completions (truncate_text or response_length_min), but RLOO cannot: compare with dpo "
+            "or best-of-n."
         )
     rollout, steps = rollout_sizes(args)
     group = args.num_generations if args.num_generations > 1 else GENERATIONS
@@ -130,7 +129,7 @@ def rloo_arguments(ppo: StageSettings, *, episodes: int, learning_rate: float | 
 
 
 def rollout_sizes(args: Any) -> tuple[int, int]:
-    """Returns the number of completions in PPO's rollout, and of optimizer steps in one pass over it.
+    """Returns the number of completions in a rollout of PPO, and the number of optimizer steps in a pass over it.
 
     Args:
         args: A PPOConfig.
@@ -140,7 +139,7 @@ def rollout_sizes(args: Any) -> tuple[int, int]:
 
 
 def warmup_optimizer_steps(args: Any) -> float:
-    """Returns PPO's warm-up in optimizer steps; PPO counts updates. A value below 1 is a share of all steps.
+    """Returns PPO's warm-up, which PPO counts in updates, in optimizer steps. A value below 1 is a share of all steps.
 
     Args:
         args: A PPOConfig.
@@ -155,10 +154,10 @@ def train_dpo(
     """Trains a policy by DPO.
 
     Args:
-        start: The policy to start from.
+        start: The policy to start from, and options.
         pairs: Rows of prompt, chosen and rejected.
         arguments: Fields of DPOConfig.
-        sizes: Parameters in matrices by role.
+        sizes: Role -> number of parameters in matrices.
 
     Returns:
         The policy, and the compute of its training.
@@ -169,7 +168,7 @@ def train_dpo(
     if any(map(has_answer_prefix, rows["prompt"])):
         rows = Dataset.from_list([_close_prompt(row) for row in rows])
     trainer, policy = _train(start, DPOTrainer, DPOConfig, rows, arguments)
-    names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # each side has the prompt
+    names = ("prompt_ids", "prompt_ids", "chosen_ids", "rejected_ids")  # the prompt belongs to both sides
     pair_tokens = sum(len(ids) for name in names for ids in trainer.train_dataset[name])
     return policy, dpo_compute(sizes, pair_tokens=pair_tokens, epochs=float(trainer.state.epoch or 0.0))
 
@@ -192,11 +191,11 @@ def train_rloo(
     """Trains a policy by RLOO.
 
     Args:
-        start: The policy to start from.
+        start: The policy to start from, and options.
         prompts: Rows of prompts, with the columns that reward functions read.
         rewards: PPO's reward.
         arguments: Fields of RLOOConfig.
-        sizes: Parameters in matrices by role.
+        sizes: Role -> number of parameters in matrices.
         missing_eos: PPO's `penalty` and `score` of a completion that did not end.
         score_clip: The score_clip of PPO.
 
@@ -264,16 +263,16 @@ def _train(
         return trainer, _unwrapped_policy(trainer, sft)
 
 
-def _path_for_trl(path: Path, scratch: Path) -> Path:
-    """The path that trl loads policy and reference from: an adapter is merged into its base in `scratch`."""
+def _path_for_trl(path: Path, target: Path) -> Path:
+    """Returns the folder from which trl loads policy and reference. An adapter is merged into its base in `target`."""
     if not (path / ADAPTER_CONFIG).is_file():
         return path
-    load_causal(path).save_pretrained(scratch)
-    return scratch
+    load_causal(path).save_pretrained(target)
+    return target
 
 
 def _unwrapped_policy(trainer: Any, start: Path) -> PreTrainedModel:
-    """The trained weights in a fresh model, without the wrappers of trl and accelerate."""
+    """Returns a new model with the trained weights, without the wrappers of trl and accelerate."""
     policy = trainer.accelerator.unwrap_model(trainer.model)
     if is_peft(policy):
         policy = policy.merge_and_unload()
@@ -284,7 +283,7 @@ def _unwrapped_policy(trainer: Any, start: Path) -> PreTrainedModel:
 
 @dataclass
 class TokenCounter:
-    """Counts the tokens of all batches that were sampled."""
+    """Numbers of tokens in all sampled batches."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -303,7 +302,7 @@ def ppo_reward(
     Args:
         rewards: PPO's reward.
         tokenizer: The policy's tokenizer.
-        counter: Counts the tokens.
+        counter: The counter to which the tokens of each batch are added.
         missing_eos: PPO's `penalty` and `score` of a completion that did not end.
         score_clip: The score_clip of PPO.
     """
@@ -314,7 +313,7 @@ def ppo_reward(
         samples = written_samples(prompts, completion_ids, tokenizer, stop_ids(None, tokenizer))
         counter.prompt_tokens += int(samples.prompt_mask.sum())
         counter.completion_tokens += int(samples.mask.sum())
-        # trl decodes completions without their prompts, which loses the space before a first word.
+        # trl decodes completions without their prompts, which loses the space before the first word.
         decoded = decode_completions(tokenizer, prompts, samples.prompt_lists(), completion_ids)
         pairs = list(zip(prompts, decoded, strict=True))
         completions, texts = [wrap_completion(*pair) for pair in pairs], [append_completion(*pair) for pair in pairs]

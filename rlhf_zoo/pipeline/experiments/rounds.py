@@ -66,13 +66,13 @@ def check_labels(context: RunContext, labels: str | None) -> str:
         )
     check_names(
         [name],
-        config.asked_llm,
+        config.llm_settings,
         labeled=lambda: labeled_rows(context),
         seed=context.shared.seed,
         hub=None if kind_of(name)[0] == "votes" else context.hub,  # a comparison page of this run creates them later
         headline=False,
     )
-    check_endpoints([name], config.asked_llm)
+    check_endpoints([name], config.llm_settings)
     return name
 
 

@@ -1,6 +1,6 @@
 """Compares two runs of the same stage: checkpoints tensor by tensor, metrics column by column.
 
-The two sides are called `published` and `here`. There is no rounding and no tolerance: equal means the same bits.
+The two sides are called `published` and `here`. They are equal only if all bits are equal; there is no tolerance.
 """
 
 import hashlib
@@ -19,15 +19,15 @@ from ...publishing.cards.card import CARD_FILE
 from ...runs.metrics_file import without_times
 from ...runs.record import COMPLETE, first_difference
 
-#: Folders of a checkpoint to compare; merged/ follows from the adapter and its base.
+#: Folders of a checkpoint to compare. merged/ is omitted, because it follows from the adapter and its base.
 FOLDERS = (".", "critic")
 #: Files that describe the run rather than the model, or are compared separately.
 NOT_COMPARED = (
     CARD_FILE, CLAIM_FILE, RECIPE_FILE, COMPLETE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json",
 )  # fmt: skip
-#: Numbers are subtracted up to this size: an integer in downloaded JSON has no bound.
+#: Larger numbers are not subtracted. An integer in downloaded JSON may be too large for a float.
 LARGEST = 1e300
-#: Keys that name the release that wrote a file, which `compare_versions` reports.
+#: Keys with the version of the library that wrote a file, which `compare_versions` reports.
 VERSION_KEYS = ("transformers_version", "peft_version")
 BASE_KEYS = ("base_model_name_or_path", "revision")
 
@@ -36,14 +36,13 @@ def compare_weights(published: Path, here: Path) -> list[dict[str, Any]]:
     """Compares the safetensors files of two checkpoints.
 
     Args:
-        published: The folder of the first checkpoint.
-        here: The folder of the second.
+        published: Folder of the published checkpoint.
+        here: Folder of the other checkpoint.
 
     Returns:
-        A row per file: {file, tensors, differing, max_abs, max_rel, worst, problem}. `differing` counts the tensors
-        that differ in any bit. `max_abs` is the largest |a − b|, in the tensor `worst`; `max_rel` the largest
-        max |a − b| / max |a| of any tensor; both are None if they are not finite. `problem` is any other
-        difference.
+        A row {file, tensors, differing, max_abs, max_rel, worst, problem} per file. `differing` is the number of
+        tensors that differ in any bit. `max_abs` is the largest |a − b|, in the tensor `worst`; `max_rel` is the
+        largest max |a − b| / max |a| of a tensor; both are None if not finite. `problem` is any other difference.
     """
     names = sorted({*_files(published, ".safetensors"), *_files(here, ".safetensors")})
     return [_compare_file(name, published / name, here / name) for name in names]
@@ -82,7 +81,7 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
         return
     row["differing"] += 1
     published, other = a.double(), b.double()
-    # Equal infinities have distance 0; a NaN on one side has distance infinity.
+    # Equal infinities have distance 0, and a NaN on one side has an infinite distance.
     distance = torch.where(published == other, 0.0, (published - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     largest, scale = float(distance.max()), float(published.abs().max())
     if row["worst"] is None or largest > row["max_abs"]:
@@ -94,8 +93,8 @@ def compare_files(published: Path, here: Path) -> list[dict[str, str]]:
     """Compares the published files other than weights: configurations, tokenizer, the trainer's state.
 
     Args:
-        published: The folder of the published checkpoint.
-        here: The folder of the other one; files that only it has are ignored.
+        published: Folder of the published checkpoint.
+        here: Folder of the other checkpoint. Files that only this folder has are ignored.
 
     Returns:
         {file, problem} for each file that differs.
@@ -121,7 +120,7 @@ def _difference(published: Path, here: Path) -> str | None:
         return f"has {len(a)} bytes published and {len(b)} here, with different content"
     if not isinstance(first, dict) or not isinstance(second, dict):
         return "has different content"
-    # An adapter's base is named by its repository when it is published, and by its folder where it was trained.
+    # A published adapter names its base by repository, and an adapter on disk by folder.
     ignored_keys = (*VERSION_KEYS, *(BASE_KEYS if published.name == "adapter_config.json" else ()))
     for key in ignored_keys:
         first.pop(key, None)
@@ -139,8 +138,8 @@ def compare_metrics(
     """Compares the rows of metrics up to a step.
 
     Args:
-        published: The rows of the first run.
-        here: The rows of the second.
+        published: The rows of the published run.
+        here: The rows of the other run.
         step: The last step to compare.
 
     Returns:
@@ -149,7 +148,7 @@ def compare_metrics(
         and `problem` names the first row whose step differs.
     """
     sides = [[row for row in rows if row["step"] <= step] for rows in (published, here)]
-    # A checkpoint may be sent before the last row of its step is written, such as an evaluation's.
+    # A checkpoint may be sent before the last rows of its step are written, such as those of an evaluation.
     while len(sides[1]) > len(sides[0]) and sides[1][-1]["step"] == step:
         sides[1].pop()
     steps = [[row["step"] for row in rows] for rows in sides]
@@ -168,27 +167,27 @@ def compare_metrics(
             column["rows"] += 1
             column["first_step"] = column["first_step"] or a["step"]
             distance = _distance(a.get(name), b.get(name))
-            numeric = column["max_abs"] is not None and distance is not None
-            column["max_abs"] = max(column["max_abs"], distance) if numeric else None
+            is_numeric = column["max_abs"] is not None and distance is not None
+            column["max_abs"] = max(column["max_abs"], distance) if is_numeric else None
     comparison["columns"] = len(columns)
     comparison["differing"] = [column for column in columns.values() if column["rows"]]
     return comparison
 
 
 def _distance(a: Any, b: Any) -> float | None:
-    numbers = all(type(value) in (int, float) and abs(value) < LARGEST for value in (a, b))
-    return abs(float(a) - float(b)) if numbers else None
+    are_numbers = all(type(value) in (int, float) and abs(value) < LARGEST for value in (a, b))
+    return abs(float(a) - float(b)) if are_numbers else None
 
 
 def compare_settings(published: Mapping[str, Any], here: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compares two sets of settings.
 
     Args:
-        published: The first.
-        here: The second.
+        published: The settings of the published run.
+        here: The settings of the other run.
 
     Returns:
-        {key, published, here} for each setting that differs; nested keys are joined by dots.
+        {key, published, here} for each setting that differs. Nested keys are joined by dots.
     """
     rows = []
     for key in sorted(published.keys() | here.keys()):
@@ -210,7 +209,7 @@ def compare_versions(published: Mapping[str, Any], here: Mapping[str, Any]) -> l
         here: The versions of this run.
 
     Returns:
-        {name, published, here} for each version that differs; None where a side did not record it.
+        {name, published, here} for each version that differs; None stands for a version that was not recorded.
     """
     names = dict.fromkeys([*here, *published])
     rows = [{"name": name, "published": published.get(name), "here": here.get(name)} for name in names]
@@ -218,14 +217,11 @@ def compare_versions(published: Mapping[str, Any], here: Mapping[str, Any]) -> l
 
 
 def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
-    """Computes the sha256 of files.
+    """Returns path -> sha256 in hex for some files of a folder.
 
     Args:
-        folder: The folder of the files.
-        names: Their paths in the folder.
-
-    Returns:
-        Path -> hexadecimal digest.
+        folder: The folder.
+        names: Paths of the files in the folder.
     """
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 

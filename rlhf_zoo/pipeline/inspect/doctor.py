@@ -1,7 +1,7 @@
 """`rlhf-zoo doctor`: runs PPO's guards that need no training, on the models and data that a run would start from.
 
-It does not write to the run directory and publishes nothing: data that is not prepared yet goes into a temporary
-folder. Checks that need an untrained stage are skipped.
+It neither writes to the run directory nor publishes. Data that is not prepared yet goes into a temporary folder. Checks
+that need the model of an untrained stage are skipped.
 """
 
 import math
@@ -37,7 +37,7 @@ from ...rewards import RewardModel, Scored
 from ...runs.checks.models import NamedModel, check_prompt_lengths, starting_models
 from ...runs.checks.splits import check_forms
 from ...runs.context import RunContext
-from ...runs.dataset import stage_source, to_train
+from ...runs.dataset import stage_source, stages_to_train
 from ...runs.judge import check_same_labels, evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.parents import is_trained, parent, parent_names, reward_roles
@@ -49,24 +49,24 @@ from ..stages.ppo import (
     build_trainer,
     check_answers,
     check_batch,
+    drop_too_long,
     load_data,
     policy_tokenizer,
     reward_functions,
     reward_model,
     try_functions,
-    within_length,
 )
 from ..stages.reward import check_pairs
 from ..stages.train import silence_libraries
 from .examination import Examination, Finding, NotYet
 
-#: Prompts of the trial rollout, with one completion each.
+#: Number of prompts of the trial rollout, with one completion each.
 TRIAL_PROMPTS = 8
-#: Prompts with which the policy's tokenizer is checked.
+#: Number of prompts with which the policy's tokenizer is checked.
 TOKENIZER_PROMPTS = 64
-#: Nats per token by which the loss may exceed that of a uniform guess. A policy with its own tokenizer beats the
-#: guess, and random weights come within about half a nat of it, but a policy that was trained with another tokenizer is
-#: confident in the wrong tokens.
+#: Nats per token by which the loss may exceed that of a uniform guess. A policy with its own tokenizer has a lower loss
+#: than the guess, and random weights exceed it by about half a nat at most. A policy that was trained with another
+#: tokenizer exceeds it by more, because it is confident in wrong tokens.
 MAX_EXCESS_NATS = 1.0
 
 
@@ -78,7 +78,7 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
         publishes: Whether the run would publish.
 
     Returns:
-        One finding per check.
+        The finding of each check.
     """
     silence_libraries()
     examination = Examination()
@@ -114,8 +114,8 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
         check("reward model's tokenizer", lambda *results: _check_reward_tokenizer(context, *results), *models)
         check("reward reads the end", _check_reads_eos, "reward model's tokenizer", "tokenizer", "prompt ids")
         # The first update, without its optimizer steps.
-        parts = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
-        check("trainer", _build_trainer, *parts, "reward model's tokenizer", "value model")
+        inputs = ("keys", "reward functions", "prompts", "batch", "policy", "tokenizer", "prompt ids", "reward head")
+        check("trainer", _build_trainer, *inputs, "reward model's tokenizer", "value model")
         check("critic", _check_critic, "trainer")
         check("end tokens", _sample_rollout, "trainer")
         check("KL at the start", _check_kl, "trainer", "end tokens")
@@ -138,8 +138,8 @@ def _check_keys(context: RunContext, publishes: bool) -> tuple[StageSettings, st
 
 
 def _check_columns(context: RunContext) -> tuple[None, str]:
-    # The columns of PPO's data are checked with its prompts.
-    stages = {stage: settings for stage, settings in to_train(context).items() if stage != "ppo"}
+    # `_check_prompts` checks the columns of PPO's data.
+    stages = {stage: settings for stage, settings in stages_to_train(context).items() if stage != "ppo"}
     unchecked = check_forms(context.shared, stages, context.hub)
     if unchecked:
         raise NotYet(f"the columns of {', '.join(unchecked)} cannot be checked ({next(iter(unchecked.values()))})")
@@ -162,16 +162,16 @@ def _check_functions(settings: StageSettings) -> tuple[list[Any], str]:
         ensemble = f"{settings.trainer.reward_ensemble} of {len(models)} reward models"
         names = [ensemble if len(models) > 1 else "the reward model", *names]
     weights = settings.trainer.reward_weights or [1.0] * len(names)
-    return functions, ", ".join(f"{w:g} × {name}" for w, name in zip(weights, names, strict=True))
+    return functions, ", ".join(f"{weight:g} × {name}" for weight, name in zip(weights, names, strict=True))
 
 
 def _check_prompts(settings: StageSettings, context: RunContext) -> tuple[dict[str, Any], str]:
     data = load_data(context, stage_source(context, "ppo"))
     train, held_out, ptx_texts = (data[name] for name in ("train_dataset", "eval_dataset", "ptx_dataset"))
-    parts = [f"{describe_prompt_count(train)} for rollouts"]
-    parts += [] if held_out is None else [f"{describe_prompt_count(held_out)} held out"]
-    parts += [] if ptx_texts is None else [f"{len(ptx_texts)} texts for ptx_coef"]
-    return data, f"{', '.join(parts)}; columns {', '.join(train.column_names)}"
+    descriptions = [f"{describe_prompt_count(train)} for rollouts"]
+    descriptions += [] if held_out is None else [f"{describe_prompt_count(held_out)} held out"]
+    descriptions += [] if ptx_texts is None else [f"{len(ptx_texts)} texts for ptx_coef"]
+    return data, f"{', '.join(descriptions)}; columns {', '.join(train.column_names)}"
 
 
 def _check_answers(settings: StageSettings, functions: list[Any], data: dict[str, Any]) -> tuple[None, str]:
@@ -182,11 +182,11 @@ def _check_answers(settings: StageSettings, functions: list[Any], data: dict[str
 
 def _check_models(context: RunContext) -> tuple[dict[str, NamedModel], str]:
     models = starting_models(context)
-    listed = (
+    descriptions = (
         f"{role} {model.name}" + (f", {model.context_length} tokens" if model.context_length else "")
         for role, model in models.items()
     )
-    return models, "; ".join(listed) or "all are trained by this run"
+    return models, "; ".join(descriptions) or "all are trained by this run"
 
 
 def _check_room(
@@ -224,8 +224,8 @@ def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tup
     try:
         checkpoint = parent(context, name)
     except ZooError as error:
-        missing = isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError))
-        if name in context.recipe.stages and missing:
+        is_missing = isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError))
+        if name in context.recipe.stages and is_missing:
             raise NotYet(f"train the {name} stage first") from error
         raise
     lineage = checkpoint.lineage
@@ -249,7 +249,7 @@ def _load_policy(settings: StageSettings, checkpoint: ParentCheckpoint) -> tuple
     model = on_device(
         load_causal(checkpoint.path, options=loading_of(settings)), use_cpu=settings.trainer.use_cpu
     ).eval()
-    model.name_or_path = str(checkpoint.path)  # as in a run; a merged adapter would have the name of its base
+    model.name_or_path = str(checkpoint.path)  # otherwise a merged adapter would have the name of its base
     size = sum(parameter.numel() for parameter in model.parameters())
     return model, f"{type(model).__name__}, {size:,} weights"
 
@@ -272,7 +272,7 @@ def _check_prompt_lengths(
     settings: StageSettings, data: dict[str, Any], policy: PreTrainedModel, tokenizer: PreTrainedTokenizerBase
 ) -> tuple[list[list[int]], str]:
     context, response_length = context_length(policy), settings.trainer.response_length
-    data, _ = within_length(settings, tokenizer, data)
+    data, _ = drop_too_long(settings, tokenizer, data)
     prompts: list[list[int]] = []
     for name in ("train_dataset", "eval_dataset"):
         if data[name] is not None:
@@ -304,7 +304,7 @@ def _check_policy_tokenizer(
     )
     if not loss <= uniform_loss + MAX_EXCESS_NATS:
         raise ZooError(
-            f"The tokenizer is not the one that the policy was trained with, as {detail}: tokenizers may be swapped; "
+            f"The policy was probably trained with another tokenizer, because {detail}: tokenizers may be swapped; "
             "use the policy's own."
         )
     if loss > uniform_loss:
@@ -314,7 +314,7 @@ def _check_policy_tokenizer(
 
 @torch.no_grad()
 def _prompt_loss(policy: PreTrainedModel, texts: Sequence[Tensor]) -> float:
-    """−log π of each next token, averaged over all tokens of the texts, in nats."""
+    """Returns −log π of the next token, averaged over all tokens of the texts, in nats."""
     ids = pad_sequence(list(texts), batch_first=True).to(policy.device)
     attention = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True).bool().to(policy.device)
 
@@ -351,9 +351,9 @@ def _check_reward_tokenizer(
         reward = RewardModel(model, own_tokenizer, tokenizer, **options)
         if not reward.shares_ids and {names["sft"], names[role]} <= context.recipe.stages.keys():
             raise ZooError(
-                f"The tokenizer in {checkpoint.path} is not the SFT policy's, which the recipe's reward model is "
-                "trained with: tokenizers may be swapped, or sft was trained again; use each model's own, or train "
-                "reward again."
+                f"The tokenizer in {checkpoint.path} differs from the SFT policy's, with which the recipe's reward "
+                "model is trained: tokenizers may be swapped, or sft was trained again; use each model's own "
+                "tokenizer, or train reward again."
             )
         comparison = (
             "the policy's: it reads ids" if reward.shares_ids else "different from the policy's: it reads texts"
@@ -369,17 +369,17 @@ def _check_reads_eos(
     texts, details = tokenizer.batch_decode(prompts[:TRIAL_PROMPTS], skip_special_tokens=True), []
     for reward in rewards:
         if reward.tokenizer.eos_token_id is None:
-            details.append("its tokenizer has no end-of-sequence token to leave out")
+            details.append("its tokenizer has no end-of-sequence token")
             continue
         if reward.always_ends:
-            details.append("it reads an end-of-sequence token after every text, so none can be left out")
+            details.append("it reads an end-of-sequence token after every text")
             continue
         with_eos, without = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
         if not (with_eos - without).abs().max() > 0:
             raise ZooError(
                 f"The reward model {reward.name} gives {len(texts)} texts the same score with and without an "
-                f"end-of-sequence token ({float(with_eos[0]):.4g} the first): it does not read the last token, so "
-                "check its pooling and its head."
+                f"end-of-sequence token (the first has {float(with_eos[0]):.4g}), so it does not read the last token: "
+                "check the model's pooling and head."
             )
         change = float((with_eos - without).abs().mean())
         details.append(f"without the end-of-sequence token a score changes by {change:.3g} on average")
@@ -409,7 +409,7 @@ def _build_trainer(
         reward_model=rewards or None,
         reward_processing_class=[scorer.tokenizer for scorer in scorers] or None,
         value_model=None if value is None else value.path,
-        **within_length(settings, tokenizer, data)[0],
+        **drop_too_long(settings, tokenizer, data)[0],
     )
     return trainer, f"{trainer.args.max_steps} updates" if trainer.args.max_steps > 0 else "it can be built"
 
@@ -430,7 +430,7 @@ def _check_critic(trainer: PPOTrainer) -> tuple[None, str]:
 
 
 def _sample_rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], str]:
-    """The first completions that the run would sample."""
+    """Samples the first completions of the run."""
     rows = [{**row, GENERATION: 0} for row in _trial_prompts(trainer)]
     rollout = trainer.rollout(rows, stream=TRAIN_STREAM)
     ended = int(rollout.samples.ended.sum())

@@ -1,4 +1,4 @@
-"""Runs checks in order, each with its result or the reason why it was skipped."""
+"""Runs checks in order, and records the finding of each check."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Finding:
     """The outcome of a check.
 
     Attributes:
-        check: Its name.
-        status: ok, warning, failed or skipped.
+        check: Name of the check.
+        status: "ok", "warning", "failed" or "skipped".
         detail: The figure that was measured, or the reason for the status.
     """
 
@@ -33,22 +33,22 @@ class Finding:
 
 
 class Examination:
-    """Runs checks in order; one that depends on the result of a failed or skipped check is skipped."""
+    """Runs checks in order. A check that needs the result of a failed or skipped check is skipped."""
 
     def __init__(self) -> None:
         self.findings: list[Finding] = []
         self._results: dict[str, Any] = {}
         self._skip_reasons: dict[str, str] = {}
-        self._warned: set[str] = set()
+        self._shown_warnings: set[str] = set()
 
     def check(self, name: str, test: Callable[..., tuple[Any, str]], *needs: str) -> None:
         """Runs one check and appends its finding.
 
         Args:
-            name: The check's name.
+            name: Name of the check.
             test: Takes the results of `needs`, and returns its own result and a detail to show. It raises ZooError to
                 fail, and NotYet to be skipped.
-            *needs: Names of earlier checks.
+            *needs: Names of earlier checks whose results the test takes.
         """
         missing = next((need for need in needs if need not in self._results), None)
         if missing is not None:
@@ -64,15 +64,15 @@ class Examination:
                 return
             except Exception as error:
                 # An error in a library also fails the check; `rlhf-zoo ppo` shows its traceback.
-                first = (str(error).strip().splitlines() or ["no message"])[0]
-                detail = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first}"
+                first_line = (str(error).strip().splitlines() or ["no message"])[0]
+                detail = str(error) if isinstance(error, ZooError) else f"{type(error).__name__}: {first_line}"
                 self._fail_or_skip(name, FAILED, detail, f"needs the check {name!r}, which failed")
                 return
-        # The trainer repeats warnings of earlier checks: show each only once.
+        # The trainer repeats warnings of earlier checks, but each is shown only once.
         messages = dict.fromkeys(str(warning.message) for warning in caught)
-        warned = [text for text in messages if text not in self._warned]
-        self._warned.update(warned)
-        self.findings.append(Finding(name, WARNING if warned else OK, " ".join(warned) or detail))
+        new_messages = [text for text in messages if text not in self._shown_warnings]
+        self._shown_warnings.update(new_messages)
+        self.findings.append(Finding(name, WARNING if new_messages else OK, " ".join(new_messages) or detail))
 
     def _fail_or_skip(self, name: str, status: str, detail: str, skip_reason: str | None = None) -> None:
         self._skip_reasons[name] = skip_reason or detail

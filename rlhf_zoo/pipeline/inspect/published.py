@@ -1,7 +1,7 @@
-"""Turns a published checkpoint into a recipe that can be run again. Its files are not trusted: see `recipe_of`.
+"""Turns a published checkpoint, whose files are not trusted, into a recipe that can be run again.
 
-recipe.json holds the keys of the stage, and those of recipe.yaml under `recipe`; rlhf_card.json holds the commits that
-the run started from.
+recipe.json holds the keys of the stage, and under `recipe` the keys of recipe.yaml. rlhf_card.json holds the commits
+from which the run started.
 """
 
 import re
@@ -36,9 +36,9 @@ from ...runs.settings.key_classes import (
 from ...runs.settings.parse import NON_STAGE_KEYS, RecipeConfig, stage_keys
 from ...runs.trusted_names import check_object
 
-#: Keys for the machine or account that ran the stage. They do not affect results and are ignored.
+#: Keys for the machine or account that ran the stage. They are ignored, because they do not affect results.
 IGNORED_KEYS = machine_keys()
-#: Keys under `ppo` of an earlier stage: how a reward model's samples were sampled, and which prompts PPO holds out.
+#: Keys under `ppo` of an earlier stage: PPO's sampling settings, and the prompts that PPO holds out.
 _PPO_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
 _MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -51,11 +51,11 @@ class Published:
     """A published checkpoint that was fetched.
 
     Attributes:
-        name: Its name, as the user wrote it.
-        folder: The folder with its files.
+        name: Name of the checkpoint, as the user wrote it.
+        folder: The folder with the checkpoint's files.
         commit: The commit of the repository; None for a folder.
-        card: rlhf_card.json.
-        resolved: recipe.json.
+        card: Content of rlhf_card.json.
+        resolved: Content of recipe.json.
         metrics: The rows of metrics.jsonl.
     """
 
@@ -76,7 +76,7 @@ class Published:
 
     @property
     def versions(self) -> Mapping[str, Any]:
-        """The versions that its card records."""
+        """The versions that the card records."""
         versions = self.card.get("versions")
         return versions if isinstance(versions, Mapping) else {}
 
@@ -94,14 +94,14 @@ class Published:
 
     @property
     def where(self) -> str:
-        """The file of its settings, for messages."""
+        """The file with the settings, for messages."""
         return f"{RECIPE_FILE} of {self.name}"
 
     def parent(self, role: str) -> tuple[str, str] | None:
-        """The repository and commit of a parent.
+        """Returns the repository and commit of a parent.
 
         Args:
-            role: The role, such as sft, reward, value or data.
+            role: Role of the parent, such as sft, reward, value or data.
 
         Returns:
             (repository, commit); None if the card does not name both.
@@ -117,7 +117,7 @@ def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
 
     Args:
         name: NAMESPACE/NAME[@REVISION], or a folder that was pulled.
-        hub: Where the repository is.
+        hub: The Hub that has the repository.
 
     Raises:
         ZooError: A file is missing, or does not describe a checkpoint that rlhf-zoo published.
@@ -131,21 +131,25 @@ def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
             )
     card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
     if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or str(card.get("stage")) not in STAGES:
-        raise ZooError(f"{CARD_FILE} of {name} names no stage and no parents: publish it again with this rlhf-zoo.")
+        raise ZooError(
+            f"{CARD_FILE} of {name} does not name its stage and parents: publish it again with this rlhf-zoo."
+        )
     if not isinstance(resolved, dict) or not isinstance(resolved.get("recipe"), dict):
-        raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")
+        raise ZooError(
+            f"{RECIPE_FILE} of {name} does not hold a stage's settings: publish it again with this rlhf-zoo."
+        )
     if card.get("merged"):
-        raise ZooError(f"{name} is an adapter merged into its base after training: name the tag of the adapter.")
+        raise ZooError(f"{name} is a merged model, which was not trained in this form: name the tag of its adapter.")
     if type(card.get("step")) is not int or card["step"] < 1:
         raise ZooError(f"{CARD_FILE} of {name} does not name its step: publish it again with this rlhf-zoo.")
     if not is_repository_name(str(card.get("recipe"))):
-        raise ZooError(f"{CARD_FILE} of {name} names no recipe: publish it again with this rlhf-zoo.")
+        raise ZooError(f"{CARD_FILE} of {name} does not name its recipe: publish it again with this rlhf-zoo.")
     return Published(checkpoint.name, folder, checkpoint.commit, card, resolved, StageRecord(folder).metrics())
 
 
 @dataclass(frozen=True)
 class _OneFileRecipe(Recipe):
-    """A recipe whose stages all come from one file, `folder`, for messages."""
+    """A recipe whose stages all come from a single file. Messages name `folder`, which is the name of this file."""
 
     def source(self, stage: str) -> Path:
         return self.folder
@@ -200,7 +204,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
             stages["ppo"] = {**stages["ppo"], "reward_model_path": rewards if len(rewards) > 1 else rewards[0]}
     if published.stage != "ppo" and isinstance(ppo := published.resolved.get("ppo"), Mapping):
         stages["ppo"] = {key: ppo[key] for key in _PPO_KEYS if key in ppo}
-        if ppo.get("held_out_share") is not None:  # which excludes a test split
+        if ppo.get("held_out_share") is not None:  # this key excludes a test split
             stages["ppo"] |= {"dataset_test_split": None}
         if (data := ppo.get("dataset_name")) is not None:
             _check_data(published, "dataset_name of the stage ppo", data)
@@ -213,10 +217,10 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
 
 
 def comparable(resolved: Mapping[str, Any], published: Published) -> dict[str, Any]:
-    """Prepares settings for a comparison with the published ones.
+    """Prepares a run's settings for a comparison with the published settings.
 
     Args:
-        resolved: The settings of a run.
+        resolved: The settings of the run.
         published: The published checkpoint.
 
     Returns:
@@ -230,7 +234,7 @@ def comparable(resolved: Mapping[str, Any], published: Published) -> dict[str, A
 
 
 def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
-    """Iterates over the Python objects that the settings name.
+    """Yields the Python objects that the settings name.
 
     Args:
         published: The checkpoint.
@@ -246,9 +250,9 @@ def named_objects(published: Published) -> Iterator[tuple[str, str, str]]:
 
 
 def _check_keys(published: Published, stage_values: Mapping[str, Any]) -> None:
-    """Raises ZooError for a key that a download may not set, or not to that value.
+    """Raises ZooError if a download may not set a key, or may not set it to its value.
 
-    Unknown keys are refused later, by `stage_settings`.
+    `stage_settings` refuses unknown keys later.
     """
     accepted_keys = stage_keys(published.stage)
     for key, value in stage_values.items():
@@ -261,11 +265,11 @@ def _check_keys(published: Published, stage_values: Mapping[str, Any]) -> None:
 
 
 def _check_names(published: Published, allowed: Sequence[str]) -> None:
-    named = list(named_objects(published))
-    if unknown := [name for name in allowed if name not in [name for _, name, _ in named]]:
-        values = ", ".join(name for _, name, _ in named) or "nothing"
+    objects = list(named_objects(published))
+    if unknown := [name for name in allowed if name not in [name for _, name, _ in objects]]:
+        values = ", ".join(name for _, name, _ in objects) or "nothing"
         raise ZooError(f"{ALLOW} names {unknown[0]}, but {published.where} names {values}: remove it.")
-    for key, name, group in named:
+    for key, name, group in objects:
         check_object(name, group, key=key, where=published.where, flag=ALLOW, allowed=allowed)
     for key in _MODELS:
         value = published.resolved.get(key)
@@ -274,14 +278,12 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
                 check_repository(model, key=key, where=published.where)
                 if revision := model.partition("@")[2]:
                     check_key(key, revision, {key: Kind.REVISION}, where=published.where)
-    if (own := published.resolved.get("dataset_name")) is not None:
-        _check_data(published, f"dataset_name of the stage {published.stage}", own)
+    if (stage_data := published.resolved.get("dataset_name")) is not None:
+        _check_data(published, f"dataset_name of the stage {published.stage}", stage_data)
     data = published.shared.get("dataset_name")
     if data is not None and published.shared.get("corpus") is None:
         _check_data(published, "dataset_name", data)
-    elif (
-        hub_id(data) is not None
-    ):  # otherwise it is the publisher's folder: `reproduce` uses the published data instead
+    elif hub_id(data) is not None:  # for a folder of the publisher, `reproduce` uses the published data instead
         _check_namespace(published, "dataset_name", data)
 
 
@@ -291,9 +293,12 @@ def _check_data(published: Published, key: str, name: Any) -> None:
 
 
 def _check_namespace(published: Published, key: str, name: Any) -> None:
-    """Refuses a name without a namespace, which could be that of a loader of `datasets`, such as json."""
+    """Refuses a name without a namespace, because it could name a loader of `datasets`, such as json."""
     if "/" not in str(name):
-        raise ZooError(f"{published.where} sets {key} to {name!r}, without a namespace: it is not loaded.")
+        raise ZooError(
+            f"{published.where} sets {key} to {name!r}, a name without a namespace, which is not loaded: choose "
+            "another checkpoint."
+        )
 
 
 def _pinned(published: Published, role: str) -> str:
@@ -302,6 +307,6 @@ def _pinned(published: Published, role: str) -> str:
         title = parent_title(role, on_base=Card(published.card).on_base)
         raise ZooError(
             f"The {title} of {published.name} was never published, or the card does not name its commit, so the "
-            "checkpoint cannot be reproduced."
+            "checkpoint cannot be reproduced: choose another checkpoint."
         )
     return "@".join(parent)

@@ -1,6 +1,6 @@
 """`rlhf-zoo reproduce`: reruns the stage of a published checkpoint, and compares the two checkpoints.
 
-Earlier stages are not run: the stage starts from their published checkpoints, at the commits that the card names.
+The stage starts from the published checkpoints of earlier stages, at the commits that the card names.
 """
 
 import contextlib
@@ -58,23 +58,23 @@ _MAX_METRIC_ROWS = 12
 def reproduce(
     name: str, *, hub: Hub, directory: Path | None = None, allowed: Sequence[str] = (), command: str = ""
 ) -> dict[str, Any]:
-    """Trains a published checkpoint again, up to its step, and compares the two.
+    """Trains a published checkpoint again, up to its step, and compares the two checkpoints.
 
-    An earlier attempt in the directory is continued; a finished one is only compared again.
+    An earlier attempt in the directory is continued. A finished attempt is only compared again.
 
     Args:
         name: NAMESPACE/NAME[@REVISION], or a pulled folder.
-        hub: Where the checkpoint and its parents are.
+        hub: The Hub that has the checkpoint and its parents.
         directory: The run directory; None for runs/reproduce/NAMESPACE--NAME@REV.
-        allowed: Python objects that may be imported although only the download names them.
-        command: The command line, for the record.
+        allowed: Names of Python objects from the download that the user allows to be imported.
+        command: The command line, for run.json.
 
     Returns:
         The comparison, which is also written to reproduce.json in the directory: bit_equal (weights, other files and
         metrics; not versions), weights, files, metrics, settings, data, versions, notes, and the checkpoint's name.
 
     Raises:
-        ZooError: Something is missing or not trusted. This is raised before training.
+        ZooError: Before training: a file, model or data set is missing or not trusted.
     """
     published = fetch(name, hub)
     recipe, pinned = recipe_of(published, allowed)
@@ -134,7 +134,7 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
 
 
 def _rounded_parents(published: Published, context: RunContext) -> list[str]:
-    """A note for each parent whose published weights are rounded, although the run started from the exact ones."""
+    """Returns a note for each parent with rounded published weights; the run itself started from exact weights."""
     notes = []
     for role in ("sft", *REWARD_ROLES):
         if (parent := published.parent(role)) is not None:
@@ -161,7 +161,7 @@ def _identity(published: Published) -> dict[str, Any]:
 
 
 def _check_directory(directory: Path, published: Published) -> None:
-    """Raises ZooError if the directory holds anything but an earlier attempt to reproduce the same checkpoint."""
+    """Raises ZooError if the directory has files, but not of an earlier attempt to reproduce the same checkpoint."""
     note = directory / NOTE
     if note.is_file():
         earlier = read_json(note)
@@ -170,12 +170,12 @@ def _check_directory(directory: Path, published: Published) -> None:
             raise ZooError(f"{directory} holds the reproduction of another checkpoint: choose another --output_dir.")
         return
     if directory.is_dir() and any(path.name != LOCK for path in directory.iterdir()):
-        raise ZooError(f"{directory} holds files that no reproduction wrote: choose another --output_dir.")
+        raise ZooError(f"{directory} has files that do not belong to a reproduction: choose another --output_dir.")
 
 
 @contextlib.contextmanager
 def _use_threads(recorded_count: Any) -> Iterator[None]:
-    """Sets torch's thread count to that of the published run, because threads split sums, which affects rounding."""
+    """Sets torch's thread count to that of the published run, because it affects how sums are split and rounded."""
     previous = torch.get_num_threads()
     count = int(recorded_count) if str(recorded_count).isdecimal() else previous
     torch.set_num_threads(count if 1 <= count <= _MAX_THREADS else previous)
@@ -189,9 +189,10 @@ def _use_threads(recorded_count: Any) -> Iterator[None]:
 
 
 def _prepare_data(context: RunContext, published: Published) -> tuple[dict[str, Any], list[str]]:
-    """Prepares the stage's data before training. Returns its {repo, commit, how, folder}, and notes.
+    """Prepares the stage's data before training. Returns {repo, commit, how, folder} of the data, and notes.
 
-    `folder` holds the published data set to compare with; it is None if there is none, or if the stage loads the data.
+    `folder` holds the published data set for the comparison; it is None if no data set was published, or if the stage
+    itself loads the data.
     """
     config, parent = context.shared, published.parent("data")
     repo, commit = parent or (None, None)
@@ -241,7 +242,7 @@ def _check_data_set(name: str, revision: str | None, hub: Hub) -> None:
 
 
 def _copy_data(context: RunContext, folder: Path) -> None:
-    """Copies the rows of published data, without the card, to where the corpus would have written its data."""
+    """Copies the rows of published data, without the card, into the folder for the corpus's data."""
     import yaml
 
     record, config = context.record("data"), context.shared
@@ -269,7 +270,7 @@ def _copy_data(context: RunContext, folder: Path) -> None:
 
 
 def _compare_data(run_folder: Path, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Compares the stage's data files by sha256: {repo, commit, how, compared, differing}."""
+    """Compares the stage's data files by sha256. Returns {repo, commit, how, compared, differing}."""
     published_folder = data["folder"]
     names = (
         [name for name in split_files(published_folder) if (run_folder / name).is_file()]
@@ -315,9 +316,9 @@ def _compare(published: Published, context: RunContext, checkpoint: Path) -> dic
 
 @contextlib.contextmanager
 def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) -> Iterator[Path]:
-    """A folder with the checkpoint as it would be published, for example rounded to `push_dtype`."""
-    with tempfile.TemporaryDirectory() as scratch:
-        folder, altered = Path(scratch) / "sent", Path(scratch) / "altered"
+    """Yields a folder with the checkpoint as it would be published, for example rounded to `push_dtype`."""
+    with tempfile.TemporaryDirectory() as staging:
+        folder, altered = Path(staging) / "sent", Path(staging) / "altered"
         overrides = file_overrides(context, record, checkpoint, altered)
         for name, path in checkpoint_files(checkpoint, include_resume_files=True, overrides=overrides).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -326,7 +327,7 @@ def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) ->
 
 
 def _card_differences(published: Published, card_fingerprint: Any) -> list[dict[str, Any]]:
-    """Settings in recipe.json that differ from the card's, if recipe.json does not have the card's fingerprint."""
+    """Returns settings that differ between recipe.json and the card; [] if they have the same fingerprint."""
     if card_fingerprint == fingerprint(published.resolved):
         return []
     settings = published.card.get("settings")
@@ -359,11 +360,11 @@ def _make_notes(published: Published) -> list[str]:
 
 
 def show(document: Mapping[str, Any], console: "Console") -> None:
-    """Prints what was compared, what differs, and the verdict; texts of a download are cleaned.
+    """Prints what was compared, what differs, and the verdict, after cleaning texts of the download.
 
     Args:
-        document: What `reproduce` returned.
-        console: Where to print.
+        document: The comparison that `reproduce` returned.
+        console: A rich console.
     """
     from rich import box
     from rich.table import Table
@@ -391,7 +392,7 @@ def show(document: Mapping[str, Any], console: "Console") -> None:
 
 
 def _summary(document: Mapping[str, Any]) -> Iterator[tuple[str, str, int]]:
-    """(part, what was compared, how many of these differ)."""
+    """Yields (part, what was compared, how many differ)."""
     weights, metrics, data = document["weights"], document["metrics"], document["data"]
     tensors, differing = (sum(row[key] for row in weights) for key in ("tensors", "differing"))
     yield "weights", f"{tensors} tensors in {', '.join(row['file'] for row in weights)}", differing
@@ -421,8 +422,8 @@ def _difference_rows(document: Mapping[str, Any]) -> Iterator[tuple[str, str, st
     for row in metrics["differing"][:_MAX_METRIC_ROWS]:
         distance = "no number on one side" if row["max_abs"] is None else f"max |a − b| {row['max_abs']:.3g}"
         yield "metrics", row["column"], f"{row['rows']} of {row['of']} rows, from step {row['first_step']}", distance
-    if (n_more := len(metrics["differing"]) - _MAX_METRIC_ROWS) > 0:
-        yield "metrics", f"and {n_more} more columns", "", ""
+    if (remaining := len(metrics["differing"]) - _MAX_METRIC_ROWS) > 0:
+        yield "metrics", f"and {remaining} more columns", "", ""
     for name in document["data"]["differing"]:
         yield "data", name, "has different content", ""
     for row in document["settings"]["differing"]:

@@ -53,7 +53,7 @@ TRAINER_KEYS = (
     "reward_weights", "score_centering", "score_clip", "score_scaling", "stop_token", "stop_token_id", "temperature",
     "truncate_after", "truncate_text", "whiten_advantages", "whiten_rewards",
 )  # fmt: skip
-#: Other keys of the stage that a trace depends on.
+#: Keys of the stage's data that a trace depends on.
 DATA_KEYS = ("reward_funcs", "reward_model_loader", "reward_model_path", "value_model_name_or_path")
 
 
@@ -63,10 +63,10 @@ class TracedPolicy:
 
     Attributes:
         policy: The policy.
-        reference: π_ref.
+        reference: The reference policy π_ref.
         rewards: The reward models; () if the run had none.
-        value: The model that the critic started from, at step 0.
-        old: π_old, the denominator of ρ; None for the reference.
+        value: At step 0, the model from which the critic starts; otherwise None.
+        old: The policy π_old in the denominator of ρ; None for the reference.
         step: The step of the checkpoint; 0 for the policy that PPO started from, None if it is unknown.
         resolved: The run's settings.
         where: The file with the settings.
@@ -107,31 +107,31 @@ def find(
 
     Args:
         name: A run directory, its PPO stage, a checkpoint in it, or NAMESPACE/NAME[@TAG].
-        step: The step; None for the last one, 0 for the policy that PPO started from.
-        revision: The revision of the repository; None for its default.
-        old: π_old: a step of the same run, a folder or a repository; None for the checkpoint before `step`.
-        sft: Replaces the run's reference.
-        reward: Replaces the run's reward models.
-        hub: Where repositories are.
+        step: The step; None for the last step, 0 for the policy that PPO started from.
+        revision: A branch, tag or commit of the repository; None for its default.
+        old: The policy π_old: a step of the same run, a folder or a repository; None for the checkpoint before `step`.
+        sft: A folder or repository that replaces the run's reference, or None.
+        reward: A folder or repository that replaces the run's reward models, or None.
+        hub: The Hub that has the repositories.
 
     Raises:
-        ZooError: Something is missing, or PPO did not train the checkpoint.
+        ZooError: A checkpoint or file is missing, or PPO did not train the checkpoint.
     """
     path = Path(name)
     if path.is_dir():
-        has_state, absolute = (path / PPO_STATE).is_file(), path.resolve()  # the name of "." is its folder's
+        has_state, absolute = (path / PPO_STATE).is_file(), path.resolve()  # "." has no name of its own
         if has_state and is_checkpoint(absolute) and (absolute.parent / "run.json").is_file():
             if step is not None:
-                raise ZooError(f"{name} is the checkpoint of one step, so it does not take --step: remove it.")
+                raise ZooError(f"{name} is already the checkpoint of a step: remove --step.")
             path, step, has_state = absolute.parent, checkpoint_step(absolute), False
         stage = path if (path / "run.json").is_file() else path / "ppo"
-        # A folder with PPO's state is a pulled repository, even if it holds a run.json too.
+        # A folder with PPO's state is a pulled repository, even if it also has a run.json.
         if not has_state and (stage / "run.json").is_file():
             if revision is not None:
                 raise ZooError(f"{name} is a run directory, which has no revisions: pass --step instead.")
             return _from_run(stage, step=step, old=old, sft=sft, reward=reward, hub=hub)
         if not has_state:
-            raise ZooError(f"{name} has no PPO run and no checkpoint of one: pass runs/RECIPE, or train it first.")
+            raise ZooError(f"{name} has neither a PPO run nor a PPO checkpoint: pass runs/RECIPE, or train PPO first.")
     return _from_repository(name, step=step, revision=revision, old=old, sft=sft, reward=reward, hub=hub)
 
 
@@ -141,7 +141,7 @@ def _from_run(
     record = StageRecord(stage)
     document = record.read()
     if document.get("stage") != "ppo":
-        raise ZooError(f"{stage} holds a run of the stage {document.get('stage')}: pass that of the PPO stage.")
+        raise ZooError(f"{stage} has a run of the stage {document.get('stage')}: pass the folder of the PPO stage.")
     steps = {checkpoint_step(path): str(path) for path in record.checkpoints()}
     step = max(steps, default=0) if step is None else step
     name = _name_at(steps, step, str(stage)) if step else None
@@ -176,13 +176,13 @@ def _from_repository(
     reward: str | None,
     hub: Hub,
 ) -> TracedPolicy:
-    local = Path(name).is_dir()
-    repo, tag = (name, None) if local else split_revision(name)
+    is_local = Path(name).is_dir()
+    repo, tag = (name, None) if is_local else split_revision(name)
     revisions = [option for option in (tag, revision, tag_name(step) if step else None) if option is not None]
-    if len(revisions) > (0 if local else 1):
+    if len(revisions) > (0 if is_local else 1):
         raise ZooError(
-            f"{name} is a checkpoint of one step: remove --revision and --step."
-            if local
+            f"{name} is already the checkpoint of a step: remove --revision and --step."
+            if is_local
             else f"{name} has more than one revision: pass only one of @TAG, --revision and --step."
         )
     full_name = f"{repo}@{revisions[0]}" if revisions else repo
@@ -192,14 +192,16 @@ def _from_repository(
         if not (path / required).is_file():
             raise ZooError(
                 f"{name} is not a PPO policy of rlhf-zoo (it has no {required}): pass a run directory of PPO, or the "
-                "repository that one was published to, such as NAMESPACE/RECIPE-ppo."
+                "repository of a published run, such as NAMESPACE/RECIPE-ppo."
             )
     lineage = find_lineage(subject.name, sft=sft, reward=reward, hub=hub)
     card_step = integer(lineage.card.get("step")) or 0
     resolved = read_json(path / RECIPE_FILE)
     if not isinstance(resolved, dict):
-        raise ZooError(f"{RECIPE_FILE} of {name} holds no settings of a stage: publish it again with this rlhf-zoo.")
-    steps = {} if local else {number: f"{repo}@{tag}" for number, tag in _read_tags(repo, hub).items()}
+        raise ZooError(
+            f"{RECIPE_FILE} of {name} does not hold a stage's settings: publish it again with this rlhf-zoo."
+        )
+    steps = {} if is_local else {number: f"{repo}@{tag}" for number, tag in _read_tags(repo, hub).items()}
     at_start = step == 0
     old_name = _old_policy_name(steps, 0 if at_start else card_step, old, repo)
     return TracedPolicy(
@@ -216,14 +218,14 @@ def _from_repository(
 
 
 def _find_published_value(card: Mapping[str, Any], hub: Hub) -> Checkpoint | None:
-    """The model that the critic started from, at its commit; None if the card names none."""
+    """Finds the model that the critic started from, at its commit; None if the card does not name one."""
     parent = get_nested(card, "parents", "value") or {}
     repo, commit = (parent.get(key) if isinstance(parent, dict) else None for key in ("repo", "commit"))
     return resolve(f"{repo}@{commit}", hub, is_repository=True) if hub_id(repo) and is_revision(commit) else None
 
 
 def _read_tags(repo: str, hub: Hub) -> dict[int, str]:
-    """The tags of a repository's checkpoints, by step."""
+    """Returns step -> tag of a repository's checkpoints."""
     with refusals_as(f"The tags of {repo} cannot be read", "try again when the Hub answers."):
         tags = [ref.name for ref in hub.api().list_repo_refs(repo).tags]
     return tagged_steps(tags)
@@ -254,7 +256,7 @@ def _name_at(steps: Mapping[int, str], step: int, where: str) -> str:
 
 
 def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where: str) -> str | None:
-    """The name of π_old: `old` if it is given, otherwise the checkpoint before `step`; None for the reference."""
+    """Returns the name of π_old: `old` unless it is None, then the checkpoint before `step`; None for the reference."""
     if old is None:
         return steps[max(earlier_steps)] if (earlier_steps := [number for number in steps if number < step]) else None
     if old.isdecimal():
@@ -263,20 +265,20 @@ def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where
 
 
 def _find_parent(stage: Path, document: Mapping[str, Any], role: str, hub: Hub) -> Checkpoint:
-    """A model that PPO started from: in the same run directory, at its old path, or on the Hub at its commit."""
+    """Finds a model that PPO started from: in the run directory, at its recorded path, or on the Hub at its commit."""
     lineage = (document.get("parents") or {}).get(role) or {}
     path, repo, commit = (lineage.get(key) for key in ("path", "repo", "commit"))
     value_stage = (document.get("resolved") or {}).get("value_model_name_or_path")
-    role = (
-        value_stage if role == "value" and value_stage in STAGES else role
-    )  # the critic started from the model of a stage
+    if role == "value" and value_stage in STAGES:  # the critic started from the model of a stage
+        role = value_stage
     if path:
         folder_name = Path(path).parent.as_posix()
         stage_folder = stage.parent / (folder_name if is_member(folder_name) else role)
-        # A stage that was trained again since has a different model under the same name.
+        # A stage that was trained again has another model under the same name.
         is_unchanged = StageRecord(stage_folder).read().get("fingerprint") == lineage.get("fingerprint")
-        old_paths = [Path(path)] if StageRecord(stage).is_own() else []  # another user's run must not name local paths
-        for folder in ([stage_folder / Path(path).name] if is_unchanged else []) + old_paths:
+        # Another user's run must not make this command read a local path.
+        recorded_paths = [Path(path)] if StageRecord(stage).is_own() else []
+        for folder in ([stage_folder / Path(path).name] if is_unchanged else []) + recorded_paths:
             if folder.is_dir():
                 return _resolve_checkpoint(str(folder), hub)
     if repo and commit:
@@ -305,11 +307,11 @@ def trace_checkpoint(
     Args:
         subject: The policy and the models of its run.
         prompt: The prompt.
-        seed: The seed of the sampler.
+        seed: Seed of the sampler.
         temperature: The sampling temperature; None for the run's own.
-        max_new_tokens: Most tokens of the completion; None for the run's own.
+        max_new_tokens: The most tokens of the completion; None for the run's own limit.
         columns: The prompt's other columns, for reward functions.
-        reward_funcs: Reward functions named by a download that may be imported.
+        reward_funcs: Reward functions of a download that the user allows to be imported.
 
     Raises:
         ZooError: A model cannot be loaded, is not trusted, or does not belong to the run.
@@ -342,8 +344,8 @@ def trace_checkpoint(
     critic = _load_critic(subject, data["value_model_name_or_path"], loaded["policy"], rewards, args)
     for model in (*loaded.values(), critic, *(reward.model for reward in rewards.models)):
         on_device(model)
-    start = args.kl_coef, RunningScores()
-    kl_coef, scores = start if subject.at_start else _read_state(subject.policy.path / PPO_STATE)
+    initial_state = args.kl_coef, RunningScores()
+    kl_coef, scores = initial_state if subject.at_start else _read_state(subject.policy.path / PPO_STATE)
     return trace(
         prompt,
         **loaded,
@@ -372,10 +374,10 @@ def _load_scorer(subject: TracedPolicy, reward: Checkpoint, loader: str | None, 
 def _load_functions(
     subject: TracedPolicy, data: Mapping[str, Any], weights: list[float] | None, allowed: Sequence[str]
 ) -> tuple[list[Any], list[float]]:
-    """The reward functions and the weights of all rewards.
+    """Loads the reward functions. Returns them, and the weights of all rewards.
 
-    Functions that a download names are imported only if `trusted_names` or the user allows it. Functions with
-    weight 0 that are not imported are left out.
+    Functions that a download names are imported only if `trusted_names` or the user allows it. A function with weight 0
+    that may not be imported is left out.
     """
     names = data["reward_funcs"] or []
     model = [] if data["reward_model_path"] is None else [data["reward_model_path"]]
@@ -390,25 +392,26 @@ def _load_functions(
     if untrusted := [name for name in allowed if name not in names]:
         raise ZooError(
             f"--reward_funcs names {untrusted[0]}, but the reward functions of {subject.policy.name} are "
-            f"{', '.join(names) or 'none'}: name one of these, or remove it."
+            f"{', '.join(names) or 'none'}: name one of these, or remove the option."
         )
     if subject.trusted:
         return [load_object(name, group=REWARDS) for name in names], weights
     by_name = dict(zip(names, weights[len(model) :], strict=True))
     chosen = [name for name in names if name in allowed or may_import(name, REWARDS)]
     if missing := [name for name, weight in by_name.items() if weight and name not in chosen]:
-        hint = f", or {TRUST_RUN_FLAG} for all that this run names," if subject.where.name == "run.json" else ""
+        hint = f", or {TRUST_RUN_FLAG} to allow all functions," if subject.where.name == "run.json" else ""
         raise ZooError(
             f"{subject.policy.name} was also rewarded by {', '.join(missing)}, but code that a download names is not "
             f"imported unless you allow it: add --reward_funcs {shlex.quote(missing[0])}{hint} if you trust it."
         )
-    return [load_object(name, group=REWARDS) for name in chosen], weights[: len(model)] + [by_name[n] for n in chosen]
+    functions = [load_object(name, group=REWARDS) for name in chosen]
+    return functions, weights[: len(model)] + [by_name[name] for name in chosen]
 
 
 def _load_critic(
     subject: TracedPolicy, value_model: str | None, policy: PreTrainedModel, rewards: Rewards, args: PPOConfig
 ) -> PreTrainedModel | ValueHead:
-    """The critic that was saved with the policy; at step 0, a new one as PPO builds it."""
+    """Loads the critic that was saved with the policy. At step 0, builds a new critic as PPO does."""
     if subject.at_start:
         if value_model is not None and subject.value is None:
             raise ZooError(
@@ -426,7 +429,7 @@ def _load_critic(
 
 
 def _read_state(path: Path) -> tuple[float, RunningScores]:
-    """β and the running score statistics of a checkpoint."""
+    """Reads β and the running score statistics of a checkpoint."""
     state = read_json(path)
     try:
         kl_coef, scores = float(state["kl_coef"]), RunningScores(*map(float, state.get("scores_seen", ())))

@@ -1,4 +1,4 @@
-"""What `rlhf-zoo trace` prints: a table of tokens and the totals, or JSON."""
+"""Prints a trace as a table of tokens with totals, and converts it to JSON."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 def to_document(traced: Trace, subject: TracedPolicy) -> dict[str, Any]:
-    """Returns what --json prints: prompt, completion, tokens, totals, and the checkpoints.
+    """Returns the document for --json: prompt, completion, tokens, totals, and the checkpoints.
 
     Args:
         traced: The trace.
-        subject: What was traced.
+        subject: The policy that was traced.
     """
     roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": None}
     roles |= dict(zip(REWARD_ROLES, subject.rewards, strict=False))
@@ -25,12 +25,12 @@ def to_document(traced: Trace, subject: TracedPolicy) -> dict[str, Any]:
 
 
 def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
-    """Prints the table of tokens and the totals, with texts as they are, not as markup.
+    """Prints the table of tokens and the totals. Markup in texts is printed literally.
 
     Args:
         traced: The trace.
-        subject: What was traced.
-        console: Where to print.
+        subject: The policy that was traced.
+        console: A rich console.
     """
     from rich import box
     from rich.table import Table
@@ -51,7 +51,7 @@ def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
         )  # fmt: skip
         clip = "" if token.clipped is None else "yes" if token.clipped else "no"
         # repr shows spaces, and escapes control characters.
-        table.add_row(Text(repr(token.token)), *("" if x is None else f"{x:.3f}" for x in numbers), clip)
+        table.add_row(Text(repr(token.token)), *("" if number is None else f"{number:.3f}" for number in numbers), clip)
     console.print(table)
     for line in _totals(traced):
         console.print(Text(line))

@@ -14,8 +14,8 @@ from ...hub.client.data_gate import CheckedData, open_checked
 from ...hub.client.refusals import client_errors, reason, refusals_as
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts
-from ...runs.data.columns import is_text, placeholders
-from ...runs.data.layout import Form, in_form
+from ...runs.data.columns import has_placeholders, placeholders
+from ...runs.data.layout import Form, convert_rows
 from ...runs.data.sources import file_problem
 from ...runs.data.tables import dataset_of
 from ...runs.data.turns import SHAREGPT, speaker
@@ -180,7 +180,7 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
         if columns is None:
             continue
         try:
-            formatted_rows = in_form(
+            formatted_rows = convert_rows(
                 rows, form, columns=columns, turns=False, text="text", subject=f"The data set {data.name}"
             )
         except ZooError as error:
@@ -213,7 +213,7 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
         table = dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
         subject = f"The data set {name}, split {split},"
         return count_distinct_prompts(
-            in_form(table, "prompts", columns=columns, turns=False, text="text", subject=subject)["prompt"]
+            convert_rows(table, "prompts", columns=columns, turns=False, text="text", subject=subject)["prompt"]
         )
 
     sample = subset.rows[split]
@@ -231,7 +231,8 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
         requested_name = requested.get(stage_column)
-        if requested_name is not None and is_text(requested_name):  # `_stage_data` in `recipe` checked its placeholders
+        # `_stage_data` in `recipe` checked the placeholders.
+        if requested_name is not None and has_placeholders(requested_name):
             data_column: str | None = requested_name if set(placeholders(requested_name)) <= set(names) else None
         else:
             data_column = next((name for name in (requested_name, *usual_names) if name in names), None)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 from ...errors import ZooError
 from ...modeling.distributed import SHARDABLE_OPTIMIZERS
-from ...runs.data.batch_share import divided
+from ...runs.data.batch_share import divide_batch
 from . import memory
 from .devices import Device
 from .memory import BFLOAT16, FLOAT32, Counts, ModelMemory, PhaseMemory
@@ -41,7 +41,7 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
-    rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
+    rows, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = keys.max_length or base.context
     half, dtype = computes_in_bfloat16(keys, device), weight_dtype(keys, base)
     model = stage_tracer(base, "policy", keys, dtype, half)
@@ -63,7 +63,7 @@ def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan
     Raises:
         ZooError: The model cannot be planned, or fsdp2 does not support the keys.
     """
-    rows, steps = divided(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
+    rows, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = min(keys.max_length or base.context, base.context)
     model = stage_tracer(base, "classifier", keys, weight_dtype(keys, base), computes_in_bfloat16(keys, device))
     return _supervised("reward", keys, model, device, rows=2 * rows, length=length, steps=steps, head_bytes=0)

@@ -9,7 +9,7 @@ from ...modeling.chunked_logprobs import CHUNK_ON_ACCELERATOR, CHUNK_ON_CPU
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
 from ...modeling.sampling.kv_cache import SPARE_COLUMNS
 from ...ppo.config import default_batch_tokens, holds_reference
-from ...runs.data.batch_share import divided
+from ...runs.data.batch_share import divide_batch
 from . import memory
 from .devices import Device
 from .estimate import (
@@ -90,7 +90,7 @@ class _PPO:
         self.response_length: int = keys.response_length
         self.length = prompt_length + self.response_length
         self.in_bfloat16 = computes_in_bfloat16(keys, device)
-        prompts_per_step, steps = divided(
+        prompts_per_step, steps = divide_batch(
             keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count
         )
         self.prompt_count = prompts_per_step * steps

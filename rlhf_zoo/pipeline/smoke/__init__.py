@@ -1,1 +1,1 @@
-"""Tries recipes without their downloads: runs every stage on miniatures of the models and data."""
+"""Smoke tests of recipes without their downloads: every stage runs on miniatures of the models and data."""

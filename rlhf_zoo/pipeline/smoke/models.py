@@ -1,4 +1,4 @@
-"""Miniatures of public models, with their configuration class, vocabulary size, special tokens and template."""
+"""Makes miniatures of public models, with their configuration class, vocabulary size, special tokens and template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...runs.recipe import is_repository_name, read_mapping, shipped
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Small sizes under the names that configuration classes use; each class gets those that it has.
+#: Field of a configuration class -> small size. A class gets the fields that it has.
 SIZES: Mapping[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "head_dim": 8,
     "num_key_value_heads": 2, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48, "rotary_dim": 4, "num_layers": 2,
@@ -32,21 +32,21 @@ class Family:
     """A family of public models, as recipes/families.yaml describes it.
 
     Attributes:
-        model_type: The model type in the transformers configuration.
-        vocab_size: The vocabulary size in the configuration.
-        special: Special tokens and their ids.
-        eos: The end-of-sequence token.
-        bos: The beginning-of-sequence token.
-        unk: The unknown token.
-        pad: The padding token.
-        tokens: Number of tokens in the tokenizer; None for as many as vocab_size.
+        model_type: Model type in the transformers configuration.
+        vocab_size: Vocabulary size in the configuration.
+        special: Special token -> id.
+        eos: End-of-sequence token.
+        bos: Beginning-of-sequence token, or None.
+        unk: Unknown token, or None.
+        pad: Padding token, or None.
+        tokens: Number of tokens in the tokenizer; None for vocab_size.
         wrap: The tokens that the tokenizer adds before and after a text; None for no token.
         stops: Tokens at which generation stops; () for eos.
-        template: The name of one of trl's chat templates.
+        template: Name of one of trl's chat templates, or None.
         byte_fallback: Whether the tokenizer has a byte fallback.
         fields: Other fields of the configuration.
-        labels: The names of a classifier's labels; 1 for a reward model, None for a language model.
-        embedder: Whether it is a sentence embedder, a model without a head.
+        labels: Names of a classifier's labels; 1 for a reward model, None for a language model.
+        embedder: Whether the model is a sentence embedder, which has no head.
     """
 
     model_type: str
@@ -67,7 +67,7 @@ class Family:
 
 
 def families() -> dict[str, Family]:
-    """Reads recipes/families.yaml."""
+    """Returns name -> family, from recipes/families.yaml."""
     return {name: Family(**keys) for name, keys in read_mapping(shipped() / "families.yaml").items()}
 
 
@@ -75,7 +75,7 @@ def make_family(keys: Mapping[str, Any], *, subject: str) -> Family:
     """Builds the family of a miniature.
 
     Args:
-        keys: `family`, the name of a family, and fields that override the family's.
+        keys: `family`, the name of a family, and fields that override those of the family.
         subject: The model's name, for messages.
 
     Raises:
@@ -107,8 +107,8 @@ def make_tokenizer(
 
     Args:
         family: The family.
-        texts: The texts to train it on.
-        learned_tokens: Number of tokens to learn.
+        texts: The texts to train the tokenizer on.
+        learned_tokens: Number of tokens to learn, including the 256 bytes.
         length: The tokenizer's model_max_length.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -146,7 +146,7 @@ def make_tokenizer(
 
 
 def _train_bpe(texts: Iterable[str], size: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """The tokens, bytes first, and the merges that byte-level BPE learns."""
+    """Returns the tokens, bytes first, and the merges that byte-level BPE learns."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     backend = Tokenizer(models.BPE())
@@ -163,7 +163,7 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
 
     Args:
         family: The family.
-        seed: The seed of the weights; the global random state does not change.
+        seed: Seed of the weights. The global random state does not change.
     """
     import torch
     from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification
@@ -193,7 +193,7 @@ def save_model(family: Family, folder: Path, texts: Iterable[str]) -> Path:
 
     Args:
         family: The family.
-        folder: Where to save them.
+        folder: Where to save the model and the tokenizer.
         texts: The texts to train the tokenizer on.
 
     Returns:

@@ -18,11 +18,11 @@ from .models import make_family, save_model
 
 #: Rows per split. The recipe's row patterns are repeated to fill a split.
 ROWS = 64
-#: The share of these rows to hold out, which gives enough prompts for the evaluation.
+#: Value of held_out_share, which holds out enough of these rows for the evaluation.
 HELD_OUT = 0.1
 #: Tokens per completion, long enough that some completions stop and others are truncated.
 RESPONSE_LENGTH = 24
-#: Small values, by stage.
+#: Stage -> key -> small value. The reward stage takes the values of sft.
 SMALL_VALUES: Mapping[str, Mapping[str, Any]] = {
     "recipe": {
         "evaluation.prompts": 4, "evaluation.samples": 1, "evaluation.checkpoint_prompts": 2,
@@ -48,7 +48,7 @@ def small_flags(recipe: Recipe) -> dict[str, dict[str, Any]]:
         recipe: The recipe. The flags also include `flags` in its zoo.yaml, written as on the command line.
 
     Returns:
-        Flags by stage; those of recipe.yaml under "recipe".
+        Stage -> key -> value; the stage "recipe" has the keys of recipe.yaml.
     """
     flags: dict[str, dict[str, Any]] = {"recipe": dict(SMALL_VALUES["recipe"])}
     no_bitsandbytes = importlib.util.find_spec("bitsandbytes") is None
@@ -90,23 +90,23 @@ def publish_miniatures(recipe: Recipe, hub: Hub) -> list[str]:
         hub: Where to publish them.
 
     Returns:
-        The names.
+        The names of the repositories.
 
     Raises:
         ZooError: zoo.yaml does not describe a miniature.
     """
     models, data = recipe.zoo.get("models") or {}, recipe.zoo.get("data") or {}
     texts = [json.dumps(rows, ensure_ascii=False) for keys in data.values() for rows in keys["rows"]]
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory() as staging:
         for index, (name, keys) in enumerate(models.items()):
             family = make_family(keys, subject=name)
             if recipe.download is not None:
                 fields = {"model_type": family.model_type, **family.fields}
                 check_architecture(fields, where=f"{recipe.source('zoo')}, which was downloaded,")
-            folder = save_model(family, Path(scratch) / f"model-{index}", texts)
+            folder = save_model(family, Path(staging) / f"model-{index}", texts)
             publish_folder(folder, name, repo_type="model", message="A miniature", hub=hub)
         for index, (name, keys) in enumerate(data.items()):
-            folder = write_data(keys, Path(scratch) / f"data-{index}")
+            folder = write_data(keys, Path(staging) / f"data-{index}")
             publish_folder(folder, name, repo_type="dataset", message="A miniature", hub=hub)
     return [*models, *data]
 
@@ -115,8 +115,8 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     """Writes a data set of `ROWS` rows per split.
 
     Args:
-        keys: `splits`, `config`, and `rows`: patterns in which {n} is the number of the row and {split} its split.
-        folder: Where to write it.
+        keys: `splits`, `config`, and `rows`: patterns in which {n} is the index of the row and {split} its split.
+        folder: The new folder.
 
     Returns:
         The folder.
@@ -129,12 +129,12 @@ def write_data(keys: Mapping[str, Any], folder: Path) -> Path:
     for split in keys["splits"]:
         if not is_repository_name(str(split)):
             raise ZooError(f"zoo.yaml names a split {split!r:.200}: use letters, digits, '-', '_' and '.' only.")
-        rows = [_fill(keys["rows"][n % len(keys["rows"])], n=n, split=split) for n in range(ROWS)]
+        rows = [_fill(keys["rows"][index % len(keys["rows"])], n=index, split=split) for index in range(ROWS)]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{split}.jsonl").write_text(text, encoding="utf-8")
         data_files.append({"split": split, "path": f"{split}.jsonl"})
     front_matter = {"configs": [{"config_name": keys.get("config") or "default", "data_files": data_files}]}
-    # JSON is YAML too.
+    # The front matter is JSON, which is valid YAML.
     (folder / "README.md").write_text(f"---\n{json.dumps(front_matter)}\n---\n", encoding="utf-8")
     return folder
 

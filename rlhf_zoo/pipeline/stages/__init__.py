@@ -1,1 +1,1 @@
-"""The stages sft, reward, ppo and eval, and what they share."""
+"""The stages sft, reward, ppo and eval, and their shared code."""

@@ -14,7 +14,7 @@ from ...runs.record import COMPLETE, StageRecord
 from ...runs.status_line import Progress
 from .interrupt import EvaluationEnded, Interruptible
 
-#: Metrics in the progress bar, and their labels.
+#: Metric -> its label in the progress bar.
 BAR_LABELS = {
     "loss": "loss",
     "accuracy": "accuracy",
@@ -22,7 +22,7 @@ BAR_LABELS = {
     "objective/kl": "kl",
     "completions/eos_rate": "eos",
 }
-#: Phases of an update in the progress bar, and their labels.
+#: Phase of an update -> its label in the progress bar.
 PHASE_LABELS = {
     "rollout": "sampling",
     "values": "computing values",
@@ -30,8 +30,8 @@ PHASE_LABELS = {
     "reward": "scoring",
     "update": "learning",
 }
-#: Endings of metrics that differ from run to run. They are not recorded, because a resumed run must log the same
-#: metrics as an uninterrupted one.
+#: Metrics with one of these endings differ from run to run. They are not recorded, because a resumed run must log the
+#: same metrics as an uninterrupted run.
 UNREPRODUCIBLE = (
     "runtime",
     "preparation_time",
@@ -48,10 +48,10 @@ class NoRoom(ZooError):
 
 
 def check_room(record: StageRecord, *, min_bytes: int = 0) -> None:
-    """Checks that the disk can hold the next checkpoint.
+    """Checks that the disk can hold the next checkpoint, which is expected to be as large as the last checkpoint.
 
     Args:
-        record: The stage's files; the next checkpoint is expected to be as large as the last one.
+        record: The stage's files.
         min_bytes: The size to expect if there is no checkpoint yet.
 
     Raises:
@@ -72,7 +72,7 @@ class ProgressCallback(TrainerCallback):
 
     Args:
         record: The stage's files.
-        desc: The label of the bar. The current activity between two steps is appended to it.
+        desc: Label of the bar, to which the activity between two steps is appended.
     """
 
     def __init__(self, record: StageRecord, desc: str) -> None:
@@ -82,7 +82,7 @@ class ProgressCallback(TrainerCallback):
         self._batches = 0  # of the current evaluation
 
     def _describe(self, activity: str = "") -> None:
-        """Appends the current activity to the bar's label; "" for none."""
+        """Shows the current activity after the bar's label; "" shows only the label."""
         if self._bar is not None:
             self._bar.describe(f"{self._desc}, {activity}" if activity else self._desc)
 
@@ -90,7 +90,7 @@ class ProgressCallback(TrainerCallback):
         """Shows a phase of an update.
 
         Args:
-            phase: Its name; "" at the end of the update.
+            phase: Name of the phase; "" at the end of the update.
         """
         self._describe(PHASE_LABELS.get(phase, ""))
 
@@ -140,7 +140,7 @@ class ProgressCallback(TrainerCallback):
         **_: object,
     ) -> None:
         if "train_runtime" in (logs or {}) and state.global_step < state.max_steps:
-            return  # the summary of an interrupted run: the resumed run logs its own
+            return  # this is the summary of an interrupted run; the resumed run logs its own summary
         numbers = {name: value for name, value in (logs or {}).items() if not name.endswith(UNREPRODUCIBLE)}
         numbers.pop("epoch", None)
         if not numbers or not distributed.is_main_process():
@@ -163,16 +163,16 @@ class ProgressCallback(TrainerCallback):
 class StageCallback(ProgressCallback):
     """Completes the checkpoints of a stage's trainer, and stops training after Ctrl-C.
 
-    Ctrl-C ends a running evaluation after the current batch, with EvaluationEnded: an evaluation may take minutes and
-    changes no weights.
+    Ctrl-C ends a running evaluation after the current batch, with EvaluationEnded, because an evaluation may take
+    minutes and does not change the weights.
 
     Args:
         record: The stage's files.
-        stop: Says whether Ctrl-C was pressed.
-        finish_checkpoint: Adds files to a checkpoint, given its path, before it counts as complete. Called in every
-            process.
-        after_save: Called in the main process once a checkpoint is complete.
-        stop_after: The step to stop after; None for the last one.
+        stop: Knows whether Ctrl-C was pressed.
+        finish_checkpoint: Takes the path of a checkpoint and adds files before the checkpoint counts as complete.
+            Called in every process.
+        after_save: Called in the main process after a checkpoint is complete.
+        stop_after: The step to stop after; None trains to the last step.
     """
 
     def __init__(
@@ -195,20 +195,20 @@ class StageCallback(ProgressCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, model: Any = None, **kwargs: Any
     ) -> None:
         super().on_train_begin(args, state, control, **kwargs)
-        trained = [] if model is None else [weight for weight in model.parameters() if weight.requires_grad]
-        # A lower bound, without the optimizer's state.
-        check_room(self._record, min_bytes=sum(weight.numel() * weight.element_size() for weight in trained))
+        weights = [] if model is None else [weight for weight in model.parameters() if weight.requires_grad]
+        # This is a lower bound, because the optimizer's state also needs space.
+        check_room(self._record, min_bytes=sum(weight.numel() * weight.element_size() for weight in weights))
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> TrainerControl:
         super().on_step_end(args, state, control)
-        # Ctrl-C may reach the processes at different steps, but they must save and stop at the same one.
+        # Ctrl-C may reach the processes at different steps, but all must save and stop at the same step.
         self._stop.requested = any(distributed.gather(self._stop.requested))
         if self._stop.requested or state.global_step == self._stop_after:
             control.should_save = control.should_training_stop = True
         if state.global_step >= state.max_steps:
-            # Evaluate now, not at the end of the epoch: the card of the last checkpoint needs the figures.
+            # Evaluate now rather than at the end of the epoch, because the last checkpoint's card needs the figures.
             control.should_evaluate |= args.eval_strategy != IntervalStrategy.NO
             control.should_save = True
         if control.should_save:
@@ -234,8 +234,8 @@ class StageCallback(ProgressCallback):
         # An epoch's last step may have been evaluated already.
         control.should_evaluate &= self._last_evaluated != state.global_step
         # A complete checkpoint is not written again, because the outbox may be sending its files.
-        complete = self._record.checkpoint_path(state.global_step) / COMPLETE
-        control.should_save &= not distributed.from_main_process(complete.is_file)
+        marker = self._record.checkpoint_path(state.global_step) / COMPLETE
+        control.should_save &= not distributed.from_main_process(marker.is_file)
         self._describe_next(control)
         return control
 
@@ -246,9 +246,9 @@ class StageCallback(ProgressCallback):
             self._finish_checkpoint(checkpoint)
         if not distributed.is_main_process():
             return
-        # peft writes an empty card with local paths next to each adapter; rlhf-zoo makes its own when it publishes.
-        for template in checkpoint.rglob("README.md"):
-            template.unlink()
+        # peft writes an empty card with local paths next to each adapter. Publishing writes rlhf-zoo's own card.
+        for card in checkpoint.rglob("README.md"):
+            card.unlink()
         copy_code(checkpoint)
         self._record.mark_complete(checkpoint)
         if self._after_save is not None:

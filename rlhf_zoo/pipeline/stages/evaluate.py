@@ -40,8 +40,16 @@ from ...publishing.sent import published_tags
 from ...runs.checkpoint_choice import choice_of_verdict
 from ...runs.code import check_code, is_same_code, judges_code, stage_code
 from ...runs.context import Publisher, RunContext
-from ...runs.data.overlap import unmarked
-from ...runs.dataset import DataSource, evaluated_part, evaluation_rows, labeled_rows, own_pairs, stage_source, to_train
+from ...runs.data.overlap import drop_question_column
+from ...runs.dataset import (
+    DataSource,
+    evaluated_part,
+    evaluation_rows,
+    labeled_rows,
+    own_pairs,
+    stage_source,
+    stages_to_train,
+)
 from ...runs.judge import as_trained, check_same_labels, evaluation_of
 from ...runs.models import ParentCheckpoint
 from ...runs.record import checkpoint_step, fingerprint
@@ -74,7 +82,7 @@ class _Inputs:
     ppo: ParentCheckpoint
 
     def resolved(self, context: RunContext) -> dict[str, Any]:
-        """The keys and inputs that identify an evaluation, for its fingerprint."""
+        """Returns the keys and inputs that identify an evaluation, for its fingerprint."""
         own_pairs: dict[str, Any] = {}
         if self.own_pairs is not None:
             lineage = self.own_pairs[1].lineage
@@ -96,8 +104,9 @@ class _Comparison:
         result: The comparison of PPO with SFT.
         ppo: The checkpoint that was compared.
         trajectory: The measurements of all checkpoints, or the reason why they were not measured.
-        figures: Figures for evaluation.json: of trivial policies, reference answers, defects and simple filters.
-        chosen: The checkpoint that the verdict chose, for run.json; None if the recipe chose it.
+        figures: Figures for evaluation.json on trivial policies, reference answers, defects and simple filters.
+        chosen: The record of the verdict's choice, for run.json; None if the recipe's release rule chose the
+            checkpoint.
     """
 
     result: HeadToHead
@@ -110,17 +119,17 @@ class _Comparison:
 def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     """Evaluates the finished PPO policy against its SFT policy.
 
-    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts; the file also says how
-    many of them each stage was trained on. With another judge or other prompts it evaluates again. It replaces the
-    earlier evaluation only at the end, so a failure does not change the run directory. All processes sample and
-    measure; the first one asks the judges and writes the files.
+    Writes eval/evaluation.json and eval/samples.jsonl. The figures are over held-out prompts; evaluation.json also says
+    on how many of these prompts each stage was trained. A finished evaluation is repeated if its judges, prompts or
+    policies have changed. The earlier files are replaced only at the end, so a failure does not change the run
+    directory. All processes sample and measure; the main process asks the judges and writes the files.
 
     Args:
         context: The run.
         publisher: Sends the new cards at the end.
 
     Returns:
-        Whether it evaluated: False if that was already done.
+        Whether it evaluated: False if the same evaluation was already finished.
 
     Raises:
         ZooError: A judge, the data or a checkpoint is not available.
@@ -187,20 +196,20 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 
 def _is_done(context: RunContext, resolved: Mapping[str, Any], code: Mapping[str, Any]) -> bool:
-    """Whether the run directory already holds this evaluation, so it need not be repeated."""
-    before = context.record("eval").read()
-    # With `release: recommended`, PPO's choice is provisional until an evaluation has made it.
+    """Whether the run directory already has this evaluation."""
+    document = context.record("eval").read()
+    # With `release: recommended`, PPO's choice is provisional until an evaluation chooses a checkpoint.
     provisional = (context.record("ppo").read().get("chosen") or {}).get("provisional")
-    done = before.get("status") == "finished" and before.get("fingerprint") == fingerprint(resolved)
-    return done and is_same_code(code, before.get("code")) and not context.restart and not provisional
+    is_same = document.get("status") == "finished" and document.get("fingerprint") == fingerprint(resolved)
+    return is_same and is_same_code(code, document.get("code")) and not context.restart and not provisional
 
 
 def _compare(
     context: RunContext, inputs: _Inputs, evaluator: Evaluator, prompts: Dataset, checks: Mapping[str, JudgeCheck]
 ) -> _Comparison:
-    """Measures every checkpoint on validation prompts, and compares one of them with SFT on the test prompts.
+    """Measures every checkpoint on validation prompts, and compares one checkpoint with SFT on the test prompts.
 
-    It compares the run's chosen checkpoint; with `release: recommended`, the one that the verdict recommends.
+    This is the run's chosen checkpoint or, with `release: recommended`, the checkpoint that the verdict recommends.
     """
     config, seed = evaluation_of(context), context.shared.seed
     judge_check = checks[evaluator.judge.name]
@@ -232,7 +241,7 @@ def _compare(
     if not isinstance(trajectory, str):
         trivial = score_trivial(result, trajectory.trivial, prompts)
         trajectory = replace(trajectory, reliability=replace(trajectory.reliability, winnable=trivial.winnable))
-        # The trivial policies' win rates may withdraw the recommendation. The last checkpoint is then compared instead.
+        # The trivial policies' win rates may cancel the recommendation. Then the last checkpoint is compared instead.
         if verdict_chooses and trajectory.verdict.recommended is None and step != _last_step(context):
             step = _last_step(context)
             ppo, result = compare_step(step)
@@ -252,7 +261,7 @@ def _compare(
 def _collect_votes(
     context: RunContext, names: Sequence[str], parents: Mapping[str, ParentCheckpoint]
 ) -> dict[str, Any]:
-    """People's votes on these checkpoints, for evaluation.json; {} if no data set of votes is named."""
+    """Returns people's votes on these checkpoints, for evaluation.json; {} if no data set of votes is named."""
     if not names:
         return {}
     votes = {
@@ -269,7 +278,7 @@ def _collect_votes(
 
 
 def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -> dict[str, Any]:
-    """Results of both policies on tasks of lm-evaluation-harness, for evaluation.json; {} if none are named."""
+    """Returns the results of lm-evaluation-harness on both policies, for evaluation.json; {} if no task is named."""
     config = evaluation_of(context)
     if not config.lm_eval:
         return {}
@@ -286,7 +295,7 @@ def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -
 
 
 def _document_head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]) -> dict[str, Any]:
-    """The first keys of evaluation.json: the run, its data and its reward model."""
+    """Returns the first keys of evaluation.json: the run, its data and its reward model."""
     part = evaluated_part(context)
     return {
         "schema": 1,
@@ -311,7 +320,7 @@ def _write_record(
     code: Mapping[str, Any],
     seconds: float,
 ) -> None:
-    """Writes run.json of the evaluation; `code` is the code of the judges."""
+    """Writes run.json of the evaluation. `code` identifies the code of the judges."""
     record = context.record("eval")
     record.clear()
     record.write(
@@ -330,15 +339,15 @@ def _write_record(
 
 
 def identity_keys(config: EvaluationConfig) -> dict[str, Any]:
-    """The keys that identify an evaluation.
+    """Returns the keys that identify an evaluation.
 
     Args:
-        config: The evaluation, with its judge.
+        config: The settings of the evaluation, including its judge.
 
     Returns:
-        Its keys, without optional ones at their defaults.
+        Key -> value, without optional keys at their defaults.
     """
-    # At their defaults these keys do not change the fingerprint, so that a new key leaves earlier evaluations valid.
+    # At their defaults these keys do not change the fingerprint, so that earlier evaluations stay valid.
     optional: dict[str, Any] = {
         "judges": [], "llm": {}, "dataset_test_split": None, "labeled": {}, "own_pairs": {}, "lm_eval": [],
         "lm_eval_limit": None, "lm_eval_fewshot": None, "reference": {}, "group": None, "filter_samples": 0,
@@ -351,11 +360,11 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
 
     Args:
         context: The run.
-        stage: sft or ppo.
+        stage: "sft" or "ppo".
         checkpoint: The stage's checkpoint.
 
     Returns:
-        Repositories and commits; [] if it is not published yet.
+        (repository, commit) pairs; [] if the checkpoint is not published yet.
     """
     if stage not in context.recipe.stages:  # PPO starts from a model that this recipe did not train
         repo, commit = checkpoint.lineage["repo"], checkpoint.lineage["commit"]
@@ -367,12 +376,12 @@ def origins(context: RunContext, stage: str, checkpoint: ParentCheckpoint) -> li
 
 
 def evaluation_prompts(context: RunContext, source: DataSource, path: Path | None = None) -> Dataset:
-    """Reads and checks the held-out prompts of the evaluation. Prompts repeat only if too few are distinct.
+    """Loads and checks the held-out prompts of the evaluation. Prompts repeat only if there are too few distinct ones.
 
     Args:
         context: The run.
         source: PPO's data.
-        path: The SFT policy, if it is trained.
+        path: Folder of the SFT policy, whose tokenizer measures prompts; None before SFT is trained.
 
     Returns:
         `evaluation.prompts` rows.
@@ -399,7 +408,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
     if answers is not None and answers.column not in prompts.column_names:
         raise ZooError(
             f"evaluation.reference names the column {answers.column}, but the evaluation's prompts have "
-            f"{', '.join(unmarked(prompts).column_names)}: name one of these."
+            f"{', '.join(drop_question_column(prompts).column_names)}: name one of these."
         )
     if answers is not None and not all(isinstance(value, str | list) for value in prompts[answers.column]):
         raise ZooError(
@@ -419,7 +428,7 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
 
     Args:
         context: The run.
-        restart: Whether the run restarts, so a judge trained earlier does not count.
+        restart: Whether all stages will be trained again, including the judge `same-labels`.
 
     Raises:
         ZooError: A judge, its data, its endpoint or a task of lm-evaluation-harness is not available.
@@ -427,11 +436,11 @@ def check_judges(context: RunContext, *, restart: bool = False) -> None:
     config = evaluation_of(context)
     check_same_labels(context, restart=restart)
     seed, hub = context.shared.seed, context.hub
-    check_names(config.names, config.asked_llm, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
+    check_names(config.names, config.llm_settings, labeled=lambda: labeled_rows(context), seed=seed, hub=hub)
     own_pairs(context)
     check_tasks(config.lm_eval)
-    if "ppo" in to_train(context):
-        distributed.from_main_process(lambda: check_endpoints(config.names, config.asked_llm))
+    if "ppo" in stages_to_train(context):
+        distributed.from_main_process(lambda: check_endpoints(config.names, config.llm_settings))
         distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
     lexicon_judge(context.shared)
 
@@ -442,11 +451,11 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
     Args:
         context: The run.
         source: PPO's data.
-        prompts: The test prompts; validation prompts, if there are any, are checked too.
-        path: The SFT policy, if it is trained.
+        prompts: The test prompts. Validation prompts, if there are any, are checked too.
+        path: Folder of the SFT policy, whose tokenizer measures prompts; None before SFT is trained.
 
     Raises:
-        ZooError: A rule cannot score some prompt.
+        ZooError: A rule cannot score answers to a prompt.
     """
     config = evaluation_of(context)
     rules = [RuleJudge(argument) for kind, argument in map(kind_of, config.names) if kind == "rule"]
@@ -469,7 +478,7 @@ def _last_step(context: RunContext) -> int:
 
 
 def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]:
-    """The verdict for evaluation.json; the scores of each checkpoint by prompt go to a file next to it."""
+    """Returns the verdict for evaluation.json, and writes each checkpoint's scores by prompt to a file next to it."""
     scores = folder / "over_training.json"
     if isinstance(trajectory, str):
         scores.unlink(missing_ok=True)
@@ -480,12 +489,12 @@ def _write_verdict(folder: Path, trajectory: Trajectory | str) -> dict[str, Any]
 
 
 def same_weights(a: Path, b: Path, overrides: Mapping[str, Path | None] = NO_OVERRIDES) -> bool:
-    """Compares the published weight files of two checkpoints by sha256.
+    """Whether the published weight files of two checkpoints have the same sha256.
 
     Args:
-        a: The first checkpoint.
-        b: The second checkpoint.
-        overrides: Replacements for b's files, by name.
+        a: Folder of the first checkpoint.
+        b: Folder of the second checkpoint.
+        overrides: Name of a file of `b` -> the file that replaces it, or None to omit it.
     """
     a_digests, b_digests = (
         {

@@ -1,7 +1,7 @@
-"""Makes trl's trainers compute the same batches, losses and metrics in several processes as in one.
+"""Makes trl's trainers compute the same batches, losses and metrics in several processes as in a single process.
 
-transformers' Trainer pads the last batch of an epoch with rows of the first one, and trl averages within each process.
-Here the rows of each batch are distributed evenly, without repetition, and a loss is the mean over all of these rows.
+transformers' Trainer pads the last batch of an epoch with rows of the first batch, and trl averages within each
+process. Here the rows of each batch are distributed evenly, without repetition, and a loss is the mean over all rows.
 """
 
 from collections.abc import Iterator
@@ -17,9 +17,9 @@ from ...modeling import distributed
 
 
 class _EvenShards(BatchSamplerShard):
-    """This process's share of each global batch; the rows of an incomplete last batch are distributed one by one.
+    """Yields this process's share of each global batch, also of an incomplete last batch.
 
-    A process that would get no row takes the batch's first remaining row, which then does not count.
+    A process that would get no row of the last batch takes its first row, which then does not count in this process.
     """
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -42,7 +42,9 @@ class GlobalBatch(Trainer):
     """A mixin for trl's trainers, such as SFTTrainer. List it before the trainer among the base classes."""
 
     def _shard_evenly(self, loader: Any) -> Any:
-        loader.batch_sampler.__class__ = _EvenShards  # accelerate makes the sampler, and its class cannot be chosen
+        loader.batch_sampler.__class__ = (
+            _EvenShards  # accelerate constructs the sampler and has no option for its class
+        )
         return loader
 
     def get_train_dataloader(self) -> Any:
@@ -52,13 +54,13 @@ class GlobalBatch(Trainer):
         return self._shard_evenly(super().get_eval_dataloader(eval_dataset))
 
     def count_rows(self, local: int) -> tuple[int, int]:
-        """Counts the rows of the current batch, without those that only pad it.
+        """Counts the rows of the current batch, without rows that only pad it.
 
         Args:
             local: Number of rows in this process, padding included.
 
         Returns:
-            The numbers of rows that count in this process, and in all processes.
+            (rows that count in this process, rows that count in all processes).
         """
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
@@ -67,7 +69,7 @@ class GlobalBatch(Trainer):
         return share + (self.args.process_index < extra), state.remainder
 
     def _mask_padding(self, inputs: Any) -> Any:
-        """Masks the labels if the only row of this process does not count."""
+        """Masks the labels if this process has only a row that does not count."""
         if "labels" in inputs and self.count_rows(len(inputs["labels"]))[0] == 0:
             inputs["labels"] = torch.full_like(inputs["labels"], -100)
         return inputs
@@ -78,7 +80,7 @@ class GlobalBatch(Trainer):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        if num_items_in_batch is None:  # in evaluation, where the loss would be a mean over this process only
+        if num_items_in_batch is None:  # in evaluation, where trl's loss would be a mean over this process only
             num_items_in_batch = self._get_num_items_in_batch([inputs], self.args.device)
         return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
 
@@ -97,7 +99,7 @@ class GlobalReward(GlobalBatch):
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        """−log σ(chosen − rejected − margin) and the centering penalty, averaged over the pairs of all processes."""
+        """Returns −log σ(chosen − rejected − margin) plus the centering penalty, averaged over all processes' pairs."""
         mode, coefficient = "train" if model.training else "eval", self.args.center_rewards_coefficient
         outputs = model(**inputs, use_cache=False)
         chosen, rejected = torch.chunk(outputs.logits.squeeze(-1), chunks=2)
@@ -133,10 +135,13 @@ class GlobalReward(GlobalBatch):
 
 
 def with_global_batch(trainer_class: Any) -> Any:
-    """Adapts a trl trainer to several processes.
+    """Adapts a class of trl's trainers to several processes.
+
+    Args:
+        trainer_class: SFTTrainer, RewardTrainer or a subclass.
 
     Returns:
-        A subclass, or the class itself in a single process.
+        A subclass with the mixin; in a single process, the class itself.
     """
     if distributed.process_count() == 1:
         return trainer_class

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C: the first one waits for the current step, the second one aborts."""
+"""Handles Ctrl-C. After the first Ctrl-C the current step is finished and saved; the second Ctrl-C aborts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STDERR_FD = 2
 
 
 class Stopped(KeyboardInterrupt):
-    """The run was interrupted after its finished steps were saved."""
+    """The run was interrupted, and its finished steps were saved."""
 
 
 class EvaluationEnded(WaitEnded):
@@ -27,8 +27,8 @@ class EvaluationEnded(WaitEnded):
 class Interruptible:
     """A context in which the first SIGINT or SIGTERM sets `requested`, and a second SIGINT aborts.
 
-    After the first one a running reward function has at most `modeling.time_limit.GRACE` more seconds. Python handles
-    signals only in the main thread, so in other threads this context does nothing.
+    After the first signal a running reward function has at most `modeling.time_limit.GRACE` more seconds. Python
+    handles signals only in the main thread, so in other threads this context has no effect.
 
     Args:
         activity: What is saved after a signal, for the message.
@@ -54,10 +54,10 @@ class Interruptible:
             raise KeyboardInterrupt
         self.requested = True
         if distributed.is_main_process():
-            # A signal may arrive while a progress bar is being written, when stderr's buffer refuses a second write.
+            # The signal may interrupt a write of the progress bar, and stderr's buffer refuses a nested write.
             message = (
                 f"\nSaving {self._activity} after this step, or after this batch of an evaluation; "
                 "press Ctrl-C again to abort.\n"
             )
             os.write(STDERR_FD, message.encode())
-        shorten_deadlines()  # so that a hanging reward function does not keep finished updates from being saved
+        shorten_deadlines()  # a hanging reward function must not prevent finished updates from being saved

@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 def train_same_labels(context: RunContext) -> None:
-    """Trains the judge `same-labels`, unless this reward model already has one.
+    """Trains the judge `same-labels`, unless the run already has one with the reward model's settings.
+
+    Args:
+        context: The run.
 
     Raises:
         ZooError: The run has no finished reward model.
@@ -48,16 +51,16 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
     Args:
         context: The run.
         evaluator: The judges and the rewards.
-        own_pairs: Pairs of the policies' own outputs, labeled; None if there are none.
+        own_pairs: Labeled pairs of the policies' own outputs; None if the recipe has none.
 
     Returns:
-        The check of each judge, by the judge's name.
+        Name of the judge -> its check.
     """
     reward_models = evaluator.rewards.learned if evaluator.rewards is not None else []
     same_labels = [
         JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if shares_reward_labels(context, name)
     ]
-    if context.round is not None:  # the judge that labeled the pairs of the round
+    if context.round is not None:  # the judge that labeled the round's pairs shares the reward model's labels
         same_labels += [judge.name for name, judge in evaluator.panel.named.items() if name == context.round.labeler]
     return check_panel(
         evaluator.panel,
@@ -71,7 +74,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
 
 
 def _labeled_pairs(context: RunContext) -> Dataset | None:
-    """The reward model's held-out pairs, with simulated ones labeled without noise; None if there are none."""
+    """Returns the reward model's held-out pairs, with noiseless labels if they are simulated; None without pairs."""
     if "reward" not in context.recipe.stages:
         return None
     try:
@@ -88,12 +91,12 @@ def _labeled_pairs(context: RunContext) -> Dataset | None:
 
 
 def judge_reliability(evaluator: Evaluator, reward_judges: Collection[str], check: JudgeCheck) -> JudgeReliability:
-    """Describes how far a verdict can rely on the main judge.
+    """Describes how reliable the headline judge is.
 
     Args:
-        evaluator: The judges.
+        evaluator: The judges; the headline judge is `evaluator.judge`.
         reward_judges: Names of judges that are also PPO's rewards.
-        check: The check of this judge on labeled pairs.
+        check: The check of the headline judge on labeled pairs.
     """
     return JudgeReliability(
         name=evaluator.judge.name,

@@ -21,9 +21,9 @@ from ...runs.status_line import doing
 
 
 def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
-    """Returns the folder of a policy, whose adapter is merged into its base first if it has one.
+    """Returns the folder of a policy. An adapter is merged into its base first, unless that was done before.
 
-    The merged model is written once: next to the adapter if this run trained it, otherwise into the run directory.
+    The merged model is written next to the adapter if this run trained it, otherwise into the run directory.
 
     Args:
         context: The run.
@@ -41,13 +41,13 @@ def merged_model(context: RunContext, parent: ParentCheckpoint) -> Path:
 
 
 def merge_chosen(context: RunContext, checkpoint: Path) -> None:
-    """Merges the adapter of a checkpoint that the verdict chose, if the run publishes a merged model.
+    """Merges the adapter of the checkpoint that the verdict chose, if the run publishes a merged model.
 
-    The end of training has merged the last checkpoint, which was `main` until then.
+    At the end of training only the last checkpoint was merged.
 
     Args:
         context: The run.
-        checkpoint: The folder of the checkpoint.
+        checkpoint: Folder of the chosen checkpoint.
     """
     settings = context.settings("ppo")
     target = checkpoint / MERGED_MODEL
@@ -59,9 +59,9 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
     """Merges a checkpoint's adapter into its base, in float32, and saves the model with its tokenizer.
 
     Args:
-        checkpoint: The folder of the adapter.
-        target: The folder to write, which is deleted first.
-        dtype: The dtype of the saved weights: that of the base during training, or "auto" for the one on disk.
+        checkpoint: Folder of the adapter.
+        target: The folder to write; an existing folder is replaced.
+        dtype: The dtype of the saved weights; "auto" for the dtype of the base's weights on disk.
     """
     with doing(f"merging the adapter of {checkpoint.name} into its base"):
         shutil.rmtree(target, ignore_errors=True)

@@ -26,14 +26,14 @@ def held_out_report(
     seed: int,
     utility: Callable[[str], float] | None = None,
 ) -> dict[str, Any]:
-    """Measures a reward model on held-out pairs. It uses raw scores, because P = σ(m) holds only for their margins m.
+    """Measures a reward model on held-out pairs, by raw scores, because P = σ(m) holds only for raw margins m.
 
     Args:
         model: The reward model.
         tokenizer: The reward model's tokenizer.
-        pairs: The held-out pairs. The optional column `margin` tells how much better the chosen side is; 0 is a tie.
-        seed: The seed of the bootstrap, and of the wrong completions in best-of-n.
-        utility: The function that labeled simulated pairs, which scores prompt + completion; None if unknown.
+        pairs: The held-out pairs. An optional column `margin` says by how much the chosen side is better; 0 is a tie.
+        seed: Seed of the bootstrap, and of the wrong completions in best-of-n.
+        utility: The utility of prompt + completion that labeled simulated pairs; None if unknown.
 
     Returns:
         The figures for run.json and the card.
@@ -55,12 +55,12 @@ def held_out_report(
             side: [utility(a + b) for a, b in zip(prompts, texts, strict=True)] for side, texts in completions.items()
         }
         gold_margins = np.subtract(utilities["chosen"], utilities["rejected"])
-    strength = _margin_column(pairs) if gold_margins is None else gold_margins
-    tied = are_ties(completions["chosen"], completions["rejected"], strength)
+    margin_strength = _margin_column(pairs) if gold_margins is None else gold_margins
+    tied = are_ties(completions["chosen"], completions["rejected"], margin_strength)
     equal_texts = [a == b for a, b in zip(completions["chosen"], completions["rejected"], strict=True)]
     untied = np.flatnonzero(~tied)
 
-    def of_untied(values: Any) -> Any:
+    def select_untied(values: Any) -> Any:
         return None if values is None else [values[index] for index in untied]
 
     candidates = choices(
@@ -82,13 +82,13 @@ def held_out_report(
         ),
         "ties": ties(margins, tied, equal_texts, groups, seed=seed),
         "hard": hard_pairs(
-            of_untied(margins),
-            of_untied(completions["chosen"]),
-            of_untied(completions["rejected"]),
-            (of_untied(lengths["chosen_lengths"]), of_untied(lengths["rejected_lengths"])),
-            of_untied(groups),
-            strength=of_untied(strength),
-            gold=of_untied(gold_margins),
+            select_untied(margins),
+            select_untied(completions["chosen"]),
+            select_untied(completions["rejected"]),
+            (select_untied(lengths["chosen_lengths"]), select_untied(lengths["rejected_lengths"])),
+            select_untied(groups),
+            strength=select_untied(margin_strength),
+            gold=select_untied(gold_margins),
         )
         if len(untied)
         else None,
@@ -96,7 +96,7 @@ def held_out_report(
 
 
 def _margin_column(pairs: Dataset) -> list[float] | None:
-    """The column `margin`, if it has a number for every pair."""
+    """Returns the column `margin`; None unless it has a number for every pair."""
     margins = list(pairs["margin"]) if "margin" in pairs.column_names else [None]
     numbers = [float(margin) for margin in margins if finite(margin)]
     return numbers if len(numbers) == len(margins) else None
@@ -105,16 +105,18 @@ def _margin_column(pairs: Dataset) -> list[float] | None:
 def _scores_of(
     candidates: Sequence[Choice], scorer: RewardModel, pairs: Dataset, scores: dict[str, list[float]]
 ) -> list[list[float]]:
-    """Returns scores (C, n) of C choices among n completions each, the chosen one first.
+    """Returns scores (C, n) of C choices among n completions each, the chosen completion first.
 
-    A completion that was written for another prompt is scored after the prompt of the choice.
+    A completion that belongs to another prompt is scored after the prompt of the choice.
     """
     prompts, rejected = list(pairs["prompt"]), list(pairs["rejected"])
-    foreign = [
+    foreign_pairs = [
         (choice.pair, row) for choice in candidates for row in choice.wrong if prompts[row] != prompts[choice.pair]
     ]
-    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in foreign]
-    foreign_scores = dict(zip(foreign, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True))
+    texts = [append_completion(prompts[pair], rejected[row]) for pair, row in foreign_pairs]
+    foreign_scores = dict(
+        zip(foreign_pairs, scorer.score_texts(texts, ended=[True] * len(texts)).tolist(), strict=True)
+    )
     return [
         [
             scores["chosen"][choice.pair],
@@ -125,14 +127,14 @@ def _scores_of(
 
 
 def score_pairs(scorer: RewardModel, pairs: Dataset) -> dict[str, list[float]]:
-    """Scores both sides of each pair as texts that ended.
+    """Scores both sides of each pair, as complete texts.
 
     Args:
         scorer: The reward model.
         pairs: P pairs.
 
     Returns:
-        P scores each under `chosen` and `rejected`.
+        {chosen: P scores, rejected: P scores}.
     """
     scores = {}
     for side in ("chosen", "rejected"):
@@ -145,12 +147,12 @@ def count_trained_pairs(held_out: Dataset, trained: Dataset) -> dict[str, int | 
     """Counts the held-out pairs that a reward model was trained on.
 
     Args:
-        held_out: The pairs that it is measured on.
-        trained: The pairs that it was trained on.
+        held_out: The pairs that the model is measured on.
+        trained: The pairs that the model was trained on.
 
     Returns:
-        `prompts`: the number of distinct held-out prompts that were trained on, None if the pairs have no prompts;
-        `pairs`: the number of pairs that were trained on, whichever side was chosen.
+        `prompts`: the number of distinct held-out prompts that were trained on, or None if the pairs have no prompts;
+        `pairs`: the number of held-out pairs that were trained on, in either order of their sides.
     """
     has_prompts = any(question_text(row) for row in held_out)
     shared_rows = sorted(overlap(held_out, trained).prompts)
@@ -162,6 +164,6 @@ def count_trained_pairs(held_out: Dataset, trained: Dataset) -> dict[str, int | 
 
 
 def _pair_key(row: Mapping[str, Any]) -> tuple[str, frozenset[str]]:
-    """A key that is equal for rows with the same prompt and sides."""
+    """Returns a key that is equal for rows with the same prompt and the same sides in any order."""
     sides = frozenset(normalized(plain_text(row[side])) for side in ("chosen", "rejected"))
     return question_text(row), sides

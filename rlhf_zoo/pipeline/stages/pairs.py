@@ -1,10 +1,10 @@
-"""Reads the reward stage's training pairs and held-out pairs."""
+"""Loads the reward stage's training pairs and held-out pairs."""
 
 from datasets import Dataset
 
 from ...runs.context import RunContext
 from ...runs.data.hold_out import hold_out
-from ...runs.data.overlap import unmarked
+from ...runs.data.overlap import drop_question_column
 from ...runs.dataset import DataSource, stage_rows, stage_source, training_rows
 from ...runs.pairs import named_pairs, on_pairs
 
@@ -12,8 +12,12 @@ from ...runs.pairs import named_pairs, on_pairs
 def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     """Opens the data set of the reward model's pairs.
 
+    Args:
+        context: The run.
+
     Returns:
-        The run that trains the reward model (a different one if `--dataset_name` names only pairs), and the data set.
+        The run that trains the reward model, and the data set. If `--dataset_name` names a data set of only pairs, the
+        returned run has the settings for it.
     """
     pairs = None if context.round is not None else named_pairs(context)
     if pairs is None:
@@ -21,16 +25,18 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     return on_pairs(context, pairs), pairs.source(context.hub)
 
 
-def training_pairs(context: RunContext, source: DataSource, *, marked: bool = False) -> tuple[Dataset, dict[str, int]]:
+def training_pairs(
+    context: RunContext, source: DataSource, *, keep_questions: bool = False
+) -> tuple[Dataset, dict[str, int]]:
     """Returns the pairs to train on. The run of the judge `same-labels` gets its share; other runs get the rest.
 
     Args:
         context: The run.
         source: The data set of the pairs.
-        marked: Whether to keep the column by which `overlap` compares prompts.
+        keep_questions: Whether to keep the column by which `overlap` compares prompts.
 
     Returns:
-        The pairs, and how many rows `training_rows` left out, by the key that causes it.
+        The pairs, and the count of dropped rows that `training_rows` returns.
     """
     data = context.settings("reward").data
     train, left_out = training_rows(context, "reward", source)
@@ -38,7 +44,7 @@ def training_pairs(context: RunContext, source: DataSource, *, marked: bool = Fa
         train = hold_out(train, data.held_out_share)[0]
     if data.judge_share is not None:
         train = hold_out(train, data.judge_share)[context.trains_judge]
-    return train if marked else unmarked(train), left_out
+    return train if keep_questions else drop_question_column(train), left_out
 
 
 def held_out_pairs(context: RunContext, source: DataSource) -> tuple[Dataset, str] | None:

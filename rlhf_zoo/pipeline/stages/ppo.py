@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Number of prompts that reward functions are tried on.
-TRIED_PROMPTS = 2
+#: Number of prompts on which reward functions are tried before training.
+TRIAL_PROMPTS = 2
 
 
 def reward_functions(settings: StageSettings) -> list[RewardFunction]:
@@ -71,7 +71,7 @@ def reward_functions(settings: StageSettings) -> list[RewardFunction]:
             raise ZooError(f"{key} of the stage ppo is {value!r}, but there is no reward model: set reward_model_path.")
     if data.reward_model_loader is not None:
         find_loader(data.reward_model_loader)
-    # The reward models are not loaded here, so a placeholder takes their place among the names and weights.
+    # The reward models are not loaded here, so a placeholder takes their position among the names and weights.
     placeholders = [_model_placeholder] if models else []
     rewards = Rewards([*placeholders, *functions], weights=settings.trainer.reward_weights)
     names = ["reward_model", *rewards.names[1:]] if models else rewards.names
@@ -84,7 +84,7 @@ def reward_model(settings: StageSettings, path: Path) -> PreTrainedModel:
 
     Args:
         settings: The stage's settings.
-        path: The checkpoint.
+        path: Folder of the checkpoint.
     """
     loading = Loading(dtype="auto", attention=settings.model.attn_implementation)
     label, loader = settings.trainer.reward_label, settings.data.reward_model_loader
@@ -96,14 +96,14 @@ def _model_placeholder(completions: list[Any], **_: object) -> list[None]:
 
 
 def load_data(context: RunContext, source: DataSource) -> dict[str, Any]:
-    """Reads PPOTrainer's data sets: prompts with all their columns, and the texts of ptx_coef.
+    """Loads PPOTrainer's data sets: prompts with all their columns, and the texts for ptx_coef.
 
     Args:
         context: The run.
         source: PPO's data.
 
     Returns:
-        The data sets, by the trainer's keywords.
+        Keyword of the trainer -> data set or None.
     """
     train, held_out, _ = train_and_held_out(context, "ppo", source)
     return {"train_dataset": train, "eval_dataset": held_out, "ptx_dataset": ptx_rows(context, source)}
@@ -114,7 +114,7 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
 
     Args:
         settings: The stage's settings.
-        functions: Its reward functions.
+        functions: The stage's reward functions.
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
@@ -135,17 +135,17 @@ def check_answers(settings: StageSettings, functions: Sequence[Any], data: Mappi
             columns = " or ".join(dict.fromkeys(repr(function.column) for function in verifiable))
             raise ZooError(
                 f"Row {missing} of {subject} has no answer in the column {columns}, and no other reward applies to it: "
-                "write one, remove the row, or add a reward."
+                "write an answer, remove the row, or add a reward."
             )
     return ", ".join(function.column for function in verifiable) or "no reward reads answers"
 
 
 def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], data: Mapping[str, Any]) -> None:
-    """Calls the reward functions on the first prompts as the trainer will, with the prompts' texts as completions.
+    """Calls the reward functions as the trainer will, on the first prompts and with the prompts' texts as completions.
 
     Args:
         settings: The stage's settings.
-        functions: Its reward functions.
+        functions: The stage's reward functions.
         data: Data sets, by PPOTrainer's keywords.
 
     Raises:
@@ -154,7 +154,7 @@ def try_functions(settings: StageSettings, functions: Sequence[RewardFunction], 
     from transformers import TrainerState
 
     args, prompts = settings.trainer, data["train_dataset"]
-    first_rows = prompts.select(range(min(TRIED_PROMPTS, len(prompts)))).to_list()
+    first_rows = prompts.select(range(min(TRIAL_PROMPTS, len(prompts)))).to_list()
     rows = [row for row in first_rows for _ in range(args.num_generations)]
     state = TrainerState(max_steps=max(args.max_steps, 1), num_train_epochs=max(round(args.num_train_epochs), 1))
     columns = {name: [row[name] for row in rows] for name in columns_for_functions(rows[0])}
@@ -178,28 +178,29 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
         data: Data sets, by PPOTrainer's keywords.
 
     Returns:
-        The prompts, completions and minibatches of an update, for messages.
+        A description of an update's prompts, completions and minibatches, for messages.
 
     Raises:
         ZooError: There are too few prompts.
     """
     args, count = settings.trainer, len(data["train_dataset"])
-    needed = args.prompts_per_update * args.world_size
-    if count < needed:
+    required = args.prompts_per_update * args.world_size
+    if count < required:
         raise ZooError(
-            f"The prompt data set has {count} rows, but an update needs {needed}: use more prompts or a smaller batch."
+            f"The prompt data set has {count} rows, but an update needs {required}: use more prompts or a smaller "
+            "batch."
         )
     completions, minibatches = args.episodes_per_update, args.num_mini_batches
     prompt_count = describe_prompt_count(data["train_dataset"])
-    return f"{needed} of {prompt_count} prompts per update, {completions} completions in {minibatches} minibatches"
+    return f"{required} of {prompt_count} prompts per update, {completions} completions in {minibatches} minibatches"
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:
-    """Loads the tokenizer of the policy that PPO starts from, with the recipe's chat settings on conversations.
+    """Loads the tokenizer of the policy that PPO starts from, with the recipe's chat settings if prompts need them.
 
     Args:
         context: The run.
-        path: The policy's checkpoint.
+        path: Folder of the policy's checkpoint.
         data: Data sets, by PPOTrainer's keywords.
     """
     tokenizer = load_tokenizer(path)
@@ -209,7 +210,7 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> P
     return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 
-def within_length(
+def drop_too_long(
     settings: StageSettings, tokenizer: PreTrainedTokenizerBase, data: dict[str, Any]
 ) -> tuple[dict[str, Any], int]:
     """Drops prompts that are longer than max_prompt_length.
@@ -222,30 +223,31 @@ def within_length(
     Returns:
         The data sets with the remaining prompts, and the number of training prompts that were dropped.
     """
-    limit, short, left_out = settings.data.max_prompt_length, dict(data), 0
+    limit, remaining, dropped = settings.data.max_prompt_length, dict(data), 0
+    # The training prompts come last, because their count is returned.
     for name, subject in (("eval_dataset", "the prompts to evaluate on"), ("train_dataset", "the prompts")):
-        if short[name] is not None:
-            short[name], left_out = drop_long_prompts(short[name], tokenizer, limit, subject=subject)
-    return short, left_out
+        if remaining[name] is not None:
+            remaining[name], dropped = drop_long_prompts(remaining[name], tokenizer, limit, subject=subject)
+    return remaining, dropped
 
 
-def build_trainer(settings: StageSettings, functions: list[RewardFunction], **parts: Any) -> "PPOTrainer":
+def build_trainer(settings: StageSettings, functions: list[RewardFunction], **inputs: Any) -> "PPOTrainer":
     """Builds the stage's PPOTrainer.
 
     Args:
         settings: The stage's settings.
-        functions: Its reward functions.
-        **parts: Models, tokenizers and data sets, by the trainer's keywords.
+        functions: The stage's reward functions.
+        **inputs: Models, tokenizers and data sets, by the trainer's keywords.
     """
     from trl import get_peft_config
 
     from ...ppo.trainer import PPOTrainer
 
     return PPOTrainer(
-        args=copy.copy(settings.trainer),  # a trainer changes its arguments
+        args=copy.copy(settings.trainer),  # because a trainer changes its arguments
         reward_funcs=functions or None,
         peft_config=get_peft_config(settings.model),
-        **parts,
+        **inputs,
     )
 
 
@@ -257,11 +259,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher: Sends each checkpoint as it is saved.
 
     Returns:
-        Whether it trained: False if it was already finished.
+        Whether it trained: False if the stage was already finished.
 
     Raises:
         ZooError: The policy, the rewards, the prompts or the settings do not work.
-        Stopped: After Ctrl-C, once the current step is saved.
+        Stopped: Ctrl-C was pressed, and the finished steps are saved.
     """
     from transformers import set_seed
 
@@ -281,13 +283,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         tokenizer = policy_tokenizer(context, parents["sft"].path, data)
         if not context.preflight_passed and conversational(data["train_dataset"]):
             check_conversations(context, "ppo", source, tokenizer)
-        data, n_too_long = within_length(settings, tokenizer, data)
-        left_out.update({"max_prompt_length": n_too_long} if n_too_long else {})
+        data, dropped = drop_too_long(settings, tokenizer, data)
+        left_out.update({"max_prompt_length": dropped} if dropped else {})
         set_seed(settings.trainer.seed)
         models = _load_models(context, settings, parents)
-        set_seed(
-            settings.trainer.seed
-        )  # again, because loading may draw random numbers, and an adapter is initialized next
+        # Again, because loading may draw random numbers, and the trainer initializes an adapter next.
+        set_seed(settings.trainer.seed)
         return build_trainer(settings, functions, processing_class=tokenizer, **models, **data)
 
     return train_stage(
@@ -306,7 +307,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 def _load_models(
     context: RunContext, settings: StageSettings, parents: Mapping[str, ParentCheckpoint]
 ) -> dict[str, Any]:
-    """Loads the policy and the reward models with their tokenizers. Returns the trainer's model keywords."""
+    """Loads the policy, and the reward models with their tokenizers. Returns them by the trainer's keywords."""
     paths = [parents[role].path for role in REWARD_ROLES if role in parents]
     policy = load_causal(merged_model(context, parents["sft"]), options=loading_of(settings))
     set_sampling(policy, temperature=settings.trainer.temperature)
@@ -319,15 +320,15 @@ def _load_models(
 
 
 def _count_truncated(trainer: Any, _: Path) -> dict[str, Any]:
-    """Counts the texts that the reward models truncated, as a field of run.json; {} if there are none."""
-    n_truncated = sum(model.truncated_count for model in trainer.rewards.models)
-    if n_truncated:
-        log.warning("%d texts were longer than the reward model's context: it read only their end.", n_truncated)
-    return {"reward_cut": n_truncated} if n_truncated else {}
+    """Returns the number of texts that the reward models truncated, as a field of run.json; {} if it is 0."""
+    count = sum(model.truncated_count for model in trainer.rewards.models)
+    if count:
+        log.warning("%d texts were longer than the reward model's context, so it read only their end.", count)
+    return {"reward_cut": count} if count else {}
 
 
 def _check_release_metric(settings: StageSettings, names: list[str], weights: list[float]) -> None:
-    """Raises ZooError if `release: best` would choose by a reward that PPO maximizes, or that does not exist."""
+    """Raises ZooError if `release: best` names a reward that does not exist or that PPO maximizes."""
     metric = metric_name(settings.trainer) or ""
     if settings.release.release != "best" or not metric.startswith(REWARD_METRICS):
         return

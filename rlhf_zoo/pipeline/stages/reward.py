@@ -1,6 +1,6 @@
 """The reward stage: trains a reward model with trl.RewardTrainer, on preference pairs or on labeled SFT samples.
 
-`--dataset_name` may name a data set with only pairs, such as the votes of a comparison page: see `pairs`.
+`--dataset_name` may name a data set of only pairs, such as the votes of a comparison page: see `runs.pairs`.
 """
 
 import logging
@@ -49,11 +49,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher: Sends each checkpoint as it is saved.
 
     Returns:
-        Whether it trained: False if it was already finished.
+        Whether it trained: False if the stage was already finished.
 
     Raises:
         ZooError: The SFT policy, the pairs or the settings do not work.
-        Stopped: After Ctrl-C, once the current step is saved.
+        Stopped: Ctrl-C was pressed, and the finished steps are saved.
     """
     from transformers import set_seed
     from trl import RewardTrainer, get_peft_config
@@ -115,10 +115,10 @@ class _Inputs:
 
     Attributes:
         train: Token ids of the pairs to train on.
-        validation: Token ids of the pairs to validate on.
+        validation: Token ids of the pairs to evaluate on during training; None without such pairs.
         pairs: The pairs to train on, as texts.
-        samples: SFT samples to center the scores by.
-        held_out: The pairs to measure accuracy on, and a name for them.
+        samples: SFT samples whose mean score becomes 0.
+        held_out: The pairs to measure accuracy on, and a name for them; None if no pairs are held out.
     """
 
     train: Dataset
@@ -129,7 +129,7 @@ class _Inputs:
 
 
 def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> PreTrainedTokenizerBase:
-    """The SFT policy's tokenizer, with a padding token that differs from EOS."""
+    """Loads the SFT policy's tokenizer and makes sure that its PAD token differs from EOS."""
     tokenizer = load_tokenizer(sft.path)
     pad_token = settings.trainer.pad_token
     ensure_own_pad(tokenizer, pad_token, subject=str(sft.path), key="pad_token of the stage reward")
@@ -145,19 +145,19 @@ def _load_inputs(
     tokenizer: PreTrainedTokenizerBase,
     left_out: dict[str, int],
 ) -> _Inputs:
-    """Reads the pairs and draws the samples. Adds to `left_out`, by key, how many rows are not trained on."""
+    """Loads the pairs and draws the samples. Adds to `left_out` how many rows each key keeps out of training."""
     data, location = settings.data, source.location
-    pairs, left_out_counts = training_pairs(context, source, marked=True)
+    pairs, left_out_counts = training_pairs(context, source, keep_questions=True)
     if conversational(pairs):
         context.shared.chat.write(tokenizer)
-    pairs, n_long_prompts = drop_long_prompts(pairs, tokenizer, data.max_prompt_length, subject=location)
-    left_out.update(left_out_counts | ({"max_prompt_length": n_long_prompts} if n_long_prompts else {}))
+    pairs, long_prompts = drop_long_prompts(pairs, tokenizer, data.max_prompt_length, subject=location)
+    left_out.update(left_out_counts | ({"max_prompt_length": long_prompts} if long_prompts else {}))
     if not context.preflight_passed and conversational(pairs):
         check_conversations(context, "reward", source, tokenizer)
     train = _tokenize_pairs(pairs, tokenizer)
     _check_equal_sides(train, subject=location)
-    if (n_long_pairs := _count_too_long(train, settings.trainer.max_length)) > 0:
-        left_out["max_length"] = n_long_pairs
+    if (long_pairs := _count_too_long(train, settings.trainer.max_length)) > 0:
+        left_out["max_length"] = long_pairs
     validation = None
     if data.dataset_validation_split is not None:
         rows = stage_rows(context, "reward", source, data.dataset_validation_split)
@@ -170,14 +170,14 @@ def _load_inputs(
 def _model(
     context: RunContext, settings: StageSettings, sft: ParentCheckpoint, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
-    """Loads the SFT policy with a new head that has a single output."""
+    """Loads the SFT policy with a new head of a single output."""
     from transformers import AutoModelForSequenceClassification
 
-    title, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
+    subject, path, loading = f"The SFT model {sft.path}", merged_model(context, sft), loading_of(settings)
     model = load_model(
         AutoModelForSequenceClassification,
         path,
-        subject=title,
+        subject=subject,
         options=loading,
         may_miss=HEADS,
         overrides={"num_labels": 1},
@@ -189,13 +189,13 @@ def _model(
 def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samples: SFTSamples, path: Path) -> None:
     """Writes the mean and standard deviation of the model's scores for the samples into the checkpoint's config."""
     model.config.rlhf_zoo = None
-    # RewardModel freezes the model and sets it to evaluation mode, but training continues after this.
-    training, trainable = model.training, [parameter.requires_grad for parameter in model.parameters()]
+    # RewardModel freezes the model and sets it to evaluation mode, but training continues afterwards.
+    was_training, trainable = model.training, [parameter.requires_grad for parameter in model.parameters()]
     with doing(f"reward: scoring {len(samples.texts)} samples of the SFT policy"):
         raw_scores = RewardModel(model, tokenizer, tokenizer).score_texts(samples.texts, ended=samples.ended)
     for parameter, requires_grad in zip(model.parameters(), trainable, strict=True):
         parameter.requires_grad_(requires_grad)
-    model.train(training)
+    model.train(was_training)
     if not raw_scores.isfinite().all():
         raise ZooError(
             f"The reward model of {path.name} gives scores that are not finite, although its weights are: lower "
@@ -212,7 +212,7 @@ def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samp
 def _report(
     context: RunContext, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, inputs: _Inputs, chosen: Path
 ) -> dict[str, Any]:
-    """Fields of run.json on the chosen checkpoint: the statistics of its scores, and figures on held-out pairs."""
+    """Returns the chosen checkpoint's score statistics and its figures on held-out pairs, as fields of run.json."""
     model = on_device(load_classifier(chosen), use_cpu=settings.trainer.use_cpu)
     report = {key: model.config.rlhf_zoo[key] for key in ("score_mean", "score_std")}
     if inputs.held_out is not None:
@@ -225,22 +225,22 @@ def _report(
 
 
 def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) -> None:
-    """Checks everything that the reward stage will read before SFT trains: all pairs, and the prompts for samples.
+    """Checks, before SFT trains, everything that the reward stage will read: all pairs, and the prompts for samples.
 
     Args:
         context: The run.
         tokenizer: The SFT policy's tokenizer; None if it does not exist yet.
 
     Raises:
-        ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, nothing is left to train or
-            measure on, there are no prompts, or no function labels simulated pairs.
+        ZooError: A pair lacks a side or cannot be rendered, all pairs have equal sides, no pairs are left to train or
+            measure on, there are no prompts, or simulated pairs have no function that labels them.
     """
     owner, source = open_pairs(context)
     data = owner.settings("reward").data
-    own_prompts = "ppo" not in owner.recipe.stages  # PPO's prompts are checked by the ppo stage
+    has_own_prompts = "ppo" not in owner.recipe.stages  # otherwise the ppo stage checks the prompts
     if data.simulated_pairs is not None:
         preference_of(data)
-        if own_prompts:
+        if has_own_prompts:
             for split in ("train", "validation"):
                 prompts_of(owner, source, split)
         return
@@ -254,7 +254,7 @@ def check_pairs(context: RunContext, tokenizer: PreTrainedTokenizerBase | None) 
         raise _no_preference(source.location)
     if tokenizer is not None and conversational(pairs):
         check_conversations(owner, "reward", source, tokenizer)
-    if own_prompts:
+    if has_own_prompts:
         prompts_of(owner, source, "train")
 
 
@@ -287,7 +287,7 @@ def _no_preference(subject: str) -> ZooError:
 
 
 def _count_too_long(pairs: Dataset, limit: int | None) -> int:
-    """Counts the pairs that trl will leave out as too long, and warns about them."""
+    """Counts the pairs that trl will leave out because they are too long, and warns about them."""
     if limit is None:
         return 0
     sides = zip(pairs["chosen_ids"], pairs["rejected_ids"], strict=True)

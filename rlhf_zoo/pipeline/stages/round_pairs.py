@@ -34,12 +34,12 @@ from .samples import Labeler, labeler_of, ordered_pairs, sample_pairs
 
 log = logging.getLogger(__name__)
 
-#: Stream of the random numbers of a round's samples; the round's number follows it in their keys.
+#: Random stream of a round's samples. Their keys begin with the stream and the round's number.
 STREAM = 11
 
 
 def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict[str, Any]:
-    """Writes the pairs of a round, once.
+    """Writes the pairs of a round, unless they exist.
 
     Args:
         context: The round.
@@ -50,7 +50,7 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
         The content of made.json: the numbers of new and old pairs, and the lineage of the data.
 
     Raises:
-        ZooError: The folder holds other pairs, or no pair could be made.
+        ZooError: The folder has pairs that were made with other settings, or no pair could be made.
     """
     assert context.round is not None
     folder, policy = context.round.folder, context.round.previous_policy
@@ -66,8 +66,8 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
     if document is not None and document["request"] != request:
         key = first_difference(document["request"], request)
         raise ZooError(
-            f"{folder} holds pairs made with another value of {key!r}: choose another --output_dir, or remove "
-            f"{folder.parent} to make this round again; --restart begins with the first round."
+            f"{folder} has pairs that were made with another value of {key!r}: choose another --output_dir, or remove "
+            f"{folder.parent} to repeat this round (--restart would repeat all rounds)."
         )
     if document is None:
         rows = _sample_and_label(context, previous, count)
@@ -86,7 +86,7 @@ def make_pairs(context: RunContext, previous: RunContext, *, count: int) -> dict
 
 
 def _previous_pairs(previous: RunContext) -> dict[str, list[dict[str, Any]]]:
-    """The pairs on which the previous round was trained and measured, as rows by split."""
+    """Returns split -> rows of the pairs on which the previous round's reward model was trained and measured."""
     owner, source = open_pairs(previous)
     data = owner.settings("reward").data
     splits = {"train": [_row_of_round(row) for row in training_rows(owner, "reward", source)[0]]}
@@ -101,13 +101,13 @@ def _row_of_round(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> list[dict[str, Any]]:
-    """Samples two completions of the policy for each of PPO's training prompts in turn, and labels them."""
+    """Samples pairs of completions for PPO's training prompts, starting over after the last prompt, and labels them."""
     assert context.round is not None
     if kind_of(context.round.labeler)[0] == "votes":
         return _pairs_from_votes(context, previous)
     policy, data = context.round.previous_policy, ppo.load_data(previous, stage_source(previous, "ppo"))
     tokenizer = ppo.policy_tokenizer(previous, policy.path, data)
-    usable = ppo.within_length(previous.settings("ppo"), tokenizer, data)[0]["train_dataset"]
+    usable = ppo.drop_too_long(previous.settings("ppo"), tokenizer, data)[0]["train_dataset"]
     prompt_columns = usable.select([index % len(usable) for index in range(count)]).to_dict()
     prompts, columns = prompt_columns["prompt"], columns_for_functions(prompt_columns)
     seed = context.settings("reward").trainer.seed
@@ -133,7 +133,7 @@ def _labeler(context: RunContext) -> Labeler:
         return labeler_of(prefer, rng)
     panel = open_panel(
         [name],
-        llm=config.asked_llm,
+        llm=config.llm_settings,
         labeled=lambda: labeled_rows(context),
         folder=context.round.folder.parent,
         seed=seed,
@@ -159,7 +159,7 @@ def _labeler(context: RunContext) -> Labeler:
 
 
 def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[str, Any]]:
-    """People's votes on completions of the policy, as stored by a comparison page; ties are left out."""
+    """Returns people's votes on completions of the policy, which a comparison page stored, as pairs without ties."""
     from ...evaluation.votes.data import HubVotes
 
     assert context.round is not None
@@ -185,8 +185,8 @@ def _pairs_from_votes(context: RunContext, previous: RunContext) -> list[dict[st
     if not pairs:
         repo = previous.repo("ppo")
         raise ZooError(
-            f"None of the {len(votes)} votes of {name} decides between a text of {repo} and another: collect some "
-            f"with `rlhf-zoo compare {repo} --votes {name}`, then run the same command again."
+            f"None of the {len(votes)} votes of {name} decides between a text of {repo} and another text: collect "
+            f"votes with `rlhf-zoo compare {repo} --votes {name}`, then run the same command again."
         )
     return pairs
 
@@ -204,7 +204,7 @@ def _card(context: RunContext, splits: Mapping[str, Sequence[Any]]) -> str:
 
 
 def _publish(context: RunContext) -> dict[str, Any]:
-    """Publishes the pairs as a data set. If the Hub refuses, warns and returns {}; cards then name no commit."""
+    """Publishes the pairs and returns their lineage. If the Hub refuses, this warns and returns {}."""
     assert context.round is not None
     repo = f"{context.dataset_repo}-round-{context.round.number}"
     try:

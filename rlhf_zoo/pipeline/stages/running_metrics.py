@@ -1,4 +1,4 @@
-"""Saves trl's running averages with a checkpoint, so that a resumed run logs the same metrics."""
+"""Saves trl's running averages with each checkpoint, so that a resumed run logs the same metrics."""
 
 import json
 from collections import defaultdict
@@ -15,9 +15,9 @@ RUNNING_METRICS = "running_metrics.json"
 
 
 class RunningMetrics(TrainerCallback):
-    """Writes a trainer's running sums into each of its checkpoints, and restores them when it resumes from one.
+    """Writes a trainer's running sums into each checkpoint, and restores them when training resumes.
 
-    Add it before the callback that marks a checkpoint complete.
+    Add this callback before the callback that marks a checkpoint complete.
 
     Args:
         trainer: A trl trainer. Its loss and metrics are sums since the last log line; its tokens are a total.
@@ -43,7 +43,7 @@ class RunningMetrics(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object
     ) -> None:
         path = _file(args, state)
-        if not path.is_file():  # not resumed
+        if not path.is_file():  # training starts from the beginning
             return
         trainer = self._trainer
         try:
@@ -53,7 +53,7 @@ class RunningMetrics(TrainerCallback):
             trainer._metrics["train"] = defaultdict(list, sums["metrics"])
             trainer._total_train_tokens = int(sums["tokens"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ZooError(f"{path} cannot be read ({error!r}): remove its checkpoint, or use --restart.") from error
+            raise ZooError(f"{path} cannot be read ({error!r}): remove {path.parent}, or use --restart.") from error
 
 
 def _file(args: TrainingArguments, state: TrainerState) -> Path:

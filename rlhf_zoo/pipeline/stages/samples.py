@@ -1,4 +1,4 @@
-"""Samples of the SFT policy for the reward stage: for centering scores, and for pairs that a function labels."""
+"""Samples the SFT policy for the reward stage: to center scores, and to make pairs that a function labels."""
 
 import math
 import random
@@ -19,7 +19,7 @@ from ...modeling.sampling.truncation import Truncation
 from ...plugins import PREFERENCES, load_object
 from ...runs.context import RunContext
 from ...runs.data.generate import complete
-from ...runs.data.layout import in_form
+from ...runs.data.layout import convert_rows
 from ...runs.data.sources import NoSuchPart
 from ...runs.dataset import DataSource, stage_rows, stage_source, train_and_held_out
 from ...runs.models import ParentCheckpoint
@@ -29,19 +29,20 @@ from ...runs.settings.parse import RewardArguments, StageSettings
 from .merged import merged_model
 from .pairs import training_pairs
 
-#: Streams of random numbers for different samples under one seed.
+#: Random streams, which keep the samples for different purposes apart under one seed.
 SCORE_STREAM, TRAIN_STREAM, TEST_STREAM = 2, 3, 4
 #: (first text, second text, random numbers) -> 0 or 1, the preferred text.
 Preference = Callable[[str, str, random.Random], int]
-#: (prompts, first completions, second completions, columns) -> 0 or 1, the preferred one of each pair; None for a tie.
+#: (prompts, first completions, second completions, columns) -> for each pair 0 or 1, the preferred completion; None for
+#: a tie.
 Labeler = Callable[[Sequence[Prompt], Sequence[str], Sequence[str], Mapping[str, Sequence[Any]]], list[int | None]]
 
 
 def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
-    """Returns the prompts for samples of the SFT policy, which are the prompts that PPO trains on.
+    """Returns the prompts for samples of the SFT policy: the prompts that PPO trains on.
 
-    Without a ppo stage, they come from the data set's configuration `prompts`, otherwise from the pairs. In a later
-    round, whose data set has only pairs, they come from PPO's own data.
+    Without a ppo stage, they come from the data set's configuration `prompts` or, if it has none, from the pairs. In a
+    later round, whose data set has only pairs, they come from PPO's own data.
 
     Args:
         context: The run.
@@ -63,7 +64,7 @@ def prompts_of(context: RunContext, source: DataSource, split: str) -> list[Prom
 
 
 def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> list[Prompt]:
-    """The prompts of a recipe without PPO: from the configuration `prompts`, otherwise from the pairs to train on."""
+    """Returns the prompts of a recipe without PPO: the configuration `prompts`, otherwise those of training pairs."""
     if not Path(source.location).is_file():  # a file has no configurations
         try:
             rows = source.load("prompts", split, columns=["prompt"])
@@ -74,7 +75,7 @@ def _prompts_of_data(context: RunContext, source: DataSource, split: str) -> lis
             title = f"The data set {source.location}, configuration prompts, split {split},"
             is_conversational = context.shared.conversational
             return list(
-                in_form(rows, "prompts", columns={}, turns=is_conversational, text="text", subject=title)["prompt"]
+                convert_rows(rows, "prompts", columns={}, turns=is_conversational, text="text", subject=title)["prompt"]
             )
     return list(training_pairs(context, source)[0]["prompt"])
 
@@ -85,8 +86,8 @@ class SFTSamples:
 
     Attributes:
         prompts: N prompts.
-        texts: N texts, prompt + completion.
-        ended: N, whether the completion ended by itself.
+        texts: N texts, each a prompt with its completion.
+        ended: N booleans: whether the completion ended by itself.
     """
 
     prompts: list[Prompt]
@@ -110,23 +111,23 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(merged_model(context, sft))
     model, options = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
-    max_tokens, advice = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
+    max_tokens, fix = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
     limit = context.settings("ppo").data.max_prompt_length if "ppo" in context.recipe.stages else None
     if limit is not None and limit < max_tokens:
-        max_tokens, advice = limit, "raise PPO's max_prompt_length"
+        max_tokens, fix = limit, "raise PPO's max_prompt_length"
     prompts = [prompt for prompt in prompts if 0 < len(tokenize_prompt(prompt, tokenizer)) <= max_tokens]
     if not prompts:
         raise ZooError(
             f"No prompt of {source.location} has at most {max_tokens:g} tokens, so there are no SFT samples to center "
-            f"scores by: {advice}."
+            f"scores by: {fix}."
         )
     count = settings.data.score_samples
-    repeated = [prompts[i % len(prompts)] for i in range(count)]
+    repeated = [prompts[index % len(prompts)] for index in range(count)]
     samples = complete(
         model,
         tokenizer,
         repeated,
-        keys=[(SCORE_STREAM, i) for i in range(count)],
+        keys=[(SCORE_STREAM, index) for index in range(count)],
         seed=settings.trainer.seed,
         desc="samples to center scores",
         **options,
@@ -136,7 +137,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
 
 
 def pairs_seed(settings: StageSettings) -> int:
-    """The seed of simulated pairs.
+    """Returns the seed of simulated pairs.
 
     Args:
         settings: The settings of the reward stage.
@@ -155,11 +156,14 @@ def are_simulated(context: RunContext, data: RewardArguments) -> bool:
 
 
 def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], float] | None:
-    """The utility behind the preference function that labels simulated pairs; None if it has none.
+    """Returns the utility behind the preference function that labels simulated pairs.
 
     Args:
         context: The run.
         settings: The settings of the reward stage.
+
+    Returns:
+        The function from text to utility; None if pairs are not simulated or the function has no utility.
     """
     data = settings.data
     if not are_simulated(context, data):
@@ -169,7 +173,7 @@ def utility_of(context: RunContext, settings: StageSettings) -> Callable[[str], 
 
 
 def preference_of(data: RewardArguments) -> Preference:
-    """The function that labels simulated pairs.
+    """Loads the function that labels simulated pairs.
 
     Args:
         data: The data settings of the reward stage.
@@ -188,7 +192,7 @@ def preference_of(data: RewardArguments) -> Preference:
 def simulated_pairs(
     context: RunContext, settings: StageSettings, source: DataSource, sft: ParentCheckpoint
 ) -> DataSource:
-    """Makes pairs of SFT samples for the same prompt, labeled by the recipe's preference function, unless they exist.
+    """Makes pairs of SFT samples, labeled by the recipe's preference function, unless they exist.
 
     Args:
         context: The run.
@@ -226,11 +230,11 @@ def simulated_pairs(
         ("test", "validation", data.simulated_test_pairs, TEST_STREAM),
     ):
         prompts = prompts_of(context, source, part)
-        repeated = [prompts[i % len(prompts)] for i in range(count)]
+        repeated = [prompts[index % len(prompts)] for index in range(count)]
         splits[split] = _labeled_rows(repeated, sample_pairs(context, repeated, seed, (stream,), sft), prefer, rng)
     with distributed.main_process_first():
         if distributed.is_main_process():
-            inputs_file.unlink(missing_ok=True)  # if the process is killed now, it must not describe other pairs
+            inputs_file.unlink(missing_ok=True)  # after a kill, the old file must not describe the new pairs
             source = add_configuration(context, "preferences", splits)
             write_json(inputs_file, inputs)
     return source
@@ -240,12 +244,12 @@ def _labeled_rows(
     prompts: list[Prompt], samples: tuple[list[int], list[str], list[str]], prefer: Preference, rng: random.Random
 ) -> list[dict[str, Any]]:
     indices, first, second = samples
-    kept = [prompts[index] for index in indices]
-    rows = ordered_pairs(kept, first, second, labeler_of(prefer, rng)(kept, first, second, {}))
+    pair_prompts = [prompts[index] for index in indices]
+    rows = ordered_pairs(pair_prompts, first, second, labeler_of(prefer, rng)(pair_prompts, first, second, {}))
     if not rows:
         raise ZooError(
             f"None of {len(prompts)} simulated pairs can be used, because no two samples of the SFT model differed and "
-            "both ended: train it longer, or raise PPO's response_length."
+            "both ended: train the model longer, or raise PPO's response_length."
         )
     return [{**row, "simulated": True} for row in rows]
 
@@ -254,8 +258,8 @@ def labeler_of(prefer: Preference, rng: random.Random) -> Labeler:
     """Turns a preference function into a labeler.
 
     Args:
-        prefer: The function.
-        rng: The random numbers that the function gets.
+        prefer: The preference function.
+        rng: The random stream that the function gets.
     """
     return lambda prompts, first, second, _: [
         prefer(plain_text(prompt) + a, plain_text(prompt) + b, rng)
@@ -266,7 +270,7 @@ def labeler_of(prefer: Preference, rng: random.Random) -> Labeler:
 def ordered_pairs(
     prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], labels: Sequence[int | None]
 ) -> list[dict[str, Any]]:
-    """Returns rows of prompt, chosen and rejected; ties are left out.
+    """Returns rows {prompt, chosen, rejected}, without ties.
 
     Args:
         prompts: The prompt of each pair.
@@ -285,17 +289,17 @@ def ordered_pairs(
 def sample_pairs(
     context: RunContext, prompts: Sequence[Prompt], seed: int, stream: tuple[int, ...], policy: ParentCheckpoint
 ) -> tuple[list[int], list[str], list[str]]:
-    """Draws two samples of a policy for each prompt, with PPO's sampling. Keeps those that differ and both ended.
+    """Draws two samples of a policy for each prompt, with PPO's sampling settings. Keeps pairs that differ and ended.
 
     Args:
         context: The run.
         prompts: Texts or conversations.
         seed: The seed of the samples.
-        stream: The stream of these random numbers, which keeps them apart from others under the seed.
+        stream: Random stream, which keeps these samples apart from others with the same seed.
         policy: The checkpoint to draw from.
 
     Returns:
-        For the K pairs that are kept: the indices of their prompts, the first completions, and the second ones.
+        For the K remaining pairs: the indices of their prompts, the first completions, and the second completions.
     """
     tokenizer = context.shared.chat.for_prompts(load_tokenizer(policy.path), list(prompts))
     loaded = load_causal(merged_model(context, policy))
@@ -305,14 +309,14 @@ def sample_pairs(
             model,
             tokenizer,
             prompts,
-            keys=[(*stream, i, side) for i in range(len(prompts))],
+            keys=[(*stream, index, side) for index in range(len(prompts))],
             seed=seed,
             desc=f"pairs to compare, side {side + 1}",
             **sampling(context),
         )
         for side in (0, 1)
     )
-    # RewardTrainer appends an end-of-sequence token to every text, which a truncated one did not have.
+    # RewardTrainer appends an end-of-sequence token to every text, which a truncated text did not have.
     ended = [first_ended and second_ended for first_ended, second_ended in zip(first.ended, second.ended, strict=True)]
-    indices = [i for i in range(len(prompts)) if ended[i] and first.texts[i] != second.texts[i]]
-    return indices, [first.texts[i] for i in indices], [second.texts[i] for i in indices]
+    indices = [index for index in range(len(prompts)) if ended[index] and first.texts[index] != second.texts[index]]
+    return indices, [first.texts[index] for index in indices], [second.texts[index] for index in indices]

@@ -46,11 +46,11 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         publisher: Sends each checkpoint as it is saved.
 
     Returns:
-        Whether it trained: False if it was already finished.
+        Whether it trained: False if the stage was already finished.
 
     Raises:
-        ZooError: The base, the data or the settings do not work.
-        Stopped: After Ctrl-C, once the current step is saved.
+        ZooError: The base model, the data or the settings do not work.
+        Stopped: Ctrl-C was pressed, and the finished steps are saved.
     """
     from transformers import set_seed
     from trl import SFTTrainer
@@ -110,12 +110,12 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
 
 
 def _adapter_config(settings: StageSettings, base: ParentCheckpoint | None) -> Any:
-    """The configuration of the adapter to train; None without one."""
+    """Returns the configuration of the adapter to train; None if no adapter is trained."""
     from trl import get_peft_config
 
     adapter = get_peft_config(settings.model)
     if adapter is not None and base is not None and base.lineage["commit"]:
-        adapter.revision = base.lineage["commit"]  # the base's revision in the saved configuration
+        adapter.revision = base.lineage["commit"]  # peft saves it as the base's revision
     return adapter
 
 
@@ -127,7 +127,7 @@ def _set_up_tokenizer(
     tokenizer: PreTrainedTokenizerBase,
     train: Dataset,
 ) -> StageSettings:
-    """Sets the tokenizer's special tokens and template. Returns settings with which trl does not change them again."""
+    """Sets the tokenizer's special tokens and template, and returns settings with which trl does not change them."""
     if (warning := switch_off_eos(tokenizer)) is not None:
         log.warning("%s", warning)
     settings = _with_template(settings, model, tokenizer, context.hub)
@@ -143,14 +143,14 @@ def _usable_rows(
     rows: Dataset, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, *, subject: str
 ) -> tuple[Dataset, int]:
     """Drops rows over max_prompt_length and removes a second BOS. Returns the rows, and how many were dropped."""
-    rows, cut = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
-    return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), cut
+    rows, dropped = drop_long_prompts(rows, tokenizer, settings.data.max_prompt_length, subject=subject)
+    return without_second_bos(rows, tokenizer, settings.trainer.dataset_text_field), dropped
 
 
 def _model_and_tokenizer(
     context: RunContext, settings: StageSettings, base: ParentCheckpoint | None, train: Dataset
 ) -> tuple[Any, Any]:
-    """Loads the base and its tokenizer. Without a base, makes random weights and trains a tokenizer on the rows.
+    """Loads the base model and its tokenizer. Without a base, makes random weights and trains a tokenizer on the rows.
 
     Raises:
         ZooError: The base has fewer embeddings than its tokenizer has tokens.
@@ -182,13 +182,13 @@ def _set_up_chat(
     """Writes the recipe's chat settings into the tokenizer's template.
 
     Raises:
-        ZooError: The template refuses a conversation of the data, or does not end answers as SFT must teach.
+        ZooError: The template refuses a conversation of the data, or ends answers without a token that SFT can teach.
     """
     from trl.chat_template_utils import get_training_chat_template, has_generation_markers
 
     assistant_only = settings.trainer.assistant_only_loss
     if assistant_only and not has_generation_markers(tokenizer.chat_template or ""):
-        with contextlib.suppress(ValueError):  # trl recognizes templates by their text; the trainer reports others
+        with contextlib.suppress(ValueError):  # trl knows only some templates; the trainer reports an unknown one
             tokenizer.chat_template = get_training_chat_template(tokenizer)
     settings.recipe.chat.write(tokenizer)
     check_conversations(context, "sft", source, tokenizer)
@@ -205,11 +205,11 @@ def _ppo_sets_stops(context: RunContext) -> bool:
 
 
 def without_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names: str) -> Dataset:
-    """Removes the BOS at the beginning of texts if the tokenizer adds one anyway.
+    """Removes the BOS at the beginning of texts if the tokenizer adds another BOS.
 
     Args:
-        rows: Rows with texts in these columns or in `prompt`; other values are unchanged.
-        tokenizer: The tokenizer that will read them.
+        rows: Rows with texts in the named columns or in `prompt`. Other values stay as they are.
+        tokenizer: The tokenizer that will read the texts.
         *names: Columns of texts.
     """
     columns = [name for name in ("prompt", *names) if name in rows.column_names and isinstance(rows[0][name], str)]
@@ -221,9 +221,9 @@ def without_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names
 def _with_template(
     settings: StageSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, hub: Hub
 ) -> StageSettings:
-    """Sets the tokenizer's template to that of chat_template_path, as trl would; returns settings without that key.
+    """Sets the template that chat_template_path names, as trl would, and returns settings without that key.
 
-    The recipe's chat settings are written into the template afterwards.
+    trl would set the template only later, but the recipe's chat settings must be written into it.
     """
     name = settings.trainer.chat_template_path
     if name is None:
@@ -238,7 +238,7 @@ def _with_template(
 
         with refusals_as(f"The chat template of {name} cannot be loaded", "check chat_template_path and --hub."):
             path = resolve(name, hub, ignore=(*NOT_LOADED, "*.safetensors")).path
-            load_tokenizer(path, name=name)  # otherwise trl would ask on the terminal whether to run remote code
+            load_tokenizer(path, name=name)  # it refuses remote code, for which trl would ask on the terminal
             clone_chat_template(model, tokenizer, str(path))
     trainer = copy.copy(settings.trainer)
     trainer.chat_template_path = None
@@ -246,10 +246,10 @@ def _with_template(
 
 
 def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint | None:
-    """The model that SFT starts from; None for random weights. Raises ZooError if no Hub has it.
+    """Finds the model that SFT starts from; None for random weights. Raises ZooError if no Hub has it.
 
-    A model on a Hub is used at the commit that its revision had when the run started. A folder is identified by the
-    digest of its files.
+    A model on a Hub is used at the commit to which its revision pointed when the run started. A folder is identified by
+    the digest of its files.
     """
     name, revision = settings.model.model_name_or_path, settings.model.model_revision
     if name is None:

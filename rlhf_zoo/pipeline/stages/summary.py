@@ -1,4 +1,4 @@
-"""Writes summary.json: the results of a run in one file, for other programs."""
+"""Writes summary.json, which has the results of a run in one file for other programs."""
 
 import resource
 import sys
@@ -12,7 +12,7 @@ from ...runs.registry import STAGES
 
 
 def peak_rss_mib() -> float:
-    """Peak resident memory of this process so far, in MiB."""
+    """Returns the peak resident memory of this process so far, in MiB."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / 2**20 if sys.platform == "darwin" else peak / 2**10
 
@@ -31,7 +31,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
     evaluation = read_json(context.record("eval").path / "evaluation.json") if documents["eval"] else {}
     path = context.directory / SUMMARY
     seconds = {stage: round(document.get("seconds", 0.0), 2) for stage, document in documents.items()}
-    prepared = context.record("data").read().get("seconds", 0.0)
+    data_seconds = context.record("data").read().get("seconds", 0.0)
     # A resumed run records the largest peak of its processes.
     peaks = [read_json(path).get("peak_rss_mib", 0.0)] if path.is_file() else []
     if trained or not peaks:
@@ -42,7 +42,7 @@ def write_summary(context: RunContext, *, trained: bool) -> Path:
         "seed": context.shared.seed,
         "simulated": context.shared.simulated,
         "hub": context.hub.label,
-        "seconds": {**seconds, "total": round(sum(seconds.values()) + prepared, 2)},
+        "seconds": {**seconds, "total": round(sum(seconds.values()) + data_seconds, 2)},
         "peak_rss_mib": round(max(peaks), 1),
         "repos": {
             stage: {key: documents[stage]["repo"][key] for key in ("id", "commit", "tags")}

@@ -1,4 +1,4 @@
-"""Runs a training stage: starts or resumes it, trains, saves and sends checkpoints, and records the result."""
+"""Runs a training stage: starts or resumes training, saves and sends checkpoints, and records the result."""
 
 import contextlib
 import functools
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def silence_libraries() -> None:
-    """Turns off the progress bars and the advice of transformers and datasets, because rlhf-zoo has its own bars."""
+    """Turns off the progress bars and warnings of transformers and datasets, because rlhf-zoo has its own bars."""
     import datasets
     import transformers
 
@@ -61,10 +61,10 @@ class _Plan:
     """What remains to be done for a stage.
 
     Attributes:
-        finished: Whether nothing remains.
-        starts_over: Whether the stage starts over and replaces the files of an earlier run.
-        previous_run: run.json of the run to resume.
-        resume_from: The checkpoint to resume from.
+        finished: Whether the stage is already finished.
+        starts_over: Whether the stage replaces the files of an earlier run.
+        previous_run: run.json of the run to resume; {} for a new run.
+        resume_from: The checkpoint to resume from; None to start from the beginning.
     """
 
     finished: bool
@@ -83,7 +83,7 @@ class _Run:
         record: The stage's files.
         plan: What remains to be done.
         started: time.monotonic() when the stage began.
-        publisher: Sends the stage's checkpoints.
+        publisher: Sends the stage's checkpoints; None if the run does not publish.
     """
 
     context: RunContext
@@ -94,7 +94,7 @@ class _Run:
     publisher: Publisher | None
 
     def seconds(self) -> float:
-        """The time spent on the stage so far, earlier runs included."""
+        """Returns the time spent on the stage so far, earlier runs included."""
         return float(self.plan.previous_run.get("seconds", 0.0) + time.monotonic() - self.started)
 
 
@@ -118,28 +118,28 @@ def train_stage(
         context: The run.
         settings: The stage's settings.
         data: The lineage of the data set.
-        parents: The checkpoints that the stage starts from, by role.
+        parents: Role -> checkpoint that the stage starts from.
         started: time.monotonic() when the stage began.
-        build: Builds the trainer; called only if there is something to train.
+        build: Builds the trainer. Called only if there is something to train.
         publisher: Sends each checkpoint as it is saved.
         finish_checkpoint: Takes the trainer and a checkpoint's path, and adds files before the checkpoint is complete.
         conclude: Takes the trainer and the chosen checkpoint at the end, and returns fields for run.json.
-        left_out: Key of the recipe -> how many rows it leaves out of training; `build` fills this.
-        cut_rows: Counts of the rows that max_length cuts; `build` fills this.
+        left_out: Key of the recipe -> how many rows it keeps out of training. `build` fills this mapping.
+        cut_rows: Counts of the rows that max_length cuts. `build` fills this mapping.
 
     Returns:
-        Whether it trained.
+        Whether it trained: False if the stage was already finished.
 
     Raises:
         ZooError: The stage cannot start, resume, or be published.
-        Stopped: After Ctrl-C, once the current step is saved.
+        Stopped: Ctrl-C was pressed, and the finished steps are saved.
     """
     stage = settings.stage
     check_installed(settings)
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
     resolved = _resolved(settings, data, lineage)
     code = stage_code(settings)
-    # With several processes, the main process makes the plan and writes.
+    # Only the main process makes the plan, because it also writes files.
     plan: _Plan = distributed.from_main_process(lambda: _plan(context, settings, resolved, parents, code, publisher))
     if plan.finished:
         return False
@@ -151,7 +151,7 @@ def train_stage(
         _reset_precision(settings)
         with doing(f"{stage}: loading models and data"):
             trainer = build()
-        # Only after `build`: settings that `build` refuses must neither claim the directory nor delete files in it.
+        # `build` comes first, because settings that it refuses must neither claim the directory nor delete its files.
         if distributed.is_main_process():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
             _begin(run, resolved, lineage, data, optional)
@@ -166,7 +166,7 @@ def train_stage(
 
 
 def _reset_precision(settings: StageSettings) -> None:
-    """Resets accelerate, which would otherwise refuse a precision that differs from an earlier stage's."""
+    """Resets accelerate, which refuses a precision that differs from that of an earlier stage in the same process."""
     if AcceleratorState._shared_state.get("_mixed_precision") != ("bf16" if settings.trainer.bf16 else "no"):
         AcceleratorState._reset_state()
 
@@ -174,7 +174,7 @@ def _reset_precision(settings: StageSettings) -> None:
 def _train_and_record(
     run: _Run, trainer: Trainer, stop: Interruptible, finish_checkpoint: Callable[[Trainer, Path], None] | None
 ) -> bool:
-    """Trains, and records an early end. Returns whether training reached its end; raises Stopped after a signal."""
+    """Trains, and records an early end. Returns whether the last step was reached; raises Stopped after a signal."""
     context = run.context
     callback = _add_callbacks(run, trainer, stop, finish_checkpoint)
     run_name = f"{context.recipe.name}-{run.settings.stage}-{context.run_id(run.settings.stage)}"
@@ -208,9 +208,9 @@ def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping
     path = run.record.checkpoint_path(chosen["step"])
     if release.push_merged:
         save_merged(path, path / MERGED_MODEL, dtype=run.settings.model.dtype)
-    concluded = dict(conclude(trainer, path)) if conclude is not None else {}
+    stage_fields = dict(conclude(trainer, path)) if conclude is not None else {}
     weights = weights_digest(path)
-    fields = {"chosen": chosen, "weights": weights, "seconds": run.seconds(), "finished": now(), **concluded}
+    fields = {"chosen": chosen, "weights": weights, "seconds": run.seconds(), "finished": now(), **stage_fields}
     run.record.write(status="finished", **fields)
     if run.publisher is not None:
         run.publisher.notify()
@@ -219,7 +219,7 @@ def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping
 def _resolved(
     settings: StageSettings, data: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """The keys, the data and the parents that identify a run of the stage."""
+    """Returns the keys, the data and the parents that identify a run of the stage."""
     fingerprints = {
         name: parent["fingerprint"]
         for name, parent in parents.items()
@@ -235,13 +235,13 @@ def _begin(
     data: Mapping[str, Any],
     optional: Mapping[str, Mapping[str, Any] | None],
 ) -> None:
-    """Writes run.json of a stage that is about to train. Deletes the files of an earlier run if the stage starts over.
+    """Writes run.json of a stage that is about to train, and deletes the files of a run that the stage replaces.
 
-    `parents` and `data` are lineages; empty fields of `optional` are not written.
+    `parents` and `data` are lineages. Empty fields of `optional` are not written.
     """
     context, settings, record, publisher = run.context, run.settings, run.record, run.publisher
     stage, previous_run = settings.stage, run.plan.previous_run
-    remote_code = code_lineage(context)  # reads records that are deleted below
+    remote_code = code_lineage(context)  # before the records that it reads are deleted
     if run.plan.starts_over:
         record.clear()
         (context.directory / SUMMARY).unlink(missing_ok=True)
@@ -270,8 +270,11 @@ def _begin(
 def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     """Lists the remote code of models that ran in this process.
 
+    Args:
+        context: The run.
+
     Returns:
-        The lineage of each model's code. Code that an earlier stage recorded keeps the name that it had there.
+        The lineage of each model's code, as an earlier stage recorded it if it ran the same code.
     """
     recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
     lineages = [code.lineage for code in code_run()]
@@ -307,7 +310,7 @@ def _plan(
     if publisher is not None and settings.model.use_peft:
         check_bases(context, stage, parents)
     if not previous_run and not starts_over and any(record.path.glob("checkpoint-*")):
-        raise ZooError(f"{record.path} holds checkpoints that no run of rlhf-zoo wrote: choose another --output_dir.")
+        raise ZooError(f"{record.path} has checkpoints without a run.json: choose another --output_dir.")
     resume_from = None
     if not starts_over:
         record.remove_incomplete()
@@ -317,7 +320,7 @@ def _plan(
 
 
 def _template_lineage(settings: StageSettings) -> dict[str, Any]:
-    """The digest of the file in chat_template_path, for run.json; {} if it is not a file."""
+    """Returns the digest of the file that chat_template_path names, for run.json; {} if it does not name a file."""
     path = getattr(settings.trainer, "chat_template_path", None)
     return {"files": digest(Path(path))} if path is not None and Path(path).is_file() else {}
 
@@ -335,30 +338,30 @@ def _check_files(
 
 
 def _resumable_checkpoint(record: StageRecord) -> Path | None:
-    """Returns the last intact checkpoint. Renames damaged checkpoints after it, with a warning."""
+    """Returns the last intact checkpoint. Renames later, damaged checkpoints with a warning."""
     problems = record.rename_damaged_checkpoints()
-    resume = record.last_checkpoint()
+    checkpoint = record.last_checkpoint()
     for problem in problems:
         log.warning(
             "%s: its checkpoint is renamed to damaged-checkpoint-*, and training resumes from %s.",
             problem,
-            resume.name if resume is not None else "the start, because no other is intact",
+            checkpoint.name if checkpoint is not None else "the start, because no checkpoint is intact",
         )
-    return resume
+    return checkpoint
 
 
 def _publication(context: RunContext) -> dict[str, Any]:
-    """The Hub and namespace to publish the run to, for `push --resume`."""
+    """Returns the Hub and namespace to which the run is published, for `push --resume`."""
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 
 
 def _train(run: _Run, trainer: Trainer) -> None:
-    """Trains. If an update fails, or a signal ends a wait or an evaluation, saves the updates that were finished.
+    """Trains. If an update fails, or a signal ends a wait or an evaluation, the finished updates are saved.
 
     An evaluation that a signal ended is repeated when training resumes.
 
     Raises:
-        Stopped: After such a signal.
+        Stopped: A signal ended a wait or an evaluation.
     """
     resume_from, record = run.plan.resume_from, run.record
     try:
@@ -371,7 +374,7 @@ def _train(run: _Run, trainer: Trainer) -> None:
             trainer.args.eval_on_start = must_evaluate
             trainer.train(resume_from_checkpoint=str(resume_from))
             return
-        trainer.state = state  # Trainer.train would make one more step
+        trainer.state = state  # all steps are done, but Trainer.train would train another one
         if must_evaluate:
             trainer._load_from_checkpoint(str(resume_from))
             trainer.evaluate()
@@ -391,9 +394,9 @@ def _train(run: _Run, trainer: Trainer) -> None:
 
 
 def _save_finished(trainer: Trainer, record: StageRecord, error: UpdateFailed | WaitEnded) -> bool:
-    """Saves the finished updates. Returns False if there are none, or if other processes are still waiting.
+    """Saves the finished updates. Returns False if there are no such updates, or if other processes are still waiting.
 
-    Re-raises the error if the disk is full.
+    Raises `error` again if the disk is full.
     """
     step = trainer.state.global_step
     if (distributed.process_count() > 1 and not getattr(error, "raised_on_all_processes", False)) or step == 0:
@@ -420,7 +423,7 @@ def _is_evaluation_due(state: TrainerState, record: StageRecord) -> bool:
 
 @contextlib.contextmanager
 def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
-    """A context that deletes an incomplete checkpoint, and raises, if a loss is not finite or the disk is full."""
+    """A context that deletes an incomplete checkpoint if a loss is not finite or the disk is full."""
     try:
         yield
     except (NotFinite, NoRoom):
@@ -431,7 +434,7 @@ def _complete_checkpoints(record: StageRecord) -> Iterator[None]:
     except Exception as error:
         if not distributed.is_main_process():
             raise
-        # torch reports a full disk as a RuntimeError without a reason.
+        # torch reports a full disk by a RuntimeError that does not state the cause.
         is_out_of_space = isinstance(error, RuntimeError) and shutil.disk_usage(record.path).free < 2**20
         if not is_out_of_space and not is_disk_full(error):
             raise
@@ -455,7 +458,7 @@ def _add_callbacks(
         trainer.add_callback(RunningMetrics(trainer))
 
     def after_save() -> None:
-        record.write(seconds=run.seconds())  # now, because the process may be killed; a resumed run adds to this
+        record.write(seconds=run.seconds())  # now, because the process may be killed; a resumed run adds its own time
         unsent: set[int] = set()
         if run.publisher is not None:
             run.publisher.notify()

@@ -1,4 +1,4 @@
-"""Counts the prompts of the evaluation that the stages of a run train on."""
+"""Counts the prompts of the evaluation on which the stages of a run train."""
 
 import logging
 from collections.abc import Collection, Mapping
@@ -25,11 +25,11 @@ def count_trained_prompts(
     Args:
         context: The run.
         prompts: The prompts of the evaluation.
-        planned: Stages that will be trained. The data of other stages are unknown unless they are finished in this
-            run directory.
+        planned: Stages that will be trained. Other stages can be counted only if they are finished in this run
+            directory.
 
     Returns:
-        The number of distinct prompts by stage; None if they cannot be counted.
+        Stage -> number of distinct prompts; None if they cannot be counted.
     """
     count_by_stage = {
         stage: _count(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
@@ -42,13 +42,13 @@ def count_trained_prompts(
 
 
 def _advice(context: RunContext) -> str:
-    """Advice on how to keep the evaluation's prompts out of training."""
-    if evaluated_part(context)["held_out_share"] is not None:  # stages trained from now on leave them out
+    """Returns how to keep the evaluation's prompts out of training, as the end of a warning."""
+    if evaluated_part(context)["held_out_share"] is not None:  # a stage that is trained now leaves the prompts out
         return "train these stages again with --restart to leave them out"
     if context.settings("ppo").data.held_out_share is not None:
         return (
-            "set evaluation.dataset_test_split to null to evaluate on what held_out_share of the stage ppo holds out, "
-            "or to another split"
+            "set evaluation.dataset_test_split to another split, or to null to evaluate on the prompts that "
+            "held_out_share of the stage ppo holds out"
         )
     return (
         "hold out a share of PPO's prompts (held_out_share of the stage ppo), or set evaluation.dataset_test_split to "
@@ -77,20 +77,20 @@ def _count(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) 
 
 
 def _training_rows(context: RunContext, stage: str, left_out: Mapping[str, Any] | None) -> list[Dataset] | None:
-    """The rows that a stage trains on; None for pairs that are still to be simulated from PPO's prompts.
+    """Returns the data sets that a stage trains on; None for pairs that are not simulated yet.
 
-    `left_out` is what a finished stage left out. If that stage would leave out other rows now, this assumes that it
-    trained on all rows.
+    `left_out` holds the counts that a finished stage recorded. If the stage would now leave out another number of rows,
+    it is assumed to have trained on all rows.
     """
     if stage == "reward":
         if left_out is None and context.settings("reward").data.simulated_pairs is not None:
             return None
         owner, source = open_pairs(context)
-        rows, leaves_out = training_pairs(owner, source, marked=True)
+        rows, left_out_now = training_pairs(owner, source, keep_questions=True)
     else:
         owner, source = context, stage_source(context, stage)
-        rows, _, leaves_out = train_and_held_out(context, stage, source, marked=True)
-    if left_out is not None and left_out.get(HELD_OUT) != leaves_out.get(HELD_OUT):
+        rows, _, left_out_now = train_and_held_out(context, stage, source, keep_questions=True)
+    if left_out is not None and left_out.get(HELD_OUT) != left_out_now.get(HELD_OUT):
         rows = stage_rows(owner, stage, source, owner.settings(stage).data.dataset_train_split)
     texts = ptx_rows(context, source) if stage == "ppo" else None
     return [rows] if texts is None else [rows, texts]

@@ -1,4 +1,4 @@
-"""Builds trl's trainers from the settings of a stage."""
+"""Builds trl's trainers from a stage's settings."""
 
 import copy
 from collections.abc import Callable
@@ -9,17 +9,17 @@ from ...ppo.guards import check_step_size
 from ...runs.settings.parse import StageSettings
 
 
-def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **parts: Any) -> Any:
-    """Builds a TRL trainer from a stage's settings.
+def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **inputs: Any) -> Any:
+    """Builds a trainer of trl from a stage's settings.
 
     Args:
         trainer_class: The trainer's class.
         settings: The stage's settings.
-        **parts: Models, tokenizers and data sets, by the trainer's keywords.
+        **inputs: Models, tokenizers and data sets, by the trainer's keywords.
 
     Raises:
-        ZooError: The trainer refuses the settings, the learning rate cannot change the model's weights, or no example
-            is left to train on.
+        ZooError: The trainer refuses the settings, the learning rate is too small to change the model's weights, or no
+            example is left to train on.
     """
     from ...modeling.fsdp_trainer import with_sharding
     from ...modeling.length_grouping import with_length_grouping
@@ -30,11 +30,11 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
         trainer_class = with_sharding(trainer_class)
     try:
         # The trainer changes its arguments, so it gets a copy.
-        trainer = with_global_batch(trainer_class)(args=copy.copy(settings.trainer), **parts)
+        trainer = with_global_batch(trainer_class)(args=copy.copy(settings.trainer), **inputs)
     except ValueError as error:
         reason = str(error).strip().splitlines()[0].rstrip(".").replace(". ", "; ")
         raise ZooError(f"The settings of the stage {settings.stage} do not work: {reason}.") from error
-    # trl would write a card of its own, with local paths, into each checkpoint.
+    # trl would write its own card, with local paths, into each checkpoint.
     trainer.create_model_card = lambda **_: None
     for weight in trainer.model.parameters():  # trl keeps adapters of quantized models in bfloat16
         if weight.requires_grad and settings.model.use_peft and settings.trainer.bf16:
@@ -43,6 +43,6 @@ def make_trainer(trainer_class: Callable[..., Any], settings: StageSettings, **p
     if len(trainer.train_dataset) == 0:
         raise ZooError(
             f"max_length {settings.trainer.max_length} of the stage {settings.stage} leaves no example to train on: "
-            "raise it, or set it to null."
+            "raise max_length, or set it to null."
         )
     return trainer

@@ -1,1 +1,1 @@
-"""What is checked before anything trains: models, conversations, splits."""
+"""Checks before training: models, conversations and splits."""

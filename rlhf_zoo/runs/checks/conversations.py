@@ -1,4 +1,4 @@
-"""Checks, before anything trains, that the chat template renders every conversation of a run and keeps its words."""
+"""Checks, before training, that the chat template renders every conversation of a run and keeps its words."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -17,8 +17,8 @@ from ..dataset import evaluated_split, stage_rows
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: Characters of a conversation that a message quotes.
-SHOWN = 60
+#: Maximum number of characters of a conversation that a message quotes.
+MAX_QUOTED = 60
 
 
 def check_conversations(
@@ -29,8 +29,8 @@ def check_conversations(
     Args:
         context: The run.
         stage: The stage.
-        source: Its data.
-        tokenizer: A tokenizer with the template that the stage's model has, or will have.
+        source: The stage's data.
+        tokenizer: A tokenizer with the template that the stage's model has, or will have after SFT.
 
     Raises:
         ZooError: The template refuses a conversation; the message names its row.
@@ -54,7 +54,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
         ZooError: The template refuses a conversation, or drops, changes, moves or adds words.
     """
     checked: set[tuple[tuple[str, ...], bool]] = set()
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         for turns, answered in _conversations(row):
             try:
                 rendering = render_text(turns, tokenizer, add_generation_prompt=not answered)
@@ -62,8 +62,8 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
                     check_prefix(turns, tokenizer)
             except ZooError as error:
                 text = " ".join(display_text(turns).split())
-                shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
-                raise ZooError(f"Row {place} of {subject} cannot be rendered ({shown!r}). {error}") from error
+                excerpt = text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}…"
+                raise ZooError(f"Row {index} of {subject} cannot be rendered ({excerpt!r}). {error}") from error
             if not is_plain(turns):
                 continue
             roles = tuple(turn["role"] for turn in turns)
@@ -90,7 +90,7 @@ def _conversations(row: Mapping[str, Any]) -> Iterator[tuple[Any, bool]]:
         if not is_conversation(row.get(name)):
             continue
         turns = row[name] if name == "messages" or prompt is None else append_completion(prompt, row[name])
-        if name in ("chosen", "rejected"):  # only the prompt is rendered; the answer is appended
+        if name in ("chosen", "rejected"):  # training renders only the prompt, and appends the answer's text
             yield turns[:-1], False
         else:
             yield turns, True

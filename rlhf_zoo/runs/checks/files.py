@@ -10,8 +10,8 @@ from ...hub.client.refs import ask
 from ...hub.client.refusals import refusals_as
 from ...modeling.model_files import ADAPTER_CONFIG, json_object
 
-#: All files of a model except its weights.
-READ = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
+#: Patterns of all files of a model except its weights.
+SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.py")
 
 
 def fetch_files(
@@ -19,19 +19,21 @@ def fetch_files(
     revision: str | None,
     hub: Hub,
     *,
-    patterns: Sequence[str] = READ,
+    patterns: Sequence[str] = SMALL_FILES,
     subject: str | None = None,
     fix: str,
 ) -> Path:
-    """Returns a folder of a model's files without its weights; for an adapter without config.json, of its base model's.
+    """Returns a folder with a model's files, without downloading its weights.
+
+    For an adapter without a config.json, the files are those of the adapter's base model.
 
     Args:
         name: A folder, or a repository of `hub` or of its source.
         revision: A branch, tag or commit of the repository; None for its main branch.
         hub: The Hub. If it does not answer, cached files are used.
         patterns: Patterns of the files to fetch from a repository.
-        subject: The beginning of the error, in place of "The model NAME".
-        fix: The end of the error, which says what to do.
+        subject: The beginning of the error message; None for "The model NAME".
+        fix: The end of the error message, which says what to do.
 
     Returns:
         The folder.

@@ -1,4 +1,4 @@
-"""Checks the models that a recipe names before the first stage trains: their code, labels, tokenizers and lengths."""
+"""Checks, before the first stage trains, the models that a recipe names: code, labels, tokenizers and lengths."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,13 +21,13 @@ from ...rewards.model import warn_truncated
 from ..context import RunContext
 from ..data.cut_rows import CutRows, count_cut_rows
 from ..data.layout import conversational, drop_long_prompts
-from ..dataset import own_pairs_keys, text_field, to_train
+from ..dataset import own_pairs_keys, stages_to_train, text_field
 from ..parents import reward_roles
 from ..recipe import Recipe
 from ..registry import REWARD_ROLES, STAGES, is_member
 from ..settings.parse import RecipeConfig, StageSettings
 from .files import fetch_files
-from .splits import rows_here
+from .splits import local_rows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -39,9 +39,9 @@ class NamedModel:
 
     Attributes:
         key: The key, for messages.
-        name: The name.
-        folder: A folder with its files except the weights; None if they cannot be loaded.
-        unseen: Why they cannot be loaded.
+        name: The value of the key: a folder or a Hub id.
+        folder: A folder with the model's files, except perhaps its weights; None if the files cannot be loaded.
+        unseen: Why the files cannot be loaded; None if they can.
     """
 
     key: str
@@ -51,27 +51,27 @@ class NamedModel:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """Its config.json; {} without one."""
+        """The model's config.json; {} if it has none."""
         path = None if self.folder is None else self.folder / "config.json"
         return json_object(path) if path is not None and path.is_file() else {}
 
     @property
     def context_length(self) -> int | None:
-        """Its context length in tokens; None if its configuration does not give one."""
+        """The model's context length in tokens; None if its configuration does not state it."""
         return context_length_of(self.config)
 
 
 def context_length_of(config: Mapping[str, Any]) -> int | None:
-    """Returns the context length that a model's configuration gives.
+    """Returns the context length that a model's configuration states, in tokens.
 
     Args:
         config: The configuration.
 
     Returns:
-        The number of tokens; None if it gives none.
+        The number of tokens; None if the configuration does not state it.
     """
-    text = config.get("text_config") or config
-    lengths = [text.get(name) for name in ("max_position_embeddings", "n_positions")]
+    text_config = config.get("text_config") or config
+    lengths = [text_config.get(name) for name in ("max_position_embeddings", "n_positions")]
     return next((length for length in lengths if isinstance(length, int)), None)
 
 
@@ -83,11 +83,11 @@ def named_models(
     Args:
         stages: Stage -> settings.
         hub: Where Hub ids are looked up.
-        leniently: Whether a model that cannot be loaded is returned without its files.
+        leniently: Whether to return a model that cannot be loaded without its files, instead of raising.
 
     Returns:
-        {role: model}. The roles are policy (the model that SFT, or PPO if it names one, starts from), reward, reward_2
-        and so on, and value.
+        {role: model}. The roles are policy (the model that PPO names, otherwise the one that SFT starts from), reward,
+        reward_2 and so on, and value.
 
     Raises:
         ZooError: A model cannot be loaded, or a reward model is a GGUF file.
@@ -113,10 +113,10 @@ def _models_from_elsewhere(stages: Mapping[str, StageSettings]) -> dict[str, tup
         models["policy"] = "model_name_or_path of the stage sft", model.model_name_or_path, model.model_revision
     if "ppo" in stages:
         settings = stages["ppo"]
-        named = reward_roles(settings.data.reward_model_path)
+        rewards = reward_roles(settings.data.reward_model_path)
         keys = {
             "policy": ("model_name_or_path", settings.model.model_name_or_path),
-            **{role: ("reward_model_path", name) for role, name in named.items()},
+            **{role: ("reward_model_path", name) for role, name in rewards.items()},
             "value": ("value_model_name_or_path", settings.data.value_model_name_or_path),
         }
         for role, (key, name) in keys.items():
@@ -131,40 +131,35 @@ def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
 
     Args:
         recipe: The recipe.
-        shared: Its keys of recipe.yaml.
+        shared: The recipe's keys in recipe.yaml.
         stages: Stage -> settings.
-
-    Returns:
-        True if it does.
     """
     models = [name for _, name, _ in _models_from_elsewhere(stages).values()]
-    own = own_pairs_keys(recipe, shared)
-    labeled, pairs = shared.evaluation.labeled_data.dataset_name, None if own is None else own.dataset_name
-    data = [shared.dataset_name, labeled, pairs, *(settings.data.dataset_name for settings in stages.values())]
-    return not all(Path(name).exists() for name in [*models, *data] if name is not None)
+    data: list[Any] = [shared, shared.evaluation.labeled_data, *(settings.data for settings in stages.values())]
+    if (pairs_keys := own_pairs_keys(recipe, shared)) is not None:
+        data.append(pairs_keys)
+    names = [*models, *(keys.dataset_name for keys in data)]
+    return not all(Path(name).exists() for name in names if name is not None)
 
 
 def fix_of(key: str) -> str:
-    """Returns what to do if the model that a key names cannot be found.
+    """Returns the end of an error message, which says what to do if the model that a key names cannot be found.
 
     Args:
         key: The key.
-
-    Returns:
-        The end of a message.
     """
     return f"check {key}, --hub and --source_hub."
 
 
 def check_named(models: Mapping[str, NamedModel], stages: Mapping[str, StageSettings]) -> None:
-    """Checks that the models can be used: the code that they bring is trusted and has the classes that the stages need.
+    """Checks that the models' code is trusted and has the needed classes, and that labels and tokenizers fit.
 
     Args:
         models: Role -> model.
         stages: Stage -> settings.
 
     Raises:
-        ZooError: A model's code is not trusted, lacks a reward model class, or a label or tokenizer does not fit.
+        ZooError: A model's code is not trusted or lacks a reward model class, or a label or tokenizer does not fit.
     """
     for model in models.values():
         if needs_remote_code(model.config) and not is_trusted():
@@ -183,7 +178,7 @@ def check_named(models: Mapping[str, NamedModel], stages: Mapping[str, StageSett
 
 
 def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
-    """Checks that reward_label names an output of each reward model from elsewhere.
+    """Checks that reward_label names an output of each reward model.
 
     Args:
         models: Role -> model.
@@ -204,7 +199,7 @@ def check_label(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
 
 
 def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> None:
-    """Checks the tokenizers of PPO's models from elsewhere.
+    """Checks the tokenizers of the models that PPO loads and no stage trains.
 
     Args:
         models: Role -> model.
@@ -223,16 +218,16 @@ def check_tokenizers(models: Mapping[str, NamedModel], ppo: StageSettings) -> No
         owner = f"the {'policy' if role == 'policy' else 'reward model'} {model.name}"
         tokenizer = load_tokenizer(model.folder, name=model.name)
         ensure_own_pad(tokenizer, pad_token, subject=owner, key=key)
-        rows = (model.config.get("text_config") or model.config).get("vocab_size")
-        if isinstance(rows, int) and rows <= (highest := highest_id(tokenizer)):
+        vocab_size = (model.config.get("text_config") or model.config).get("vocab_size")
+        if isinstance(vocab_size, int) and vocab_size <= (highest := highest_id(tokenizer)):
             raise ZooError(
-                f"The tokenizer of {owner} has ids up to {highest}, but its config.json has a vocab_size of {rows}: "
+                f"The tokenizer of {owner} has ids up to {highest}, but its config.json has vocab_size {vocab_size}: "
                 "use the tokenizer that the model was trained with."
             )
 
 
 def starting_models(context: RunContext) -> dict[str, NamedModel]:
-    """Returns the models that the stages still to be trained start from.
+    """Returns the models from which the stages start that are still to be trained.
 
     Args:
         context: The run.
@@ -243,7 +238,7 @@ def starting_models(context: RunContext) -> dict[str, NamedModel]:
     Raises:
         ZooError: A model cannot be used.
     """
-    stages = to_train(context)
+    stages = stages_to_train(context)
     models = named_models(stages, context.hub)
     check_named(models, stages)
     has_loader = "ppo" in stages and stages["ppo"].data.reward_model_loader is not None  # may read any file
@@ -272,7 +267,7 @@ def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Name
     if context_length is not None and answer >= context_length:
         raise ZooError(
             f"response_length of the stage ppo is {answer}, but {_reader(policy)} reads {context_length} tokens, "
-            "prompt and answer together: lower it."
+            "prompt and answer together: lower response_length."
         )
 
 
@@ -284,10 +279,10 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], 
     Args:
         context: The run.
         models: Role -> model.
-        prompts: The prompts.
+        prompts: The prompts: texts or conversations.
 
     Returns:
-        A description of the prompts' lengths.
+        A description of the prompts' lengths, for the table of `rlhf-zoo doctor`.
 
     Raises:
         ZooError: A prompt with its answer does not fit, or too few prompts are left for an update.
@@ -296,38 +291,39 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], 
     check_response_length(context.shared, settings, policy)
     if policy is None or policy.folder is None:
         return "SFT trains the tokenizer, so prompts are measured after it"
-    most, answer = settings.data.max_prompt_length, settings.trainer.response_length
+    max_prompt_length, response_length = settings.data.max_prompt_length, settings.trainer.response_length
     context_length = policy.context_length
     tokenizer = context.shared.chat.for_prompts(_tokenizer_of(context, policy), prompts)
     lengths = sorted(len(tokenize_prompt(prompt, tokenizer)) for prompt in prompts)
-    fitting = [length for length in lengths if most is None or length <= most]
+    fitting = [length for length in lengths if max_prompt_length is None or length <= max_prompt_length]
     if not fitting:
         raise ZooError(
-            f"max_prompt_length of the stage ppo is {most}, but the shortest of {len(lengths)} prompts has "
-            f"{lengths[0]} tokens: raise it."
+            f"max_prompt_length of the stage ppo is {max_prompt_length}, but the shortest of {len(lengths)} prompts "
+            f"has {lengths[0]} tokens: raise max_prompt_length."
         )
-    longest, needed = fitting[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
-    if context_length is not None and longest + answer > context_length:
+    longest, prompts_per_update = fitting[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
+    if context_length is not None and longest + response_length > context_length:
         raise ZooError(
-            f"response_length of the stage ppo is {answer}, the longest prompt has {longest} tokens, but "
+            f"response_length of the stage ppo is {response_length}, the longest prompt has {longest} tokens, but "
             f"{_reader(policy)} reads {context_length}: lower response_length, or set max_prompt_length to at most "
-            f"{context_length - answer}."
+            f"{context_length - response_length}."
         )
-    if len(fitting) < needed <= len(lengths):
+    if len(fitting) < prompts_per_update <= len(lengths):
         raise ZooError(
-            f"max_prompt_length of the stage ppo is {most}, which leaves {len(fitting)} of {len(lengths)} prompts, but "
-            f"an update needs {needed}: raise it, or make the batch smaller."
+            f"max_prompt_length of the stage ppo is {max_prompt_length}, which leaves {len(fitting)} of "
+            f"{len(lengths)} prompts, but an update needs {prompts_per_update}: raise max_prompt_length, or make the "
+            "batch smaller."
         )
     for reward in (models[role] for role in REWARD_ROLES if role in models):
-        if reward.context_length is not None and longest + answer > reward.context_length:
+        if reward.context_length is not None and longest + response_length > reward.context_length:
             warn_truncated(reward.name, reward.context_length)
-    return f"the longest of {len(fitting)} has {longest} tokens, and {longest + answer} with its answer" + (
+    return f"the longest of {len(fitting)} has {longest} tokens, and {longest + response_length} with its answer" + (
         f", of {context_length}" if context_length is not None else ""
     )
 
 
 def policy_tokenizer(context: RunContext, policy: NamedModel | None) -> Any | None:
-    """Returns a tokenizer that renders texts as that of SFT's policy does, or will do.
+    """Returns a tokenizer that renders texts like the tokenizer of the SFT policy, even before SFT has trained it.
 
     Args:
         context: The run.
@@ -342,7 +338,7 @@ def policy_tokenizer(context: RunContext, policy: NamedModel | None) -> Any | No
 
 
 def _tokenizer_of(context: RunContext, policy: NamedModel | None) -> Any:
-    """Returns a policy's tokenizer with the chat template that SFT gives it; `policy` is None for random weights."""
+    """Returns a policy's tokenizer with the chat template that SFT gives it. None stands for random weights."""
     tokenizer: PreTrainedTokenizerBase
     if policy is None:
         tokenizer = train_tokenizer([""], vocab_size=300, max_length=512)
@@ -354,7 +350,7 @@ def _tokenizer_of(context: RunContext, policy: NamedModel | None) -> Any:
 
 
 def give_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub: Hub) -> None:
-    """Gives a tokenizer the chat template that SFT's chat_template_path names, if any.
+    """Sets the chat template that SFT's chat_template_path names, if any, as a tokenizer's template.
 
     Args:
         tokenizer: The tokenizer, which is changed.
@@ -374,13 +370,13 @@ def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: NamedModel | No
     Args:
         shared: The keys of recipe.yaml.
         sft: Settings of the SFT stage.
-        policy: The policy.
+        policy: The model that SFT starts from; None for random weights.
         hub: Where Hub ids are looked up.
 
     Returns:
-        The counts; None if no row is cut, or if the rows or the model's tokenizer are not on this machine.
+        The counts; None if max_length cuts nothing, or if the rows or the model's tokenizer are not on this machine.
     """
-    rows = None if policy is None or policy.folder is None else rows_here(shared, sft, hub)
+    rows = None if policy is None or policy.folder is None else local_rows(shared, sft, hub)
     if policy is None or rows is None:
         return None
     tokenizer = load_tokenizer(str(policy.folder), name=policy.name)

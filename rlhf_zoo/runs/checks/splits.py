@@ -1,4 +1,4 @@
-"""Checks, before anything trains, that every split of a run exists, in a form that its stage can read."""
+"""Checks, before training, that every split of a run exists in a form that its stage can read."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,8 +10,8 @@ from ...errors import ZooError
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.refusals import reason
 from ...modeling.chat_template import Chat
-from ..data.columns import rows_above, value_of
-from ..data.layout import Form, conversational, in_form
+from ..data.columns import row_value, rows_above
+from ..data.layout import Form, conversational, convert_rows
 from ..data.sources import NoSuchPart, find_data
 from ..data.tables import dataset_of
 from ..dataset import FORMS, evaluated_split, own_pairs_keys, text_field
@@ -22,19 +22,19 @@ from ..settings.parse import RecipeConfig, StageSettings
 def check_forms(
     shared: RecipeConfig, stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, every_row: bool = False
 ) -> dict[str, str]:
-    """Checks that stages can read their data, as far as that needs no download.
+    """Checks that stages can read their data, as far as possible without downloading whole data sets.
 
     Args:
         shared: The keys of recipe.yaml.
         stages: Stage -> settings.
-        hub: Where Hub ids are looked up. If it does not answer, the stage checks later.
-        every_row: Whether to check every row of local files, rather than only the first.
+        hub: Where Hub ids are looked up. If it does not answer, the stage itself checks later.
+        every_row: Whether to check every row of local files, rather than only the first row.
 
     Returns:
         Data set -> why it could not be checked.
 
     Raises:
-        ZooError: A split, a column or a row is not what a stage reads.
+        ZooError: A stage cannot read a split, a column or a row.
     """
     loader = _RowLoader(shared, hub, every_row=every_row)
     for stage, settings in stages.items():
@@ -56,7 +56,7 @@ def check_forms(
     return loader.unchecked
 
 
-def rows_here(
+def local_rows(
     shared: RecipeConfig, settings: StageSettings, hub: Hub = DEFAULT_HUB, split: str | None = None
 ) -> datasets.Dataset | None:
     """Loads a split of a stage's data, in the stage's form, if it is on this machine.
@@ -65,13 +65,13 @@ def rows_here(
         shared: The keys of recipe.yaml.
         settings: Settings of the stage.
         hub: The Hub.
-        split: The split; None for the one that the stage learns from.
+        split: The split; None for the training split.
 
     Returns:
         The rows; None if they are not on this machine.
 
     Raises:
-        ZooError: They are not what the stage reads.
+        ZooError: The stage cannot read the rows.
     """
     data = settings.data
     name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
@@ -93,7 +93,7 @@ def check_labeled(shared: RecipeConfig, hub: Hub = DEFAULT_HUB) -> dict[str, str
         Data set -> why it could not be checked.
 
     Raises:
-        ZooError: They are not what the judge reads.
+        ZooError: The judge cannot read the rows.
     """
     loader, data = _RowLoader(shared, hub), shared.evaluation.labeled_data
     loader.rows(data, data.dataset_train_split, "labeled", subject="the judge classifier")
@@ -105,14 +105,14 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = DEFAULT_HUB
 
     Args:
         recipe: The recipe.
-        shared: Its keys of recipe.yaml.
+        shared: The recipe's keys in recipe.yaml.
         hub: Where Hub ids are looked up.
 
     Returns:
         Data set -> why it could not be checked.
 
     Raises:
-        ZooError: They are not pairs.
+        ZooError: The rows are not pairs.
     """
     loader, data = _RowLoader(shared, hub), own_pairs_keys(recipe, shared)
     if data is not None:
@@ -121,17 +121,17 @@ def check_own_pairs(recipe: Recipe, shared: RecipeConfig, hub: Hub = DEFAULT_HUB
 
 
 class _RowLoader:
-    """Loads rows for checks, each split once. `unchecked` maps a data set to why it could not be checked."""
+    """Loads rows for checks, each split only once. `unchecked` maps a data set to why it could not be checked."""
 
     def __init__(self, shared: RecipeConfig, hub: Hub, *, every_row: bool = False) -> None:
         self.shared, self.hub, self.every_row, self.unchecked = shared, hub, every_row, dict[str, str]()
         self._loaded: dict[Any, datasets.Dataset | None] = {}
 
     def rows(self, data: Any, split: str, form: Form, *, subject: str, text: str = "text") -> datasets.Dataset | None:
-        """Returns a split's rows, or only the first, in a form; None if they cannot be loaded.
+        """Returns a split's rows, or only its first row, in a form; None if they cannot be loaded.
 
         Raises:
-            ZooError: They are not in that form.
+            ZooError: The rows cannot be read in that form.
         """
         shared = self.shared
         name = data.dataset_name or (shared.dataset_name if shared.corpus is None else None)
@@ -149,10 +149,10 @@ class _RowLoader:
             else f"The data set {name}, split {split}, of {subject}"
         )
         for column in data.keep_above:
-            value_of(rows[0], column, subject=label)
+            row_value(rows[0], column, subject=label)
         if len(rows) > 1:
             rows = rows_above(rows, data.keep_above, subject=label)
-        return in_form(rows, form, columns=data.columns, turns=shared.conversational, text=text, subject=label)
+        return convert_rows(rows, form, columns=data.columns, turns=shared.conversational, text=text, subject=label)
 
     def _load(
         self, name: str, revision: str | None, configuration: str | None, split: str, *, subject: str

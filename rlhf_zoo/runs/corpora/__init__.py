@@ -1,1 +1,1 @@
-"""The corpora that recipes train on. Generic code looks them up by name through `plugins`."""
+"""The corpora that recipes train on. Other packages look them up by name through `plugins`."""

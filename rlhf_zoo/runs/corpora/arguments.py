@@ -1,8 +1,7 @@
-"""Arguments for one side of a debate, with people's choice of the more convincing of two.
+"""Pairs of arguments for the same side of a debate; crowd workers chose the more convincing argument of each pair.
 
-The corpus is UKPConvArg1Strict (Habernal & Gurevych, ACL 2016, CC BY 4.0): pairs of arguments for the same side,
-ordered by crowd workers. None of it ships with this package: `prepare` reads its CSV files, one for each side of a
-debate, a folder of ``SPLIT.jsonl`` files, or the Hub.
+The corpus is UKPConvArg1Strict (Habernal & Gurevych, ACL 2016, CC BY 4.0). It does not ship with this package:
+`prepare` reads its CSV files (one for each side of a debate), a folder of ``SPLIT.jsonl`` files, or the Hub.
 """
 
 import random
@@ -21,7 +20,8 @@ DEBATES: Mapping[str, tuple[str, ...]] = {
     "validation": ("ban-plastic-water-bottles",),
     "judge": ("firefox-vs-internet-explorer", "human-growth-and-development", "if-your-spouse", "tv-is-better"),
 }
-OPENING_WORDS = 3  # words of an argument at the end of its prompt
+#: Number of words of an argument with which its prompt ends.
+OPENING_WORDS = 3
 
 HELP = (
     "clone github.com/UKPLab/acl2016-convincing-arguments and give --dataset_name its folder data/UKPConvArg1Strict-CSV"
@@ -31,17 +31,17 @@ HELP = (
 def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
     """Makes the four configurations of the recipe's data set. No debate is in two splits.
 
-    - lines (text): the arguments of train, validation and test, each once, after the side that they argue for.
-    - prompts (prompt): a side and the first three words of an argument for it.
-    - preferences (prompt, chosen, rejected): a side and two arguments for it, the more convincing one chosen; train and
-      test.
-    - judge (text, label): the arguments of the judge split, 1 for those chosen more often than rejected and 0 for those
-      rejected more often. No other configuration has these debates.
+    - lines (text): a side and an argument for it, each argument once; train, validation and test.
+    - prompts (prompt): a side and the first three words of an argument for it; train, validation and test.
+    - preferences (prompt, chosen, rejected): a side, a more convincing argument for it and a less convincing one; train
+      and test.
+    - judge (text, label): the arguments of the judge split, with the label 1 if chosen more often than rejected and 0
+      if rejected more often. No other configuration has these debates.
 
     Args:
         source: The folder of the corpus's CSV files, a folder of ``SPLIT.jsonl[.gz]`` (topic, chosen, rejected; splits
             train, judge, validation, test), or the id of a data set on the Hub.
-        seed: Determines only the order of the training prompts.
+        seed: Determines the order of the training prompts, and nothing else.
 
     Returns:
         ``{configuration: {split: rows}}``.
@@ -53,8 +53,8 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
         raise ZooError(f"The arguments do not come with this package: {HELP}.")
     pairs = {split: _pairs(rows) for split, rows in _read(source).items()}
     arguments = {split: _arguments(pairs[split]) for split in ("train", "validation", "test")}
-    openings = {split: dict.fromkeys(_prompt(*item) for item in items) for split, items in arguments.items()}
-    prompts = {split: [{"prompt": opening} for opening in items] for split, items in openings.items()}
+    unique_prompts = {split: dict.fromkeys(_prompt(*item) for item in items) for split, items in arguments.items()}
+    prompts = {split: [{"prompt": opening} for opening in items] for split, items in unique_prompts.items()}
     random.Random(f"arguments train prompts {seed}").shuffle(prompts["train"])
     return {
         "lines": {split: [{"text": side + text} for side, text in items] for split, items in arguments.items()},
@@ -71,7 +71,7 @@ def _read(source: str) -> dict[str, Rows]:
         return read_splits(source, SPLITS, ("topic", "chosen", "rejected"), fix=HELP)
     rows: dict[str, Rows] = {split: [] for split in SPLITS}
     for path in files:
-        split = next((split for split, names in DEBATES.items() if path.name.startswith(names)), "train")
+        split = next((split for split, prefixes in DEBATES.items() if path.name.startswith(prefixes)), "train")
         rows[split] += _read_csv(path)
     for split, split_rows in rows.items():
         if not split_rows:
@@ -104,14 +104,14 @@ def _pairs(rows: Rows) -> Rows:
 
 
 def _pair(row: Mapping[str, Any]) -> dict[str, str]:
-    """Returns a row as a pair: the side is the prompt, and the arguments are single-spaced and begin with a space."""
+    """Makes the side the prompt of a pair. Arguments begin with a space and have single spaces between words."""
     debate, _, side = str(row["topic"]).partition("_")
     prompt = f"{debate.replace('-', ' ').strip()}: {side.replace('-', ' ').strip()}."
     return {"prompt": prompt, **{name: " " + " ".join(str(row[name]).split()) for name in ("chosen", "rejected")}}
 
 
 def _arguments(pairs: Rows) -> list[tuple[str, str]]:
-    """Returns (side, argument), each once, in an order that does not depend on the labels."""
+    """Returns each (side, argument) once, in an order that does not depend on the labels."""
     arguments = {(pair["prompt"], pair[name]) for pair in pairs for name in ("chosen", "rejected")}
     return sorted(arguments, key=lambda item: (unit_hash(item[1]), item))
 
@@ -121,12 +121,12 @@ def _prompt(side: str, text: str) -> str:
 
 
 def _label_arguments(pairs: Rows) -> Rows:
-    score: Counter[tuple[str, str]] = Counter()
+    net_choices: Counter[tuple[str, str]] = Counter()
     for pair in pairs:
-        score[pair["prompt"], pair["chosen"]] += 1
-        score[pair["prompt"], pair["rejected"]] -= 1
+        net_choices[pair["prompt"], pair["chosen"]] += 1
+        net_choices[pair["prompt"], pair["rejected"]] -= 1
     return [
-        {"text": side + text, "label": int(score[side, text] > 0)}
+        {"text": side + text, "label": int(net_choices[side, text] > 0)}
         for side, text in _arguments(pairs)
-        if score[side, text] != 0
+        if net_choices[side, text] != 0
     ]

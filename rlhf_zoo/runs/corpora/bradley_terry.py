@@ -13,8 +13,8 @@ class BradleyTerry:
     A reward model that is trained on these choices can also be compared with the utility.
 
     Attributes:
-        utility: u of a text: prompt and completion together.
-        temperature: In units of utility; lower values make choices more consistent.
+        utility: The function u of a text, which is prompt and completion together.
+        temperature: Noise of the choices, in units of utility; 0.1 chooses more consistently than 1.
     """
 
     utility: Callable[[str], float]
@@ -24,14 +24,14 @@ class BradleyTerry:
         """Returns the probability that a text is preferred to another.
 
         Args:
-            text_a: The text.
+            text_a: The text that may be preferred.
             text_b: The other text.
 
         Returns:
             P(a), 0 to 1.
         """
-        gap = (self.utility(text_b) - self.utility(text_a)) / self.temperature
-        return 1.0 / (1.0 + math.exp(gap)) if gap < 700 else 0.0
+        scaled_gap = (self.utility(text_b) - self.utility(text_a)) / self.temperature
+        return 1.0 / (1.0 + math.exp(scaled_gap)) if scaled_gap < 700 else 0.0
 
     def __call__(self, text_a: str, text_b: str, rng: random.Random) -> int:
         """Chooses a text.

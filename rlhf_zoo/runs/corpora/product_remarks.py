@@ -1,6 +1,6 @@
 """Product remarks: pros and cons that buyers wrote, for completion, preferences and judging.
 
-The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COLING 2008). None of it ships with this
+The corpus is "Pros and Cons" by Bing Liu (CC BY 4.0; Ganapathibhotla & Liu, COLING 2008). It does not ship with this
 package: `prepare` reads it from NLTK's download, from a folder of ``SPLIT.jsonl`` files, or from the Hub.
 """
 
@@ -18,9 +18,9 @@ from ...errors import ZooError
 from .source import Rows, read_jsonl, read_splits, unit_hash
 
 SPLITS = ("train", "judge", "validation", "test")
-#: The share of the raw corpus in each of `SPLITS`, by the sha1 of the remark: so a remark is always in the same split.
+#: The share of the raw corpus in each of `SPLITS`. The sha1 of a remark decides its split.
 SHARES = (0.50, 0.38, 0.04, 0.08)
-#: An opening is neutral if the share of people's positive continuations of it is within these bounds.
+#: An opening is neutral if the share of pros among the remarks that begin with it is within these bounds.
 NEUTRAL = (0.2, 0.8)
 MIN_CONTINUATIONS = 5
 #: The share of the neutral openings that become test prompts; the others are validation prompts.
@@ -34,7 +34,7 @@ _TAG = re.compile(r"</?\w+>")
 
 @dataclass(frozen=True)
 class Remark:
-    """What one buyer wrote.
+    """A remark by a buyer.
 
     Attributes:
         text: The remark, with single spaces between words.
@@ -46,7 +46,7 @@ class Remark:
 
     @property
     def words(self) -> list[str]:
-        """Its words."""
+        """The words of the remark."""
         return self.text.split(" ")
 
 
@@ -58,7 +58,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
     - preferences (prompt, chosen, rejected): pairs built from labels, a pro chosen over a con; see `_pairs`.
     - judge (text, label): the judge split, which no other configuration uses.
 
-    What the evaluation uses (test prompts, test pairs) does not depend on the seed.
+    The data of the evaluation (test prompts, test pairs) do not depend on the seed.
 
     Args:
         source: A folder of ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test), NLTK's corpus
@@ -86,7 +86,7 @@ def prepare(source: str | None = None, *, seed: int, train_pairs: int = 5_000) -
 
 
 def read_normalized(source: str | None) -> dict[str, list[Remark]]:
-    """Reads remarks lower-cased and single-spaced, and drops remarks of one word, which leave nothing to complete.
+    """Reads remarks, lower-cases them, and drops remarks of one word, which leave nothing to complete.
 
     Args:
         source: As in `prepare`.
@@ -107,20 +107,20 @@ def read_normalized(source: str | None) -> dict[str, list[Remark]]:
 
 
 def _openings(remark: Remark) -> Iterator[str]:
-    """Yields the remark's first 1 to 3 words, as long as they leave something to complete."""
+    """Yields the first word, two words and three words of a remark, if at least one word remains to complete."""
     words = remark.words
-    for n in range(1, min(MAX_OPENING_WORDS, len(words) - 1) + 1):
-        yield " ".join(words[:n])
+    for count in range(1, min(MAX_OPENING_WORDS, len(words) - 1) + 1):
+        yield " ".join(words[:count])
 
 
 def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
-    """Returns openings: neutral ones for the evaluation, all others for PPO.
+    """Returns neutral openings for the evaluation, and other openings for PPO.
 
-    An opening is held out when 20 to 80% of its continuations (at least `MIN_CONTINUATIONS`, counted over train,
-    validation and test, never over judge) are pros. Held-out openings are split into test and validation by their sha1,
-    so they are the same for every seed. The counts only choose openings: no model learns a label from them, and PPO
-    sees no held-out opening. (SFT does see remarks that begin with them, as it must to continue them.) Training prompts
-    are one opening per remark of train, so frequent openings stay frequent.
+    An opening is neutral if it has at least `MIN_CONTINUATIONS` continuations in train, validation and test, of which
+    20 to 80% are pros. The sha1 of a neutral opening decides between test and validation, whatever the seed. The labels
+    only choose openings: no model learns from them, and PPO never sees a neutral opening. (SFT does see remarks that
+    begin with neutral openings, because it must learn to continue them.) Training prompts are one opening of each
+    remark of train, so that frequent openings stay frequent.
     """
     counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
     for rows in remarks.values():
@@ -142,24 +142,24 @@ def _prompts(remarks: dict[str, list[Remark]], *, seed: int) -> dict[str, Rows]:
 
 
 def _pairs(remarks: Sequence[Remark], stream: str, *, limit: int | None, matched_only: bool) -> Rows:
-    """Returns pairs built from labels: a pro (chosen) and a con (rejected), each remark in at most one pair.
+    """Returns pairs of a pro (chosen) and a con (rejected), each remark in at most one pair.
 
-    Matched pairs begin with the same words: these, at most 3, are the prompt, and the two completions begin with a
-    space. Unless ``matched_only``, unmatched pairs with an empty prompt are added until there are ``limit``.
+    The two remarks of a matched pair begin with the same words. Up to 3 of these words are the prompt, and the two
+    completions begin with a space. Unless ``matched_only``, unmatched pairs with an empty prompt fill up to ``limit``.
     """
     rng = random.Random(f"product-remarks {stream}")
-    sides: dict[str, tuple[list[Remark], list[Remark]]] = defaultdict(lambda: ([], []))
+    by_first_word: dict[str, tuple[list[Remark], list[Remark]]] = defaultdict(lambda: ([], []))
     for remark in remarks:
-        sides[remark.words[0]][remark.label].append(remark)
+        by_first_word[remark.words[0]][remark.label].append(remark)
     pairs: list[tuple[Remark, Remark]] = []
     unmatched: tuple[list[Remark], list[Remark]] = ([], [])
-    for cons, pros in sides.values():
+    for cons, pros in by_first_word.values():
         rng.shuffle(cons)
         rng.shuffle(pros)
-        matched = min(len(cons), len(pros))
-        pairs += zip(pros[:matched], cons[:matched], strict=True)
-        unmatched[0].extend(cons[matched:])
-        unmatched[1].extend(pros[matched:])
+        match_count = min(len(cons), len(pros))
+        pairs += zip(pros[:match_count], cons[:match_count], strict=True)
+        unmatched[0].extend(cons[match_count:])
+        unmatched[1].extend(pros[match_count:])
     rng.shuffle(pairs)
     if not matched_only:
         for side in unmatched:
@@ -212,7 +212,7 @@ def _remarks(rows: Rows, subject: str) -> list[Remark]:
 
 
 def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str] | None:
-    """Reads the named files of an NLTK corpus from a folder at any level or a zip; None if they are not there."""
+    """Reads files of an NLTK corpus from its folder, a folder above it, or its zip; None if there are no such files."""
     folders = [path, path / corpus, path / "corpora" / corpus]
     zips = [path, *(folder.with_name(f"{corpus}.zip") for folder in folders[1:])]
     candidates = [
@@ -240,7 +240,7 @@ def _nltk_texts(path: Path, corpus: str, names: Sequence[str]) -> dict[str, str]
 
 
 def _clean_lines(pros: str, cons: str) -> list[Remark]:
-    """Strips tags, and drops one-word lines, case-insensitive duplicates and lines that have both labels."""
+    """Strips tags, and drops one-word lines, duplicates whatever their case, and lines that have both labels."""
     by_text: dict[str, Remark] = {}
     contradictory: set[str] = set()
     for label, raw in ((1, pros), (0, cons)):
@@ -248,8 +248,8 @@ def _clean_lines(pros: str, cons: str) -> list[Remark]:
             text = " ".join(_TAG.sub(" ", line).split())
             if len(text.split(" ")) < 2:
                 continue
-            first = by_text.setdefault(text.lower(), Remark(text, label))
-            if first.label != label:
+            existing = by_text.setdefault(text.lower(), Remark(text, label))
+            if existing.label != label:
                 contradictory.add(text.lower())
     return [remark for key, remark in by_text.items() if key not in contradictory]
 
@@ -267,7 +267,7 @@ def _split_raw(remarks: Iterable[Remark]) -> dict[str, list[Remark]]:
 
 
 def lexicon(source: str) -> dict[str, int]:
-    """Reads the opinion lexicon by Bing Liu, for a judge without training data. Words with both signs are dropped.
+    """Reads Bing Liu's opinion lexicon, for a judge without training data. Words with both signs are dropped.
 
     Args:
         source: A folder with ``train.jsonl[.gz]`` (word, label 1 or 0), or NLTK's corpus (``nltk_data``,

@@ -1,16 +1,16 @@
 """A judge of product remarks that sees no labels: is a remark praise, and would a person have written it?
 
-It is trained on what buyers wrote, pros and cons together, without their labels. A remark gets two ranks among the
-buyers' remarks, from 0 to 1, and its score is their mean:
+It is trained on buyers' remarks, pros and cons together, without their labels. The judge ranks a remark among the
+buyers' remarks by two measures, each rank from 0 to 1, and its score is the mean of the two ranks:
 
-- *orientation*: how much more often its words occur with `PRAISE` than with `BLAME`, as log-odds over the remarks that
-  hold a word of either, averaged over its words (Turney and Littman 2003, arXiv:cs/0309034, §3.1);
-- *weakest link*: log p of its least likely step, opening and end included, by trigrams with absolute discounting
-  (Ney, Essen and Kneser 1994). A buyer's own remark is scored by a model of the half without it.
+- *orientation*: the log-odds of a word occurring with `PRAISE` rather than with `BLAME`, averaged over the remark's
+  words (Turney and Littman 2003, arXiv:cs/0309034, §3.1);
+- *weakest link*: log p of the least likely token, end included, by trigrams with absolute discounting (Ney, Essen and
+  Kneser 1994). A buyer's own remark is scored by a model that was trained on the half of the remarks without it.
 
 It detects complaints, broken words, and unnatural word sequences. It cannot tell whether a remark is true, specific, or
-related to its opening beyond two words; a short stock phrase (", easy to use.") scores higher than most of what people
-wrote. docs/evaluation.md compares it with other judges that were tried.
+related to its opening beyond two words. A short stock phrase (", easy to use.") scores higher than most remarks that
+people wrote. docs/evaluation.md compares this judge with others.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 
 PRAISE = frozenset({"good", "nice", "excellent", "great", "best", "superior", "perfect", "love"})
 BLAME = frozenset({"bad", "poor", "terrible", "awful", "worst", "inferior", "horrible", "hate"})
-ORDER = 3  # words in an n-gram
+ORDER = 3  # tokens in an n-gram
 DISCOUNT = 0.75  # subtracted from each n-gram's count
 _TOKEN = re.compile(r"\w+(?:['’-]\w+)*|[^\w\s]")
 _START, _END = "<s>", "</s>"
@@ -34,7 +34,7 @@ Tokens = Sequence[str]
 
 
 def learn(texts: Sequence[str]) -> RemarkJudge:
-    """Trains the judge on remarks. The same remarks give the same judge.
+    """Trains the judge on remarks. Training is deterministic.
 
     Args:
         texts: The remarks.
@@ -49,7 +49,7 @@ def learn(texts: Sequence[str]) -> RemarkJudge:
 
 
 class RemarkJudge:
-    """The mean of two ranks among buyers' remarks; see the module.
+    """Scores a remark by the mean of its two ranks among buyers' remarks, as the module describes.
 
     Args:
         texts: The remarks to learn from.
@@ -73,7 +73,7 @@ class RemarkJudge:
 
     @property
     def description(self) -> str:
-        """What the judge is, for cards."""
+        """A description of the judge for cards."""
         return (
             f"The mean of two ranks among {len(self._human_scores[0])} remarks that no other stage uses, without their "
             "labels: how often the words occur with eight words of praise rather than eight of blame, and how likely "
@@ -89,7 +89,7 @@ class RemarkJudge:
             completions: Their completions.
 
         Returns:
-            The mean rank of each whole text, 0 to 1.
+            The mean rank of each prompt with its completion, 0 to 1.
         """
         texts = [tokens_of(prompt + completion) for prompt, completion in zip(prompts, completions, strict=True)]
         ranks = [
@@ -121,10 +121,10 @@ class Orientation:
         }
 
     def __call__(self, remark: Tokens) -> float:
-        """Returns the mean log-odds of a remark's words; 0 without words.
+        """Returns the mean log-odds of a remark's words; 0 for a remark without words.
 
         Args:
-            remark: The words of a remark.
+            remark: The tokens of a remark.
         """
         odds = [self._odds.get(word, 0.0) for word in remark if word[0].isalnum()]
         return sum(odds) / len(odds) if odds else 0.0
@@ -150,24 +150,18 @@ class TrigramModel:
         self._unknown = 1 / (len(counts[0][()]) + 1)
 
     def weakest_link(self, remark: Tokens) -> float:
-        """Returns log p of the least likely step.
+        """Returns log p of a remark's least likely token, in nats.
 
         Args:
-            remark: The words of a remark.
-
-        Returns:
-            Nats.
+            remark: The tokens of a remark.
         """
         return min(self.logprobs(remark))
 
     def logprobs(self, remark: Tokens) -> list[float]:
-        """Returns log p of each step, including the end.
+        """Returns log p of each token and of the end, in nats.
 
         Args:
-            remark: The words of a remark.
-
-        Returns:
-            Nats, one more than there are words.
+            remark: The tokens of a remark.
         """
         words = [*[_START] * (ORDER - 1), *remark, _END]
         return [
@@ -197,6 +191,6 @@ def tokens_of(text: str) -> list[str]:
 
 
 def _ranks(values: ArrayLike, human_scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Returns the share of human scores below each value; equal scores count half."""
+    """Returns the share of human scores below each value; equal scores count as half below."""
     below, above = (np.searchsorted(human_scores, values, side) for side in ("left", "right"))
     return (below + above) / 2 / len(human_scores)

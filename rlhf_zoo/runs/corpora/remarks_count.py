@@ -1,8 +1,8 @@
 """Remarks that state how many items they list, such as "3 cons: straps, slow zoom, no case", and a reward for it.
 
 The texts are those of `product_remarks`. The items follow the first colon and are separated by commas. A prompt asks
-for a number of pros or cons and begins the first item, so that a program can check the answer. It checks neither what
-the items say nor whether they are pros.
+for a number of pros or cons and begins the first item. The reward checks the number of items, but neither what they say
+nor whether they are pros.
 """
 
 import random
@@ -15,14 +15,14 @@ from .product_remarks import Remark, read_normalized
 from .source import Rows, unit_hash
 
 COUNTS = (1, 2, 3, 4, 5)
-#: Split -> share of the openings, by their hash, that only its prompts use.
+#: Split -> share of the openings, by their hash, that only prompts of this split use.
 HELD_OUT = {"test": 0.3, "validation": 0.2}
 MAX_OPENING_WORDS = 2
 
 _COMMA = re.compile(r"(?<!\d),|,(?!\d)")  # but not the comma in 1,000
 _ANY_SEPARATOR = re.compile(rf"{_COMMA.pattern}|[;/&+\n]|[.!?:](?=\s|$)|\s-+\s|\band\b")
 _OTHER_SEPARATOR = re.compile(r"[;/\n]|[.!?:]\s|\s-+\s")
-_HEAD = re.compile(r"\s*(\d+) (?:pro|con)s?:")
+_REQUEST = re.compile(r"\s*(\d+) (?:pro|con)s?:")
 
 
 def items(text: str) -> list[str]:
@@ -38,15 +38,13 @@ def items(text: str) -> list[str]:
 
 
 def count_range(text: str) -> tuple[int, int]:
-    """Returns the fewest and the most items that a reader may count: split at commas only, or at any mark and "and".
-
-    Empty items and repeated items do not count.
+    """Returns the range of item counts that a reader may accept, without empty and repeated items.
 
     Args:
         text: The text.
 
     Returns:
-        (fewest, most).
+        The smaller of two counts, split at commas only and split at any mark or "and"; and the larger.
     """
     fewest, most = (len({*_normalized(separator.split(text))} - {""}) for separator in (_COMMA, _ANY_SEPARATOR))
     return fewest, max(fewest, most)
@@ -60,8 +58,8 @@ def _normalized(pieces: Sequence[str]) -> list[str]:
 class ItemCount:
     """1 if prompt and completion list as many items as the prompt asks for, otherwise 0.
 
-    Each item must contain a letter or digit and occur once: three commas, or one item three times, do not count as
-    three. The reward is None if the prompt does not begin with a number of pros or cons.
+    Each item must contain a letter or digit and occur only once, so neither three commas nor one item written three
+    times are three items. The reward is None if the prompt does not begin with a number of pros or cons.
 
     Attributes:
         name: The reward's name.
@@ -97,16 +95,18 @@ class ItemCount:
         return [self._score(prompt, text) for prompt, text in zip(prompts, completions, strict=True)]
 
     def _score(self, prompt: str, completion: str) -> float | None:
-        head = _HEAD.match(prompt)
-        return None if head is None else float(self._is_right(prompt[head.end() :] + completion, int(head[1])))
+        request = _REQUEST.match(prompt)
+        return (
+            None if request is None else float(self._has_count(prompt[request.end() :] + completion, int(request[1])))
+        )
 
-    def _is_right(self, text: str, count: int) -> bool:
+    def _has_count(self, text: str, count: int) -> bool:
         item_list = items(text)
         return len(item_list) == len({*item_list} - {""}) == count
 
 
 class _Lenient(ItemCount):
-    def _is_right(self, text: str, count: int) -> bool:
+    def _has_count(self, text: str, count: int) -> bool:
         fewest, most = count_range(text)
         return fewest <= count <= most
 
@@ -158,13 +158,10 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
 
 
 def is_list(remark: Remark) -> bool:
-    """Whether a remark has 1 to 5 items, all of them different, separated only by commas.
+    """Whether a remark is a list of 1 to 5 different items, separated only by commas.
 
     Args:
         remark: The remark.
-
-    Returns:
-        True if it has.
     """
     text = _strip_marks(remark)
     item_list = items(text)
@@ -172,7 +169,7 @@ def is_list(remark: Remark) -> bool:
 
 
 def _strip_marks(remark: Remark) -> str:
-    """Returns the remark without marks at its end, such as a full stop."""
+    """Returns the text of a remark without punctuation at its end."""
     return remark.text.rstrip(" ,.;:!")
 
 

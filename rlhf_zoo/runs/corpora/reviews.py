@@ -1,7 +1,7 @@
 """Film reviews to continue and to judge, and pairs of positive and negative snippets of other reviews.
 
 The reviews are the Sentiment Polarity Dataset v2.0 (Pang & Lee, ACL 2004), the snippets the Sentence Polarity Dataset
-v1.0 (Pang & Lee, ACL 2005), both CC BY 4.0. None of it ships with this package: `prepare` reads NLTK's download,
+v1.0 (Pang & Lee, ACL 2005), both CC BY 4.0. They do not ship with this package: `prepare` reads NLTK's download,
 folders of ``SPLIT.jsonl`` files, or the Hub.
 """
 
@@ -18,13 +18,14 @@ from .source import Rows, read_splits, unit_hash
 SPLITS = ("train", "judge", "validation", "test")
 #: The share of NLTK's texts in each of `SPLITS`, by the sha1 of the text.
 SHARES = (0.50, 0.38, 0.04, 0.08)
-#: Folders of the reviews and of the snippets; NLTK calls the second `sentence_polarity`.
+#: Folders of the reviews and of the snippets.
 REVIEWS, SNIPPETS = "movie_reviews", "rt_polarity"
+#: Folder -> name of the corpus in NLTK.
 NLTK = {REVIEWS: "movie_reviews", SNIPPETS: "sentence_polarity"}
-#: Pairs to train the reward model on, and to test it and the judges.
+#: Number of pairs that train the reward model, and that test it and the judges.
 PAIRS = {"train": 1500, "test": 300}
 
-#: First words of a review that are a prompt: `columns` in recipes/smollm2-reviews/ppo.yaml.
+#: Number of a review's first words that are a prompt, as `columns` in recipes/smollm2-reviews/ppo.yaml has it.
 PROMPT_WORDS = 8
 
 HELP = (
@@ -32,7 +33,7 @@ HELP = (
     "--dataset_name ~/nltk_data"
 )
 
-#: Spaces that the corpora put before and after marks.
+#: Superfluous spaces before and after marks, which both corpora have.
 _BEFORE = re.compile(r"\s+([.,;:!?)\]]|'(?:s|m|d|t|re|ve|ll)\b|n't\b)")
 _AFTER = re.compile(r"([(\[])\s+")
 
@@ -40,18 +41,18 @@ _AFTER = re.compile(r"([(\[])\s+")
 def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
     """Makes three configurations.
 
-    - lines (text): the reviews of train, validation and test. No training text has the first `PROMPT_WORDS` words of
-      a text of the other two, since those words are the prompts of the evaluation.
-    - preferences (prompt, chosen, rejected): an empty prompt, a positive snippet and a negative one of about as many
-      words; train and test. Nobody compared the two.
-    - judge (text, label): the reviews of the judge split, 1 for positive ones. No other configuration has these
-      reviews, and no label of a review is in the pairs.
+    - lines (text): the reviews of train, validation and test. No training text contains the first `PROMPT_WORDS` words
+      of a validation or test text, because these words are the prompts of the evaluation.
+    - preferences (prompt, chosen, rejected): an empty prompt, a positive snippet and a negative snippet of similar
+      length; train and test. Nobody compared the two snippets.
+    - judge (text, label): the reviews of the judge split, with the label 1 for positive reviews and 0 for negative
+      ones. No other configuration has these reviews, and no pair depends on the label of a review.
 
     Args:
         source: NLTK's data folder; a folder with the folders movie_reviews and rt_polarity, each with
             ``SPLIT.jsonl[.gz]`` (text, label; splits train, judge, validation, test); or the id of a data set on the
             Hub with these splits, whose column ``corpus`` names one of the two.
-        seed: Changes nothing: the corpus has no random draw.
+        seed: Has no effect, because nothing is drawn at random.
 
     Returns:
         ``{configuration: {split: rows}}``.
@@ -65,15 +66,15 @@ def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows
     lines = {split: [{"text": row["text"]} for row in reviews[split]] for split in ("train", "validation", "test")}
     held_out = [{"prompt": _first_words(row["text"])} for row in (*lines["validation"], *lines["test"])]
     overlapping = overlap(held_out, lines["train"]).rows
-    lines["train"] = [row for place, row in enumerate(lines["train"]) if place not in overlapping]
+    lines["train"] = [row for index, row in enumerate(lines["train"]) if index not in overlapping]
     return {
         "lines": lines,
-        "preferences": {split: _pairs(snippets[split], most) for split, most in PAIRS.items()},
+        "preferences": {split: _pairs(snippets[split], limit) for split, limit in PAIRS.items()},
         "judge": {"train": reviews["judge"]},
     }
 
 
-#: The judge's labels are of reviews, and the reward model's of snippets by other critics.
+#: The judge's labels belong to reviews, and the reward model's labels to snippets by other critics.
 prepare.judge_has_other_labels = True  # type: ignore[attr-defined]
 
 
@@ -81,12 +82,12 @@ def _first_words(text: str) -> str:
     return " ".join(text.split()[:PROMPT_WORDS])
 
 
-def _pairs(rows: Rows, most: int) -> Rows:
-    """Pairs positive texts with negative ones of the same rank in length, so that length does not predict the label."""
+def _pairs(rows: Rows, limit: int) -> Rows:
+    """Pairs positive and negative texts of the same rank by length, so that length does not predict the label."""
     ordered = sorted(rows, key=lambda row: unit_hash(row["text"]))
-    sides = [[row["text"] for row in ordered if row["label"] == label][:most] for label in (1, 0)]
-    least = min(map(len, sides))
-    by_length = (sorted(side[:least], key=lambda text: len(text.split())) for side in sides)
+    sides = [[row["text"] for row in ordered if row["label"] == label][:limit] for label in (1, 0)]
+    count = min(map(len, sides))
+    by_length = (sorted(side[:count], key=lambda text: len(text.split())) for side in sides)
     pairs = [{"prompt": "", "chosen": pos, "rejected": neg} for pos, neg in zip(*by_length, strict=True)]
     return sorted(pairs, key=lambda pair: unit_hash(pair["chosen"]))
 
@@ -122,26 +123,26 @@ def _row(text: str, label: int) -> dict[str, str | int]:
 
 
 def _nltk_texts(folder: Path, corpus: str) -> list[tuple[str, int]] | None:
-    """Reads (text, label) of a corpus of NLTK, from its zip or its folder; None if neither is there."""
-    for place in (folder / "corpora" / corpus, folder / corpus):
+    """Reads (text, label) of an NLTK corpus from its folder or its zip; None if there is neither."""
+    for location in (folder / "corpora" / corpus, folder / corpus):
         try:
-            if place.is_dir() and (files := [path for path in place.rglob("*") if path.is_file()]):
-                named = [(path.relative_to(place).as_posix(), path.read_bytes()) for path in sorted(files)]
-            elif place.with_name(f"{corpus}.zip").is_file():
-                with zipfile.ZipFile(place.with_name(f"{corpus}.zip")) as archive:
-                    named = [(name, archive.read(name)) for name in sorted(archive.namelist())]
+            if location.is_dir() and (files := [path for path in location.rglob("*") if path.is_file()]):
+                contents = [(path.relative_to(location).as_posix(), path.read_bytes()) for path in sorted(files)]
+            elif location.with_name(f"{corpus}.zip").is_file():
+                with zipfile.ZipFile(location.with_name(f"{corpus}.zip")) as archive:
+                    contents = [(name, archive.read(name)) for name in sorted(archive.namelist())]
             else:
                 continue
         except (OSError, zipfile.BadZipFile) as error:
-            raise ZooError(f"NLTK's {corpus} at {place} cannot be read ({error}): download it again.") from error
-        texts = list(itertools.chain.from_iterable(_labeled(name, content) for name, content in named))
+            raise ZooError(f"NLTK's {corpus} at {location} cannot be read ({error}): download it again.") from error
+        texts = list(itertools.chain.from_iterable(_labeled(name, content) for name, content in contents))
         if texts:
             return texts
     return None
 
 
 def _labeled(name: str, content: bytes) -> Iterator[tuple[str, int]]:
-    """Yields the texts of a file of NLTK: pos/NAME.txt is one review, rt-polarity.pos has a snippet on each line."""
+    """Yields (text, label) from a file of NLTK: pos/NAME.txt is one review, rt-polarity.pos has a snippet per line."""
     label = {"pos": 1, "neg": 0}
     path = Path(name)
     text = content.decode("iso-8859-1")
@@ -157,8 +158,8 @@ def _split(texts: Iterable[tuple[str, int]], corpus: str) -> dict[str, Rows]:
     bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
     by_text = {" ".join(_AFTER.sub(r"\1", _BEFORE.sub(r"\1", text)).split()): label for text, label in texts}
     for text, label in by_text.items():
-        place = unit_hash(text)
-        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if place < bound)].append(
+        position = unit_hash(text)
+        splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)].append(
             _row(text, label)
         )
     for split, rows in splits.items():

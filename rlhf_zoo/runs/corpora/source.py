@@ -24,7 +24,7 @@ def read_splits(source: str, splits: Sequence[str], columns: Sequence[str], *, f
         source: A folder, or the id of a data set on the Hub.
         splits: Names of the splits.
         columns: Columns that each row must have.
-        fix: How to get the corpus, as the end of a sentence.
+        fix: How to get the corpus, for the end of error messages.
 
     Returns:
         Split -> rows.
@@ -97,7 +97,7 @@ def _check_rows(rows: Iterable[dict[str, Any]], columns: Sequence[str], subject:
 
 
 def _read_hub(source: str, splits: Sequence[str], fix: str) -> dict[str, Iterable[dict[str, Any]]]:
-    """Reads a Hub data set: its splits as `load_dataset` finds them, and the others by their file names."""
+    """Reads a Hub data set: splits that `load_dataset` finds, and splits that only the names of files tell."""
     import datasets
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HTTPError

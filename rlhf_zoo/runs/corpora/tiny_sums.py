@@ -1,14 +1,14 @@
 """Sums of two numbers, with or without the work shown: a task with one right answer, which a program checks.
 
     12345+67890=                                           a prompt
-    #80235                                                 the answer alone, in most lines
-    5+0+0=05 4+9+0=13 3+8+1=12 2+7+1=10 1+6+1=08 #80235    the sum worked out, in some: from the last digit,
-                                                           digit + digit + carry = carry and digit
-    #80225 #80235 #80245 #80255                            guesses ten apart, one of them right, and never the last
+    #80235                                                 a completion with only the answer (most lines)
+    5+0+0=05 4+9+0=13 3+8+1=12 2+7+1=10 1+6+1=08 #80235    a completion that shows the work (some lines): from the last
+                                                           digit on, digit + digit + carry = carry and digit
+    #80225 #80235 #80245 #80255                            guesses ten apart; one is right, but never the last
     #80255                                                 an estimate
 
 Guesses and estimates occur only if a recipe asks for them; all other lines are correct. The hash of a number determines
-its split, whatever the seed: no number of a test problem occurs in any line or training prompt.
+its split, whatever the seed, so no number of a test problem occurs in a line or a training prompt.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ def prepare(
     prompts: int = 8000,
     tests: int = 1000,
 ) -> dict[str, dict[str, Any]]:
-    """Makes the configurations `lines` (prompt, completion), `prompts` and `longer` (prompt, answer).
+    """Makes the configurations `lines` (prompt, completion), and `prompts` and `longer` (prompt, answer).
 
     Args:
         source: None; the corpus reads no data.
         seed: Seed of all draws.
-        digits: Digits of both numbers, at least 3. `longer`, which has only a test split, has one more.
+        digits: Digits of both numbers, at least 3. Numbers of `longer`, which has only a test split, have one more.
         lines: Training lines; the validation split has a twentieth as many, at least 200.
         worked: Share of the lines that show the work.
         guessed: Share of the lines that list guesses; the other lines give only the answer, or an estimate.
@@ -87,13 +87,10 @@ def prepare(
 
 
 def split_of(number: int) -> str:
-    """Returns the split that a number belongs to: a tenth of all numbers to `test`, a tenth to `validation`, by sha256.
+    """Returns the split of a number by its sha256: a tenth of all numbers are in `test`, a tenth in `validation`.
 
     Args:
-        number: The number.
-
-    Returns:
-        The split.
+        number: A number in a sum.
     """
     return {0: "test", 1: "validation"}.get(int(hashlib.sha256(str(number).encode()).hexdigest(), 16) % 10, "train")
 
@@ -106,17 +103,17 @@ def digit_sums(a: int, b: int) -> Iterator[str]:
         b: The other number.
 
     Yields:
-        digit + digit + carry = carry and digit.
+        "digit+digit+carry=sum" for each pair of digits, with two digits for the sum.
     """
     carry = 0
-    for x, y in zip(reversed(str(a)), reversed(str(b)), strict=True):
-        total = int(x) + int(y) + carry
-        yield f"{x}+{y}+{carry}={total:02}"
+    for digit_a, digit_b in zip(reversed(str(a)), reversed(str(b)), strict=True):
+        total = int(digit_a) + int(digit_b) + carry
+        yield f"{digit_a}+{digit_b}+{carry}={total:02}"
         carry = total // 10
 
 
 def shows_work(prompts: Sequence[str], completions: Sequence[str], **_: object) -> list[float]:
-    """Rewards completions that show their work before the answer, correct or not. Give it weight 0 to log it only.
+    """Rewards completions that show their work before the answer, correct or not. With weight 0 it is only logged.
 
     Args:
         prompts: The prompts.
@@ -168,6 +165,6 @@ def _line(a: int, b: int, rng: random.Random, worked: float, guessed: float, off
 
 
 def _guesses(correct: int, rng: random.Random) -> list[int]:
-    """Returns numbers ten apart, the correct one never last. All end in the correct last digit, which is easy."""
+    """Returns numbers ten apart, the correct one never last. Their last digit, which is easy to compute, is correct."""
     first = correct - 10 * rng.randrange(GUESSES - 1)
     return [first + 10 * index for index in range(GUESSES)]

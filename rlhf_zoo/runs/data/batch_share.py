@@ -9,7 +9,7 @@ from ...modeling import distributed
 
 
 def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
-    """Divides the batch keys of a recipe among the processes, so that their number changes no result.
+    """Divides the batch keys of a recipe among the processes, so that no result depends on the number of processes.
 
     Args:
         keys: The stage's keys, with their defaults. They describe the batch of all processes together.
@@ -25,20 +25,20 @@ def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
     if processes == 1:
         return {}
     allowed = {"train_sampling_strategy": ("random", "sequential", "group_by_length")}
-    for key, only in allowed.items():
-        if key in keys and keys[key] not in only:
+    for key, choices in allowed.items():
+        if key in keys and keys[key] not in choices:
             raise ZooError(
                 f"{key} of the stage {stage} is {keys[key]!r}, which each of {processes} processes would apply to "
-                f"its own rows: set it to {' or '.join(map(repr, only))}, or run it in one process."
+                f"its own rows: set it to {' or '.join(map(repr, choices))}, or run it in one process."
             )
-    size, steps, evaluated = (
+    size, steps, eval_size = (
         keys[key]
         for key in ("per_device_train_batch_size", "gradient_accumulation_steps", "per_device_eval_batch_size")
     )
     divisor = _steps_divisor(size, steps, processes)
     remainders = {
         "per_device_train_batch_size": size % (processes // divisor),
-        "per_device_eval_batch_size": evaluated % processes,
+        "per_device_eval_batch_size": eval_size % processes,
     }
     for key, remainder in remainders.items():
         if remainder:
@@ -46,19 +46,19 @@ def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
                 f"{key} of the stage {stage} is {keys[key]}, for all {processes} processes together: set a "
                 f"multiple of {processes}, or start another number of processes."
             )
-    rows, accumulated = divided(size, steps, processes)
+    rows, accumulated = divide_batch(size, steps, processes)
     return {
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": accumulated,
-        "per_device_eval_batch_size": evaluated // processes,
+        "per_device_eval_batch_size": eval_size // processes,
     }
 
 
-def divided(size: int, steps: int, processes: int) -> tuple[int, int]:
+def divide_batch(size: int, steps: int, processes: int) -> tuple[int, int]:
     """Divides a batch among processes, rounding up if it does not divide evenly.
 
     Args:
-        size: Rows of a micro-batch, of all processes together.
+        size: Rows of a micro-batch over all processes.
         steps: Accumulation steps.
         processes: Number of processes.
 

@@ -21,10 +21,10 @@ class CutRows:
     """Counts of rows with more than `max_length` tokens.
 
     Attributes:
-        max_length: The most tokens of a row.
-        rows: All rows that SFT trains on.
-        cut: Rows with more tokens than that.
-        without_answer: Cut rows that keep no token of the answer.
+        max_length: The most tokens that SFT keeps of a row.
+        rows: Number of rows that SFT trains on.
+        cut: Number of rows with more than `max_length` tokens.
+        without_answer: Number of cut rows that keep no token of the answer.
     """
 
     max_length: int
@@ -34,7 +34,7 @@ class CutRows:
 
     @property
     def line(self) -> str:
-        """The counts as a sentence without its full stop."""
+        """The counts as a sentence without a full stop."""
         lost = f"; {self.without_answer:,} of them keep no token of the answer" if self.without_answer else ""
         return f"max_length, {self.max_length}, cuts {self.cut:,} of {self.rows:,} rows{lost}"
 
@@ -43,35 +43,37 @@ def count_cut_rows(rows: Dataset, tokenizer: PreTrainedTokenizerBase, trainer: A
     """Counts the rows that SFT's max_length cuts.
 
     Args:
-        rows: The rows that SFT trains on, in its form.
+        rows: The rows that SFT trains on, in the columns that SFT reads.
         tokenizer: The policy's tokenizer, with its chat template.
         trainer: The trainer's keys.
         field: The column of plain texts.
 
     Returns:
-        The counts; None if nothing can be cut: max_length is None, or packing keeps what is cut off.
+        The counts; None if nothing is lost, because max_length is None or packing puts the rest into another row.
     """
-    most = trainer.max_length
-    if most is None or (trainer.packing and trainer.packing_strategy != "bfd"):
+    max_length = trainer.max_length
+    if max_length is None or (trainer.packing and trainer.packing_strategy != "bfd"):
         return None
     cut = without_answer = 0
     for row in rows:
         ids = _row_ids(row, tokenizer, field)
-        if len(ids) > most:
+        if len(ids) > max_length:
             cut += 1
-            start = _answer_start(row, tokenizer)
-            without_answer += trainer.truncation_mode == "keep_start" and start is not None and start >= most
-    return CutRows(most, len(rows), cut, without_answer)
+            answer_start = _answer_start(row, tokenizer)
+            without_answer += (
+                trainer.truncation_mode == "keep_start" and answer_start is not None and answer_start >= max_length
+            )
+    return CutRows(max_length, len(rows), cut, without_answer)
 
 
 def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: str) -> list[int]:
     """Tokenizes a row as trl does."""
-    parts = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
-    content = row[parts[0]] if len(parts) == 1 else row[parts[0]] + row[parts[1]]
+    columns = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
+    content = row[columns[0]] if len(columns) == 1 else row[columns[0]] + row[columns[1]]
     if is_conversation(content):
         return tokenize_conversation(content, tokenizer)
-    end = str(tokenizer.eos_token or "")
-    return list(tokenizer(content if content.endswith(end) else content + end)["input_ids"])
+    eos = str(tokenizer.eos_token or "")
+    return list(tokenizer(content if content.endswith(eos) else content + eos)["input_ids"])
 
 
 def _answer_start(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> int | None:

@@ -1,4 +1,4 @@
-"""Completions of many prompts, in batches, with a progress bar."""
+"""Samples completions of many prompts, in batches, with a progress bar."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -54,11 +54,11 @@ def complete(
     truncation: Truncation | None = None,
     stops: Sequence[int] | None = None,
 ) -> SampledCompletions:
-    """Samples one completion for each prompt, using only tokens that the tokenizer has.
+    """Samples one completion of each prompt, only from tokens that the tokenizer has.
 
     The random stream of a prompt depends only on the seed and the prompt's key. A batch that does not fit into the
-    device's memory is sampled in parts; the result is on the CPU. In distributed training each process samples some
-    batches, and every process gets all of them.
+    device's memory is sampled in parts. In distributed training each process samples some of the batches, and every
+    process returns all of them.
 
     Args:
         model: The policy.
@@ -69,22 +69,22 @@ def complete(
         max_new_tokens: The most tokens of a completion.
         temperature: Temperature of sampling.
         desc: Label of the progress bar.
-        top_p: Probability mass that is sampled from.
+        top_p: Probability mass of nucleus sampling; 1 samples from all tokens.
         batch_size: Prompts sampled at a time.
-        truncation: How completions are cut, if at all.
+        truncation: How completions are cut; None leaves them as sampled.
         stops: Ids of tokens that end a completion; None takes the model's.
 
     Returns:
-        The completions.
+        The completions, on the CPU.
     """
     model.eval()
     vocabulary = Vocabulary.of(tokenizer, model)
     pad = tokenizer.pad_token_id
-    fill = pad if pad is not None and pad in vocabulary else tokenizer.eos_token_id
+    padding = pad if pad is not None and pad in vocabulary else tokenizer.eos_token_id
     stops = stop_ids(model, tokenizer) if stops is None else stops
     tokens = [tokenize_prompt(prompt, tokenizer) for prompt in prompts]
-    done: dict[int, tuple[Samples, list[str]]] = {}
-    parts = MicroBatches(batch_size)
+    sampled: dict[int, tuple[Samples, list[str]]] = {}
+    micro_batches = MicroBatches(batch_size)
 
     def sample_rows(rows: Sequence[int]) -> Samples:
         return sample(
@@ -96,19 +96,19 @@ def complete(
             temperature=temperature,
             top_p=top_p,
             stop_ids=stops,
-            pad_id=fill,
+            pad_id=padding,
             vocabulary=vocabulary,
         ).to("cpu")
 
     with Progress(len(prompts), desc, "sample", leave=False) as bar:
         for number, start in enumerate(range(0, len(prompts), batch_size)):
-            chosen = range(start, min(start + batch_size, len(prompts)))
+            batch_rows = range(start, min(start + batch_size, len(prompts)))
             if distributed.is_my_batch(number):
-                batch = Samples.concatenate(list(parts.run(sample_rows, chosen)), fill)
+                batch = Samples.concatenate(list(micro_batches.run(sample_rows, batch_rows)), padding)
                 if truncation is not None:
-                    batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in chosen])
-                batch_prompts, batch_tokens = [prompts[row] for row in chosen], [tokens[row] for row in chosen]
-                done[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, batch.token_lists())
-            bar.update(len(chosen))
-    ordered = distributed.gather_in_order(done)
+                    batch = truncation(batch, tokenizer, seed=seed, keys=[keys[row] for row in batch_rows])
+                batch_prompts, batch_tokens = [prompts[row] for row in batch_rows], [tokens[row] for row in batch_rows]
+                sampled[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, batch.token_lists())
+            bar.update(len(batch_rows))
+    ordered = distributed.gather_in_order(sampled)
     return SampledCompletions([batch for batch, _ in ordered], [text for _, texts in ordered for text in texts])

@@ -24,7 +24,7 @@ def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
 
     Args:
         rows: The rows.
-        share: The share of the prompts to hold out; at least one prompt is.
+        share: The share of the prompts to hold out; at least one prompt is held out.
 
     Returns:
         (rows to train on, rows held out).
@@ -32,23 +32,23 @@ def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     Raises:
         ZooError: No row would be left to train on.
     """
-    parts = parts_of(rows, share, parts=1)
-    return parts[-1], parts[0]
+    held_out, remaining = split_by_prompt(rows, share, parts=1)
+    return remaining, held_out
 
 
-def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
-    """Splits off `parts` times a share of the prompts: see `hold_out`.
+def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
+    """Splits off several parts with the same share of the prompts, as `hold_out` splits off one.
 
     Args:
         rows: The rows.
-        share: The share of the prompts in each part; each has at least one.
+        share: The share of the prompts in each part; each part has at least one prompt.
         parts: Number of parts.
 
     Returns:
         The parts, then the remaining rows.
 
     Raises:
-        ZooError: Nothing would be left to train on.
+        ZooError: No row would be left to train on.
     """
     digests = _digests(rows)
     distinct = sorted(set(digests))
@@ -56,55 +56,55 @@ def parts_of(rows: Dataset, share: float, *, parts: int) -> list[Dataset]:
     if parts * count >= len(distinct):
         raise ZooError(
             f"held_out_share is {share}, which leaves none of {len(distinct)} prompts to train on: add rows with more "
-            "prompts, or set it to null to hold out none."
+            "prompts, or set held_out_share to null."
         )
-    place = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct)}
-    chosen: list[list[int]] = [[] for _ in range(parts + 1)]
+    part_of_digest = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct)}
+    row_indices: list[list[int]] = [[] for _ in range(parts + 1)]
     for row, digest in enumerate(digests):
-        chosen[place[digest]].append(row)
-    return [rows.select(indices) for indices in chosen]
+        row_indices[part_of_digest[digest]].append(row)
+    return [rows.select(indices) for indices in row_indices]
 
 
 def without_prompts(
     rows: Dataset, prompts: Dataset | Sequence[Mapping[str, Any]], *, subject: str
 ) -> tuple[Dataset, int | None]:
-    """Drops the rows that have one of the given prompts: see `overlap`.
+    """Drops rows that have one of some prompts; `overlap` says when a row has a prompt.
 
     Args:
         rows: Rows that a stage would train on.
         prompts: Rows with the column `prompt`.
-        subject: What to call the stage.
+        subject: What to call the stage, in the message.
 
     Returns:
-        The other rows, and how many were dropped. None means that no row was found, but that there may be some: plain
-        texts do not show where a prompt ends.
+        The other rows, and how many were dropped. The number is None if no such row was found but some may have been
+        missed, because plain texts do not show where a prompt ends.
 
     Raises:
         ZooError: No row is left.
     """
     common = overlap(prompts, rows)
-    left_out = len(common.rows)
-    if left_out == len(rows):
-        raise ZooError(f"PPO's held_out_share holds out every prompt of {subject}: use more data, or lower it.")
-    if not left_out:
+    dropped = len(common.rows)
+    if dropped == len(rows):
+        raise ZooError(f"PPO's held_out_share holds out every prompt of {subject}: use more data, or lower the share.")
+    if not dropped:
         return rows, 0 if common.is_complete else None
-    return rows.select([place for place in range(len(rows)) if place not in common.rows]), left_out
+    return rows.select([index for index in range(len(rows)) if index not in common.rows]), dropped
 
 
 def _digests(rows: Dataset) -> list[str]:
-    """Returns the sha256 of each row's prompt; rows with the same prompt in different forms get the same one."""
-    # Rows with the same question get the smallest of their digests, so that they stay on one side of a split.
-    least: dict[str, str] = {}
+    """Returns the sha256 of each row's prompt; rows with one prompt in different forms get the same digest."""
+    # Rows with the same question get the smallest of their digests, so that all of them are in one part.
+    smallest: dict[str, str] = {}
     keys = []
     for row in rows:
-        digest = _digest(_key(row))
+        digest = _digest(_prompt_of(row))
         key = question_text(row) or digest
-        least[key] = min(digest, least.get(key, digest))
+        smallest[key] = min(digest, smallest.get(key, digest))
         keys.append(key)
-    return [least[key] for key in keys]
+    return [smallest[key] for key in keys]
 
 
-def _key(row: Mapping[str, Any]) -> Any:
+def _prompt_of(row: Mapping[str, Any]) -> Any:
     if "prompt" in row:
         return row["prompt"]
     return first_turns(row)["prompt"] if "messages" in row else row["text"] if "text" in row else dict(row)

@@ -16,10 +16,10 @@ from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import prompt_key
 from ...modeling.reserved_columns import PROMPT_TOKENS, QUESTION
 from ...plugins import did_you_mean
-from .columns import filled, is_text, values_in
-from .overlap import unmarked
+from .columns import fill_placeholders, has_placeholders, placeholder_values
+from .overlap import drop_question_column
 from .row_values import check_values
-from .turns import SHAREGPT, as_messages, conversation_columns, in_one_form, split_dialogues
+from .turns import SHAREGPT, as_messages, conversation_columns, split_common_prompt, split_dialogues
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 #: The forms of a row: a text to learn, a pair of answers, a prompt, or a text with a label.
 Form = Literal["texts", "pairs", "prompts", "labeled"]
-#: The columns of each form, for errors.
+#: The columns of each form, for error messages.
 NEEDED = {
     "texts": "messages, conversations, prompt and completion, or text",
     "pairs": "chosen and rejected, and prompt or conversations where they do not begin with it",
@@ -72,7 +72,7 @@ class DataArguments:
     held_out_share: float | None = option(
         None, "Share of the training split's prompts to hold out, instead of a test split."
     )
-    max_prompt_length: int | None = option(None, "Drop rows whose prompt has more tokens; None drops none.")
+    max_prompt_length: int | None = option(None, "Drop rows whose prompt has more tokens; None drops no rows.")
 
     def __post_init__(self) -> None:
         test = getattr(self, "dataset_test_split", None)
@@ -108,36 +108,41 @@ def check_columns(columns: Mapping[str, Any]) -> None:
             raise ZooError(f"columns has {source!r} for {target}, which is not the name of a column.")
 
 
-def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, subject: str) -> Dataset:
+def convert_rows(
+    rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: bool, text: str, subject: str
+) -> Dataset:
     """Converts rows to the columns that a stage reads. Other columns are kept.
 
     Args:
         rows: The rows.
         form: The form that the stage reads.
-        columns: {the stage's column: the data set's, or a text for `columns.filled`}.
-        turns: Whether plain prompts become user turns, plain completions assistant turns, and dialogues in one text
-            conversations.
+        columns: The stage's column -> the data set's column, or a text with placeholders for `fill_placeholders`.
+        turns: Whether texts become conversations: plain prompts become user turns, plain completions assistant turns,
+            and dialogues in one text their turns.
         text: The column of plain texts.
-        subject: What to call the data set.
+        subject: What to call the data set, at the start of a sentence.
 
     Returns:
-        The rows.
+        The converted rows.
 
     Raises:
         ZooError: A column is missing, or a row cannot be read.
     """
-    templates = {target: text for target, text in columns.items() if is_text(text)}
-    rows = unmarked(rows)
+    templates = {target: source for target, source in columns.items() if has_placeholders(source)}
+    rows = drop_question_column(rows)
     if templates and len(rows):
         prompt_template = templates.get("prompt", templates.get(text))
 
-        def fill(place: int, row: dict[str, Any]) -> dict[str, Any]:
-            texts = {target: filled(text, row, subject=subject, place=place) for target, text in templates.items()}
+        def fill(index: int, row: dict[str, Any]) -> dict[str, Any]:
+            texts = {
+                target: fill_placeholders(template, row, subject=subject, index=index)
+                for target, template in templates.items()
+            }
             if prompt_template is None:
                 return texts
-            return {**texts, QUESTION: values_in(prompt_template, row, subject=subject)}
+            return {**texts, QUESTION: placeholder_values(prompt_template, row, subject=subject)}
 
-        rows = _with_columns(rows, [fill(place, row) for place, row in enumerate(rows)])
+        rows = _with_columns(rows, [fill(index, row) for index, row in enumerate(rows)])
     for target, source in columns.items():
         if target in templates:
             continue
@@ -151,19 +156,19 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         raise ZooError(f"{subject} is empty: choose another split.")
     if turns and form != "labeled":
         only_prompt = form == "prompts" and "prompt" in rows.column_names  # other columns are for reward functions
-        read = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
-        rows = split_dialogues(rows, read, subject=subject[:1].lower() + subject[1:])
+        read_columns = ["prompt"] if only_prompt else ["prompt", "messages", "chosen", "rejected"]
+        rows = split_dialogues(rows, read_columns, subject=subject[:1].lower() + subject[1:])
     rows = _in_turns(rows, form, text=text, declared=columns, subject=subject)
     names = set(rows.column_names)
     check_values(rows, form, text=text, subject=subject[:1].lower() + subject[1:])
-    if form in ("pairs", "texts") and (changed := in_one_form(rows[0])):
-        other = next((place for place, row in enumerate(rows) if in_one_form(row).keys() != changed.keys()), None)
-        if other is not None:
+    if form in ("pairs", "texts") and (changed := split_common_prompt(rows[0])):
+        odd_row = next((i for i, row in enumerate(rows) if split_common_prompt(row).keys() != changed.keys()), None)
+        if odd_row is not None:
             raise ZooError(
-                f"Row {other} of {subject[:1].lower() + subject[1:]} has its prompt and answers in another form than "
+                f"Row {odd_row} of {subject[:1].lower() + subject[1:]} has its prompt and answers in another form than "
                 "row 0: write all rows as texts, or all as conversations."
             )
-        rows = _mapped(rows, in_one_form)
+        rows = _mapped(rows, split_common_prompt)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
         has_prompt = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
@@ -173,7 +178,7 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
         rows = _mapped(rows, first_turns, drop=["messages"])
     if form == "texts":
         rows = _texts(rows, text)
-    elif form == "prompts":  # token ids in a data set come from some other tokenizer
+    elif form == "prompts":  # token ids in a data set may come from another tokenizer
         rows = rows.remove_columns([name for name in (PROMPT_TOKENS, "attention_mask") if name in rows.column_names])
     return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
@@ -181,28 +186,28 @@ def in_form(rows: Dataset, form: Form, *, columns: Mapping[str, str], turns: boo
 def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, str], subject: str) -> Dataset:
     """Converts all conversations in the columns that the stage reads to lists of {role, content}.
 
-    Raises ZooError if there are no such columns.
+    Raises ZooError if the data set lacks the columns that the stage reads.
     """
     names = set(rows.column_names)
     fits = any(needed <= names for needed in _columns_of(form, text))
-    renamed = conversation_columns(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
-    for target, source in renamed.items():
+    new_names = conversation_columns(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
+    for target, source in new_names.items():
         rows = rows.rename_column(source, target)
     check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
     fitting = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
     if len(fitting) > 1 and not declared:
-        taken, left = (
+        used, ignored = (
             " and ".join(sorted(columns)) for columns in (fitting[0], set().union(*fitting[1:]) - fitting[0])
         )
         log.warning(
-            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, taken, left
+            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, used, ignored
         )
     if form == "prompts" and "prompt" in rows.column_names:
-        read = ["prompt"]  # other columns are for reward functions
+        read_columns = ["prompt"]  # other columns are for reward functions
     else:
-        read = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
-    sharegpt = bool(renamed) or SHAREGPT in declared.values()
-    return as_messages(rows, read, system=sharegpt, subject=subject[:1].lower() + subject[1:])
+        read_columns = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
+    sharegpt = bool(new_names) or SHAREGPT in declared.values()
+    return as_messages(rows, read_columns, system=sharegpt, subject=subject[:1].lower() + subject[1:])
 
 
 def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
@@ -219,26 +224,28 @@ def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:
 def check_form(names: Sequence[str], form: Form, *, text: str, subject: str, declared: Iterable[str] = ()) -> None:
     """Checks that a data set has the columns that a stage reads.
 
-    A key of `columns` that no stage reads is for reward functions, unless it resembles a key that is read.
+    A key of `columns` that no stage reads is for reward functions, unless it resembles a key that the stage reads.
 
     Args:
-        names: The columns.
+        names: The data set's columns.
         form: The form that the stage reads.
         text: The column of plain texts.
-        subject: What to call the data set.
+        subject: What to call the data set, at the start of a sentence.
         declared: The keys of `columns`.
 
     Raises:
         ZooError: Columns are missing, or a key of `columns` is misspelled.
     """
     alternatives = _columns_of(form, text)
-    reads = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
+    read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
     fits = any(needed <= set(names) for needed in alternatives)
     for key in declared:
-        if key not in reads and (get_close_matches(key, reads, cutoff=CLOSE) or not fits):
-            near = did_you_mean(key, reads)
-            listed = f"its keys are {', '.join(sorted(reads))}"
-            raise ZooError(f"`columns` for {subject} has the key {key!r}, which nothing reads{near or ':'} {listed}.")
+        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=CLOSE) or not fits):
+            suggestion = did_you_mean(key, read_columns)
+            listed = f"its keys are {', '.join(sorted(read_columns))}"
+            raise ZooError(
+                f"`columns` for {subject} has the key {key!r}, which nothing reads{suggestion or ':'} {listed}."
+            )
     if fits:
         return
     usual = alternatives[-1 if form == "texts" else 0]
@@ -255,7 +262,7 @@ def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[s
 
 
 def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: Sequence[str] = ()) -> Dataset:
-    """Adds or replaces columns; `values` has each row's new values by column."""
+    """Adds or replaces columns; `values` holds a mapping from column to new value for each row."""
     from datasets import concatenate_datasets
 
     from .tables import dataset_of
@@ -275,16 +282,16 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
         {prompt, chosen, rejected}.
 
     Raises:
-        ZooError: Two conversations differ from their first turn on.
+        ZooError: Two conversations have different first turns.
     """
     chosen, rejected = row["chosen"], row["rejected"]
     shorter = min(len(chosen), len(rejected))
-    common = next((place for place in range(shorter) if chosen[place] != rejected[place]), shorter)
+    common = next((index for index in range(shorter) if chosen[index] != rejected[index]), shorter)
     if isinstance(chosen, str):
-        place = chosen[:common].rfind(_ANSWER)
-        # A newline belongs to the prompt, and a space to the answer's first word, as tokenizers split them.
+        answer = chosen[:common].rfind(_ANSWER)
+        # As in tokenizers, a newline belongs to the prompt, and a space to the answer's first word.
         space = _last_space(chosen[:common])
-        common = place + len(_ANSWER) if place >= 0 else space + (space >= 0 and chosen[space] != " ")
+        common = answer + len(_ANSWER) if answer >= 0 else space + (space >= 0 and chosen[space] != " ")
         common = max(common, 0)
     else:
         common = min(common, shorter - 1)
@@ -297,12 +304,12 @@ def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _last_space(text: str) -> int:
-    """Returns the index of the last white space of a text, newlines included; -1 if there is none."""
-    return next((place for place in range(len(text) - 1, -1, -1) if text[place].isspace()), -1)
+    """Returns the index of a text's last white space, newlines included; -1 for a text without white space."""
+    return next((index for index in range(len(text) - 1, -1, -1) if text[index].isspace()), -1)
 
 
 def first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the turns of a conversation before its last answer, as the prompt.
+    """Returns {prompt: the turns of a conversation before its last answer}.
 
     Args:
         row: A row with `messages`.
@@ -312,10 +319,10 @@ def first_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Converts the plain texts of a row to conversations of one turn; conversations are kept.
+    """Converts a row's plain texts to conversations of one turn, and keeps its conversations.
 
     Args:
-        row: The row; only prompt, completion, chosen and rejected are returned.
+        row: The row. Only its columns prompt, completion, chosen and rejected are returned.
     """
     roles = {"prompt": "user", "completion": "assistant", "chosen": "assistant", "rejected": "assistant"}
     return {
@@ -326,7 +333,7 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _texts(rows: Dataset, text: str) -> Dataset:
-    """Keeps only the columns that SFT reads, because trl might read others instead."""
+    """Keeps only the columns that SFT reads, because trl might read other columns instead."""
     names = set(rows.column_names)
     marker_columns = [QUESTION] if QUESTION in names else []
     if "messages" in names:
@@ -334,7 +341,7 @@ def _texts(rows: Dataset, text: str) -> Dataset:
     if {"prompt", "completion"} <= names:
         rows = rows.select_columns(["prompt", "completion", *marker_columns])
         return _mapped(rows, _move_prefix) if any(map(has_answer_prefix, rows["prompt"])) else rows
-    return rows.select_columns([text, *marker_columns])  # trl would read columns of token ids and masks
+    return rows.select_columns([text, *marker_columns])
 
 
 def _move_prefix(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -343,7 +350,7 @@ def _move_prefix(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sft_text(row: Mapping[str, Any], text: str) -> Any:
-    """Returns the complete text or conversation of a row of SFT.
+    """Returns the complete text or conversation that SFT learns from a row.
 
     Args:
         row: The row.
@@ -366,14 +373,14 @@ def distinct_first(rows: Dataset) -> Dataset:
         The reordered rows.
     """
     counts: Counter[str] = Counter()
-    times = []
+    earlier_rows = []
     for prompt in rows["prompt"]:
         key = prompt_key(prompt)
-        times.append(counts[key])
+        earlier_rows.append(counts[key])
         counts[key] += 1
-    if max(times, default=0) == 0:
+    if max(earlier_rows, default=0) == 0:
         return rows
-    return rows.select(sorted(range(len(times)), key=times.__getitem__))
+    return rows.select(sorted(range(len(earlier_rows)), key=earlier_rows.__getitem__))
 
 
 def drop_long_prompts(
@@ -385,7 +392,7 @@ def drop_long_prompts(
         rows: The rows.
         tokenizer: The tokenizer that counts tokens.
         most: The most tokens of a prompt; None keeps all rows.
-        subject: What to call the rows.
+        subject: What to call the rows, in messages.
 
     Returns:
         The kept rows, and how many were dropped.
@@ -395,19 +402,19 @@ def drop_long_prompts(
     """
     if most is None or "prompt" not in rows.column_names:
         return rows, 0
-    keep = [place for place, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
-    left_out = len(rows) - len(keep)
-    if not keep:
-        raise ZooError(f"max_prompt_length is {most}, but all prompts of {subject} are longer: raise it.")
-    if left_out:
-        log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", left_out, len(rows), subject, most)
-    return rows.select(keep), left_out
+    kept = [index for index, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
+    dropped = len(rows) - len(kept)
+    if not kept:
+        raise ZooError(f"max_prompt_length is {most}, but all prompts of {subject} are longer: raise the limit.")
+    if dropped:
+        log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", dropped, len(rows), subject, most)
+    return rows.select(kept), dropped
 
 
 def conversational(rows: Dataset) -> bool:
-    """Whether rows are conversations, by the first row.
+    """Whether the first row has a conversation in a column that stages read.
 
     Args:
-        rows: The rows.
+        rows: The rows, all in the same form.
     """
     return any(is_conversation(rows[0].get(name)) for name in ("prompt", "messages", "completion", "chosen"))

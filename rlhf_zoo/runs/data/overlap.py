@@ -1,8 +1,8 @@
 """Finds the prompts that two sets of rows have in common, in whatever form each set writes them.
 
-Two rows have the same question if the user's words are the same. White space, case, Unicode form, a system turn and the
-answers between turns do not count, nor does a text that `columns` puts around a value. A longer prompt is also found
-inside other text, such as a template in the data themselves.
+Two rows have the same question if the user's words are the same. White space, case, Unicode form, system turns, answers
+between turns, and text that `columns` puts around a value are ignored. A long prompt is also found inside a longer
+text, such as a template that the data set itself contains.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .turns import SPEAKER
 if TYPE_CHECKING:
     from datasets import Dataset
 
-#: Fewest words and characters of a normalized prompt that is also searched for inside longer texts. A shorter one may
-#: be a phrase that many prompts share.
-WORDS, CHARACTERS = 6, 20
-_SCRIPTS = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and Japanese, written without spaces
-_WORD = re.compile(rf"[{_SCRIPTS}]|[^\W{_SCRIPTS}]+|[^\w\s]")
-#: Columns that hold the question; the first one that a row has counts.
-_ASKING = ("prompt", "messages", "text")
+#: A normalized prompt with at least so many words and characters is also searched for inside longer texts. A shorter
+#: prompt may be a phrase that many prompts share.
+MIN_WORDS, MIN_CHARACTERS = 6, 20
+_CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # Chinese and Japanese, written without spaces
+_WORD = re.compile(rf"[{_CJK}]|[^\W{_CJK}]+|[^\w\s]")
+#: Columns that may hold the question, in order of preference.
+_QUESTION_COLUMNS = ("prompt", "messages", "text")
 
 
 def normalized(text: str) -> str:
@@ -36,9 +36,6 @@ def normalized(text: str) -> str:
 
     Args:
         text: The text.
-
-    Returns:
-        The normalized text.
     """
     folded = unicodedata.normalize("NFC", text).casefold()
     return " ".join(_WORD.findall(unicodedata.normalize("NFC", folded)))
@@ -49,9 +46,9 @@ class Question:
     """The question of a row, normalized.
 
     Attributes:
-        texts: The complete question as written and, if `columns` made the text, as the values in it.
+        texts: The complete question as written and, if `columns` made the text, as only the values that were filled in.
         turns: The user's turns.
-        parts: Parts of the question: turns, values, and short sequences of the first few of them.
+        parts: Parts of the question: each turn, each value, and the first few turns or values while they are short.
         has_prompt: Whether the row separates its prompt from its answer; a plain text does not.
     """
 
@@ -62,15 +59,12 @@ class Question:
 
 
 def question_of(row: Mapping[str, Any]) -> Question:
-    """Returns the question of a row of any stage: its prompt, its user's turns, or otherwise its complete text.
+    """Returns a row's question: its prompt, the user's turns of its conversation, or otherwise its complete text.
 
     Args:
-        row: The row.
-
-    Returns:
-        The question.
+        row: A row of any stage.
     """
-    name = next((name for name in _ASKING if name in row), None)
+    name = next((name for name in _QUESTION_COLUMNS if name in row), None)
     text = row[name] if name else next((value for key, value in row.items() if key != QUESTION), "")
     user_turns = _user_turns(text)
     turns = [normalized(turn) for turn in (user_turns if user_turns is not None else [str(text)])]
@@ -84,13 +78,10 @@ def question_of(row: Mapping[str, Any]) -> Question:
 
 
 def question_text(row: Mapping[str, Any]) -> str:
-    """Returns the complete question of a row as written, normalized.
+    """Returns the complete question of a row as written, normalized; "" for a row without a question.
 
     Args:
-        row: The row.
-
-    Returns:
-        The question; "" if there is none.
+        row: A row of any stage.
     """
     return next(iter(question_of(row).texts), "")
 
@@ -110,7 +101,7 @@ def _user_turns(text: Any) -> list[str] | None:
 
 
 def _beginnings(turns: Sequence[str]) -> Iterator[str]:
-    """Yields the first turn, the first two and so on, as long as `is_long` is false."""
+    """Yields the first turn, the first two turns and so on, until `is_long` is true."""
     for beginning in accumulate(turns, lambda before, turn: f"{before} {turn}"):
         if is_long(beginning):
             return
@@ -118,50 +109,47 @@ def _beginnings(turns: Sequence[str]) -> Iterator[str]:
 
 
 def is_long(text: str) -> bool:
-    """Whether a normalized text is long enough to be searched for within others.
+    """Whether a normalized text is long enough to be searched for inside other texts.
 
     Args:
-        text: The text.
-
-    Returns:
-        True if it is.
+        text: The normalized text.
     """
-    return len(text) >= CHARACTERS and text.count(" ") >= WORDS - 1
+    return len(text) >= MIN_CHARACTERS and text.count(" ") >= MIN_WORDS - 1
 
 
 def _windows(text: str) -> list[int]:
-    """Returns the hash of each run of WORDS consecutive words of a normalized text."""
+    """Returns the hash of each sequence of MIN_WORDS consecutive words of a normalized text."""
     words = text.split(" ")
-    return [hash(window) for window in zip(*(words[first:] for first in range(WORDS)), strict=False)]
+    return [hash(window) for window in zip(*(words[first:] for first in range(MIN_WORDS)), strict=False)]
 
 
 def _shared_start(texts: Sequence[list[str]]) -> int:
-    """Returns how many words all texts begin with; 0 for a single text."""
+    """Returns the number of words with which all texts begin; 0 for a single text."""
     if len(texts) < 2:
         return 0
-    least, most = min(texts), max(texts)  # the texts between them in order share the same beginning
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(least, most, strict=False)))
+    first, last = min(texts), max(texts)  # all texts between them in sorted order share their common beginning
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False)))
 
 
 class Questions:
-    """Prompts to compare rows with, in time linear in the words of the rows.
+    """An index of prompts that finds the prompts of a row in time linear in the row's words.
 
-    A longer text that contains a prompt has all windows of its consecutive words. So only the rarest window of each
-    prompt is looked up, and only texts that have it are compared.
+    A text that contains a prompt has all of the prompt's windows of consecutive words. So it is enough to look up the
+    rarest window of each prompt, and to compare only the texts that have this window.
 
     Args:
         rows: The rows that hold the prompts.
     """
 
     def __init__(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        self._places: dict[str, list[int]] = {}
+        self._prompts_by_text: dict[str, list[int]] = {}
         self.all_long = True
-        for place, row in enumerate(rows):
+        for prompt, row in enumerate(rows):
             texts = question_of(row).texts
             for text in texts:
-                self._places.setdefault(text, []).append(place)
+                self._prompts_by_text.setdefault(text, []).append(prompt)
             self.all_long &= bool(texts) and is_long(texts[0])
-        self._long = list(filter(is_long, self._places))
+        self._long = list(filter(is_long, self._prompts_by_text))
         self._with_window: dict[int, list[int]] = {}
         for index, text in enumerate(self._long):
             for window in set(_windows(text)):
@@ -178,25 +166,20 @@ class Questions:
     def _rarest(self, windows: Sequence[int]) -> int:
         return min(windows, key=lambda window: len(self._with_window[window]))
 
-    def places_in(self, row: Mapping[str, Any]) -> set[int]:
-        """Returns the indices of the prompts that a row has.
-
-        A prompt counts if it equals the row's question, is contained in that question, or contains it.
+    def find_in(self, row: Mapping[str, Any]) -> set[int]:
+        """Returns the indices of the prompts that equal a row's question, are contained in it, or contain it.
 
         Args:
             row: A row of any stage.
-
-        Returns:
-            The indices.
         """
         question = question_of(row)
-        names = {text for text in (*question.texts, *question.parts) if text in self._places}
+        matches = {text for text in (*question.texts, *question.parts) if text in self._prompts_by_text}
         if self._long:
             for text in filter(is_long, question.texts):
-                names.update(self._contained_in(text))
+                matches.update(self._contained_in(text))
             for text in filter(is_long, {*question.texts, *question.turns}):
-                names.update(self._containing(text))
-        return {place for name in names for place in self._places[name]}
+                matches.update(self._containing(text))
+        return {prompt for text in matches for prompt in self._prompts_by_text[text]}
 
     def _contained_in(self, text: str) -> Iterator[str]:
         """Yields the prompts that a longer text contains."""
@@ -207,15 +190,15 @@ class Questions:
                     yield self._long[index]
 
     def _containing(self, text: str) -> Iterator[str]:
-        """Yields the prompts that contain a shorter text, apart from the words that all prompts begin or end with."""
+        """Yields the prompts that contain a shorter text outside of the words with which all prompts begin or end."""
         windows = _windows(text)
         if not all(window in self._with_window for window in windows):
             return
         length = text.count(" ") + 1
         for index in self._with_window[self._rarest(windows)]:
             before, match, _ = f" {self._long[index]} ".partition(f" {text} ")
-            first, words = before.count(" "), self._long[index].count(" ") + 1
-            if match and first < words - self._shared_last and first + length > self._shared_first:
+            start, prompt_length = before.count(" "), self._long[index].count(" ") + 1
+            if match and start < prompt_length - self._shared_last and start + length > self._shared_first:
                 yield self._long[index]
 
 
@@ -224,9 +207,9 @@ class Overlap:
     """The prompts that two sets of rows have in common.
 
     Attributes:
-        prompts: Indices of the prompts that the other rows also have.
-        rows: Indices of the rows that have one of the prompts.
-        is_complete: Whether no prompt can have been missed. In plain texts a short prompt cannot be recognized.
+        prompts: Indices of the prompts that a row has.
+        rows: Indices of the rows that have a prompt.
+        is_complete: False if a prompt may have been missed, because a short prompt cannot be recognized in plain text.
     """
 
     prompts: set[int]
@@ -240,37 +223,31 @@ def overlap(prompts: Dataset | Sequence[Mapping[str, Any]], rows: Dataset | Sequ
     Args:
         prompts: Rows with the column `prompt`.
         rows: Rows as a stage reads them.
-
-    Returns:
-        The prompts in common.
     """
-    questions = Questions(_read(prompts))
+    questions = Questions(_question_rows(prompts))
     common, with_prompt, is_complete = set[int](), set[int](), True
-    for place, row in enumerate(_read(rows)):
-        if places := questions.places_in(row):
-            common |= places
-            with_prompt.add(place)
+    for index, row in enumerate(_question_rows(rows)):
+        if found := questions.find_in(row):
+            common |= found
+            with_prompt.add(index)
         is_complete = is_complete and (questions.all_long or question_of(row).has_prompt)
     return Overlap(common, with_prompt, is_complete)
 
 
-def unmarked(rows: Dataset) -> Dataset:
-    """Removes the column that only this module's comparisons read.
+def drop_question_column(rows: Dataset) -> Dataset:
+    """Returns the rows without the column that only this module reads.
 
     Args:
         rows: The rows.
-
-    Returns:
-        The rows without it.
     """
     return rows.remove_columns(QUESTION) if QUESTION in rows.column_names else rows
 
 
-def _read(rows: Dataset | Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
-    """Returns the rows with only the columns that hold their question."""
+def _question_rows(rows: Dataset | Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    """Returns the rows with only the columns that hold the question."""
     if isinstance(rows, Sequence):
         return rows
-    question_columns = [name for name in _ASKING if name in rows.column_names]
+    question_columns = [name for name in _QUESTION_COLUMNS if name in rows.column_names]
     names = (question_columns or [name for name in rows.column_names if name != QUESTION])[:1]
     selected: Iterable[Mapping[str, Any]] = rows.select_columns([*names, *({QUESTION} & set(rows.column_names))])
     return selected

@@ -36,9 +36,9 @@ def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
     for name in _read_columns(names, form, text):
         kinds = [CONVERSATION] if name == "messages" else [TEXT] if name == text else [TEXT, CONVERSATION]
         _check_kind(rows, name, kinds, subject=subject)
-        # Arrow checks the whole column at once; values are read one by one only if one of them may be empty.
+        # Arrow checks the whole column at once, so values are read one by one only if one of them may be empty.
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
-            empty = next((place for place, value in enumerate(rows[name]) if not _has_content(value)), None)
+            empty = next((index for index, value in enumerate(rows[name]) if not _has_content(value)), None)
             if empty is not None:
                 raise ZooError(
                     f"Row {empty} of {subject} has nothing in the column {name!r}: correct it, or remove the row."
@@ -61,29 +61,29 @@ def _read_columns(names: set[str], form: str, text: str) -> list[str]:
 
 
 def _check_kind(rows: Dataset, name: str, kinds: Sequence[str], *, subject: str) -> None:
-    """Raises ZooError unless all values of a column are of the same one of these kinds."""
+    """Raises ZooError unless all values of a column are of one kind, which must be one of these."""
     from datasets import Value
 
     feature = rows.features[name]
-    wanted = " or ".join(f"{kind}s" for kind in kinds)
+    expected = " or ".join(f"{kind}s" for kind in kinds)
     if isinstance(feature, Value) and feature.dtype not in _TEXTS:
-        raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {wanted}: convert it.")
+        raise ZooError(f"The column {name!r} of {subject} has {feature.dtype} instead of {expected}: convert it.")
     if (TEXT in kinds and isinstance(feature, Value)) or (CONVERSATION in kinds and _are_turns(rows, name)):
         return
     first = None
-    for place, value in enumerate(rows[name]):
+    for index, value in enumerate(rows[name]):
         if value is None:
             continue
         kind = _kind_of(value)
         if kind not in kinds:
             raise ZooError(
-                f"Row {place} of {subject} has a {kind} in the column {name!r}, which may have {wanted}: "
+                f"Row {index} of {subject} has a {kind} in the column {name!r}, which may have {expected}: "
                 f"{_fix(name, kind)}."
             )
-        first = first or (place, kind)
+        first = first or (index, kind)
         if kind != first[1]:
             raise ZooError(
-                f"Row {place} of {subject} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: "
+                f"Row {index} of {subject} has a {kind}, and row {first[0]} a {first[1]}, in the column {name!r}: "
                 "correct it, or remove the row."
             )
 
@@ -102,9 +102,9 @@ def _are_turns(rows: Dataset, name: str) -> bool:
     """Whether a column's type guarantees that all its values are conversations."""
     import pyarrow as pa
 
-    kind = rows.data.column(name).type
-    lists = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-    return lists and pa.types.is_struct(kind.value_type) and kind.value_type.get_field_index("role") >= 0
+    arrow_type = rows.data.column(name).type
+    is_list = pa.types.is_list(arrow_type) or pa.types.is_large_list(arrow_type)
+    return is_list and pa.types.is_struct(arrow_type.value_type) and arrow_type.value_type.get_field_index("role") >= 0
 
 
 def _fix(name: str, kind: str) -> str:
@@ -116,17 +116,17 @@ def _fix(name: str, kind: str) -> str:
 
 
 def _check_margins(margins: Sequence[Any], *, subject: str) -> None:
-    for place, margin in enumerate(margins):
+    for index, margin in enumerate(margins):
         if not finite(margin):
-            has = "nothing" if margin is None else f"{margin!r:.60}"
+            content = "nothing" if margin is None else f"{margin!r:.60}"
             raise ZooError(
-                f"Row {place} of {subject} has {has} in the column 'margin', a number that the reward model's loss "
+                f"Row {index} of {subject} has {content} in the column 'margin', a number that the reward model's loss "
                 "subtracts: add one, or rename the column in the data, as in `columns: {given_margin: margin}`."
             )
 
 
 def _may_lack_text(column: Any) -> bool:
-    """Whether some row of an Arrow column may be empty: no text, no turns, or a turn without content."""
+    """Whether a row of an Arrow column may be empty: it may lack a text, turns, or the content of a turn."""
     import pyarrow as pa
     from pyarrow import compute
 
@@ -135,8 +135,8 @@ def _may_lack_text(column: Any) -> bool:
     turns = compute.list_flatten(column)
     if compute.min(compute.list_value_length(column)).as_py() == 0 or turns.null_count:
         return True
-    named = pa.types.is_struct(turns.type) and turns.type.get_field_index("content") >= 0
-    return named and bool(compute.struct_field(turns, "content").null_count)
+    has_content_field = pa.types.is_struct(turns.type) and turns.type.get_field_index("content") >= 0
+    return has_content_field and bool(compute.struct_field(turns, "content").null_count)
 
 
 def _has_content(value: Any) -> bool:

@@ -20,7 +20,7 @@ from ...hub.client.refs import ask, hub_lineage
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
 from ...modeling.prompts import require_columns
 from ..record import block_record_writes, fingerprint
-from .tables import read_whole
+from .tables import read_all_rows
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ BENCHMARK_FILE = "eval.yaml"
 
 
 class NoSuchPart(ZooError):
-    """The data set exists, but has no such configuration or split."""
+    """The data set has no such configuration or split."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +53,9 @@ class DataSource:
     Attributes:
         location: The Hub id, folder or file.
         revision: The commit or revision of a Hub id.
-        lineage: What identifies it in run.json and cards.
-        hub: The Hub that has it.
-        unanswered: Why no Hub answered, so that only the cache can be used; None if a Hub answered.
+        lineage: What identifies the data set in run.json and cards: repo and commit, or folder and digest of the files.
+        hub: The Hub that has the data set.
+        unanswered: Why no Hub answered, in which case only the cache can be used; None if a Hub answered.
     """
 
     location: str
@@ -70,20 +70,20 @@ class DataSource:
         """Loads one split.
 
         Args:
-            configuration: Its configuration.
+            configuration: Configuration of the data set; None if it has only one.
             split: Name of the split.
-            columns: Columns that it must have.
+            columns: Columns that the split must have.
             keys: The recipe's keys for configuration and split, for messages.
 
         Returns:
             The rows.
 
         Raises:
-            ZooError: A column is missing, the split is empty, or it cannot be loaded.
+            ZooError: The split is empty, lacks a column, or cannot be loaded.
             NoSuchPart: The configuration or split does not exist.
         """
-        # `datasets` lists the folder of a run's data. The sender must not write run.json there meanwhile, because the
-        # list would contain that write's temporary file.
+        # `datasets` lists the files of the folder. The sender must not write run.json there meanwhile, because the list
+        # would contain that write's temporary file.
         with self._loading(configuration, split, keys) as (label, data, options), block_record_writes():
             if (cache := _cache_of(self.location)) is not None:
                 options["cache_dir"] = cache
@@ -97,11 +97,11 @@ class DataSource:
     def _load_at_once(
         self, builder: datasets.DatasetBuilder, split: str, options: LoaderOptions, error: Exception
     ) -> datasets.Dataset:
-        """Loads a split whose column types change after the first rows; raises `error` if that is not its cause."""
+        """Loads a split whose column types change after the first rows; raises `error` if it has another cause."""
         if is_disk_full(error):
             raise error
         try:
-            rows = read_whole(builder, split, cache=options.get("cache_dir"), token=options.get("token"))
+            rows = read_all_rows(builder, split, cache=options.get("cache_dir"), token=options.get("token"))
         except (ValueError, RecursionError):
             raise error from error.__cause__
         if rows is None:
@@ -113,15 +113,15 @@ class DataSource:
         """Returns the first row of a split without downloading the rest.
 
         Args:
-            configuration: Its configuration.
+            configuration: Configuration of the data set; None if it has only one.
             split: Name of the split.
 
         Returns:
             The row; None for an empty split.
 
         Raises:
-            ZooError: As `load`.
-            NoSuchPart: As `load`.
+            ZooError: The split cannot be loaded.
+            NoSuchPart: The configuration or split does not exist.
         """
         with self._loading(configuration, split) as (_, data, options):
             return next(iter(data.stream(configuration, split, **options)), None)
@@ -130,9 +130,9 @@ class DataSource:
     def _loading(
         self, configuration: str | None, split: str, keys: Mapping[str, str] = KEYS
     ) -> Iterator[tuple[str, CheckedData, LoaderOptions]]:
-        """Yields (the data's name for messages, the checked data set, the loader's keywords for its Hub).
+        """Yields (label for messages, the checked data set, keywords for the loader).
 
-        It translates errors of the client and of `datasets` into ZooError.
+        Errors of the Hub client and of `datasets` inside the block are raised as ZooError.
         """
         name = f"The data set {self.location}"
         label = f"{name}{f', configuration {configuration}' if configuration else ''}, split {split}"
@@ -152,10 +152,12 @@ class DataSource:
                     f"{label}, is not in the cache, and {self.hub.name} does not answer ({self.unanswered}): check the "
                     f"network and {self.hub.flag}."
                 ) from error
-            for kind, wanted in (("configuration", configuration), ("split", split)):
+            for kind, requested in (("configuration", configuration), ("split", split)):
                 if match := _MISSING_PART[kind].search(str(error)):
                     existing = ", ".join(re.findall(r"'[^']+'", match[1]))
-                    mismatch = f"no {kind} {wanted!r}, only {existing}" if wanted else f"several {kind}s, {existing}"
+                    mismatch = (
+                        f"no {kind} {requested!r}, only {existing}" if requested else f"several {kind}s, {existing}"
+                    )
                     raise NoSuchPart(f"{name} has {mismatch}: set {keys[kind]}.") from error
             if (problem := file_problem(Path(self.location))) is not None:
                 raise ZooError(f"{name} cannot be loaded: {problem}.") from error
@@ -173,9 +175,9 @@ class DataSource:
 
 
 def _cause_of(error: Exception) -> BaseException:
-    """Returns the cause of an error of `datasets` that only says that generation failed; any other error itself."""
-    vague = type(error) is datasets.exceptions.DatasetGenerationError and error.__cause__ is not None
-    return error.__cause__ if vague and error.__cause__ is not None else error
+    """Returns the cause of an error of `datasets` that only says that generation failed; returns other errors as is."""
+    is_vague = type(error) is datasets.exceptions.DatasetGenerationError
+    return error.__cause__ if is_vague and error.__cause__ is not None else error
 
 
 def file_problem(path: Path) -> str | None:
@@ -185,7 +187,7 @@ def file_problem(path: Path) -> str | None:
         path: The file or folder.
 
     Returns:
-        The problem and its fix; None if there is none.
+        The problem and its fix; None if no file has a problem.
     """
     for file in [path] if path.is_file() else sorted(path.rglob("*.jsonl")):
         if not file.stat().st_size:
@@ -208,10 +210,10 @@ def file_problem(path: Path) -> str | None:
 
 @contextlib.contextmanager
 def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
-    """Makes `datasets`, which has one address for the whole process, use a Hub's address inside the block.
+    """Makes `datasets` use a Hub's address inside the block. `datasets` has one address for the whole process.
 
     Args:
-        hub: The Hub.
+        hub: The Hub to read from.
 
     Yields:
         Keywords for calls of `datasets`.
@@ -236,18 +238,18 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
 def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
     """Finds a data set: a folder or file, or a repository of a Hub or of its source.
 
-    The source is a second Hub, asked for repositories that the first one does not have. If no Hub answers, the data set
-    may still be in the cache, so the recipe's revision is used.
+    The source is a second Hub for repositories that the first Hub does not have. If no Hub answers, the cache may still
+    have the data set at the recipe's revision.
 
     Args:
         name: The folder, file or Hub id.
-        revision: Its revision on the Hub.
+        revision: Commit, branch or tag on the Hub.
         hub: The Hub.
-        before: The lineage that the run recorded when it started; its commit is used again. For local files see
-            `check_unchanged`.
+        before: The lineage that the run recorded when it started, whose commit is used again; None for a new run.
+            `check_unchanged` compares local files with it.
 
     Returns:
-        The data set; its lineage has repo, commit and, if it is a benchmark, how it is registered.
+        The data set. Its lineage has repo, commit and, if the data set is a benchmark, the content of its eval.yaml.
 
     Raises:
         ZooError: Neither the Hub nor its source has it. Without a source, `DataSource.load` raises this later.
@@ -272,7 +274,7 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
 
 
 def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, Any], str | None]:
-    """Returns (the Hub that has the data set, its lineage, why that Hub did not answer or None)."""
+    """Returns the Hub that has the data set, its lineage, and the reason if that Hub did not answer, else None."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
     tried: list[Hub] = []
@@ -294,13 +296,13 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
             raise
         # Not an error yet: the cache may have the data set, and if not, `DataSource.load` reports the problem.
         log.info("The data set %s could not be looked up: %s", name, error)
-        why = reason(error.__cause__) if error.__cause__ is not None and is_outage(error.__cause__) else None
-        return tried[-1], {"repo": name, "commit": revision}, why
+        outage = reason(error.__cause__) if error.__cause__ is not None and is_outage(error.__cause__) else None
+        return tried[-1], {"repo": name, "commit": revision}, outage
     return origin, lineage | hub_lineage(origin, hub), None
 
 
 def _benchmark_in(path: Path) -> dict[str, Any] | None:
-    """Returns `benchmark` of a file that anybody may have written; None if it is too long or not text."""
+    """Reads an untrusted eval.yaml; returns None if the file is too long or not text."""
     if path.stat().st_size > MAX_CHARACTERS:
         return None
     try:
@@ -310,29 +312,29 @@ def _benchmark_in(path: Path) -> dict[str, Any] | None:
 
 
 def benchmark(text: str) -> dict[str, Any] | None:
-    """Reads an eval.yaml.
+    """Parses the text of an eval.yaml, by which a data set registers as a benchmark.
 
     Args:
-        text: Its text.
+        text: Content of the file.
 
     Returns:
-        {name, tasks: [{id, config, split}]}; None if it registers nothing.
+        {name, tasks: [{id, config, split}]}; None if the file registers no task.
     """
     try:
         content = load_yaml(text)
     except BadYAML:
         return None
     tasks = content.get("tasks") if isinstance(content, Mapping) else None
-    kept = [
+    registered_tasks = [
         {key: str(task[key]) for key in ("id", "config", "split") if task.get(key) is not None}
         for task in (tasks if isinstance(tasks, list) else [])
         if isinstance(task, Mapping) and task.get("id") is not None
     ]
-    return {"name": str(content.get("name") or ""), "tasks": kept} if kept else None
+    return {"name": str(content.get("name") or ""), "tasks": registered_tasks} if registered_tasks else None
 
 
 def _cache_of(location: str) -> str | None:
-    """Returns a cache folder for the present content of a local folder; the default cache distinguishes only names."""
+    """Returns a cache folder for a local folder's present content; the default cache distinguishes folders by name."""
     folder = Path(location)
     if not folder.is_dir():
         return None
@@ -344,11 +346,11 @@ def check_unchanged(subject: str, lineage: Mapping[str, Any], before: Mapping[st
 
     Args:
         subject: The file or folder, for the message.
-        lineage: Its lineage now; `files` is its digest.
-        before: What the run recorded when it started. None, or a record without `files`, passes.
+        lineage: The present lineage, with the digest under `files`.
+        before: The lineage that the run recorded when it started. None, or a lineage without `files`, passes.
 
     Raises:
-        ZooError: The files differ.
+        ZooError: The digests differ.
     """
     recorded, present = (before or {}).get("files"), lineage.get("files")
     if recorded is not None and present is not None and recorded != present:
@@ -371,11 +373,11 @@ def model_digest(folder: Path) -> str:
 
 
 def digest(folder: Path, ending: str = "") -> str:
-    """Returns the sha256 over the names and bytes of the files in a folder; or of a single file.
+    """Returns the sha256 over the names and bytes of all files in a folder, or of a single file.
 
     Args:
         folder: The folder, or a single file.
-        ending: Count only files of the folder whose names end with this text.
+        ending: Include only files of the folder whose names end with this text.
 
     Returns:
         The digest in hex.
@@ -397,6 +399,6 @@ def digest_of(folder: Path, files: Iterable[Path]) -> str:
     for path in sorted(path for path in files if path.is_file()):
         sha256.update(str(path.relative_to(folder)).encode())
         with path.open("rb") as file:
-            while part := file.read(1 << 20):
-                sha256.update(part)
+            while block := file.read(1 << 20):
+                sha256.update(block)
     return sha256.hexdigest()

@@ -13,12 +13,12 @@ from datasets.packaged_modules.csv.csv import Csv
 from datasets.packaged_modules.json.json import Json
 from datasets.packaged_modules.parquet.parquet import Parquet
 
-#: What Arrow raises for values that do not fit one type.
+#: The errors that Arrow raises for values that do not fit one type.
 MIXED = (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, OverflowError)
 
 
 def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
-    """Makes a data set from columns; a column of mixed types holds its values as JSON.
+    """Makes a data set from columns. A column of mixed types holds its values as JSON.
 
     Args:
         columns: The values of each column, all of the same length.
@@ -26,27 +26,27 @@ def dataset_of(columns: Mapping[str, Sequence[Any]]) -> datasets.Dataset:
     Returns:
         The data set, in memory.
     """
-    parts = []
+    one_column_sets = []
     for name, values in columns.items():
         try:
-            part = datasets.Dataset.from_dict({name: values})
+            column = datasets.Dataset.from_dict({name: values})
         except MIXED:
-            part = datasets.Dataset.from_dict({name: values}, on_mixed_types="use_json")
-        parts.append(part)
-    return datasets.concatenate_datasets(parts, axis=1) if parts else datasets.Dataset.from_dict({})
+            column = datasets.Dataset.from_dict({name: values}, on_mixed_types="use_json")
+        one_column_sets.append(column)
+    return datasets.concatenate_datasets(one_column_sets, axis=1) if one_column_sets else datasets.Dataset.from_dict({})
 
 
-def read_whole(
+def read_all_rows(
     builder: datasets.DatasetBuilder, split: str, *, cache: str | None, token: str | bool | None
 ) -> datasets.Dataset | None:
-    """Reads a split with the types of all its rows, for which `load_dataset` fails.
+    """Reads a split for which `load_dataset` fails, because column types change after the first rows.
 
-    It reads all files into memory, so use it only for data sets that cannot be loaded otherwise.
+    All files are read into memory, so use this only for data sets that cannot be loaded otherwise.
 
     Args:
         builder: The builder that `load_dataset` would use.
         split: The split.
-        cache: The folder of downloaded files; None takes the client's.
+        cache: The folder of downloaded files; None takes the client's default.
         token: The token for the data set's Hub.
 
     Returns:
@@ -56,7 +56,7 @@ def read_whole(
         ValueError: A file cannot be read.
         RecursionError: A file holds JSON that is nested too deep.
     """
-    read = next((reads for kind, reads in _READERS.items() if isinstance(builder, kind)), None)
+    read = next((reader for kind, reader in _READERS.items() if isinstance(builder, kind)), None)
     files = (builder.config.data_files or {}).get(split)
     if read is None or not files:
         return None
@@ -88,17 +88,17 @@ def _read_csv(paths: Iterable[str], config: Any) -> datasets.Dataset:
     options = {name: value for name, value in config.pd_read_csv_kwargs.items() if name != "chunksize"}
     # low_memory=False reads a file in one piece; otherwise each block would get its own types.
     frames = [pd.read_csv(path, **options, low_memory=False) for path in paths]
-    return _joined([pa.Table.from_pandas(frame, preserve_index=False) for frame in frames])
+    return _concatenate([pa.Table.from_pandas(frame, preserve_index=False) for frame in frames])
 
 
 def _read_parquet(paths: Iterable[str], _: Any) -> datasets.Dataset:
     from pyarrow import parquet
 
-    return _joined([parquet.read_table(path) for path in paths])
+    return _concatenate([parquet.read_table(path) for path in paths])
 
 
-def _joined(tables: Sequence[pa.Table]) -> datasets.Dataset:
-    """Returns the rows of all tables, also where a column is missing, empty or of another type in one of them."""
+def _concatenate(tables: Sequence[pa.Table]) -> datasets.Dataset:
+    """Returns the rows of all tables, even if a column is missing, empty or of another type in some tables."""
     try:
         return datasets.Dataset(pa.concat_tables(tables, promote_options="permissive"))
     except MIXED:

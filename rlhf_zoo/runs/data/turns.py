@@ -1,7 +1,7 @@
 """Converts the conversations of data sets into one form: lists of {role, content}.
 
 ShareGPT's turns are {from, value}, in a column `conversations`, sometimes with a column `system`. An answer of a pair
-may be a single message. Dialogues in one text, such as those of Anthropic/hh-rlhf, are split into their turns.
+may be a single message. A dialogue in one text, as in Anthropic/hh-rlhf, is split into its turns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 SHAREGPT = "conversations"
-#: Maps names that data sets give to speakers to the roles of chat templates.
+#: Name of a speaker in a data set -> role in chat templates.
 ROLES = {
     "human": "user", "user": "user", "prompter": "user",
     "gpt": "assistant", "assistant": "assistant", "model": "assistant", "bot": "assistant", "chatgpt": "assistant",
@@ -26,7 +26,7 @@ ROLES = {
     "system": "system", "developer": "developer",
     "tool": "tool", "function": "tool", "observation": "tool", "function_response": "tool", "ipython": "ipython",
 }  # fmt: skip
-_SIDES = ("completion", "chosen", "rejected")
+_ANSWER_COLUMNS = ("completion", "chosen", "rejected")
 #: The beginning of each turn of a dialogue in one text.
 SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
@@ -37,17 +37,17 @@ def conversation_columns(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[s
     Args:
         rows: The data set.
         of_texts: Whether the stage learns from whole texts, as SFT does.
-        fits: Whether the other columns already are what the stage reads.
+        fits: Whether the other columns are enough for the stage.
 
     Returns:
-        The stage's column -> the data set's; {} if the stage does not read `conversations`.
+        The stage's column -> the data set's column; {} if the stage does not read `conversations`.
     """
     names = set(rows.column_names)
     if SHAREGPT not in names or names & {"messages", "prompt"}:
         return {}
     if {"chosen", "rejected"} <= names:
         if speaker(first_value(rows, "chosen")) not in (None, "assistant"):
-            return {}  # both hold whole conversations, including the prompt
+            return {}  # chosen and rejected hold whole conversations, including the prompt
         answer = {"completion": "chosen"} if of_texts and "completion" not in names else {}
         return {"prompt": SHAREGPT, **answer}
     if of_texts and "completion" in names:
@@ -55,30 +55,30 @@ def conversation_columns(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[s
     return {} if fits else {"messages": SHAREGPT}
 
 
-def as_messages(rows: Dataset, read: Iterable[str], *, system: bool, subject: str) -> Dataset:
+def as_messages(rows: Dataset, columns: Iterable[str], *, system: bool, subject: str) -> Dataset:
     """Converts every conversation in some columns to a list of {role, content}.
 
     Args:
         rows: The data set.
-        read: The columns that the stage reads. Missing columns and columns of texts stay as they are.
-        system: Whether a column `system` belongs to the conversations of `prompt` and `messages`.
-        subject: What to call the data set.
+        columns: The columns that the stage reads. Missing columns and columns of texts stay as they are.
+        system: Whether a column `system` has the system prompts for the conversations in `prompt` and `messages`.
+        subject: What to call the data set, within a sentence.
 
     Returns:
-        The rows.
+        The converted rows.
 
     Raises:
         ZooError: A turn is from a speaker that no chat template has.
     """
     system = system and "system" in rows.column_names
     converted = {}
-    for name in read:
+    for name in columns:
         if name not in rows.column_names or not _is_foreign(first_value(rows, name)):
             continue
         system_texts = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
         converted[name] = [
-            messages_of(value, system=system_text, subject=f"Row {place} of {subject}")
-            for place, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
+            messages_of(value, system=system_text, subject=f"Row {index} of {subject}")
+            for index, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
         ]
     return _with_columns(rows, converted)
 
@@ -90,9 +90,9 @@ def _with_columns(rows: Dataset, converted: Mapping[str, list[Any]]) -> Dataset:
 
     if not converted:
         return rows
-    kept = [name for name in rows.column_names if name not in converted]
-    made = dataset_of(converted)
-    return concatenate_datasets([rows.select_columns(kept), made], axis=1) if kept else made
+    others = [name for name in rows.column_names if name not in converted]
+    new = dataset_of(converted)
+    return concatenate_datasets([rows.select_columns(others), new], axis=1) if others else new
 
 
 def turns_of_text(text: str) -> list[dict[str, str]] | None:
@@ -113,33 +113,33 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
     ]
 
 
-def split_dialogues(rows: Dataset, read: Iterable[str], *, subject: str) -> Dataset:
-    """Converts dialogues in one text to conversations, in the columns whose first row has one.
+def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> Dataset:
+    """Converts dialogues in one text to conversations, in the columns whose first row has such a dialogue.
 
-    An empty answer at the end of a prompt, "Assistant:", is dropped: the chat template opens it.
+    An empty answer at the end of a prompt, "Assistant:", is dropped, because the chat template begins the answer.
 
     Args:
         rows: The data set.
-        read: The columns that the stage reads.
-        subject: What to call the data set.
+        columns: The columns that the stage reads.
+        subject: What to call the data set, within a sentence.
 
     Returns:
-        The rows.
+        The converted rows.
 
     Raises:
         ZooError: A row has no such dialogue, but the first row has one.
     """
     converted: dict[str, list[Any]] = {}
-    for name in read:
+    for name in columns:
         first = first_value(rows, name) if name in rows.column_names else None
         if not isinstance(first, str) or turns_of_text(first) is None:
             continue
         converted[name] = []
-        for place, text in enumerate(rows[name]):
+        for index, text in enumerate(rows[name]):
             turns = turns_of_text(text) if isinstance(text, str) else None
             if turns is None:
                 raise ZooError(
-                    f"Row {place} of {subject} has no dialogue of Human and Assistant in the column {name!r}, but the "
+                    f"Row {index} of {subject} has no dialogue of Human and Assistant in the column {name!r}, but the "
                     "first row has one: correct it, or remove the row."
                 )
             converted[name].append(turns[:-1] if name == "prompt" and not turns[-1]["content"] else turns)
@@ -147,7 +147,7 @@ def split_dialogues(rows: Dataset, read: Iterable[str], *, subject: str) -> Data
 
 
 def _is_foreign(value: Any) -> bool:
-    """Whether a value is a single message, or has turns that do not use the names of chat templates."""
+    """Whether a value is a single message, or a conversation with a turn in another form than {role, content}."""
     if isinstance(value, Mapping):
         return _is_turn(value)
     turns = value if isinstance(value, list) else []
@@ -158,9 +158,9 @@ def messages_of(value: Any, *, system: Any = None, subject: str) -> Any:
     """Converts a conversation to a list of {role, content}. Other values stay as they are.
 
     Args:
-        value: Turns or a single one, {from, value} or {role, content}.
-        system: The system prompt from a separate column; used if the conversation has no such turn.
-        subject: The row, for the error.
+        value: A list of turns or a single turn, {from, value} or {role, content}.
+        system: The system prompt from a separate column, for a conversation without a system turn.
+        subject: What to call the row, for the error.
 
     Returns:
         The conversation.
@@ -193,41 +193,41 @@ def speaker(value: Any) -> str | None:
     return ROLES.get(role, role)
 
 
-def in_one_form(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the changes to a row that make its prompt and answers all texts, or all conversations.
+def split_common_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Separates a row's prompt from its answers, and makes them all texts or all conversations.
 
-    If the prompt is a conversation, plain answers become assistant turns, and answers that repeat the prompt's turns
-    lose those. If the prompt is plain and the answers are conversations, the prompt becomes a user turn. A completion
-    that is a whole conversation contains its prompt, so a plain prompt next to it is dropped.
+    If the prompt is a conversation, plain answers become assistant turns, and turns of the prompt are removed from
+    answers that repeat them. If the prompt is plain and the answers are conversations, the prompt becomes a user turn.
+    If the completion is a whole conversation, its turns replace a plain prompt.
 
     Args:
         row: The row.
 
     Returns:
-        Column -> new value.
+        Column -> new value; {} if the row needs no change.
     """
     prompt: Any = row.get("prompt")
-    sides = {name: row[name] for name in _SIDES if name in row}
+    answers = {name: row[name] for name in _ANSWER_COLUMNS if name in row}
     if is_conversation(prompt):
-        texts = {name: side for name, side in sides.items() if isinstance(side, str)}
-        repeats = {name: side[len(prompt) :] for name, side in sides.items() if _repeats(prompt, side)}
-        return repeats | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
+        texts = {name: answer for name, answer in answers.items() if isinstance(answer, str)}
+        without_prompt = {name: answer[len(prompt) :] for name, answer in answers.items() if _repeats(prompt, answer)}
+        return without_prompt | {name: [{"role": "assistant", "content": text}] for name, text in texts.items()}
     completion: Any = row.get("completion")
-    with_prompt = is_conversation(completion) and len(completion) > 1 and speaker(completion) != "assistant"
-    if isinstance(prompt, str) and with_prompt:
+    has_prompt = is_conversation(completion) and len(completion) > 1 and speaker(completion) != "assistant"
+    if isinstance(prompt, str) and has_prompt:
         return {"prompt": completion[:-1], "completion": completion[-1:]}
-    if isinstance(prompt, str) and sides and all(speaker(side) == "assistant" for side in sides.values()):
+    if isinstance(prompt, str) and answers and all(speaker(answer) == "assistant" for answer in answers.values()):
         return {"prompt": [{"role": "user", "content": prompt}]}
     return {}
 
 
-def _repeats(prompt: Any, side: Any) -> bool:
+def _repeats(prompt: Any, answer: Any) -> bool:
     """Whether an answer is a conversation that begins with the turns of its prompt and continues."""
-    if not is_conversation(side) or not prompt or len(side) <= len(prompt):
+    if not is_conversation(answer) or not prompt or len(answer) <= len(prompt):
         return False
     return all(
         (turn["role"], turn.get("content")) == (other["role"], other.get("content"))
-        for turn, other in zip(prompt, side, strict=False)
+        for turn, other in zip(prompt, answer, strict=False)
     )
 
 
@@ -239,7 +239,7 @@ def first_value(rows: Dataset, name: str) -> Any:
         name: The column.
 
     Returns:
-        The value; None if there is none.
+        The value; None if all values are null.
     """
     return next((value for value in rows[name] if value is not None), None)
 

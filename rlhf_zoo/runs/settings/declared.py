@@ -62,7 +62,7 @@ class Declared:
 
 @functools.cache
 def declared_keys(stage: str) -> Mapping[str, Declared]:
-    """Returns every key that a stage accepts, as `parse.stage_keys` does, but without importing the dataclasses.
+    """Returns every key that a stage accepts. Unlike `parse.stage_keys`, it does not import the dataclasses.
 
     Args:
         stage: Name of the stage.
@@ -80,18 +80,18 @@ def declared_keys(stage: str) -> Mapping[str, Declared]:
 
 
 def default_of(stage: str, key: str) -> Any:
-    """Returns the default of a key, for reading a run or card that does not set it.
+    """Returns the default of a key that a run or card does not set.
 
     Args:
         stage: Name of the stage.
-        key: The key. Its default must be a literal.
+        key: A key whose default is a literal.
     """
     return declared_keys(stage)[key].default
 
 
 @functools.cache
 def refused_keys(stage: str) -> frozenset[str]:
-    """Returns the keys of a stage's dataclasses that it would ignore, or that would make its record wrong.
+    """Returns the keys of a stage's dataclasses that the stage would ignore, or that would make its record wrong.
 
     Args:
         stage: Name of the stage.
@@ -128,9 +128,9 @@ def _fields(reference: str) -> dict[str, Declared]:
 
 @functools.cache
 def _source(module: str, name: str) -> tuple[Path, ast.Module]:
-    """Returns the file that defines a class of a module, or of one that it imports from, and the file's syntax tree."""
-    top, *submodules = module.split(".")
-    spec = importlib.util.find_spec(top)
+    """Returns the file in which a module or one of its submodules defines a class, and the file's syntax tree."""
+    package, *submodules = module.split(".")
+    spec = importlib.util.find_spec(package)
     assert spec is not None
     assert spec.origin is not None
     root = Path(spec.origin).parent.joinpath(*submodules)
@@ -176,11 +176,11 @@ def _declared(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Declare
     default = options.get("default")
     if isinstance(default, ast.Name):
         default = assigned.get(default.id, default)
-    metadata = dict(_pairs(options.get("metadata")))
+    metadata = dict(_dict_items(options.get("metadata")))
     return Declared(annotation, _literal(default), str(_literal(metadata.get("help")) or ""))
 
 
-def _pairs(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
+def _dict_items(node: ast.expr | None) -> Iterator[tuple[str, ast.expr]]:
     if isinstance(node, ast.Dict):
         for key, value in zip(node.keys, node.values, strict=True):
             if isinstance(key, ast.Constant):

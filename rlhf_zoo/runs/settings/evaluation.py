@@ -20,11 +20,11 @@ class LLMConfig:
     Attributes:
         criterion: What the judge should prefer.
         price: Price of a million prompt tokens, and of a million completion tokens.
-        budget: Highest total cost; no request is sent that might exceed it.
-        concurrency: Most requests in flight at a time.
-        attempts: How often a failing request is sent in all.
+        budget: Maximum total cost, in the currency of `price`; a request that might exceed it is not sent.
+        concurrency: Maximum number of requests in flight.
+        attempts: Maximum number of times that a failing request is sent.
         timeout: Seconds after which a request without an answer fails.
-        max_tokens: Most tokens in an answer.
+        max_tokens: Maximum number of tokens in an answer.
         parameters: Further fields of the request; None leaves a field out.
     """
 
@@ -51,11 +51,11 @@ class LabeledArguments:
 
     Attributes:
         dataset_name: The data set; None takes the recipe's.
-        dataset_revision: Its revision.
-        dataset_config: Its configuration.
-        dataset_train_split: Its split.
-        columns: The judge's column -> the data set's.
-        keep_above: Column -> bound; rows whose number is not above it are dropped.
+        dataset_revision: Commit, branch or tag of the data set.
+        dataset_config: Configuration of the data set.
+        dataset_train_split: Split that the judge learns from.
+        columns: The judge's column -> the data set's column.
+        keep_above: Column -> bound; rows whose number does not exceed the bound are dropped.
     """
 
     dataset_name: str | None = None
@@ -97,8 +97,8 @@ class ReferenceArguments:
 class EvaluationConfig:
     """How the eval stage compares PPO with SFT; the keys under `evaluation:` in recipe.yaml.
 
-    `judge` decides the headline win rate, and the results of `judges` are shown next to it. `evaluation.judges.named`
-    describes their names, and `runs.judge` chooses a judge if none is named. The prompts are those of PPO's data set.
+    `judge` decides the headline win rate; cards also show the results of `judges`. `evaluation.judges.named` describes
+    the names of judges, and `runs.judge` chooses a judge if the recipe names none. The prompts come from PPO's data.
     """
 
     prompts: int = option(200, "Held-out prompts for the final evaluation; all of them if there are fewer.")
@@ -116,8 +116,8 @@ class EvaluationConfig:
     )
     group: str | None = option(
         None,
-        "Prompts that ask the same, which intervals and verdict count as one: near-duplicates, or a column with the "
-        "group of each prompt; None counts each prompt.",
+        "Which prompts ask the same, so that intervals and verdict count them once: near-duplicates, or a column with "
+        "each prompt's group; None counts each prompt.",
     )
     judges: list[str] = field(default_factory=list, metadata={"help": "Judges in addition to the headline judge."})
     llm: dict[str, Any] = field(
@@ -177,7 +177,7 @@ class EvaluationConfig:
         """The keys under `reference`; None if the recipe names none.
 
         Raises:
-            ZooError: A key is unknown, has the wrong type, or no column is named.
+            ZooError: A key is unknown or has the wrong type, or no column is named.
         """
         if not self.reference:
             return None
@@ -192,7 +192,7 @@ class EvaluationConfig:
         return [self.judge or "classifier", *self.judges]
 
     @property
-    def asked_llm(self) -> LLMConfig:
+    def llm_settings(self) -> LLMConfig:
         """The keys under `llm`.
 
         Raises:
@@ -221,9 +221,10 @@ def check_harness() -> None:
     """Checks that lm-evaluation-harness is installed, without importing it.
 
     Raises:
-        ZooError: It is not.
+        ZooError: It is not installed.
     """
     if importlib.util.find_spec(HARNESS) is None:
         raise ZooError(
-            f"{HARNESS} names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
+            f"The key {HARNESS} names tasks of lm-evaluation-harness, which is not installed: "
+            "`pip install 'lm-eval>=0.4.13'`."
         )

@@ -39,10 +39,10 @@ def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
 
     Args:
         name: The name.
-        also: Words that are allowed in place of a judge's name.
+        also: Words that are allowed instead of a judge's name.
 
     Raises:
-        ZooError: The name is neither that of a judge nor of a module. The message suggests the closest name.
+        ZooError: Neither a judge nor a module has this name. The message suggests the closest name.
     """
     judge_kind, argument = kind_of(name)
     if judge_kind == "rule":
@@ -51,10 +51,10 @@ def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
         return
     judges = [*also, "classifier", SAME_LABELS, *registered(JUDGES)]
     if ":" not in name and name.partition("(")[0].strip() not in judges:
-        near = (
+        suggestion = (
             did_you_mean(name, judges) or f": write {', '.join([*also, 'classifier', 'KIND:NAME'])} or MODULE:FUNCTION."
         )
-        raise ZooError(f"There is no judge {name!r}{near}")
+        raise ZooError(f"There is no judge {name!r}{suggestion}")
     kind, colon, target = name.partition(":")
     close_kinds = difflib.get_close_matches(kind, KINDS, n=1) if colon and kind.isidentifier() else []
     local_modules = (Path(kind), Path(f"{kind}.py"))

@@ -1,8 +1,8 @@
 """Decides what a downloaded recipe may set: every key is classified here, and an unclassified key is refused.
 
 A published recipe.json holds keys of a stage and of recipe.yaml. transformers, trl and accelerate read some of them as
-paths, addresses, names of code or kernels, and new versions add keys. So a key that nobody has classified is refused,
-and `tests/unit/test_payloads.py` fails until somebody classifies it.
+paths, addresses, or names of code or kernels. Their new versions add keys, and `tests/unit/test_payloads.py` fails
+until somebody classifies each new key.
 """
 
 import logging
@@ -36,9 +36,9 @@ class Kind(Enum):
         REVISION: A revision of a repository.
         REPOSITORY: The id of a repository, never a path.
         OBJECT: A name that `trusted_names` accepts, or that the user allowed.
-        NESTED: A mapping of settings that are classified themselves.
+        NESTED: A mapping of settings, each with a classification of its own.
         MACHINE: A setting of the author's machine or account; it is ignored, because no result depends on it.
-        REFUSED: It reads files, downloads code or talks to a host.
+        REFUSED: Nothing: the key reads files, downloads code or contacts a host.
     """
 
     PLAIN = "plain"
@@ -153,7 +153,7 @@ GROUPS: Mapping[str, str] = {
 _EVALUATION_DATA_KEYS = ("labeled", "own_pairs")
 #: Kinds of judges whose argument is a model or a data set.
 _JUDGES_NAMING_SOURCES = ("reward", "votes")
-# The name of a task that lm-evaluation-harness registers. Any other text may be a path, and a task file can name code.
+# Name of a registered task of lm-evaluation-harness. Any other text may be the path of a file, which can name code.
 _TASK = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]{0,255}", re.ASCII)
@@ -162,11 +162,11 @@ _CODE = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|
 
 
 def machine_keys() -> tuple[str, ...]:
-    """Returns the keys of a stage that a downloaded recipe may hold, but that are ignored."""
+    """Returns the keys of a stage that are ignored in a downloaded recipe."""
     return tuple(name for name, kind in STAGE_KEYS.items() if kind is Kind.MACHINE)
 
 
-def without_machine(keys: Mapping[str, Any]) -> dict[str, Any]:
+def without_machine_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Drops settings of the author's machine or account from the keys of a stage.
 
     Args:
@@ -181,8 +181,8 @@ def without_machine(keys: Mapping[str, Any]) -> dict[str, Any]:
 def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the keys of a recipe's stage that take effect.
 
-    In a download, keys for its author's machine or account do not, because they would send runs to the author's account
-    or Space. The user's flags and the defaults apply instead.
+    A download's keys for its author's machine or account have no effect, because they could send the user's runs to the
+    author's account or Space. The user's flags and the defaults apply instead.
 
     Args:
         recipe: The recipe.
@@ -194,16 +194,16 @@ def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[
     """
     if recipe.download is None:
         return dict(keys)
-    kept = without_machine(keys)
-    if ignored := tuple(sorted(name for name in keys.keys() - kept.keys() if keys[name] is not None)):
+    effective = without_machine_keys(keys)
+    if ignored := tuple(sorted(name for name in keys.keys() - effective.keys() if keys[name] is not None)):
         _warn_ignored(recipe.source(stage), stage, ignored)
-    return kept
+    return effective
 
 
 @cache
 def _warn_ignored(file: Path, stage: str, ignored: tuple[str, ...]) -> None:
     log.warning(
-        "%s was downloaded, so its %s ignored: your machine and account are yours to set, by flags such as --%s.%s.",
+        "%s was downloaded, so its %s ignored: configure your own machine and account by flags such as --%s.%s.",
         file,
         f"{', '.join(ignored)} {'is' if len(ignored) == 1 else 'are'}",
         stage,
@@ -214,8 +214,8 @@ def _warn_ignored(file: Path, stage: str, ignored: tuple[str, ...]) -> None:
 def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -> None:
     """Checks a key of a download's settings and its value, by the key's kind.
 
-    The caller checks REPOSITORY and OBJECT, because it knows the repository and what the user allowed. NESTED has
-    separate checks.
+    The caller checks keys of the kinds REPOSITORY and OBJECT, because only the caller knows the repository and what the
+    user allowed. Keys of the kind NESTED have separate checks.
 
     Args:
         name: A key of a stage or of recipe.yaml.
@@ -237,8 +237,8 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
             f"{where} sets {name}, which may read files or load code and is not allowed in a downloaded recipe: copy "
             "the settings that you trust into your own recipe."
         )
-    allows = {Kind.FIGURES: holds_only_numbers, Kind.WORDS: _holds_numbers_and_words}.get(kind)
-    if allows is not None and value is not None and not (isinstance(value, Mapping) and allows(value)):
+    is_allowed = {Kind.FIGURES: holds_only_numbers, Kind.WORDS: _holds_numbers_and_words}.get(kind)
+    if is_allowed is not None and value is not None and not (isinstance(value, Mapping) and is_allowed(value)):
         raise ZooError(
             f"{where} sets {name} to something other than {'numbers and words' if kind is Kind.WORDS else 'numbers'}, "
             "which a downloaded recipe may not do: copy the settings that you trust into your own recipe."
@@ -255,8 +255,8 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
     Args:
         recipe: The recipe.
         file: "recipe", "evaluation" for the keys under `evaluation`, or a stage.
-        keys: The keys there.
-        flags: Flags of the command. Keys that they set come from the user, so those are not checked.
+        keys: The keys that the file sets.
+        flags: Flags of the command. Keys that flags set come from the user, so they are not checked.
 
     Raises:
         ZooError: The recipe names code, a judge that imports code or costs money, a key that a download may not set,
@@ -264,10 +264,10 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
     """
     if recipe.download is None:
         return
-    copied = recipe.download.name == MARK
-    mark = f"remove {recipe.download}" if copied else f"remove {MARK} from a copy that `rlhf-zoo recipes copy` makes"
+    is_copy = recipe.download.name == MARK
+    mark = recipe.download if is_copy else f"{MARK} from a copy that `rlhf-zoo recipes copy` makes"
     where = f"{recipe.source('recipe' if file == 'evaluation' else file)}, which was downloaded,"
-    fix = f"read the recipe, and {mark} if you trust it"
+    fix = f"read the recipe, and remove {mark} if you trust it"
     kinds = {"recipe": SHARED_KEYS, "evaluation": EVALUATION_KEYS}.get(file, STAGE_KEYS)
     for key, value in keys.items():
         if value is None or key in flags or key not in kinds:  # unknown keys are reported later, all together
@@ -275,21 +275,21 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
         kind = kinds[key]
         names = [str(item) for item in (value if isinstance(value, list) else [value])]
         if kind is Kind.OBJECT:
-            wrong = [name for name in names if not may_import(name, GROUPS[key])]
+            forbidden = [name for name in names if not may_import(name, GROUPS[key])]
         elif file == "evaluation":
             judges = [name for name in names if not may_use_judge(name)] if key in ("judge", "judges") else []
             tasks = names if key == "lm_eval" else []
-            wrong = judges or [name for name in tasks if not _TASK.fullmatch(name) or Path(name).exists()]
+            forbidden = judges or [name for name in tasks if not _TASK.fullmatch(name) or Path(name).exists()]
         else:
-            wrong = names if kind is Kind.REFUSED and value else []
-        if wrong:
-            raise ZooError(f"{where} sets {key}: {wrong[0]}, which may load code or cost money: {fix}.")
+            forbidden = names if kind is Kind.REFUSED and value else []
+        if forbidden:
+            raise ZooError(f"{where} sets {key}: {forbidden[0]}, which may load code or cost money: {fix}.")
         for name in _sources(recipe, file, key, value):
             if not _may_name(recipe, key, name):
-                under = f"{key} under evaluation" if file == "evaluation" else key
+                key_path = f"{key} under evaluation" if file == "evaluation" else key
                 raise ZooError(
-                    f"{where} sets {under}: {name!r:.200}, but it may only name repositories on the Hub and files in "
-                    f"its own folder: {fix}."
+                    f"{where} sets {key_path}: {name!r:.200}, but it may only name repositories on the Hub and files "
+                    f"in its own folder: {fix}."
                 )
         if key == "architecture":
             check_architecture(value, where=where)
@@ -298,14 +298,14 @@ def check_download(recipe: Recipe, file: str, keys: Mapping[str, Any], flags: Ma
 
 
 def _sources(recipe: Recipe, file: str, key: str, value: Any) -> list[Any]:
-    """Returns the models, data sets and files that a key of a recipe names, except those that its stages train."""
+    """Returns the models, data sets and files that a key names, except models that the recipe's own stages train."""
     if file == "evaluation":
         if key in _EVALUATION_DATA_KEYS:
             name = value.get("dataset_name") if isinstance(value, Mapping) else value
             return [] if name is None else [name]
         if key in ("judge", "judges"):
-            parts = [str(name).partition(":") for name in (value if isinstance(value, list) else [value])]
-            return [name for judge, _, name in parts if judge in _JUDGES_NAMING_SOURCES]
+            judge_parts = [str(name).partition(":") for name in (value if isinstance(value, list) else [value])]
+            return [name for judge, _, name in judge_parts if judge in _JUDGES_NAMING_SOURCES]
         return [value] if key == "lexicon" else []
     kinds = SHARED_KEYS if file == "recipe" else STAGE_KEYS
     if kinds.get(key) is not Kind.REPOSITORY:
@@ -320,18 +320,18 @@ def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
     """Whether a downloaded recipe may name this model, data set or file. Local files take precedence over the Hub."""
     if not isinstance(name, str):
         return False
-    model = name.rpartition("#")[0] or name  # of a judge, MODEL#LABEL
+    model = name.rpartition("#")[0] or name  # a judge's argument may be MODEL#LABEL
     repo = model.partition("@")[0]
-    places = [Path(name), Path(model), Path(repo)]
+    paths = [Path(name), Path(model), Path(repo)]
     if key in _EVALUATION_DATA_KEYS:
-        places.insert(0, recipe.folder / name)
+        paths.insert(0, recipe.folder / name)
     folders = [folder for folder in (recipe.folder, recipe.base) if folder is not None]
-    existing = [place for place in places if os.path.lexists(place)]
+    existing = [path for path in paths if os.path.lexists(path)]
     if not existing:
         return hub_id(repo) is not None
     return all(
-        any(is_inside(place, folder) for folder in folders) and find_outward_link(place, hidden=True) is None
-        for place in existing
+        any(is_inside(path, folder) for folder in folders) and find_outward_link(path, hidden=True) is None
+        for path in existing
     )
 
 
@@ -359,13 +359,10 @@ def check_repository(name: Any, *, key: str, where: str) -> None:
 
 
 def is_revision(value: Any) -> bool:
-    """Whether a value may be a branch, tag or commit, and cannot lead out of the folder of a cache.
+    """Whether a value may be a branch, tag or commit, and cannot lead out of a cache's folder.
 
     Args:
-        value: The value.
-
-    Returns:
-        True if it may.
+        value: A value that was downloaded, of any type.
     """
     return isinstance(value, str) and _REVISION.fullmatch(value) is not None and ".." not in value
 
@@ -375,7 +372,7 @@ def check_architecture(fields: Any, *, where: str) -> None:
 
     Args:
         fields: The value of `architecture` in recipe.yaml.
-        where: What holds them, for messages.
+        where: What holds the fields, for messages.
 
     Raises:
         ZooError: A field is neither a number nor declared by the family's configuration, or a text is not a single
@@ -385,12 +382,13 @@ def check_architecture(fields: Any, *, where: str) -> None:
         return
     declared = _declared(fields.get("model_type"))
     for name, value in fields.items():
-        inside = _wrong_inside(value)
-        number = isinstance(value, int | float) and not isinstance(value, bool)  # such as conv_kernel: 4
-        if number or (not _CODE.search(name) and (holds_only_numbers(value) or (name in declared and inside is None))):
+        wrong_key = _wrong_inside(value)
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)  # such as conv_kernel: 4
+        is_harmless = holds_only_numbers(value) or (name in declared and wrong_key is None)
+        if is_number or (is_harmless and not _CODE.search(name)):
             continue
-        at = f"{name}.{inside}" if inside else name
-        raise ZooError(f"{where} sets architecture.{at}, which may load code: remove it in your own copy.")
+        path = f"{name}.{wrong_key}" if wrong_key else name
+        raise ZooError(f"{where} sets architecture.{path}, which may load code: remove it in your own copy.")
 
 
 def _wrong_inside(value: Any) -> str | None:
@@ -411,10 +409,10 @@ def _declared(family: Any) -> frozenset[str]:
 
 
 def _holds_numbers_and_words(value: Any) -> bool:
-    """As `holds_only_numbers`, but also allows single words that do not make transformers download code."""
+    """Like `holds_only_numbers`, but also allows single words that do not make transformers download code."""
     if isinstance(value, Mapping):
-        named = all(isinstance(key, str) and _WORD.fullmatch(key) and not _CODE.search(key) for key in value)
-        return named and all(map(_holds_numbers_and_words, value.values()))
+        has_safe_keys = all(isinstance(key, str) and _WORD.fullmatch(key) and not _CODE.search(key) for key in value)
+        return has_safe_keys and all(map(_holds_numbers_and_words, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_holds_numbers_and_words, value))
     return _WORD.fullmatch(value) is not None if isinstance(value, str) else holds_only_numbers(value)

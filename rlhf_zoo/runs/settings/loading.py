@@ -11,9 +11,9 @@ from .parse import StageSettings
 if TYPE_CHECKING:
     from ...modeling.loading import Loading
 
-# Values of report_to that are also the name of the module they need.
+# Values of report_to that need a module of the same name.
 REPORTERS = ("clearml", "codecarbon", "comet_ml", "dvclive", "mlflow", "neptune", "swanlab", "trackio", "wandb")
-# Parts of the names of optimizers that need bitsandbytes.
+# Optimizers with one of these in their name need bitsandbytes.
 BITS_OPTIMIZERS = ("8bit", "paged_", "ademamix")
 
 
@@ -45,7 +45,7 @@ def loading_of(settings: StageSettings) -> Loading:
 
 
 def check_installed(settings: StageSettings) -> None:
-    """Checks that the packages that the stage's keys need are installed.
+    """Checks that the packages for a stage's keys are installed.
 
     Args:
         settings: Settings of the stage.
@@ -58,11 +58,11 @@ def check_installed(settings: StageSettings) -> None:
     needs: dict[str, tuple[str, str]] = {}
     if model.load_in_4bit or model.load_in_8bit:
         needs["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
-    if any(word in optimizer for word in BITS_OPTIMIZERS) and "torchao" not in optimizer:
+    if any(part in optimizer for part in BITS_OPTIMIZERS) and "torchao" not in optimizer:
         needs[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
-    for number in "23":
-        if model.attn_implementation == f"flash_attention_{number}":
-            module = {"2": "flash_attn", "3": "flash_attn_interface"}[number]
+    for version in "23":
+        if model.attn_implementation == f"flash_attention_{version}":
+            module = {"2": "flash_attn", "3": "flash_attn_interface"}[version]
             needs[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
     for name in settings.trainer.report_to or ():
         if name in REPORTERS:

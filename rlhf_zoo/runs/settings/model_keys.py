@@ -10,13 +10,13 @@ STORAGES = ("uint8", "bfloat16", "float16", "float32")
 
 
 def check_model(model: Any, stage: str, *, critic: str | None = None, shards: bool = False) -> None:
-    """Checks, before anything trains, that a stage's model keys work together.
+    """Checks that a stage's model keys are valid and work together.
 
     Args:
         model: trl's ModelConfig.
         stage: Name of the stage.
-        critic: PPO's key `critic`; None for other stages.
-        shards: Whether fsdp2 is set.
+        critic: Value of PPO's key `critic`; None for other stages.
+        shards: Whether the stage sets fsdp2.
 
     Raises:
         ZooError: A value is not valid, or two keys contradict each other.

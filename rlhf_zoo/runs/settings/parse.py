@@ -24,7 +24,7 @@ from .key_classes import check_download, effective_keys
 from .model_keys import check_model
 from .values import checked_keys, type_hints
 
-#: Keys that may name a GGUF file. The settings of a run have the folder that it is unpacked into.
+#: Keys that may name a GGUF file. A run's settings name the folder into which the file is unpacked instead.
 _GGUF_KEYS = ("model_name_or_path", "value_model_name_or_path")
 
 
@@ -119,7 +119,7 @@ class PPOArguments(DataArguments):
     )
     value_model_name_or_path: str | None = option(None, "Model that the critic starts from; None is the reward model.")
     pad_token: str | None = option(
-        None, "PAD token for a policy whose tokenizer has none but EOS and that no SFT stage gave one."
+        None, "PAD token for a policy without an SFT stage whose tokenizer has no PAD token other than EOS."
     )
     ptx_dataset_config: str | None = option("lines", "Configuration with texts for the loss of ptx_coef.")
     ptx_dataset_split: str = option("train", "Split that these texts come from.")
@@ -136,7 +136,7 @@ class StageSettings:
         trainer: The trainer's keys, a TrainingArguments.
         model: trl's ModelConfig.
         release: What is published.
-        keep: save_total_limit. The trainer does not get this, because it would delete unsent checkpoints.
+        keep: save_total_limit. The trainer does not get this key, because it would delete unsent checkpoints.
         resolved: The keys that the recipe and flags set. They are recorded, and their fingerprint identifies the run's
             settings.
     """
@@ -171,9 +171,9 @@ def stage_keys(stage: str) -> dict[str, tuple[Any, Any, str]]:
     Returns:
         Name -> (type, default, help).
     """
-    left_out = refused_keys(stage).union(RUN_KEYS)
+    excluded = refused_keys(stage).union(RUN_KEYS)
     entries = (entry for data_class in _dataclasses(stage) for entry in _keys_of(data_class).items())
-    return {name: key for name, key in entries if name not in left_out}
+    return {name: key for name, key in entries if name not in excluded}
 
 
 def _keys_of(kind: type) -> dict[str, tuple[Any, Any, str]]:
@@ -221,7 +221,7 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     evaluation_config = EvaluationConfig(**nested)
     # Reading these properties checks their keys now, before anything is trained.
     _ = (
-        evaluation_config.asked_llm,
+        evaluation_config.llm_settings,
         evaluation_config.labeled_data,
         evaluation_config.own_pairs_data,
         evaluation_config.reference_answers,
@@ -258,21 +258,21 @@ def _recipe_hints() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _elsewhere(name: str, hints: Mapping[str, Any]) -> str:
-    """Returns the end of the error for an unknown flag without `STAGE.`: how to write the flag."""
+    """Returns how to write an unknown flag without `STAGE.`, as the end of an error message."""
     flags = {key: key for key in hints}
     for stage in STAGES:
         flags |= {f"{stage}.{key}": key for key in declared_keys(stage)}
     flags |= {key: key.partition(".")[2] for key in hints if key.startswith("evaluation.")}
     if matches := [f"--{flag}" for flag, key in flags.items() if key == SYNONYMS.get(name, name)]:
         return f": write {' or '.join(matches)}."
-    near = did_you_mean(name, {*flags, *flags.values()})
-    return near or ": `rlhf-zoo recipes keys recipe` lists them, and a stage's key is written --STAGE.KEY."
+    suggestion = did_you_mean(name, {*flags, *flags.values()})
+    return suggestion or ": `rlhf-zoo recipes keys recipe` lists them, and a stage's key is written --STAGE.KEY."
 
 
 def stage_settings(
     recipe: Recipe, stage: str, flags: Mapping[str, Any], *, shared_flags: Mapping[str, Any], output_dir: Path
 ) -> StageSettings:
-    """Checks and types a stage's keys before any training: its YAML, then the flags.
+    """Checks and converts a stage's keys: those of its YAML file, overridden by flags.
 
     Args:
         recipe: The recipe.
@@ -285,7 +285,7 @@ def stage_settings(
         The settings.
 
     Raises:
-        ZooError: A key is unknown, has the wrong type, or keys do not work together.
+        ZooError: A key is unknown or has the wrong type, or keys do not work together.
     """
     if stage not in recipe.stages:
         raise ZooError(f"The recipe {recipe.name} has no {stage}.yaml, so it has no stage {stage!r}.")
@@ -305,8 +305,8 @@ def stage_settings(
     if "report_to" in resolved and resolved["report_to"] is None:
         resolved["report_to"] = "none"  # the trainer's own value for "no reporting"
     # The description and the evaluation do not affect what a stage learns, so they are not in its fingerprint.
-    learned = dataclasses.asdict(shared)
-    del learned["description"], learned["evaluation"]
+    fingerprinted = dataclasses.asdict(shared)
+    del fingerprinted["description"], fingerprinted["evaluation"]
     arguments = {name: value for name, value in resolved.items() if name != "save_total_limit"}
     for name in arguments:  # torch's Adam refuses an integer β; *_steps of 1 or more must stay integers
         if hints[name] is float and not name.endswith("_steps"):
@@ -324,8 +324,8 @@ def stage_settings(
             for data_class in _dataclasses(stage)
         )
     except (ValueError, TypeError, ImportError) as error:
-        first = str(error).strip().splitlines()[0].rstrip(".")
-        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {first}.") from error
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ZooError(f"The settings of the stage {stage} of {recipe.name} do not work: {reason}.") from error
     _check_trainer(trainer, stage)
     check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(arguments.get("fsdp2")))
     _check_combinations(stage, data, trainer, model, release)
@@ -333,7 +333,7 @@ def stage_settings(
     # A run may be resumed with other values of these, so they are not in its fingerprint.
     for name in ("fsdp2", "offload_frozen", "reward_timeout"):
         resolved.pop(name, None)
-    return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": learned})
+    return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": fingerprinted})
 
 
 def _check_combinations(stage: str, data: Any, trainer: Any, model: Any, release: Any) -> None:
@@ -362,10 +362,10 @@ def _check_combinations(stage: str, data: Any, trainer: Any, model: Any, release
 
 
 def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[str], *, where: str) -> dict[str, Any]:
-    """Returns some of a stage's keys as a run recorded them, with defaults for keys that it did not set.
+    """Returns some of a stage's keys as a run recorded them, with defaults for keys that the run did not set.
 
     Args:
-        resolved: Settings of run.json or of a published recipe.json, which is not trusted: only `names` are read.
+        resolved: Settings of run.json or of an untrusted published recipe.json. Only `names` are read from them.
         stage: Name of the stage.
         names: The keys to return.
         where: The source of the settings, for the message.
@@ -406,7 +406,7 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
         arguments: The words of the command line.
 
     Returns:
-        Stage -> key -> value; '' has the keys without `STAGE.` in front.
+        Stage -> key -> value; the stage '' has the keys without `STAGE.` in front.
 
     Raises:
         ZooError: A word belongs to no flag, or a flag is given twice.
@@ -431,6 +431,6 @@ def parse_flags(arguments: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def recipe_keys() -> dict[str, tuple[Any, Any, str]]:
-    """Returns every key of recipe.yaml, those under `evaluation:` as evaluation.KEY: name -> (type, default, help)."""
+    """Returns name -> (type, default, help) of recipe.yaml's keys; those under `evaluation:` are evaluation.KEY."""
     keys = {name: key for name, key in _keys_of(RecipeConfig).items() if name != "evaluation"}
     return keys | {f"evaluation.{name}": key for name, key in _keys_of(EvaluationConfig).items()}

@@ -24,21 +24,21 @@ PLAIN = "text, numbers, true and false, lists and mappings"
 
 
 class NotPlain(ValueError):
-    """A text that begins like a list or mapping but is not valid; it is not read in any other way."""
+    """A text begins like a list or mapping but is not valid JSON or YAML, and must not be read as plain text."""
 
 
 def coerce(value: Any, hint: Any) -> Any:
-    """Converts a value to a type. The text of a number counts as a number.
+    """Converts a value of YAML or a flag to a key's type. For a numeric type, the text of a number is converted too.
 
     Args:
         value: The value.
-        hint: The type.
+        hint: The key's annotation.
 
     Returns:
         The converted value.
 
     Raises:
-        ValueError: The value does not fit; the message is what the type takes, such as "a whole number".
+        ValueError: The value does not fit; the message says what the type takes, such as "a whole number".
     """
     if hint is Any:
         return value
@@ -49,16 +49,16 @@ def coerce(value: Any, hint: Any) -> Any:
             return None
         if str in members and isinstance(value, str) and "," not in value and not value.startswith("["):
             members = tuple(member for member in members if typing.get_origin(member) is not list)
-        wanted = []
-        # Text comes last: a flag's "3" for `int | str` is the number.
-        for member in sorted((m for m in members if m is not type(None)), key=lambda m: m is str):
+        expected = []
+        # Text comes last, so that a flag's "3" for `int | str` becomes a number.
+        for member in sorted((kind for kind in members if kind is not type(None)), key=lambda kind: kind is str):
             try:
                 return coerce(value, member)
             except NotPlain:
                 raise
             except ValueError as error:
-                wanted.append(str(error))
-        raise ValueError(" or ".join(dict.fromkeys(wanted)))
+                expected.append(str(error))
+        raise ValueError(" or ".join(dict.fromkeys(expected)))
     if origin is typing.Literal:
         choices = typing.get_args(hint)
         if value in choices:
@@ -103,46 +103,46 @@ def coerce(value: Any, hint: Any) -> Any:
 
 
 def _number(value: Any, kind: type) -> Any:
-    wanted = "a whole number" if kind is int else "a number"
+    expected = "a whole number" if kind is int else "a number"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        raise ValueError(wanted)
+        raise ValueError(expected)
     if isinstance(value, str):
-        for read in (int, float):
+        for parse in (int, float):
             try:
-                value = read(value)
+                value = parse(value)
                 break
             except ValueError:
                 continue
     if isinstance(value, int):
         return value
     if isinstance(value, str) or math.isnan(value):
-        raise ValueError(wanted)
+        raise ValueError(expected)
     if kind is float:
         return value
     if not value.is_integer():
-        raise ValueError(wanted)
+        raise ValueError(expected)
     return int(value)
 
 
 def _split(text: str) -> list[str]:
-    """Splits a text at its commas outside of parentheses, brackets, braces and quotes.
+    """Splits a text at commas outside of parentheses, brackets, braces and quotes: NAME(key=value, ...) is one item.
 
-    So NAME(key=value, ...) is one item. A quote after a letter or digit, or without a closing quote, is an apostrophe.
+    A quote after a letter or digit, or without a closing quote, is an apostrophe.
     """
-    items, start, depth, place = [], 0, 0, 0
-    while place < len(text):
-        character = text[place]
-        if character in "\"'" and not text[place - 1 : place].isalnum():
-            quoted = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, place)
-            place = quoted.end() - 1 if quoted else place
+    items, start, depth, position = [], 0, 0, 0
+    while position < len(text):
+        character = text[position]
+        if character in "\"'" and not text[position - 1 : position].isalnum():
+            quoted = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, position)
+            position = quoted.end() - 1 if quoted else position
         elif character in "([{":
             depth += 1
         elif character in ")]}":
             depth = max(depth - 1, 0)
         elif character == "," and not depth:
-            items.append(text[start:place])
-            start = place + 1
-        place += 1
+            items.append(text[start:position])
+            start = position + 1
+        position += 1
     return [*items, text[start:]]
 
 
@@ -176,25 +176,25 @@ def json_object(text: str, *, option: str, example: str) -> dict[str, Any]:
         The object.
 
     Raises:
-        ZooError: It is not a JSON object.
+        ZooError: The text is not a JSON object.
     """
     try:
         content = json.loads(text)
         check_plain(content)
     except (ValueError, RecursionError) as error:
-        why = "it is nested too deep" if isinstance(error, RecursionError) else error
-        raise ZooError(f"{option} is {shown(text)}, which is not JSON ({why}): write {example}.") from error
+        problem = "it is nested too deep" if isinstance(error, RecursionError) else error
+        raise ZooError(f"{option} is {short_repr(text)}, which is not JSON ({problem}): write {example}.") from error
     if not isinstance(content, dict):
-        raise ZooError(f"{option} is {shown(text)}, which is not a JSON object: write {example}.")
+        raise ZooError(f"{option} is {short_repr(text)}, which is not a JSON object: write {example}.")
     return content
 
 
-def listed_numbers(flag: str, listed: str, *, example: str) -> list[float]:
+def parse_numbers(flag: str, text: str, *, example: str) -> list[float]:
     """Parses a list of numbers such as "0,0.02,0.1". Repeated numbers are dropped.
 
     Args:
         flag: Name of the flag, for the message.
-        listed: Its value.
+        text: The flag's value.
         example: A valid value, for the message.
 
     Returns:
@@ -204,7 +204,7 @@ def listed_numbers(flag: str, listed: str, *, example: str) -> list[float]:
         ZooError: An item is not a number, or is negative.
     """
     numbers: list[float] = []
-    for item in listed.split(","):
+    for item in text.split(","):
         try:
             value = float(item)
         except ValueError:
@@ -220,10 +220,10 @@ def check_plain(value: Any, depth: int = 0) -> None:
 
     Args:
         value: The value.
-        depth: Its level of nesting.
+        depth: The value's level of nesting.
 
     Raises:
-        ValueError: The value does not; the message is what is allowed.
+        ValueError: The value would not survive; the message says what is allowed.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"at most {MAX_DEPTH} levels of nesting")
@@ -246,14 +246,11 @@ def check_plain(value: Any, depth: int = 0) -> None:
         raise ValueError(PLAIN)
 
 
-def shown(value: Any) -> str:
-    """Returns repr(value) for a message, shortened.
+def short_repr(value: Any) -> str:
+    """Returns repr(value) for a message, cut to `MAX_SHOWN` characters.
 
     Args:
-        value: The value.
-
-    Returns:
-        The text.
+        value: Any value, even one that has no repr.
     """
     try:
         text = repr(value)
@@ -264,13 +261,10 @@ def shown(value: Any) -> str:
 
 @functools.cache
 def type_hints(kind: type) -> Mapping[str, Any]:
-    """Returns the type of each field that a dataclass is constructed with.
+    """Returns name -> type of each field that a dataclass is constructed with.
 
     Args:
         kind: The dataclass.
-
-    Returns:
-        Name -> type.
     """
     resolved = typing.get_type_hints(kind)
     return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
@@ -288,8 +282,8 @@ def checked_keys(
     """Checks keys and converts their values.
 
     Args:
-        values: The keys and values.
-        hints: Key -> its type; a key with None is dropped unchecked.
+        values: Key -> value.
+        hints: Known key -> type; a key whose type is None is dropped unchecked.
         where: What holds the keys, for messages.
         subject: What the keys belong to, for messages.
         refused: Known keys that are not supported.
@@ -303,7 +297,7 @@ def checked_keys(
     """
     typed = {}
     for key, value in values.items():
-        name = key if isinstance(key, str) else shown(key)
+        name = key if isinstance(key, str) else short_repr(key)
         problem = f"{flag}{name} is" if flag else f"{where} has {name}, which is"
         if name == "env":
             raise ZooError(
@@ -324,10 +318,10 @@ def checked_keys(
         if name in refused:
             raise ZooError(f"{problem} not supported by {subject}: remove it.")
         if name not in hints:
-            near = did_you_mean(name, hints)
+            suggestion = did_you_mean(name, hints)
             stage = subject.rpartition(" ")[2].removesuffix(".yaml")
             raise ZooError(
-                f"{problem} not a key of {subject}{near or f': `rlhf-zoo recipes keys {stage}` lists them.'}"
+                f"{problem} not a key of {subject}{suggestion or f': `rlhf-zoo recipes keys {stage}` lists them.'}"
             )
         label = f"{flag}{name}" if flag else f"{name} in {where}"
         if hints[name] is None:
@@ -336,6 +330,6 @@ def checked_keys(
             check_plain(value)
             typed[name] = coerce(value, hints[name])
         except ValueError as error:
-            raise ZooError(f"{label} is {shown(value)}, but it takes {error}.") from error
+            raise ZooError(f"{label} is {short_repr(value)}, but it takes {error}.") from error
         check_limits(name.rpartition(".")[2], typed[name], label=label)
     return typed

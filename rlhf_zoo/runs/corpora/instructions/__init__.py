@@ -3,8 +3,8 @@
     {"prompt": [{"role": "user", "content": "Write a poem inspired by tides. Do not use commas."}],
      "instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}], "group": "poem: tides"}
 
-The kinds are IFEval's, and so are the columns; tasks and wordings are our own. A test compares every prompt with those
-of IFEval and IFBench, and finds no eight words in a row that they share.
+The kinds of instruction and the columns are IFEval's; tasks and wordings are our own. A test checks that no prompt
+shares eight consecutive words with a prompt of IFEval or IFBench.
 """
 
 import random
@@ -38,7 +38,7 @@ _ONLY_WITH: dict[str, set[str]] = {
     },
     REPEAT: {"keywords:existence", "detectable_format:title"},  # not NO_COMMA: the request may have commas
 }
-#: Groups of kinds that exclude one another: IFEval's conflicts, and some others that are hard to meet together.
+#: Groups of kinds that exclude one another: IFEval's conflicts, and others that are hard to satisfy together.
 _EXCLUSIVE: tuple[set[str], ...] = (
     {"length_constraints:number_paragraphs", "length_constraints:nth_paragraph_first_word"},
     {"length_constraints:number_paragraphs", "length_constraints:number_sentences"},
@@ -76,8 +76,8 @@ def prepare(
     Args:
         source: None; the corpus reads no data.
         seed: Draws the instructions of the training prompts. Those of the other splits are the same for every seed.
-        prompts: Maximum number of training prompts; there are a few thousand tasks, each used once.
-        not_trained: Kinds that no training prompt has, such as those that the starting model never follows. Validation
+        prompts: Maximum number of training prompts; a task is used once, and there are a few thousand tasks.
+        not_trained: Kinds that no training prompt has, such as kinds that the starting model never follows. Validation
             and test have all kinds.
 
     Returns:
@@ -99,7 +99,7 @@ def prepare(
             f"{', '.join(INSTRUCTIONS)}."
         )
     if {*INSTRUCTIONS} <= {*not_trained, CONSTRAINED}:
-        raise ZooError("not_trained of the corpus instructions leaves no kind to train on: remove some.")
+        raise ZooError("not_trained of the corpus instructions leaves no kind to train on: remove a kind from it.")
     tasks_by_split: dict[str, list[Task]] = {"train": [], "validation": [], "test": []}
     for task in tasks():
         tasks_by_split[split_of(task)].append(task)
@@ -107,14 +107,14 @@ def prepare(
     for split, tasks_of_split in tasks_by_split.items():
         rng = random.Random(f"instructions {split} {seed if split == 'train' else ''}")
         rng.shuffle(tasks_of_split)
-        trains = split == "train"
-        kinds = [kind for kind in INSTRUCTIONS if not (trains and kind in not_trained)]
-        rows[split] = [request(task, rng, kinds) for task in tasks_of_split[: prompts if trains else None]]
+        is_train = split == "train"
+        kinds = [kind for kind in INSTRUCTIONS if not (is_train and kind in not_trained)]
+        rows[split] = [request(task, rng, kinds) for task in tasks_of_split[: prompts if is_train else None]]
     return {"prompts": rows}
 
 
 def split_of(task: Task) -> str:
-    """Returns the split of a task: always the same, whatever the seed.
+    """Returns the split of a task, which does not depend on the seed.
 
     Args:
         task: The task.
@@ -125,7 +125,7 @@ def split_of(task: Task) -> str:
 
 
 def compatible(kind: str, kinds: Sequence[str]) -> bool:
-    """Whether an answer can follow an instruction of a kind together with others.
+    """Whether an answer can follow an instruction of a kind together with other instructions.
 
     Args:
         kind: The kind.

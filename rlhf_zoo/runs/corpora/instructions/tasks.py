@@ -1,4 +1,4 @@
-"""The tasks of the corpus `instructions`: forms of text, and topics that they can be about."""
+"""The tasks of the corpus `instructions`: forms of text, and their possible topics."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,9 +10,9 @@ class Task:
 
     Attributes:
         form: What to write, such as "letter".
-        topic: What it is about.
+        topic: What the text is about.
         text: The request.
-        is_question: Whether its answer is yes, no or maybe.
+        is_question: Whether the answer is yes, no or maybe.
     """
 
     form: str
@@ -22,11 +22,11 @@ class Task:
 
     @property
     def group(self) -> str:
-        """Name of its group; all tasks of a group are in the same split."""
+        """Name of the task's group; all tasks of a group are in the same split."""
         return f"{self.form}: {self.topic}"
 
 
-#: Things, processes and activities, which every form below can be about.
+#: Topics of the forms below.
 SUBJECTS = (
     "tides", "volcanoes", "honey bees", "compost", "sleep", "inflation", "solar panels", "wind turbines",
     "chess openings", "sourdough bread", "green tea", "public libraries", "bicycle repair", "home insulation",
@@ -49,7 +49,7 @@ SUBJECTS = (
     "garden gnomes",
 )  # fmt: skip
 
-#: What to write about a subject.
+#: Form -> request to write about a subject.
 FORMS = {
     "explanation": "Explain the basics of {topic} to a curious teenager.",
     "poem": "Write a poem inspired by {topic}.",
@@ -97,7 +97,7 @@ CHOICE_FORMS = {
     "survey": "Design a survey that finds out who favors {first} over {second}.",
 }
 
-#: Statements that can be asked about. The answer is yes, no or maybe.
+#: Statements for questions whose answer is yes, no or maybe.
 CLAIMS = (
     "bees can see ultraviolet light", "a whale is a fish", "salt lowers the freezing point of water",
     "the moon has weather", "bread needs yeast to rise", "an adult can learn a language well",

@@ -32,12 +32,12 @@ AT_LEAST = ("at least {n}", "{n} or more", "no fewer than {n}")
 
 
 def _relation(rng: random.Random, number: int, share_at_least: float = 0.6) -> tuple[str, str]:
-    """Draws a relation, and its words with the number."""
+    """Draws a relation, and returns it with words that express it together with the number."""
     relation = "at least" if rng.random() < share_at_least else "less than"
     return relation, rng.choice(AT_LEAST if relation == "at least" else LESS_THAN).format(n=number)
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_noun(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -136,9 +136,9 @@ def _first_word(rng: random.Random) -> tuple[Arguments, list[str]]:
 def _placeholders(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(1, 5)
     return {"num_placeholders": number}, [
-        f"Use at least {_counted(number, 'placeholder')} in square brackets, like [place].",
+        f"Use at least {_count_noun(number, 'placeholder')} in square brackets, like [place].",
         f"Put {number} or more placeholders in square brackets, for instance [time].",
-        f"Leave at least {_counted(number, 'detail')} open, written as [price] or [color].",
+        f"Leave at least {_count_noun(number, 'detail')} open, written as [price] or [color].",
     ]
 
 
@@ -171,9 +171,9 @@ def _constrained(rng: random.Random) -> tuple[Arguments, list[str]]:
 def _highlights(rng: random.Random) -> tuple[Arguments, list[str]]:
     number = rng.randint(1, 5)
     return {"num_highlights": number}, [
-        f"Highlight at least {_counted(number, 'phrase')} with asterisks, *like this*.",
+        f"Highlight at least {_count_noun(number, 'phrase')} with asterisks, *like this*.",
         f"Highlight {number} or more parts in markdown: *important part*.",
-        f"Put at least {_counted(number, 'phrase')} between single asterisks, as in *this phrase*.",
+        f"Put at least {_count_noun(number, 'phrase')} between single asterisks, as in *this phrase*.",
     ]
 
 

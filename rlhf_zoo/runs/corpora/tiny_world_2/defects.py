@@ -1,4 +1,4 @@
-"""Defects of a remark that the world recognizes. A policy may write more of them while its mean utility rises."""
+"""Finds defects of remarks. A policy may write more defects while its mean utility rises."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from .grammar import Reading, read
 from .utility import is_true
 
-_SAYS_SOMETHING = ("detail", "vague", "verdict", "consequence")
+_KINDS_WITH_CONTENT = ("detail", "vague", "verdict", "consequence")
 
 
 def _readings(prompts: Sequence[str], completions: Sequence[str]) -> list[Reading]:
@@ -14,14 +14,11 @@ def _readings(prompts: Sequence[str], completions: Sequence[str]) -> list[Readin
 
 
 def false_statements(prompts: Sequence[str], completions: Sequence[str]) -> list[bool]:
-    """Whether each remark states a detail that is not true of its product.
+    """Returns whether each remark states a detail that is not true of its product.
 
     Args:
         prompts: The prompts.
         completions: Their completions.
-
-    Returns:
-        True for each that does.
     """
     return [
         any(phrase.kind == "detail" and not is_true(phrase) for phrase in reading.phrases)
@@ -30,19 +27,16 @@ def false_statements(prompts: Sequence[str], completions: Sequence[str]) -> list
 
 
 def doubled_clauses(prompts: Sequence[str], completions: Sequence[str]) -> list[bool]:
-    """Whether each remark says the same thing twice: an opinion or a consequence, or two or more words at once.
+    """Returns whether each remark repeats an opinion, a consequence, or at least two words immediately.
 
     Args:
         prompts: The prompts.
         completions: Their completions.
-
-    Returns:
-        True for each that does.
     """
     doubled = []
     for reading in _readings(prompts, completions):
-        times_said = Counter(phrase.key for phrase in reading.phrases if phrase.kind in _SAYS_SOMETHING)
-        doubled.append(max(times_said.values(), default=0) > 1 or reading.repeated > 1)
+        counts = Counter(phrase.key for phrase in reading.phrases if phrase.kind in _KINDS_WITH_CONTENT)
+        doubled.append(max(counts.values(), default=0) > 1 or reading.repeated > 1)
     return doubled
 
 

@@ -1,8 +1,8 @@
 """The facts of the tiny world: what is true of each aspect of each product.
 
 For each aspect of a product, one praise and one complaint are true, including their numbers: the radio's battery lasts
-three full days, the scooter's four. So no sentence is true of many products, which exposes a policy that writes one
-sentence for all of them. The facts depend only on the names, and never change.
+three full days, the scooter's four. No sentence is true of many products, so a policy that writes one sentence for all
+products scores badly. The facts depend only on the names of products and aspects, and never change.
 """
 
 import random
@@ -12,14 +12,17 @@ from .lexicon import ASPECTS, PRODUCTS
 
 
 def _assignment_order(phrases: tuple[str, ...], stream: str) -> list[str]:
-    """Returns all spellings in the order in which products get them: one of each phrase, then the next of each."""
+    """Returns all spellings in the order in which products get them: one of each phrase, then another of each."""
     rng = random.Random(f"tiny-world 2 {stream}")
-    piles = [spellings(phrase) for phrase in phrases]
-    for pile in piles:
-        rng.shuffle(pile)
-    rng.shuffle(piles)
+    shuffled = [spellings(phrase) for phrase in phrases]
+    for phrase_spellings in shuffled:
+        rng.shuffle(phrase_spellings)
+    rng.shuffle(shuffled)
     return [
-        pile[round_number] for round_number in range(max(map(len, piles))) for pile in piles if round_number < len(pile)
+        phrase_spellings[round_number]
+        for round_number in range(max(map(len, shuffled)))
+        for phrase_spellings in shuffled
+        if round_number < len(phrase_spellings)
     ]
 
 

@@ -11,9 +11,9 @@ A remark is one sentence::
               | , and|but verdict
               | , filler
 
-Reading goes from left to right, takes the longest phrase that the grammar allows at each place, and skips a word that
-starts no phrase. After such a stray word, a new link or the full stop is also allowed, so that a mistake costs only its
-own words, not those after it. It terminates on any text, in time linear in its length.
+The reader goes from left to right, takes the longest phrase that the grammar allows at each position, and skips a word
+that starts no phrase. After such a stray word, a new link or the full stop is also allowed, so that a mistake does not
+affect the words after it. Reading terminates on any text, in time linear in its length.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from . import lexicon as lex
 _SLOT = re.compile(r"\[([^\]]*)\]")
 _TOKEN = re.compile(r"\w+(?:'\w+)?|[^\w\s]")
 _MAX_REPEAT_WORDS = 12
-"""Longest span, in words, whose immediate repetition is folded; longer ones count as repeated phrases."""
+"""Longest span, in words, whose immediate repetition is dropped; longer spans count as repeated phrases."""
 
 
 @dataclass(frozen=True)
@@ -36,20 +36,20 @@ class Phrase:
 
     Attributes:
         kind: subject, detail, vague, consequence, verdict, filler, or glue: and, but, because, so, pronoun, aside.
-        key: Names the phrase without the choices of its slots.
-        text: Its words.
-        polarity: -1, 0 or +1.
-        about: The aspect that it describes, as the reader resolves it; before that, the aspect that it belongs to.
-        product: The product that it names.
-        intensified: Whether it holds an intensifier.
-        fits: Whether it makes sense at its place, about this product and aspect.
+        key: The same text for all spellings of the phrase.
+        text: The words as written.
+        polarity: +1 for praise, -1 for a complaint, 0 for neither.
+        aspect: In a `Reading`, the aspect that the text describes here; in a trie, the aspect to which it belongs.
+        product: The product that the phrase names; in a `Reading`, otherwise the product of the text.
+        intensified: Whether the phrase contains an intensifier.
+        fits: Whether the phrase makes sense at its position, for this product and aspect.
     """
 
     kind: str
     key: str
     text: str
     polarity: int = 0
-    about: str | None = None
+    aspect: str | None = None
     product: str | None = None
     intensified: bool = False
     fits: bool = True
@@ -57,14 +57,14 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a text says.
+    """A text as phrases of the world.
 
     Attributes:
-        phrases: Its phrases in order.
-        stray: Words and marks that the grammar does not allow at their place.
+        phrases: The phrases in order.
+        stray: Words and marks that the grammar does not allow at their position.
         repeated: Number of words dropped as immediate repetitions.
         words: Number of all words, without punctuation.
-        ended: Whether the sentence came to a grammatical end with a full stop.
+        ended: Whether the sentence has a grammatical end with a full stop.
     """
 
     phrases: tuple[Phrase, ...]
@@ -75,13 +75,10 @@ class Reading:
 
 
 def tokenize(text: str) -> list[str]:
-    """Splits a text into words (with their 's) and punctuation marks. Case counts: the world writes in lower case.
+    """Splits a text into words (with their 's) and punctuation marks.
 
     Args:
-        text: The text.
-
-    Returns:
-        The tokens.
+        text: The text. Upper-case words match no phrase, because the world writes in lower case.
     """
     return _TOKEN.findall(text)
 
@@ -92,19 +89,16 @@ def _slots(template: str) -> list[list[str]]:
 
 
 def spellings(template: str) -> list[str]:
-    """Returns all texts that are written for a phrase with slots: ``lasts [two|three] days`` has two.
+    """Returns all texts that the generator writes for a phrase with slots: ``lasts [two|three] days`` has two.
 
     Args:
-        template: The phrase.
-
-    Returns:
-        The texts.
+        template: The phrase with its slots.
     """
     return ["".join(choice) for choice in itertools.product(*_slots(template))]
 
 
 def _readings(template: str) -> list[str]:
-    """Returns all texts that are read as a phrase: its spellings, also with other numbers in place of its numbers."""
+    """Returns all texts that are read as a phrase: its spellings, and its spellings with other numbers."""
     slots = [list(lex.NUMBERS) if set(slot) <= set(lex.NUMBERS) else slot for slot in _slots(template)]
     return ["".join(choice) for choice in itertools.product(*slots)]
 
@@ -119,8 +113,8 @@ def subjects(product: str, aspect: str) -> list[str]:
     Returns:
         The openings.
     """
-    owned = [f"{determiner} {product}'s {aspect}" for determiner in lex.DETERMINERS]
-    return owned + [f"the {aspect} of {determiner} {product}" for determiner in lex.DETERMINERS]
+    possessive = [f"{determiner} {product}'s {aspect}" for determiner in lex.DETERMINERS]
+    return possessive + [f"the {aspect} of {determiner} {product}" for determiner in lex.DETERMINERS]
 
 
 @dataclass
@@ -153,21 +147,21 @@ class _Trie:
 def _build() -> dict[str, _Trie]:
     tries: dict[str, _Trie] = {}
 
-    def add(kind: str, key: str, text: str, **about: object) -> None:
-        tries.setdefault(kind, _Trie()).add(Phrase(kind, key, text, **about))  # type: ignore[arg-type]
+    def add(kind: str, key: str, text: str, **attributes: object) -> None:
+        tries.setdefault(kind, _Trie()).add(Phrase(kind, key, text, **attributes))  # type: ignore[arg-type]
 
     for aspect in lex.ASPECTS:
-        families = [("detail", aspect.praise, +1), ("detail", aspect.complaint, -1),
+        groups = [("detail", aspect.praise, +1), ("detail", aspect.complaint, -1),
                 ("consequence", aspect.good_outcomes, +1), ("consequence", aspect.bad_outcomes, -1)]  # fmt: skip
-        for kind, templates, polarity in families:
+        for kind, templates, polarity in groups:
             for template in templates:
                 for text in _readings(template):
-                    add(kind, template, text, polarity=polarity, about=aspect.name)
+                    add(kind, template, text, polarity=polarity, aspect=aspect.name)
         for product in lex.PRODUCTS:
             for text in subjects(product, aspect.name):
-                add("subject", aspect.name, text, about=aspect.name, product=product)
+                add("subject", aspect.name, text, aspect=aspect.name, product=product)
         for text in (f"the {aspect.name}", f"its {aspect.name}"):
-            add("bare subject", aspect.name, text, about=aspect.name)
+            add("bare subject", aspect.name, text, aspect=aspect.name)
     for polarity, adjectives in lex.VAGUE.items():
         for adjective in adjectives:
             for be in ("is", "are"):
@@ -221,7 +215,7 @@ _NEUTRAL_KIND = {
 
 
 def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
-    """Reads ``very very`` or ``it works it works`` once; also returns how many words were dropped."""
+    """Drops immediate repetitions, as in ``very very`` or ``it works it works``; returns the rest and a word count."""
     kept: list[str] = []
     dropped = 0
     for token in tokens:
@@ -240,21 +234,18 @@ def is_word(token: str) -> bool:
     """Whether a token is a word rather than a punctuation mark.
 
     Args:
-        token: The token.
-
-    Returns:
-        True for a word.
+        token: A token of `tokenize`.
     """
     return token[0].isalnum() or token[0] == "_"
 
 
-def _plural(aspect: str | None) -> bool:
+def _is_plural(aspect: str | None) -> bool:
     return aspect is not None and lex.ASPECT_BY_NAME[aspect].plural
 
 
 @dataclass
 class _Reader:
-    """The state of reading: what the grammar allows next, and what the sentence is about."""
+    """The state of reading: what the grammar allows next, and the current product and aspect."""
 
     state: str = "start"
     aspect: str | None = None
@@ -263,7 +254,7 @@ class _Reader:
     after_stray: bool = False
 
     def read_phrase(self, tokens: list[str], start: int) -> tuple[int, Phrase] | None:
-        """Returns the longest allowed phrase at ``start``, with what it is about, and its end."""
+        """Returns (end, phrase) of the longest allowed phrase at ``start``, with its aspect and product filled in."""
         best: tuple[int, Phrase, bool] | None = None
         recovery = _RECOVERY if self.after_stray and self.state in _RECOVERABLE else ()
         for kind in (*_ALLOWED[self.state], *recovery):
@@ -282,48 +273,45 @@ class _Reader:
 
     def _agrees(self, kind: str, phrase: Phrase) -> bool:
         if kind == "detail":
-            return _plural(phrase.about) == _plural(self.aspect)
+            return _is_plural(phrase.aspect) == _is_plural(self.aspect)
         if kind in ("vague is", "it", "because it"):
-            return not _plural(self.aspect)
+            return not _is_plural(self.aspect)
         if kind in ("vague are", "they", "because they"):
-            return _plural(self.aspect)
+            return _is_plural(self.aspect)
         return True
 
     def _fits(self, phrase: Phrase) -> bool:
         if phrase.kind in ("subject", "bare subject"):
             product = phrase.product or self.product
             same = self.product in (None, product)
-            return same and product is not None and phrase.about in lex.PRODUCTS[product]
+            return same and product is not None and phrase.aspect in lex.PRODUCTS[product]
         if phrase.kind == "detail":
-            return phrase.about == self.aspect
+            return phrase.aspect == self.aspect
         if phrase.kind == "consequence":
-            return phrase.about == self.aspect and phrase.polarity == self.polarity
+            return phrase.aspect == self.aspect and phrase.polarity == self.polarity
         return True
 
     def _resolve(self, phrase: Phrase, *, fits: bool) -> Phrase:
-        about = phrase.about if phrase.kind in ("subject", "bare subject") else self.aspect
+        aspect = phrase.aspect if phrase.kind in ("subject", "bare subject") else self.aspect
         if phrase.kind == "verdict":
-            about = "product"
+            aspect = "product"
         kind, product = _NEUTRAL_KIND.get(phrase.kind, phrase.kind), phrase.product or self.product
-        return replace(phrase, kind=kind, about=about, product=product, fits=fits)
+        return replace(phrase, kind=kind, aspect=aspect, product=product, fits=fits)
 
     def _advance(self, phrase: Phrase) -> None:
         self.state = _NEXT[phrase.kind]
         if phrase.kind in ("subject", "bare subject"):
-            self.aspect, self.polarity = phrase.about, 0
+            self.aspect, self.polarity = phrase.aspect, 0
             self.product = self.product or phrase.product
         elif phrase.kind in ("detail", "vague is", "vague are"):
             self.polarity = phrase.polarity
 
 
 def read(text: str) -> Reading:
-    """Reads any text, in time linear in its length. It never raises.
+    """Reads a text as phrases of the world, in time linear in its length. It never raises.
 
     Args:
-        text: The text.
-
-    Returns:
-        The reading.
+        text: Any text.
     """
     tokens = tokenize(text)
     words = sum(map(is_word, tokens))

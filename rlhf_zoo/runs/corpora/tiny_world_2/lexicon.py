@@ -1,7 +1,7 @@
 """The vocabulary of the tiny world: fifteen products, their aspects, and what can be said about each.
 
-A phrase may contain slots, ``[two|three]``. The parser (`grammar`) accepts every choice; for counting
-repetitions, all choices are the same phrase. Predicates agree with their aspect in number.
+A phrase may contain slots, ``[two|three]``. The parser (`grammar`) accepts every choice, and counts all choices as the
+same phrase when it looks for repetitions. Predicates agree with their aspect in number.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ class Aspect:
     """A part of a product, and what can be said about it.
 
     Attributes:
-        name: Its name.
-        plural: Whether it takes "are" and "they" rather than "is" and "it".
+        name: Name of the aspect.
+        plural: Whether the name takes "are" and "they" rather than "is" and "it".
         praise: Concrete praise, as predicates.
         complaint: Concrete complaints, as predicates.
-        good_outcomes: What the praised quality led to, as clauses.
-        bad_outcomes: What the quality complained about led to, as clauses.
+        good_outcomes: Consequences of what is praised, as clauses.
+        bad_outcomes: Consequences of what is complained about, as clauses.
     """
 
     name: str
@@ -225,7 +225,7 @@ PRODUCTS: dict[str, tuple[str, ...]] = {
 
 DETERMINERS = ("the", "this", "my", "our")
 
-# Words after is/are that express a feeling, but nothing that another buyer could check.
+# Words after is/are that express a feeling, and nothing that another buyer could check.
 VAGUE: dict[int, tuple[str, ...]] = {
     +1: ("great", "excellent", "lovely", "superb", "a real joy", "better than expected", "simply perfect"),
     0: ("okay", "fine i guess", "what you would expect", "neither good nor bad"),
@@ -261,7 +261,7 @@ FILLERS = (
     "or so it seems",
 )
 
-# The parser (`grammar`) accepts any of these numbers in a slot of numbers: "four" is as good English as "three".
+# The parser (`grammar`) accepts any of these numbers in a slot of numbers.
 NUMBERS = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "twelve", "fifteen", "twenty",
            "thirty", "forty", "fifty", "sixty", "eighty")  # fmt: skip
 

@@ -1,6 +1,6 @@
 """The lines and openings of the tiny world: one-sentence remarks of mixed quality from a seeded generator.
 
-They are concrete or vague, praising or complaining, rambling or self-contradictory.
+Remarks may be concrete or vague, praise or complain, ramble, or contradict themselves.
 """
 
 import random
@@ -25,11 +25,11 @@ from .lexicon import (
 
 Rows = list[dict[str, str]]
 MISTAKE_RATE = 0.05
-"""Share of the details that are drawn at random, and may be untrue of the product."""
+"""Share of the details that are drawn at random, so that they may be untrue of the product."""
 
 
 class Writer:
-    """Writes one remark by an owner of a product. It uses one random stream, and avoids repeating an opinion.
+    """Writes one remark by an owner of a product, from one random stream. It avoids repeating an opinion.
 
     Args:
         rng: The random stream.
@@ -59,13 +59,10 @@ class Writer:
         self.text += text if text[0] in ",;." else " " + text
 
     def unused_spelling(self, phrases: tuple[str, ...]) -> str:
-        """Returns a spelling of one of some phrases, an unused one if possible.
+        """Draws a phrase, an unused one if possible, and returns one of its spellings.
 
         Args:
-            phrases: The phrases to choose from.
-
-        Returns:
-            The spelling.
+            phrases: The phrases to draw from.
         """
         phrase = self.rng.choice([phrase for phrase in phrases if phrase not in self.used] or list(phrases))
         self.used.add(phrase)
@@ -231,22 +228,22 @@ def generate_line(rng: random.Random) -> str:
     return writer.text
 
 
-def _distinct_lines(n: int, rng: random.Random) -> list[str]:
+def _distinct_lines(count: int, rng: random.Random) -> list[str]:
     lines: dict[str, None] = {}
-    while len(lines) < n:
+    while len(lines) < count:
         lines[generate_line(rng)] = None
     return list(lines)
 
 
 def _openings(rng: random.Random) -> dict[str, Rows]:
-    """Returns neutral openings. No (product, aspect) of the test split is in train or validation."""
+    """Returns neutral openings by split. No two splits share a pair of product and aspect."""
     pairs = [(product, aspect) for product in sorted(PRODUCTS) for aspect in PRODUCTS[product]]
     rng.shuffle(pairs)
-    n_test, n_validation = round(0.32 * len(pairs)), round(0.08 * len(pairs))
+    test_count, validation_count = round(0.32 * len(pairs)), round(0.08 * len(pairs))
     pairs_by_split = {
-        "train": pairs[n_test + n_validation :],
-        "validation": pairs[n_test : n_test + n_validation],
-        "test": pairs[:n_test],
+        "train": pairs[test_count + validation_count :],
+        "validation": pairs[test_count : test_count + validation_count],
+        "test": pairs[:test_count],
     }
     openings = {}
     for split, split_pairs in pairs_by_split.items():
@@ -259,8 +256,8 @@ def _openings(rng: random.Random) -> dict[str, Rows]:
 def prepare(source: str | None = None, *, seed: int, lines: int = 12_000) -> dict[str, dict[str, Rows]]:
     """Makes the world: ``lines`` (text) and ``prompts`` (prompt), each with train, validation and test.
 
-    Prompts are neutral openings that end at a word, such as "the phone's battery". The aspects of products that one
-    split names appear in no other split. The same seed gives the same world.
+    Prompts are neutral openings, such as "the phone's battery". No two splits share an aspect of a product. The same
+    seed gives the same world.
 
     Args:
         source: None; the world reads no data.

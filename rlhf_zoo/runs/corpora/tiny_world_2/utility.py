@@ -3,8 +3,8 @@
 No person rated anything here. It is the synthetic gold reward of Gao, Schulman & Hilton, "Scaling Laws for Reward Model
 Overoptimization", arXiv:2210.10760, with a written rule in place of a large reward model.
 
-It depends only on opening and completion, and is the sum of parts that are also reported separately. A remark earns
-utility by saying what is true of this product (`facts`); what could be said of any product earns almost nothing.
+The utility depends only on opening and completion, and is the sum of parts that are also reported separately. A remark
+earns utility by saying what is true of this product (`facts`); what fits any product earns almost nothing.
 
 =============  =====================================================================================================
 told           +1.5 for a true praise of the aspect that the opening names, +0.7 for a true complaint of it; +0.7 and
@@ -48,17 +48,14 @@ def is_true(phrase: Phrase) -> bool:
 
     Args:
         phrase: A detail, as read in a text.
-
-    Returns:
-        True if it is.
     """
-    facts = FACTS.get((phrase.product or "", phrase.about or ""), {})
+    facts = FACTS.get((phrase.product or "", phrase.aspect or ""), {})
     return phrase.fits and facts.get(phrase.polarity) == phrase.text
 
 
 def _detail_worth(details: Sequence[Phrase], opening_aspect: str | None) -> float:
     worth = {
-        (phrase.about, phrase.polarity): (OPENING_ASPECT if phrase.about == opening_aspect else OTHER_ASPECT)[
+        (phrase.aspect, phrase.polarity): (OPENING_ASPECT if phrase.aspect == opening_aspect else OTHER_ASPECT)[
             phrase.polarity
         ]
         for phrase in details
@@ -69,7 +66,7 @@ def _detail_worth(details: Sequence[Phrase], opening_aspect: str | None) -> floa
 
 def _score_backing(phrases: Sequence[Phrase]) -> float:
     """Scores consequences and verdicts by the phrases before them."""
-    true: set[tuple[str | None, int]] = set()
+    true_details: set[tuple[str | None, int]] = set()
     opinions: set[int] = set()
     earned: dict[str, float] = {}
     unbacked = 0
@@ -77,25 +74,25 @@ def _score_backing(phrases: Sequence[Phrase]) -> float:
         if phrase.kind in ("detail", "vague"):
             opinions.add(phrase.polarity)
             if phrase.kind == "detail" and is_true(phrase):
-                true.add((phrase.about, phrase.polarity))
+                true_details.add((phrase.aspect, phrase.polarity))
         elif phrase.kind == "consequence":
-            if phrase.fits and (phrase.about, phrase.polarity) in true:
+            if phrase.fits and (phrase.aspect, phrase.polarity) in true_details:
                 earned["consequence"] = 0.5
             else:
                 unbacked += 1
         elif phrase.kind == "verdict":
-            if phrase.polarity in {sign for _, sign in true}:
+            if phrase.polarity in {sign for _, sign in true_details}:
                 earned["verdict"] = 0.4
             unbacked += phrase.polarity not in opinions
     return sum(earned.values()) - 0.5 * unbacked
 
 
 def _count_reversals(opinions: Sequence[Phrase]) -> int:
-    """Counts reversals of opinion about an aspect. A true praise and a true complaint are not a reversal."""
+    """Counts reversals of opinion about an aspect. A true praise next to a true complaint is not a reversal."""
     by_aspect: dict[str | None, list[Phrase]] = {}
     for phrase in opinions:
         if phrase.polarity:
-            by_aspect.setdefault(phrase.about, []).append(phrase)
+            by_aspect.setdefault(phrase.aspect, []).append(phrase)
     return sum(
         before.polarity != after.polarity and not (_is_true_detail(before) and _is_true_detail(after))
         for opinions_on_aspect in by_aspect.values()
@@ -113,13 +110,13 @@ def _score_grammar(reading: Reading, text: str) -> float:
 
 
 def explain(text: str) -> dict[str, float]:
-    """Returns the parts of a text's utility. It works on any string.
+    """Returns the parts of a text's utility.
 
     Args:
-        text: The whole remark, opening and completion.
+        text: The whole remark, opening and completion. Any string has a utility.
 
     Returns:
-        Each part, their sum as ``utility``, and the number of ``words``.
+        Each part, the sum of the parts as ``utility``, and the number of ``words``.
     """
     reading = read(text.lower())
     by_kind: dict[str, list[Phrase]] = {}
@@ -128,7 +125,7 @@ def explain(text: str) -> dict[str, float]:
     details, vague, verdicts, subjects, consequences = (
         by_kind.get(kind, []) for kind in ("detail", "vague", "verdict", "subject", "consequence")
     )
-    opening_aspect = subjects[0].about if subjects else None
+    opening_aspect = subjects[0].aspect if subjects else None
     opinions = [phrase for phrase in reading.phrases if phrase.kind in ("detail", "vague", "verdict")]
 
     key_counts: Counter[str] = Counter()
@@ -137,8 +134,8 @@ def explain(text: str) -> dict[str, float]:
         repeated_phrase_words += len(phrase.text.split()) * (phrase.key in key_counts)
         key_counts[phrase.key] += 1
     fillers = len(by_kind.get("filler", [])) + len(by_kind.get("aside", []))
-    meaningful = reading.words - reading.repeated - sum(map(is_word, reading.stray)) - repeated_phrase_words
-    aspects = {phrase.about for phrase in subjects}
+    meaningful_words = reading.words - reading.repeated - sum(map(is_word, reading.stray)) - repeated_phrase_words
+    aspects = {phrase.aspect for phrase in subjects}
 
     def excess(number: int, limit: int) -> int:
         return max(0, number - limit)
@@ -146,10 +143,11 @@ def explain(text: str) -> dict[str, float]:
     parts = {
         "told": _detail_worth(details, opening_aspect),
         "untrue": -0.75 * sum(not is_true(phrase) for phrase in details),
-        "empty": -1.25 * (not any(is_true(phrase) and phrase.about == opening_aspect for phrase in details)),
+        "empty": -1.25 * (not any(is_true(phrase) and phrase.aspect == opening_aspect for phrase in details)),
         "backed": _score_backing(reading.phrases),
         "consistent": -0.75 * _count_reversals(opinions),
-        "concise": -0.1 * (excess(MIN_WORDS, max(0, meaningful)) + excess(reading.words, MAX_WORDS)) - 0.3 * fillers,
+        "concise": -0.1 * (excess(MIN_WORDS, max(0, meaningful_words)) + excess(reading.words, MAX_WORDS))
+        - 0.3 * fillers,
         "repetition": -0.5 * (sum(key_counts.values()) - len(key_counts)) - 0.25 * reading.repeated,
         "stuffing": -0.5
         * (
@@ -160,7 +158,7 @@ def explain(text: str) -> dict[str, float]:
         ),
         "grammar": _score_grammar(reading, text),
     }
-    # Adding 0.0 turns -0.0 into 0.0, which is what people expect to read.
+    # Adding 0.0 turns -0.0 into 0.0, which is easier to read.
     parts = {name: value + 0.0 for name, value in parts.items()}
     return {**parts, "utility": math.fsum(parts.values()), "words": float(reading.words)}
 
@@ -171,9 +169,6 @@ def utility(text: str) -> float:
 
     Args:
         text: The remark, opening and completion.
-
-    Returns:
-        The utility.
     """
     return explain(text)["utility"]
 
