@@ -167,12 +167,10 @@ def _check_keys(context: RunContext, stage: str, keys: Mapping[str, Any]) -> Non
         for name in value if isinstance(value, list) else [value]:
             if key in GROUPS:
                 check_object(name, GROUPS[key], key=key, where=source, flag=TRUST_RUN_FLAG)
-            elif STAGE_KEYS[key] is Kind.REPOSITORY and not (isinstance(name, str) and _is_trained(context, name)):
-                check_repository(name, key=key, where=source)
-
-
-def _is_trained(context: RunContext, name: str) -> bool:
-    return name in context.recipe.stages or is_member(name)
+            elif STAGE_KEYS[key] is Kind.REPOSITORY:
+                is_trained = isinstance(name, str) and (name in context.recipe.stages or is_member(name))
+                if not is_trained:
+                    check_repository(name, key=key, where=source)
 
 
 def check_same_labels(context: RunContext, *, restart: bool = False) -> None:

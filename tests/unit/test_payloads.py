@@ -68,6 +68,12 @@ PAYLOADS: list[Any] = [
 ]
 #: Kinds of keys that may hold a text: it is no name of code, or nobody reads it.
 FREE = (Kind.PLAIN, Kind.MACHINE, Kind.NESTED)
+#: `NON_STAGE_KEYS`, which a stage's run records in addition to its keys. Reproducing never reads the last two.
+NON_STAGE_KINDS = {
+    **dict.fromkeys(("recipe", "ppo", "evaluation"), Kind.NESTED),
+    "data": Kind.MACHINE,
+    "parents": Kind.MACHINE,
+}
 SHARED = {
     "license": "mit",
     "seed": 3,
@@ -133,7 +139,7 @@ def test_every_key_is_classified() -> None:
     assert shared | {"evaluation"} == set(classified.SHARED_KEYS)
     nested = {name.partition(".")[2] for name in recipe_keys() if "." in name}
     assert nested == set(classified.EVALUATION_KEYS)
-    assert set(NON_STAGE_KEYS) == set(classified.NON_STAGE_KINDS)
+    assert set(NON_STAGE_KEYS) == set(NON_STAGE_KINDS)
 
 
 def test_a_key_that_nobody_classified_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +155,7 @@ def test_a_key_that_nobody_classified_is_refused(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("stage", STAGES)
 def test_no_key_of_recipe_json_runs_code(stage: str, pulled: Path) -> None:
     """Names of objects, files and hosts are refused; other texts at most name a column, or a word."""
-    kinds = {**classified.STAGE_KEYS, **classified.NON_STAGE_KINDS}
+    kinds = {**classified.STAGE_KEYS, **NON_STAGE_KINDS}
     for key, kind in kinds.items():
         for value in (*PAYLOADS, [SHELL]) if kind not in FREE else (SHELL, [SHELL], *PAYLOADS[-3:]):
             if key != "recipe":  # `fetch` refuses what is not a mapping there; its keys are tried below

@@ -21,7 +21,7 @@ from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.plan import memory, tracing
 from rlhf_zoo.pipeline.plan.devices import CARDS, Device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, TrainingPass
-from rlhf_zoo.pipeline.plan.plan import _equivalent_changes, make_plan, smallest_change, stage_keys_of
+from rlhf_zoo.pipeline.plan.plan import _rounding_changes, make_plan, smallest_change, stage_keys_of
 from rlhf_zoo.pipeline.plan.published import published_shapes
 from rlhf_zoo.pipeline.plan.result import gib
 from rlhf_zoo.pipeline.plan.seconds import RATES
@@ -237,7 +237,7 @@ def test_no_smaller_change_would_do(seed):
     if found is None:
         return
     assert fits(found.keys)
-    parts = list(_equivalent_changes("ppo", keys, device))
+    parts = list(_rounding_changes("ppo", keys, device))
     if any(all(found.keys.get(name) == value for name, value in one.items()) for one in parts):
         fewest = [one for one in parts if fits(one)] or [a | b for a, b in combinations(parts, 2) if fits(a | b)]
         assert not fewest or found.keys in fewest
@@ -299,7 +299,7 @@ def test_two_processes_with_shards_are_planned_within_a_tenth_of_what_they_take(
         ),
         ("ppo", "h100:8", {"critic": "shared"}, "fsdp2 of the stage ppo does not work with critic shared"),
         ("reward", "h100:8", {"optim": "adafactor"}, "cannot shard the optimizer adafactor: set optim to one of"),
-        ("reward", "h100", {}, "this plan is for one: set --gpu NAME:COUNT"),
+        ("reward", "h100", {}, "this plan is for one device: set --gpu NAME:COUNT"),
     ],
 )
 def test_shards_that_there_are_none_of(stage, gpu, keys, said):

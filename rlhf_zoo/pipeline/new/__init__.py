@@ -1,1 +1,1 @@
-"""`rlhf-zoo new`: writes a recipe for the user's own model and data."""
+"""`rlhf-zoo new`: writes a recipe for a user's own model and data."""

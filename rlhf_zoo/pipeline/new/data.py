@@ -20,20 +20,20 @@ from ...runs.data.sources import file_problem
 from ...runs.data.tables import dataset_of
 from ...runs.data.turns import SHAREGPT, speaker
 
-#: Most rows to count in a split whose size is not declared.
+#: Maximum number of rows to count in a split whose size is not declared.
 MAX_COUNTED = 5000
 #: Number of rows to inspect in each split.
 SAMPLE_ROWS = 200
-#: Column of a stage -> the names that data sets use for it, the likeliest first.
+#: Column of a stage -> names of this column in data sets, the likeliest first.
 COLUMN_NAMES = {
     "prompt": ("prompt", "question", "instruction", "query", "problem", "input", "text"),
     "completion": ("completion", "answer", "output", "response", "solution"),
     "chosen": ("chosen", "chosen_response", "preferred"),
     "rejected": ("rejected", "rejected_response", "dispreferred"),
 }
-#: Prefixes of the names of training splits, by form, the likeliest first.
+#: Form -> prefixes of the names of training splits, the likeliest first.
 TRAIN_SPLITS = {"texts": ("train_sft", "train"), "pairs": ("train_prefs", "train"), "prompts": ("train_gen", "train")}
-#: The same for evaluation splits.
+#: Form -> prefixes of the names of evaluation splits, the likeliest first.
 TEST_SPLITS = {
     "texts": ("validation", "test_sft", "test", "eval"), "pairs": ("test_prefs", "test", "validation", "eval"),
     "prompts": ("test_gen", "test"),
@@ -42,10 +42,10 @@ TEST_SPLITS = {
 
 @dataclass(frozen=True)
 class Subset:
-    """A subset of a data set, which `datasets` calls a configuration.
+    """A configuration of a data set.
 
     Attributes:
-        configuration: Its name; None if the data set has only one.
+        configuration: Name of the configuration; None if the data set has only one.
         splits: Split -> number of rows.
         rows: Split -> its first `SAMPLE_ROWS` rows.
         read: A function that reads the first `MAX_COUNTED` rows of a split.
@@ -63,8 +63,8 @@ class InspectedData:
 
     Attributes:
         name: A repository, folder or file.
-        revision: Its commit; None for a folder or file.
-        subsets: Its configurations.
+        revision: Commit of the repository; None for a folder or file.
+        subsets: The configurations.
     """
 
     name: str
@@ -73,7 +73,7 @@ class InspectedData:
 
     @property
     def title(self) -> str:
-        """Its name on cards, without the path of a folder or file."""
+        """Name of the data set on cards, without the path of a folder or file."""
         return Path(self.name).name if Path(self.name).exists() else self.name
 
 
@@ -83,8 +83,8 @@ class StageData:
 
     Attributes:
         data: The data set.
-        keys: Keys for the stage's YAML.
-        row_count: The number of rows to train on; a lower bound if it is `MAX_COUNTED`.
+        keys: Keys for the stage's YAML file.
+        row_count: The number of rows to train on; a lower bound if it equals `MAX_COUNTED`.
         rows: The first rows, in the stage's form.
         prompt_count: For PPO the number of distinct prompts; for other stages the number of rows.
         test_prompt_count: The number of distinct prompts in the split to evaluate on; None without such a split.
@@ -111,7 +111,7 @@ class StageData:
 
 
 def inspect_data(name: str) -> InspectedData:
-    """Reads the splits of each configuration, and their first rows.
+    """Reads the splits of each configuration of a data set, and their first rows.
 
     Args:
         name: A folder, a file of JSON lines, or NAMESPACE/NAME[@REVISION].
@@ -161,21 +161,21 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
     Args:
         data: The data set.
         form: The form that the stage reads.
-        requested: Column of the stage -> column of the data set, as --columns names them.
+        requested: Column of the stage -> column of the data set, from --columns.
 
     Returns:
-        The choice; None if no configuration has columns of this form.
+        How the stage reads the data set; None if no configuration has columns of this form.
 
     Raises:
-        ZooError: The columns exist, but their values do not have the form.
+        ZooError: The columns exist, but their values do not have this form.
     """
     form_error = None
     for subset in data.subsets:
-        train = _first_split(subset.splits, TRAIN_SPLITS[form])
-        if train is None or not subset.rows[train]:
+        train_split = _first_split(subset.splits, TRAIN_SPLITS[form])
+        if train_split is None or not subset.rows[train_split]:
             continue
-        column_names = dict.fromkeys(name for row in subset.rows[train] for name in row)
-        rows = dataset_of({name: [row.get(name) for row in subset.rows[train]] for name in column_names})
+        column_names = dict.fromkeys(name for row in subset.rows[train_split] for name in row)
+        rows = dataset_of({name: [row.get(name) for row in subset.rows[train_split]] for name in column_names})
         columns = _columns(rows, form, requested or {})
         if columns is None:
             continue
@@ -186,18 +186,18 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
         except ZooError as error:
             form_error = error
             continue
-        test = _first_split(subset.splits, TEST_SPLITS.get(form, ()))
+        test_split = _first_split(subset.splits, TEST_SPLITS.get(form, ()))
         keys: dict[str, Any] = {
             "dataset_config": subset.configuration,
-            "dataset_train_split": train,
-            "dataset_test_split": test,
+            "dataset_train_split": train_split,
+            "dataset_test_split": test_split,
             "columns": columns,
         }
-        count = subset.splits[train]
+        count = subset.splits[train_split]
         if form != "prompts":
             return StageData(data, keys, count, list(formatted_rows), prompt_count=count)
-        prompt_count = _count_prompts(subset, train, columns, data.name)
-        test_prompt_count = None if test is None else _count_prompts(subset, test, columns, data.name)
+        prompt_count = _count_prompts(subset, train_split, columns, data.name)
+        test_prompt_count = None if test_split is None else _count_prompts(subset, test_split, columns, data.name)
         return StageData(data, keys, count, list(formatted_rows), prompt_count, test_prompt_count)
     if form_error is not None:
         raise form_error
@@ -205,9 +205,9 @@ def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | N
 
 
 def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name: str) -> int:
-    """Counts the distinct prompts of a split. If the first rows repeat no prompt, it assumes that no rows do."""
+    """Counts the distinct prompts of a split. If the first rows do not repeat a prompt, no rows are assumed to."""
 
-    def distinct(rows: Sequence[Mapping[str, Any]]) -> int:
+    def count_distinct(rows: Sequence[Mapping[str, Any]]) -> int:
         if not rows:
             return 0
         table = dataset_of({column: [row.get(column) for row in rows] for column in dict.fromkeys(chain(*rows))})
@@ -217,16 +217,16 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
         )
 
     sample = subset.rows[split]
-    return subset.splits[split] if distinct(sample) == len(sample) else distinct(list(subset.read(split)))
+    return subset.splits[split] if count_distinct(sample) == len(sample) else count_distinct(list(subset.read(split)))
 
 
 def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:
-    """The first split with the likeliest of these prefixes."""
+    """Returns the first split, in alphabetical order, with the likeliest of the prefixes that a split has."""
     return next((name for prefix in prefixes for name in sorted(splits) if name.startswith(prefix)), None)
 
 
 def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -> dict[str, str] | None:
-    """The key `columns`: empty if the data set uses the stage's names; None if it has no such columns."""
+    """Returns the key `columns`: {} if the data set uses the stage's names; None if it lacks columns of the form."""
     names, first = rows.column_names, rows[0]
     data_columns = {}
     for stage_column, usual_names in COLUMN_NAMES.items():
@@ -248,7 +248,7 @@ def _columns(rows: datasets.Dataset, form: Form, requested: Mapping[str, str]) -
 
     has_pairs = "chosen" in data_columns and "rejected" in data_columns
     has_prompt = data_columns.get("prompt") not in (None, "text")
-    # ShareGPT's conversations contain the prompts, so a column such as `input` is something else.
+    # ShareGPT's conversations contain the prompts, so a column such as `input` does not hold them.
     if SHAREGPT in names and "prompt" not in (*names, *requested):
         has_prompt = False
     if form == "pairs":

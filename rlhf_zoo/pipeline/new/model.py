@@ -24,21 +24,21 @@ from ...modeling.special_tokens import has_own_pad, spare_token
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What a recipe needs to know about a model.
+    """The properties of a model that a new recipe depends on.
 
     Attributes:
         name: A folder or repository.
-        revision: Its commit; None for a folder.
+        revision: Commit of the repository; None for a folder.
         architecture: The class in transformers.
         parameters: The number of parameters.
         dtype: The dtype of the saved weights.
         context: The context length in tokens; None without a bound.
         kv_values: Number of values that the KV cache holds per token, over all layers.
-        target_names: Names of the linear layers that an adapter applies to.
-        tokenizer: Its tokenizer.
+        target_names: Names of the linear layers to which an adapter applies.
+        tokenizer: The model's tokenizer.
         has_thinking_switch: Whether the chat template has the variable `enable_thinking`.
-        license: The license that its card names; None without one.
-        spare_pad_token: A token that no text contains, to pad with instead of EOS; None if none is needed.
+        license: The license that the model's card names; None if the card names none.
+        spare_pad_token: A token for padding that no text contains; None if the tokenizer's PAD token differs from EOS.
     """
 
     name: str
@@ -56,7 +56,7 @@ class ModelFacts:
 
     @property
     def title(self) -> str:
-        """Its name on cards, without the path of a folder or file."""
+        """Name of the model on cards, without the path of a folder or file."""
         return Path(self.name).name if Path(self.name).exists() else self.name
 
     @property
@@ -79,11 +79,11 @@ def inspect_model(name: str) -> ModelFacts:
     model = _without_weights(AutoModelForCausalLM, repo, commit, title)
     config = model.config
     if config.is_encoder_decoder:
-        raise ZooError(f"{title} has an encoder, but PPO needs a decoder-only model: choose another.")
+        raise ZooError(f"{title} has an encoder, but PPO needs a decoder-only model: choose another model.")
     tokenizer = load_tokenizer(repo, name=title, revision=commit)
     text = config.get_text_config()
     if getattr(text, "num_attention_heads", None) is None:
-        raise ZooError(f"{title} has no attention, but PPO's sampler needs a KV cache: choose another.")
+        raise ZooError(f"{title} has no attention, but PPO's sampler needs a KV cache: choose another model.")
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return ModelFacts(
@@ -109,7 +109,7 @@ def reward_labels(name: str) -> list[str]:
         name: A folder, or NAMESPACE/NAME[@REVISION].
 
     Raises:
-        ZooError: The model cannot be read, or its score would be read one token early.
+        ZooError: The model cannot be read, or its PAD token is EOS, so that its score would be read one token early.
     """
     check_no_gguf(name, key="--reward")
     repo, commit, _ = _pin(name)
@@ -147,7 +147,7 @@ def _pin(name: str) -> tuple[str, str | None, str | None]:
 
 
 def _linear_names(model: Any) -> list[str]:
-    """The names of all linear layers except the head, as LoRA's `all-linear` selects them."""
+    """Returns the names of all linear layers except the head, as LoRA's `all-linear` selects them."""
     from torch import nn
     from transformers.pytorch_utils import Conv1D
 

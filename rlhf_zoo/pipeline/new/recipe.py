@@ -33,13 +33,13 @@ from .request import RecipeRequest, check_folder
 from .sizes import MAX_EPISODES, Decisions, batches, choose_sizes
 
 TEMPLATES = Path(__file__).parent / "templates"
-#: The largest share of a GPU's memory for the KV cache.
+#: Maximum share of a GPU's memory for the KV cache.
 CACHE_SHARE = 0.25
 #: Rank of LoRA.
 RANK = 16
 #: On a CPU: minimum tokens per answer and answers per update; maximum seconds per update and per run.
 CPU_RESPONSE, CPU_ROLLOUT, CPU_UPDATE, CPU_RUN = 64, 8, 60, 7200
-#: The share of the pairs that train the judge same-labels.
+#: Share of the pairs for training the judge `same-labels`.
 JUDGE_SHARE = 0.3
 
 
@@ -48,9 +48,9 @@ class NewRecipe:
     """A recipe that is not written yet.
 
     Attributes:
-        files: Texts by file name.
+        files: File name -> text.
         decisions: (setting, value, reason), in order.
-        plan: What the recipe needs.
+        plan: The memory and time that the recipe needs.
     """
 
     files: Mapping[str, str]
@@ -125,14 +125,14 @@ def write(recipe: NewRecipe, folder: Path) -> None:
 
     Args:
         recipe: The recipe.
-        folder: Where to write it; must be missing or empty.
+        folder: The recipe's folder, which must be missing or empty.
 
     Raises:
         ZooError: The recipe is not valid, or the folder cannot be written.
     """
     check_folder(folder)
-    with tempfile.TemporaryDirectory() as scratch:
-        copy = Path(scratch) / os.path.basename(os.path.abspath(folder))
+    with tempfile.TemporaryDirectory() as staging:
+        copy = Path(staging) / os.path.basename(os.path.abspath(folder))
         copy.mkdir()
         for name, text in recipe.files.items():
             (copy / name).write_text(text, encoding="utf-8")
@@ -162,7 +162,7 @@ def _stage_data(request: RecipeRequest, *, starts_ppo: bool) -> dict[str, StageD
 
     Args:
         request: The options for the recipe.
-        starts_ppo: Whether PPO may start from the model itself if there are no texts for SFT.
+        starts_ppo: Whether PPO may start from the model itself if SFT has no texts.
     """
     names = filter(None, (request.preferences, request.prompts, request.texts))
     inspected = {name: inspect_data(name) for name in dict.fromkeys(names)}
@@ -210,15 +210,15 @@ def _columns_of(data: InspectedData) -> str:
 
 
 def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisions: Decisions) -> tuple[bool, Chat]:
-    """Whether the model reads conversations, and how they are rendered."""
+    """Returns whether the model reads conversations, and how they are rendered."""
     stages = [stage for stage, reading in readings.items() if not reading.is_plain_text]
     if stages and not model.has_chat_template:
         raise ZooError(
             f"The data of {stages[0]} are conversations, but {model.name} has no chat template: use a model that has "
             "one, or plain texts."
         )
-    separate = all(reading.has_prompt or not reading.is_plain_text for reading in readings.values())
-    conversational = model.has_chat_template and separate
+    has_separate_prompts = all(reading.has_prompt or not reading.is_plain_text for reading in readings.values())
+    conversational = model.has_chat_template and has_separate_prompts
     kwargs = {"enable_thinking": False} if model.has_thinking_switch else {}
     if conversational:
         reason = (
@@ -254,9 +254,10 @@ def _describe_model(model: ModelFacts, decisions: Decisions, *, first: str) -> N
 def _fit_to_memory(
     variables: dict[str, Any], device: Device, device_reason: str, decisions: Decisions
 ) -> tuple[dict[str, str], Plan]:
-    """The files of the recipe and their plan.
+    """Returns the recipe's files and its plan.
 
-    All weights train if that fits. Otherwise an adapter trains, on float32 weights, or on bfloat16 ones if needed.
+    All weights train if that fits into memory. Otherwise an adapter trains, on float32 weights if they fit, or on
+    bfloat16 weights.
     """
     model: ModelFacts = variables["model"]
     sizes, max_tokens = variables["sizes"], variables["sizes"]["prompt"] + variables["sizes"]["response"]
@@ -295,7 +296,7 @@ def _fit_to_memory(
 
 
 def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
-    """Shortens updates and the run for a CPU, by the plan's time per update. Returns the new plan."""
+    """Shortens updates and the run for a CPU until the planned times are short enough. Returns the new plan."""
     sizes = variables["sizes"]
     limit = f"an update should take at most {CPU_UPDATE} s on this CPU"
     while (update_time := plan.durations.get("ppo")) is not None and update_time.total > CPU_UPDATE:
@@ -339,8 +340,8 @@ def _files(variables: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _device(gib: float | None) -> tuple[Device, str]:
-    """The device that the recipe is for, and the reason for that choice."""
-    # Without a GPU here, --memory describes another machine's GPU: assume that it supports bfloat16.
+    """Returns the device for which the recipe is written, and the reason for this choice."""
+    # Without a GPU here, --memory describes another machine's GPU, which is assumed to support bfloat16.
     bfloat16 = not _has_gpu() or has_bfloat16()
     if gib is not None:
         return Device("GPU", gib, bfloat16=bfloat16), "set by --memory"
@@ -358,7 +359,7 @@ WORDS = "unit='words'"
 
 
 def _as_judge(name: str) -> str:
-    """Turns a reward's name into a judge's name: judges read texts, so a count of tokens becomes a count of words."""
+    """Converts a reward's name to a judge's name. A judge reads only texts, so it counts words instead of tokens."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
     reward, _, arguments = name.removesuffix(")").partition("(")
@@ -366,7 +367,7 @@ def _as_judge(name: str) -> str:
 
 
 def _judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions: Decisions) -> dict[str, Any]:
-    """The keys of the evaluation that name the judge."""
+    """Chooses the judge. Returns the evaluation's keys that name it."""
     if request.judge is not None:
         if request.judge.startswith("reward:"):
             name = request.judge.removeprefix("reward:")

@@ -1,4 +1,4 @@
-"""The options of `rlhf-zoo new`, and checks of them that read no files."""
+"""The options of `rlhf-zoo new`, and checks of the options that do not read files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ class RecipeRequest:
     Attributes:
         model: The model to start from.
         preferences: Data for SFT and the reward model.
-        prompts: Prompts for PPO; None for those of the preferences.
-        texts: Data for SFT; None for the chosen answers, or the prompts' data.
+        prompts: Prompts for PPO; None for the prompts of the preferences.
+        texts: Data for SFT; None for the chosen answers of the preferences, or for the prompts' data.
         rewards: Reward functions, and at most one reward model.
-        judge: The judge of the evaluation; None to choose one.
-        gib: Memory of the GPU; None for the local one.
+        judge: The judge of the evaluation; None to choose a judge.
+        gib: Memory of the GPU in GiB; None for the local device.
         columns: Column that a stage reads -> column of the data.
     """
 
@@ -65,7 +65,7 @@ class RecipeRequest:
         """Checks the options before anything slow is imported.
 
         Raises:
-            ZooError: No recipe fits the options.
+            ZooError: The options are incomplete or contradict each other.
         """
         if unknown := next((name for name in self.columns if name not in COLUMNS), None):
             suggestion = ": YAML needs a space after a colon." if ":" in unknown else did_you_mean(unknown, COLUMNS)
@@ -82,7 +82,8 @@ class RecipeRequest:
                 )
         if len(self.models) > 1:
             raise ZooError(
-                f"--reward names two reward models, {self.models[0]} and {self.models[1]}: pass one, and functions."
+                f"--reward names two reward models, {self.models[0]} and {self.models[1]}: pass only one of them, with "
+                "any number of functions."
             )
         if self.preferences is None and not self.rewards:
             raise ZooError("There is neither preference data nor a reward: pass --preferences or --reward.")
@@ -91,7 +92,7 @@ class RecipeRequest:
 
 
 def _absolute(name: str | None, *, data: bool = False) -> str | None:
-    """The absolute path of a folder, a file of data or a GGUF file; any other name unchanged."""
+    """Returns the absolute path of a folder, a data file or a GGUF file, and any other name unchanged."""
     exists = name is not None and (Path(name).exists() if data or name.endswith(".gguf") else Path(name).is_dir())
     return os.path.abspath(name) if name is not None and exists else name
 

@@ -16,17 +16,17 @@ from .data import StageData
 from .model import ModelFacts
 
 MAX_PROMPTS, MAX_EPISODES, MAX_RESPONSE, MAX_TOKENS = 200, 20_000, 256, 1024
-#: Minimum number of distinct prompts, including those held out.
+#: Minimum number of distinct prompts, including held-out prompts.
 MIN_PROMPTS = 8
-#: Below this many prompts for the evaluation the probes find only large effects.
+#: With fewer prompts for the evaluation, the probes find only large effects.
 FEW_PROMPTS = 50
-#: Completions per update, and per micro-batch.
+#: Maximum number of completions per update, and per micro-batch.
 ROLLOUT, MICRO_BATCH = 64, 4
 
 
 @dataclass
 class Decisions:
-    """The choices of a recipe: (setting, value, reason), in order."""
+    """The settings that were chosen for a recipe: (setting, value, reason), in order."""
 
     rows: list[tuple[str, str, str]] = field(default_factory=list)
 
@@ -34,9 +34,9 @@ class Decisions:
         """Adds a choice, which replaces an earlier choice of the same setting.
 
         Args:
-            setting: What was chosen.
-            value: Its value.
-            reason: Why.
+            setting: Name of the setting.
+            value: The value that was chosen.
+            reason: Why this value was chosen.
         """
         self.rows = [row for row in self.rows if row[0] != setting]
         self.rows.append((setting, str(value), reason))
@@ -51,10 +51,10 @@ def choose_sizes(
         model: The model.
         readings: How each stage reads its data.
         conversational: Whether prompts are conversations.
-        decisions: The choices are added to it.
+        decisions: Where the choices are added.
 
     Returns:
-        The sizes, by the names that the templates use.
+        Name of a size in the templates -> size.
 
     Raises:
         ZooError: No prompt fits the model's context, or there are too few prompts.
@@ -65,8 +65,8 @@ def choose_sizes(
     by_row = [(prompt_key(row["prompt"]), len(tokenize_prompt(row["prompt"], tokenizer))) for row in prompts]
     lengths = sorted(dict(by_row).values())
     texts, answers = _lengths(readings, tokenizer, conversational)
-    prompt_95 = _percentile_95(lengths)
-    prompt_length = min(_round_up(prompt_95), context - max(8, context // 8))
+    prompt_p95 = _percentile_95(lengths)
+    prompt_length = min(_round_up(prompt_p95), context - max(8, context // 8))
     response_length = min(MAX_RESPONSE, context - prompt_length)
     if answers:
         response_length = min(response_length, _round_up(2 * _percentile_95(answers)))
@@ -76,7 +76,7 @@ def choose_sizes(
             f"{context}, of which {response_length} are for the answer: use shorter prompts."
         )
     usable_rows = max(int(ppo.row_count * sum(length <= prompt_length for _, length in by_row) / len(by_row)), 1)
-    # Prompts are held out by their text: either all rows of a prompt are held out, or none.
+    # Prompts are held out by their text, so that either all rows of a prompt are held out or no row of it.
     distinct = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
     if distinct < MIN_PROMPTS:
         raise ZooError(
@@ -95,7 +95,7 @@ def choose_sizes(
     text_length = min(context, MAX_TOKENS, max(16, _round_up(_percentile_95(texts)))) if texts else None
     if text_length is not None:
         decisions.add("max_length", text_length, f"95% of texts have at most {_percentile_95(texts)} tokens")
-    decisions.add("max_prompt_length", prompt_length, f"95% of {len(lengths)} prompts have at most {prompt_95} tokens")
+    decisions.add("max_prompt_length", prompt_length, f"95% of {len(lengths)} prompts have at most {prompt_p95} tokens")
     answer_reason = f"twice {_percentile_95(answers)}, which 95% of answers do not exceed; " if answers else ""
     reason = f"{answer_reason}at most {MAX_RESPONSE}, and what prompts leave of the context"
     decisions.add("response_length", response_length, reason)
@@ -140,7 +140,7 @@ def batches(trained: int, rollout: int, episodes: int) -> dict[str, int]:
 
 
 def _percentile_95(lengths: Sequence[int]) -> int:
-    """The 95th percentile of sorted lengths."""
+    """Returns the 95th percentile of sorted lengths."""
     return lengths[int(0.95 * (len(lengths) - 1))]
 
 
@@ -152,7 +152,7 @@ def _round_up(length: int) -> int:
 def _lengths(
     readings: Mapping[str, StageData], tokenizer: PreTrainedTokenizerBase, conversational: bool
 ) -> tuple[list[int], list[int]]:
-    """Sorted lengths in tokens: of the texts that SFT and the reward model read, and of answers that have a prompt."""
+    """Returns sorted lengths in tokens: of texts for SFT and the reward model, and of their answers to a prompt."""
     texts, answers = [], []
     for prompt, text in _texts(readings, conversational):
         texts.append(len(tokenize_for_reward(text, tokenizer, ended=True)))
@@ -162,7 +162,7 @@ def _lengths(
 
 
 def _texts(readings: Mapping[str, StageData], conversational: bool) -> Iterator[tuple[Any, Any]]:
-    """Yields (prompt, text) for these texts or conversations; the prompt is None if it is not separate."""
+    """Yields (prompt, text) for each text or conversation; the prompt is None if it is not separate."""
     for row in readings["sft"].rows if "sft" in readings else ():
         conversation = {**row, **as_turns(row)} if conversational else row
         prompt = conversation["messages"][:-1] if "messages" in conversation else conversation.get("prompt")

@@ -1,1 +1,1 @@
-"""`rlhf-zoo plan`: memory and time of a recipe before it runs."""
+"""`rlhf-zoo plan`: predicts the memory and time of a recipe before it runs."""

@@ -16,22 +16,22 @@ CARDS: dict[str, tuple[float, float, float]] = {
     "a10g": (24, 70, 600), "rtx5090": (32, 209, 1792), "rtx4090": (24, 165, 1008), "rtx3090": (24, 71, 936),
     "t4": (16, 0, 320), "mi300x": (192, 1307, 5300),
 }  # fmt: skip
-#: The share of a device's memory that a plan may fill; the rest is for the driver, libraries and fragmentation.
+#: The share of a device's memory that a plan may fill. The driver, libraries and fragmentation need the rest.
 USABLE_SHARE = 0.92
 
 
 @dataclass(frozen=True)
 class Device:
-    """One kind of device, and how many of it a run uses.
+    """The devices of a run, all of the same kind.
 
     Attributes:
-        name: A name in `CARDS`, `cpu`, or torch's name of the GPU.
-        gib: Memory of each device.
-        count: Number of devices; each runs one process.
+        name: A name in `CARDS`, "cpu", or torch's name of the GPU.
+        gib: Memory of each device, in GiB.
+        count: Number of devices, each with its own process.
         teraflops: Dense bfloat16 TFLOP/s; 0 if unknown.
         bandwidth: Memory bandwidth in GB/s; 0 if unknown.
-        bfloat16: Whether it computes in bfloat16.
-        cpu: Whether it is a CPU.
+        bfloat16: Whether the device computes in bfloat16.
+        cpu: Whether the device is a CPU.
     """
 
     name: str
@@ -58,7 +58,7 @@ def parse_device(text: str) -> Device:
         text: NAME[:COUNT], where NAME is in `CARDS`, `cpu`, or a memory size such as 24gb.
 
     Raises:
-        ZooError: The text is none of these.
+        ZooError: The text has another form, or the device is unknown.
     """
     name, colon, count_text = text.strip().lower().partition(":")
     if colon and not (count_text.isdecimal() and 1 <= int(count_text) <= 1024):
@@ -88,16 +88,16 @@ def cpu_device(count: int = 1) -> Device:
 
 
 def may_have_accelerator() -> bool:
-    """Whether this machine may have a GPU that torch can use. It does not import torch, which takes seconds."""
+    """Whether this machine may have a GPU that torch can use, without importing torch, which takes seconds."""
     devices = (*Path("/dev").glob("nvidia*"), Path("/dev/kfd"), Path("/dev/dxg"))
     return sys.platform != "linux" or any(path.exists() for path in devices)
 
 
 def local_device(*, use_cpu: bool = False) -> Device:
-    """Returns this machine's device that a stage would train on.
+    """Returns the device of this machine on which a stage would train.
 
     Args:
-        use_cpu: The stage's key `use_cpu`.
+        use_cpu: Value of the stage's key `use_cpu`.
     """
     if use_cpu or not may_have_accelerator():
         return cpu_device()

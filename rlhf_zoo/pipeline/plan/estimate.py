@@ -1,4 +1,4 @@
-"""The memory and the work of the SFT and reward stages, and what `ppo` shares with them.
+"""Estimates the memory and the work of the SFT and reward stages. `ppo` shares some functions.
 
 This module mirrors `ppo`, `modeling.logprobs`, `modeling.sampling` and trl's trainers: the models that a stage holds,
 and how it splits a batch.
@@ -25,8 +25,8 @@ TRL_TOKENS, TRL_COLUMNS, TRL_TILES = 4096, 32768, 3
 #: objects (benchmarks/plan_check.py, the setting `nothing`).
 PROCESS_ON_CPU = 524 * 2**20
 #: Heap fragmentation on a CPU, as a share of the bytes that an update allocates and frees. glibc keeps blocks below
-#: 32 MiB in its heap, where gradients end up between activations; with a mapping for each block
-#: (MALLOC_MMAP_THRESHOLD_) there is none. Fitted to the memory that `make bench` measured (docs/plan.md).
+#: 32 MiB in its heap, where gradients lie between activations. A mapping for each block (MALLOC_MMAP_THRESHOLD_) avoids
+#: fragmentation. Fitted to the memory that `make bench` measured (docs/plan.md).
 FRAGMENTATION = 0.5
 
 
@@ -110,7 +110,7 @@ def _supervised(
 
 
 def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
-    """The number of updates, if the keys alone determine it.
+    """Returns the number of updates, if the keys alone determine it.
 
     Args:
         keys: The stage's keys.
@@ -125,16 +125,16 @@ def known_updates(keys: SimpleNamespace, episodes: int = 0) -> dict[str, int]:
 
 
 def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: bool) -> int:
-    """Counts the devices that the weights are sharded over.
+    """Returns the number of devices over which the weights are sharded; 1 without fsdp2.
 
     Args:
-        stage: The stage's name.
+        stage: Name of the stage.
         keys: The stage's keys.
-        device: What the stage runs on.
+        device: The devices of the stage.
         **unsharded: Setting that fsdp2 does not support -> whether the setting is on.
 
     Raises:
-        ZooError: Such a setting is on, the optimizer cannot be sharded, or there is only one device.
+        ZooError: An unsupported setting is on, the optimizer cannot be sharded, or there is only one device.
     """
     if not keys.fsdp2:
         return 1
@@ -147,19 +147,19 @@ def shard_count(stage: str, keys: SimpleNamespace, device: Device, **unsharded: 
         )
     if device.count == 1:
         raise ZooError(
-            f"{subject} shards weights over several devices, but this plan is for one: set --gpu NAME:COUNT."
+            f"{subject} shards weights over several devices, but this plan is for one device: set --gpu NAME:COUNT."
         )
     return device.count
 
 
 def gathered_bytes(shards: int, *models: Tracer | None) -> float:
-    """Bytes that an update gathers from shards.
+    """Returns the bytes that an update gathers from shards.
 
-    Each model adds its embeddings, which stay until the backward pass, two layers, and one layer's gradients. One model
-    at a time adds the gradients of its embeddings, and their copy that the processes exchange.
+    Every model gathers its embeddings, which stay until the backward pass, two layers, and the gradients of one layer.
+    One model at a time also has the gradients of its embeddings, and a copy of them for the exchange between processes.
 
     Args:
-        shards: Devices that the weights are sharded over.
+        shards: Number of devices over which the weights are sharded.
         *models: The models that train.
     """
     if shards == 1:
@@ -173,16 +173,16 @@ def gathered_bytes(shards: int, *models: Tracer | None) -> float:
 def saving_phase(
     device: Device, shards: int, models: Iterable[ModelMemory], frozen: float = 0
 ) -> dict[str, PhaseMemory]:
-    """The peak of the first process while it saves the optimizer state of all shards, which takes host memory.
+    """Estimates the first process's peak of host memory while it saves the optimizer state of all shards.
 
     Args:
-        device: What the stage runs on.
-        shards: Devices that the weights are sharded over.
+        device: The devices of the stage.
+        shards: Number of devices over which the weights are sharded.
         models: The trained models on each device.
         frozen: Bytes of the frozen models' weights.
 
     Returns:
-        The phase "save"; empty without shards or on a GPU.
+        {"save": the peak}; {} without shards or on a GPU.
     """
     if shards == 1 or not device.cpu:
         return {}
@@ -193,7 +193,7 @@ def saving_phase(
 
 
 def forward_flops(counts: Counts, tokens: float, length: float) -> float:
-    """FLOPs of a trunk's forward pass: two per weight and token, and attention over half of `length` on average.
+    """Returns the FLOPs of a trunk's forward pass: two per weight and token, and attention to half of `length`.
 
     Args:
         counts: The model's size.
@@ -205,7 +205,7 @@ def forward_flops(counts: Counts, tokens: float, length: float) -> float:
 
 
 def training_cost(counts: Counts, keys: SimpleNamespace) -> float:
-    """The cost of a forward and backward pass, in forward passes; frozen weights need no gradients.
+    """Returns the cost of a forward and backward pass, in forward passes. Frozen weights need no gradients.
 
     Args:
         counts: The model's size.
@@ -219,9 +219,9 @@ def with_process(device: Device, phase: PhaseMemory, shards: int = 1) -> PhaseMe
     """Adds the memory that a CPU process takes besides tensors.
 
     Args:
-        device: What the stage runs on.
-        phase: The phase's tensors.
-        shards: Devices that the weights are sharded over.
+        device: The devices of the stage.
+        phase: The memory of the phase's tensors.
+        shards: Number of devices over which the weights are sharded.
     """
     if not device.cpu:
         return phase
@@ -235,13 +235,13 @@ def computes_in_bfloat16(keys: SimpleNamespace, device: Device) -> bool:
 
     Args:
         keys: The stage's keys.
-        device: What the stage runs on.
+        device: The devices of the stage.
     """
     return device.bfloat16 if keys.bf16 is None else bool(keys.bf16)
 
 
 def quantization(keys: SimpleNamespace) -> str | None:
-    """The precision of quantized weights: "4bit", "8bit" or None.
+    """Returns the precision of quantized weights: "4bit", "8bit" or None.
 
     Args:
         keys: The stage's keys.
@@ -250,7 +250,7 @@ def quantization(keys: SimpleNamespace) -> str | None:
 
 
 def weight_dtype(keys: SimpleNamespace, shape: Shape) -> str:
-    """The dtype that a stage loads weights in.
+    """Returns the dtype in which a stage loads weights.
 
     Args:
         keys: The stage's keys.
@@ -260,7 +260,7 @@ def weight_dtype(keys: SimpleNamespace, shape: Shape) -> str:
 
 
 def weight_size(model: Tracer) -> int:
-    """Bytes of a weight.
+    """Returns the bytes of a single weight.
 
     Args:
         model: The model.
@@ -271,7 +271,7 @@ def weight_size(model: Tracer) -> int:
 def stage_tracer(
     shape: Shape, role: str, keys: SimpleNamespace, dtype: str, half: bool, *, trains: bool = True
 ) -> Tracer:
-    """The tracer of a model as a stage loads it.
+    """Returns the tracer of a model as a stage loads it.
 
     Args:
         shape: The model.
@@ -296,12 +296,12 @@ def stage_tracer(
 def resident_memory(
     model: Tracer, keys: SimpleNamespace, *, bits: str | None = None, owns_base: bool = True
 ) -> ModelMemory:
-    """The bytes of a model that stay from phase to phase.
+    """Returns the bytes of a model that stay from phase to phase.
 
     Args:
         model: The model.
         keys: The stage's keys.
-        bits: Quantization of a frozen model; None if the stage's keys set it.
+        bits: Quantization of a frozen model; None for the quantization in the stage's keys.
         owns_base: False if the model shares its frozen weights with another model.
     """
     counts = model.counts

@@ -1,6 +1,7 @@
-"""Keeps what was planned and traced under $RLHF_ZOO_HOME, so that the same question takes no time again.
+"""Caches plans and traces under $RLHF_ZOO_HOME.
 
-A key covers everything that the answer depends on, code and library versions included. So a kept answer never ages.
+A cache key covers everything that the value depends on, including the versions of code and libraries, so cached values
+never become outdated.
 """
 
 import hashlib
@@ -18,13 +19,13 @@ log = logging.getLogger(__name__)
 
 LIBRARIES = ("torch", "transformers", "peft", "trl")
 PACKAGE = Path(__file__).parents[2]
-#: Files of one kind that are kept; when there are more, the older half is deleted.
+#: Maximum number of files of one kind. When there are more, the older half is deleted.
 MAX_FILES = 2000
 
 
 @cache
 def versions() -> dict[str, str]:
-    """Versions of the libraries that decide how much memory a model takes; "" for one that is not installed."""
+    """Returns the versions of the libraries that affect how much memory a model takes; "" if not installed."""
     installed = {}
     for name in LIBRARIES:
         try:
@@ -36,7 +37,7 @@ def versions() -> dict[str, str]:
 
 @cache
 def code_state() -> str:
-    """A digest of name, size and time of every source and data file of this package."""
+    """Returns a digest of name, size and time of every source and data file of this package."""
     state = hashlib.sha256()
     for path in sorted(PACKAGE.rglob("*")):
         if path.suffix in (".py", ".json", ".yaml"):
@@ -46,7 +47,7 @@ def code_state() -> str:
 
 
 def digest(key: Any) -> str:
-    """The digest of a key.
+    """Returns the digest of a cache key.
 
     Args:
         key: JSON values.
@@ -55,14 +56,14 @@ def digest(key: Any) -> str:
 
 
 def read(kind: str, name: str) -> Any:
-    """Reads what is kept.
+    """Reads a cached value.
 
     Args:
         kind: "plans" or "traces".
-        name: The digest of its key.
+        name: Digest of the cache key.
 
     Returns:
-        The JSON value; None if there is none, or if it cannot be read.
+        The JSON value; None if it is not in the cache or cannot be read.
     """
     path = home() / kind / f"{name}.json"
     if not path.is_file():
@@ -70,17 +71,17 @@ def read(kind: str, name: str) -> Any:
     try:
         return read_json(path)
     except (OSError, ValueError, ZooError) as error:
-        log.info("%s is made again (%s).", path, error)
+        log.info("%s cannot be read and is computed again (%s).", path, error)
         return None
 
 
 def write(kind: str, name: str, value: Any) -> None:
-    """Keeps a value. Where nothing can be written, the next command computes it again.
+    """Caches a value. If the cache cannot be written, the next command computes the value again.
 
     Args:
         kind: "plans" or "traces".
-        name: The digest of its key.
-        value: JSON values.
+        name: Digest of the cache key.
+        value: A JSON value.
     """
     folder = home() / kind
     try:
@@ -90,7 +91,7 @@ def write(kind: str, name: str, value: Any) -> None:
         if len(files) > MAX_FILES:
             _delete_older_half(files)
     except (OSError, ZooError) as error:
-        log.info("Nothing is kept in %s (%s).", folder, error)
+        log.info("%s cannot be used as a cache (%s).", folder, error)
 
 
 def _delete_older_half(files: Sequence[Path]) -> None:

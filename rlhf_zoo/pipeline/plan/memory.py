@@ -1,15 +1,15 @@
 """Formulas for the bytes that a device holds in each phase of a stage.
 
-Under Adam a trained weight takes four numbers: itself, its gradient and two moments, 16 bytes in float32. `tracing`
-counts the bytes that depend on the architecture: those that a pass through the layers below the head takes.
+With Adam a trained weight takes four numbers: itself, its gradient and two moments, 16 bytes in float32. `tracing`
+measures the bytes that depend on the architecture: those of passes through the layers below the head.
 """
 
 from dataclasses import dataclass, fields
 
 GIB = 2**30
 FLOAT32, BFLOAT16 = 4, 2
-#: Bytes of optimizer state per float32 parameter; the first entry that is a prefix of the optimizer's name applies.
-#: The 8-bit optimizers store two moments, and a float32 scale per block of 256 or more.
+#: Prefix of an optimizer's name -> bytes of state per float32 parameter; the first matching prefix applies. The 8-bit
+#: optimizers store two moments, and a float32 scale per block of 256 or more.
 OPTIMIZER_STATE = {
     "adamw_torch_8bit": 2.03, "adamw_torch_4bit": 1.06, "adamw_8bit": 2.03, "adamw_bnb_8bit": 2.03,
     "paged_adamw_8bit": 2.03, "adam": 8, "paged_adamw": 8, "ademamix_8bit": 3.05, "ademamix": 12, "lion_8bit": 1.02,
@@ -53,7 +53,8 @@ class TrainingPass:
     Attributes:
         saved: Activations kept from the forward to the backward pass.
         first_peak: Peak of the first micro-batch, including the gradients that it allocates.
-        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist; 0 for one micro-batch.
+        repeat_peak: Peak of a later micro-batch, without the gradients, which already exist; 0 if there is no later
+            micro-batch.
         gradients: Gradients that remain after the pass.
     """
 
@@ -68,8 +69,8 @@ class ForwardPass:
     """Bytes of a forward pass without a backward pass.
 
     Attributes:
-        casts: bfloat16 copies of trained weights, which stay for the phase.
-        peak: The peak, casts included.
+        casts: bfloat16 copies of trained weights, which stay until the end of the phase.
+        peak: The peak, including `casts`.
     """
 
     casts: int = 0
@@ -95,13 +96,10 @@ class ModelMemory:
         return self.weights + self.gradients + self.optimizer
 
     def per_device(self, device_count: int) -> "ModelMemory":
-        """Divides the bytes evenly.
+        """Returns the bytes on each device if the model is divided evenly.
 
         Args:
             device_count: Number of devices that share the model.
-
-        Returns:
-            The bytes on each device.
         """
         return ModelMemory(self.weights / device_count, self.gradients / device_count, self.optimizer / device_count)
 
@@ -111,13 +109,13 @@ class PhaseMemory:
     """Bytes on a device at the peak of a phase.
 
     Attributes:
-        weights: The weights of every model on the device.
-        gradients: The gradients of the models that train, and buffers to exchange them.
+        weights: Weights of all models on the device.
+        gradients: Gradients of the models that train, and buffers to exchange them.
         optimizer: Optimizer state.
-        activations: Tensors of the passes.
+        activations: Activations of the passes.
         cache: The KV cache.
-        logits: Logits, what the loss computes from them, and the head's gradient.
-        process: What a CPU process holds besides tensors; 0 on a GPU.
+        logits: Logits, tensors that the loss computes from them, and the head's gradient.
+        process: Memory of a CPU process besides tensors; 0 on a GPU.
     """
 
     weights: float = 0
@@ -134,13 +132,10 @@ class PhaseMemory:
 
 
 def state_bytes(optimizer: str) -> float | None:
-    """Looks up the optimizer's state size.
+    """Returns the bytes of optimizer state per trained float32 parameter; None for an unknown optimizer.
 
     Args:
-        optimizer: The value of the key `optim`.
-
-    Returns:
-        Bytes of state per trained float32 parameter; None if the optimizer is unknown.
+        optimizer: Value of the key `optim`.
     """
     return next((size for name, size in OPTIMIZER_STATE.items() if optimizer.startswith(name)), None)
 
@@ -148,11 +143,11 @@ def state_bytes(optimizer: str) -> float | None:
 def model_memory(
     counts: Counts, *, weight_bytes: float, state_per_parameter: float, bits: str | None = None, owns_base: bool = True
 ) -> ModelMemory:
-    """The bytes of a model that stay from phase to phase.
+    """Returns the bytes of a model that stay from phase to phase.
 
     Args:
         counts: The model's size.
-        weight_bytes: Bytes of a weight; trained adapter weights always take `FLOAT32`.
+        weight_bytes: Bytes of a weight. Trained adapter weights always take `FLOAT32`.
         state_per_parameter: Bytes of optimizer state per parameter, from `state_bytes`.
         bits: The precision of quantized linear layers, a key of `QUANTIZED_WEIGHT`; None if they are not quantized.
         owns_base: False if the model shares its frozen weights with another model.
@@ -170,14 +165,14 @@ def model_memory(
 
 
 def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_trains: bool) -> float:
-    """Bytes of the logits if `modeling.logprobs` computes them in chunks of tokens.
+    """Returns the bytes of the logits if `modeling.logprobs` computes them in chunks of tokens.
 
-    Scores and probabilities are float32. In bfloat16 the head's weight and its gradient are cast for the pass.
+    Logits and probabilities are float32. In bfloat16 the head's weight and its gradient are cast for the pass.
 
     Args:
-        tokens: Tokens whose log-probabilities are computed.
+        tokens: Number of tokens whose log-probabilities are computed.
         counts: The model's size.
-        chunk: The most logits held at once.
+        chunk: Maximum number of logits held at once.
         half: Whether the pass runs in bfloat16.
         head_trains: Whether the head trains.
     """
@@ -188,20 +183,20 @@ def chunk_logits(*, tokens: int, counts: Counts, chunk: int, half: bool, head_tr
 
 
 def full_logits(*, tokens: int, counts: Counts) -> float:
-    """Bytes of logits that cannot be chunked: logits, scaled logits, and four tensors of that size for the entropy.
+    """Returns the bytes of unchunked logits: logits, scaled logits, and four tensors of this size for the entropy.
 
     Args:
-        tokens: Tokens whose log-probabilities are computed.
+        tokens: Number of tokens whose log-probabilities are computed.
         counts: The model's size.
     """
     return tokens * counts.vocabulary * FLOAT32 * 6
 
 
 def head_gradient(*, tokens: int, counts: Counts, head_trains: bool) -> float:
-    """Bytes of the float32 sums kept for the backward pass: the head's gradient and those of the hidden states.
+    """Returns the bytes of float32 gradients that the loss sums up: of the head, and of the hidden states.
 
     Args:
-        tokens: Tokens whose log-probabilities are computed.
+        tokens: Number of tokens whose log-probabilities are computed.
         counts: The model's size.
         head_trains: Whether the head trains.
     """
@@ -220,17 +215,17 @@ def update_memory(
     buckets: float = 0,
     cache: float = 0,
 ) -> PhaseMemory:
-    """The peak of PPO's update: the policy's forward pass, then the critic's, then backward, the critic first.
+    """Returns the peak of PPO's update, which runs policy forward, critic forward, critic backward, policy backward.
 
     Args:
-        policy: The policy's bytes.
-        critic: The critic's bytes.
+        policy: Bytes of the policy that stay.
+        critic: Bytes of the critic that stay.
         passes: The passes of policy and critic.
         frozen: Bytes of the weights of frozen models.
         logits: Bytes of the current chunk of logits.
         head_bytes: Bytes from `head_gradient`.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        buckets: Bytes of the buffers through which processes exchange gradients.
+        buckets: Bytes of the buffers with which processes exchange gradients.
         cache: Bytes of a KV cache that stays between rollouts.
     """
     policy_pass, critic_pass = passes
@@ -260,14 +255,14 @@ def update_memory(
 def training_memory(
     model: ModelMemory, training_pass: TrainingPass, *, head_bytes: float, accumulates: bool, buckets: float = 0
 ) -> PhaseMemory:
-    """The peak of a training step of SFT or of the reward model.
+    """Returns the peak of a training step of SFT or of the reward model.
 
     Args:
-        model: The model's bytes.
+        model: Bytes of the model that stay.
         training_pass: The pass of the model.
-        head_bytes: Bytes that the loss takes beyond the pass.
+        head_bytes: Bytes that the loss takes in addition to the pass.
         accumulates: Whether gradients of an earlier micro-batch exist.
-        buckets: Bytes of the buffers through which processes exchange gradients.
+        buckets: Bytes of the buffers with which processes exchange gradients.
     """
     working = training_pass.saved + head_bytes
     if accumulates:

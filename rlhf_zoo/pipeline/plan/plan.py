@@ -20,8 +20,8 @@ from .result import LORA, Change, Plan, StagePlan
 from .seconds import predict_duration
 from .shapes import Shape, find_shape, is_local_shape, new_shape
 
-#: Tokens of the longest prompt if neither the recipe nor the command sets them.
-PROMPT = 512
+#: Assumed number of tokens of the longest prompt if neither the recipe nor the command sets it.
+DEFAULT_PROMPT_LENGTH = 512
 _SHARED_KEYS = (
     "per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing", "bf16", "optim",
     "learning_rate", "max_steps", "fsdp2",
@@ -53,12 +53,12 @@ def make_plan(
 
     Args:
         recipe: The recipe.
-        device: What the recipe would run on.
-        flags: The flags by stage, as `run_flags` returns them.
+        device: The devices of the run.
+        flags: Stage -> key -> value, as `run_flags` returns them.
         prompt_length: Number of tokens of the longest prompt; None to read it from the recipe.
-        stages: The stages to plan; None to plan all stages of the recipe.
+        stages: The stages to plan; None for all stages of the recipe.
         suggest_changes: Whether to search for changes that make a stage fit.
-        hub: The Hub that has the models that are not folders.
+        hub: Where Hub ids of models are looked up.
 
     Raises:
         ZooError: A model's shape is not available.
@@ -77,7 +77,7 @@ def make_plan(
     if "ppo" in keys and prompt_length is None:
         prompt_length = keys["ppo"].max_prompt_length or recipe.zoo.get("prompt_length")
         if prompt_length is None:
-            prompt_length = min(PROMPT, max(shapes.base.context - keys["ppo"].response_length, 1))
+            prompt_length = min(DEFAULT_PROMPT_LENGTH, max(shapes.base.context - keys["ppo"].response_length, 1))
             assumptions.append(
                 f"the longest prompt has {prompt_length} tokens; "
                 "set max_prompt_length or --prompt_length to change this"
@@ -85,14 +85,15 @@ def make_plan(
 
     def estimate(stage: str, stage_keys: SimpleNamespace) -> StagePlan:
         if stage == "ppo":
-            return ppo_plan(stage_keys, shapes.of_ppo(stage_keys), device, prompt_length=prompt_length or PROMPT)
+            assert prompt_length is not None  # it is set above for recipes with PPO
+            return ppo_plan(stage_keys, shapes.of_ppo(stage_keys), device, prompt_length=prompt_length)
         return (sft_plan if stage == "sft" else reward_plan)(stage_keys, shapes.base, device)
 
     plans, durations, changes = [], {}, {}
     for stage in stages or recipe.stages:
         plan = estimate(stage, keys[stage])
         plans.append(plan)
-        loaded_in_half = keys[stage].dtype == "bfloat16"  # then most arithmetic is in bfloat16, even with LoRA
+        loaded_in_half = keys[stage].dtype == "bfloat16"  # in which case most arithmetic is in bfloat16, even with LoRA
         durations[stage] = predict_duration(plan.work, device, half=plan.half or loaded_in_half)
         optimizer = str(keys[stage].optim)
         if state_bytes(optimizer) is None:
@@ -103,21 +104,21 @@ def make_plan(
 
 
 def models_elsewhere(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> bool:
-    """Whether any model's shape has to be fetched from a Hub.
+    """Whether the shape of some model must be fetched from a Hub.
 
     Args:
         recipe: The recipe.
-        flags: The flags by stage, as for `make_plan`.
+        flags: Stage -> key -> value, as for `make_plan`.
     """
     return not all(is_local_shape(name) for name in model_names(recipe, flags))
 
 
 def stage_keys_of(stage: str, values: Mapping[str, Any], *, where: str) -> SimpleNamespace:
-    """Parses the keys of a stage that its memory and time depend on.
+    """Parses the keys of a stage that affect its memory and time.
 
     Args:
-        stage: The stage's name.
-        values: The stage's keys; missing keys get their defaults.
+        stage: Name of the stage.
+        values: The stage's keys. Missing keys get their defaults.
         where: The file of the keys, for messages.
 
     Returns:
@@ -154,7 +155,7 @@ class _Shapes:
         policy = find_shape(name, hub=self.hub) if is_external else self.base
         value = ppo.value_model_name_or_path
         value_shape = (
-            None if value is None else (self._trained("reward") if value in STAGES else find_shape(value, hub=self.hub))
+            None if value is None else (self._trained_reward() if value in STAGES else find_shape(value, hub=self.hub))
         )
         return PPOModels(
             policy=policy,
@@ -163,21 +164,24 @@ class _Shapes:
             is_unmodified=is_external or self._unchanged,
         )
 
-    def _trained(self, stage: str) -> Shape:
-        """A reward model that the recipe trains. With an adapter, it has the dtype in which its base was loaded."""
-        keys = self.keys.get(stage)
+    def _trained_reward(self) -> Shape:
+        """Returns the shape of a reward model that the recipe trains. An adapter has the dtype of its loaded base."""
+        keys = self.keys.get("reward")
         is_adapter = keys is not None and keys.use_peft and keys.dtype != "auto"
         return Shape(self.base.config, keys.dtype if keys is not None and is_adapter else "float32")
 
     def _reward(self, name: str, policy: Shape, ppo: SimpleNamespace) -> Reward:
         if name in STAGES or is_member(name):
-            return Reward(self._trained("reward"))
+            return Reward(self._trained_reward())
         if ppo.reward_model_loader is not None:
-            raise ZooError(f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is unknown.")
+            raise ZooError(
+                f"The reward model {name} is loaded by {ppo.reward_model_loader}, so its memory is unknown: plan the "
+                "recipe with a reward model that is a classifier."
+            )
         shape = find_shape(name, hub=self.hub)
-        same_type = shape.config.model_type == policy.config.model_type
-        same_vocabulary = same_type and shape.config.vocab_size == policy.config.vocab_size
-        return Reward(shape, initializes_critic=same_vocabulary and ppo.reward_label is None)
+        is_same_type = shape.config.model_type == policy.config.model_type
+        has_same_vocabulary = is_same_type and shape.config.vocab_size == policy.config.vocab_size
+        return Reward(shape, initializes_critic=has_same_vocabulary and ppo.reward_label is None)
 
 
 # Changes that make a stage fit
@@ -188,20 +192,20 @@ def smallest_change(
 ) -> Change | None:
     """Finds the smallest change of keys that makes a stage fit.
 
-    It first tries changes that affect only rounding: single changes, then pairs, then more. Next it tries changes that
-    affect training. Finally it drops changes that a combination does not need.
+    The search first tries changes that affect only rounding: single changes, then pairs, then more. Next it tries
+    changes that affect training. Finally it drops changes that a combination does not need.
 
     Args:
-        stage: The stage's name.
+        stage: Name of the stage.
         keys: The stage's keys.
-        device: The device that it runs on.
+        device: The devices of the stage.
         estimate: Plans the stage for a set of keys.
 
     Returns:
-        The change; None if no change makes it fit.
+        The change; None if no change makes the stage fit.
     """
-    equivalent = [*_equivalent_changes(stage, keys, device)]
-    training = [*_training_changes(stage, keys, device)]
+    rounding_changes = [*_rounding_changes(stage, keys, device)]
+    training_changes = [*_training_changes(stage, keys, device)]
 
     def merge(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         merged = {name: value for change in changes for name, value in change.items()}
@@ -216,11 +220,12 @@ def smallest_change(
         return Change(changed, peak) if peak <= device.usable_gib * GIB else None
 
     groups: list[list[dict[str, Any]]] = []
-    if fits(equivalent) is not None:
-        prefixes = (equivalent[: count + 1] for count in range(len(equivalent)))
-        groups = [*map(list, combinations(equivalent, 2)), *prefixes]
-    with_training = [[*equivalent, *training[: count + 1]] for count in range(len(training))]
-    for candidates in ([[change] for change in equivalent], groups, [[change] for change in training], with_training):
+    if fits(rounding_changes) is not None:
+        prefixes = (rounding_changes[: count + 1] for count in range(len(rounding_changes)))
+        groups = [*map(list, combinations(rounding_changes, 2)), *prefixes]
+    with_training = [[*rounding_changes, *training_changes[: count + 1]] for count in range(len(training_changes))]
+    singles, training_singles = ([[change] for change in changes] for changes in (rounding_changes, training_changes))
+    for candidates in (singles, groups, training_singles, with_training):
         sufficient = next((changes for changes in candidates if fits(changes) is not None), None)
         if sufficient is None:
             continue
@@ -231,8 +236,8 @@ def smallest_change(
     return None
 
 
-def _equivalent_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    """Changes that affect only rounding."""
+def _rounding_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
+    """Yields changes of keys that affect only rounding."""
     batch_size, steps = keys.per_device_train_batch_size, keys.gradient_accumulation_steps
     while batch_size % 2 == 0 and batch_size > device.count:
         batch_size, steps = batch_size // 2, steps * 2
@@ -248,7 +253,7 @@ def _equivalent_changes(stage: str, keys: SimpleNamespace, device: Device) -> It
 
 
 def _training_changes(stage: str, keys: SimpleNamespace, device: Device) -> Iterator[dict[str, Any]]:
-    """Changes that affect what is trained."""
+    """Yields changes of keys that affect training."""
     if not device.cpu and (state_bytes(str(keys.optim)) or 8) > 3:
         yield {"optim": "adamw_8bit"}
     lora = {} if keys.use_peft else {**LORA, "fsdp2": False}  # adapters cannot be sharded
@@ -266,7 +271,7 @@ def _ppo_changes(keys: SimpleNamespace, device: Device) -> Iterator[dict[str, An
         yield {"rollout_graphs": False}
     if not device.cpu and not keys.offload_frozen and device.count == 1:
         yield {"offload_frozen": True}
-    longest_text = (keys.max_prompt_length or PROMPT) + keys.response_length
+    longest_text = (keys.max_prompt_length or DEFAULT_PROMPT_LENGTH) + keys.response_length
     completions = (
         keys.per_device_train_batch_size * keys.gradient_accumulation_steps * keys.num_generations // device.count
     )

@@ -1,4 +1,4 @@
-"""The memory and the work of PPO, phase by phase."""
+"""Estimates the memory and the work of PPO, phase by phase."""
 
 import math
 from collections.abc import Sequence
@@ -42,8 +42,8 @@ class Reward:
     """A reward model.
 
     Attributes:
-        shape: Its architecture.
-        initializes_critic: Whether a critic may start from it.
+        shape: Architecture of the reward model.
+        initializes_critic: Whether a critic may start from the reward model.
     """
 
     shape: Shape
@@ -73,7 +73,7 @@ def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt
     Args:
         keys: The stage's keys, as attributes.
         models: The models that PPO starts from.
-        device: What the stage runs on.
+        device: The devices of the stage.
         prompt_length: Number of tokens of the longest prompt.
 
     Raises:
@@ -83,7 +83,7 @@ def ppo_plan(keys: SimpleNamespace, models: PPOModels, device: Device, *, prompt
 
 
 class _PPO:
-    """One process of PPO: its models, how it splits a batch, and the memory of each phase."""
+    """A process of PPO: its models, how it splits a batch, and the memory of each phase."""
 
     def __init__(self, keys: SimpleNamespace, models: PPOModels, device: Device, prompt_length: int) -> None:
         self.keys, self.device, self.prompt_length = keys, device, prompt_length
@@ -106,7 +106,7 @@ class _PPO:
         self.forward_rows = min(self.completion_count, keys.local_rollout_forward_batch_size, rows_in_budget)
         self.policy = stage_tracer(models.policy, "policy", keys, weight_dtype(keys, models.policy), self.in_bfloat16)
         self.critic, self.critic_has_own_weights = self._critic(models)
-        # A critic on the policy's trunk gets its values while sampling, unless log-probabilities are recomputed.
+        # A critic on the policy's trunk computes values during sampling, unless log-probabilities are recomputed.
         recomputes = keys.recompute_logprobs or keys.rollout_engine != "native"
         self.value_reader = self.critic or (self.policy if recomputes else None)
         self.has_adapter = self.policy.spec.adapter is not None
@@ -136,7 +136,7 @@ class _PPO:
         }
 
     def _critic(self, models: PPOModels) -> tuple[Tracer | None, bool]:
-        """The critic, or None for a head on the policy; and whether it has its own copy of its frozen weights."""
+        """Returns the critic, or None for a head on the policy; and whether it owns a copy of its frozen weights."""
         keys, quantized = self.keys, quantization(self.keys) is not None
         reward = next((reward.shape for reward in models.rewards if reward.initializes_critic), None)
         shape = models.value
@@ -188,32 +188,32 @@ class _PPO:
         return [self.models[name] for name in ("policy", "critic") if name in self.models]
 
     def _frozen_weights(self, *in_use: str) -> float:
-        """Bytes of the frozen models' weights; with offload_frozen, only of those in use."""
+        """Returns the bytes of the frozen models' weights; with offload_frozen, only of the models in use."""
         names = [name for name in self.models if name not in ("policy", "critic")]
         offloads = self.keys.offload_frozen and (self.critic is None or self.critic_has_own_weights)
         return sum(self.models[name].weights for name in names if not offloads or name in in_use)
 
     def _resident(self, *in_use: str, gathered: Tracer | None = None) -> PhaseMemory:
-        """Memory outside of any pass; `gathered` is a model whose shards are gathered while it runs."""
+        """Returns the memory outside of passes. `gathered` is a model whose shards are gathered while it runs."""
         trained = self._trained()
         weights = sum(model.weights for model in trained) + self._frozen_weights(*in_use)
         if gathered is not None and self.shards > 1:
-            weights += weight_size(gathered) * gathered.counts.parameters  # in addition to the shard, which stays
+            weights += weight_size(gathered) * gathered.counts.parameters  # the shard stays as well
         shape = self._graph_cache()
         cache = 0 if shape is None else shape[0] * shape[1] * self._kv_bytes()
         return PhaseMemory(weights=weights, optimizer=sum(model.optimizer for model in trained), cache=cache)
 
     def _kv_bytes(self) -> float:
-        """Bytes of a token's keys and values."""
+        """Returns the bytes of a token's keys and values."""
         size = BFLOAT16 if self.in_bfloat16 else weight_size(self.policy)
         return size * self.policy.counts.kv_values
 
     def _graph_cache(self) -> tuple[int, int] | None:
-        """Rows and columns of a KV cache that CUDA graphs keep between rollouts; None without graphs."""
+        """Returns rows and columns of the KV cache that CUDA graphs keep between rollouts; None without graphs."""
         keys, rows = self.keys, bucket(self.completion_count)
         if self.device.cpu or keys.rollout_engine != "native" or not keys.rollout_graphs or self.shards > 1:
             return None
-        # Graphs are captured only for some numbers of rows (`bucket`) and multiples of COLUMNS.
+        # Graphs are captured only for the numbers of rows that `bucket` returns, and for multiples of COLUMNS.
         columns = -(-self.length // COLUMNS) * COLUMNS
         if keys.max_rollout_batch_tokens is not None:
             while rows > 1 and rows * columns > keys.max_rollout_batch_tokens:
@@ -221,25 +221,25 @@ class _PPO:
         return rows, columns
 
     def _sampling_shape(self) -> tuple[int, int]:
-        """Rows sampled at once, and columns of their KV cache."""
+        """Returns the number of rows sampled at once, and of columns of their KV cache."""
         if (shape := self._graph_cache()) is not None:
             return min(shape[0], self.completion_count), shape[1]
         limit = self.keys.max_rollout_batch_tokens
         rows = self.completion_count if limit is None else min(self.completion_count, max(limit // self.length, 1))
-        # A full cache is replaced by one with a column for the new token and SPARE_COLUMNS more (`InPlaceLayer`).
+        # A full cache is replaced by a cache with a column for the new token and SPARE_COLUMNS more (`InPlaceLayer`).
         growths = max(math.ceil((self.response_length - 1 - SPARE_COLUMNS) / (SPARE_COLUMNS + 1)), 0)
         return rows, self.prompt_length + SPARE_COLUMNS + growths * (SPARE_COLUMNS + 1)
 
     # Phases
 
     def _load(self) -> PhaseMemory:
-        """Builds the critic from the policy with its adapter merged, which needs a copy of the policy's weights."""
+        """Returns the memory for building the critic from a copy of the policy with its adapter merged."""
         policy, critic = self.models["policy"].weights, self.models["critic"].weights
         return PhaseMemory(weights=2 * policy + critic + self._frozen_weights())
 
     def _sample(self) -> PhaseMemory:
         resident, (rows, columns) = self._resident(gathered=self.policy), self._sampling_shape()
-        distinct_prompts = math.ceil(rows / self.keys.num_generations)  # a prompt is read once for all its completions
+        distinct_prompts = math.ceil(rows / self.keys.num_generations)  # all completions of a prompt share its prefill
         prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt_length, half=self.in_bfloat16)
         step = self.policy.decode_step(rows=rows, length=self.length, half=self.in_bfloat16)
         counts = self.policy.counts
@@ -262,7 +262,7 @@ class _PPO:
         forward = model.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
         gathered = None if self.reference is None else model
         resident, casts = self._resident("reference", gathered=gathered), 0
-        if self.critic is not None:  # its weights' bfloat16 casts stay during this pass
+        if self.critic is not None:  # bfloat16 casts of the critic's weights stay during this pass
             casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16).casts
         return replace(
             resident, activations=forward.peak + casts, logits=self._logits(self.forward_rows, head_trains=False)

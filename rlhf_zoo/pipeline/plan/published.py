@@ -1,4 +1,4 @@
-"""The models that a recipe names, and those whose shape this package knows."""
+"""Lists the models that a recipe names, and reads the shapes that this package knows."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,19 +9,16 @@ from ...runs.registry import STAGES, is_member, reward_names
 
 
 def published_shapes() -> Mapping[str, Mapping[str, Any]]:
-    """Reads recipes/shapes.yaml: the shapes of models that recipes use, by repository."""
+    """Returns repository -> shape of models that recipes use, from recipes/shapes.yaml."""
     return read_mapping(shipped() / "shapes.yaml")
 
 
 def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The folders and repositories that a recipe takes models from.
+    """Returns the folders and repositories of models that a recipe uses but does not train.
 
     Args:
         recipe: The recipe.
-        flags: The flags by stage.
-
-    Returns:
-        Their names, without those of the recipe's own stages.
+        flags: Stage -> key -> value.
     """
     sources: list[Any] = []
     for stage, stage_keys in recipe.stages.items():
@@ -33,7 +30,7 @@ def model_names(recipe: Recipe, flags: Mapping[str, Mapping[str, Any]]) -> list[
 
 
 def all_published(names: list[str]) -> bool:
-    """Whether the shape of each model is in recipes/shapes.yaml, so that no file and no Hub can change it.
+    """Whether recipes/shapes.yaml has the shape of every model, so that neither a file nor a Hub can change it.
 
     Args:
         names: Names of models.

@@ -1,4 +1,4 @@
-"""What a plan found. It imports neither torch nor transformers, so that a kept plan is shown at once."""
+"""The result of a plan. This module imports neither torch nor transformers, so that a cached plan appears quickly."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,18 +13,18 @@ LORA: Mapping[str, Any] = {"use_peft": True, "lora_target_modules": ["all-linear
 
 @dataclass(frozen=True)
 class Work:
-    """What an update computes in one process; `seconds` turns it into time.
+    """The computations of an update in each process; `seconds` converts them to time.
 
     Attributes:
         prefill: FLOPs of the prompts' forward passes.
         decode: FLOPs of sampling.
-        steps: Sequential sampling steps times layers; each layer launches its own kernels.
+        steps: Number of sequential sampling steps times number of layers, because each layer launches its own kernels.
         read: Bytes of weights and KV cache that sampling reads.
-        passes: FLOPs of the forward passes of reference, critic and reward models.
-        head: FLOPs of the head in these passes.
-        update: FLOPs of the update's forward and backward passes.
-        update_head: FLOPs of the head in these passes.
-        trained: Trained parameters times optimizer steps.
+        passes: FLOPs of the forward passes of reference, critic and reward models, without the head.
+        head: FLOPs of the head in the forward passes.
+        update: FLOPs of the update's forward and backward passes, without the head.
+        update_head: FLOPs of the head in the update's passes.
+        trained: Number of trained parameters times number of optimizer steps.
     """
 
     prefill: float = 0
@@ -43,11 +43,11 @@ class StagePlan:
     """The memory and work of a stage on each device.
 
     Attributes:
-        stage: The stage's name.
-        models: Bytes that stay from phase to phase, by model.
-        phases: Bytes at the peak of each phase.
+        stage: Name of the stage.
+        models: Model -> bytes that stay from phase to phase.
+        phases: Phase -> bytes at its peak.
         batch: The sizes that the plan assumes, such as rows of a micro-batch and tokens of a row.
-        work: What an update computes.
+        work: The computations of an update.
         half: Whether the stage computes in bfloat16.
     """
 
@@ -65,7 +65,7 @@ class StagePlan:
 
     @property
     def peak(self) -> float:
-        """Bytes on each device."""
+        """Peak bytes on each device."""
         return self.phases[self.worst_phase].total
 
 
@@ -74,8 +74,8 @@ class Duration:
     """The predicted duration of an update or a training step.
 
     Attributes:
-        seconds: The seconds of each phase.
-        basis: The rates behind the prediction and their error, in words.
+        seconds: Phase -> seconds.
+        basis: A description of the rates behind the prediction, and their error.
     """
 
     seconds: Mapping[str, float]
@@ -107,11 +107,11 @@ class Plan:
     """The plan of a recipe.
 
     Attributes:
-        recipe: The recipe's name.
-        device: What the recipe runs on.
+        recipe: Name of the recipe.
+        device: The devices of the run.
         stages: The memory and work of each stage.
-        durations: Stage -> the duration of an update or step; None if no rates were measured on such a device.
-        changes: Stage that does not fit -> the smallest change that makes the stage fit; None if none does.
+        durations: Stage -> duration of an update or step; None if no rates were measured on such a device.
+        changes: Stage that does not fit -> the smallest change that makes the stage fit; None if no change does.
         assumptions: Assumptions of the plan, in sentences.
     """
 
@@ -140,13 +140,13 @@ class Plan:
         return text + "."
 
     def total_time(self, stage: str) -> str:
-        """The duration of a stage whose number of updates is known, in parentheses.
+        """Formats the duration of a stage, such as " (40 updates: 2.0 h)".
 
         Args:
-            stage: The stage's name.
+            stage: Name of the stage.
 
         Returns:
-            Such as " (40 updates: 2.0 h)"; "" if the number of updates or their duration is unknown.
+            The text; "" if the number of updates or their duration is unknown.
         """
         [updates] = [plan.batch.get("updates") for plan in self.stages if plan.stage == stage]
         duration = self.durations[stage]
@@ -158,11 +158,11 @@ class Plan:
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any], *, change_peaks: Mapping[str, float]) -> "Plan":
-        """Rebuilds a plan. The work of its stages is not part of the document.
+        """Rebuilds a plan, except for the work of its stages, which is not part of the document.
 
         Args:
-            document: What `to_json` returned.
-            change_peaks: Stage -> the peak bytes with its change, if it has one.
+            document: A document that `to_json` returned.
+            change_peaks: Stage with a change -> peak bytes with this change.
         """
         stages, durations, changes = [], {}, dict[str, Change | None]()
         for entry in document["stages"]:
@@ -210,10 +210,10 @@ class Plan:
 
 
 def seconds(value: float) -> str:
-    """Formats seconds with three digits. Less than 0.01 s is not shown, because the overhead of a call is not modeled.
+    """Formats seconds with three digits.
 
     Args:
-        value: Seconds.
+        value: Seconds. A value below 0.01 is not shown, because the overhead of a call is not modeled.
     """
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.01 else "under 0.01"
 

@@ -1,7 +1,7 @@
 """Predicts the duration of an update: its FLOPs and counts times measured rates.
 
 The rates are in rates.json, which benchmarks/calibrate.py writes from the results of `make bench` and `make gpu`. For
-a GPU that was never measured, they are scaled by the makers' TFLOP/s.
+a GPU that was not measured, the rates are scaled by the makers' TFLOP/s.
 """
 
 import json
@@ -18,7 +18,7 @@ RATES = Path(__file__).parent / "rates.json"
 
 @dataclass(frozen=True)
 class Rates:
-    """Measured seconds per unit of `Work` on one device.
+    """Measured seconds per unit of `Work` on a device.
 
     Attributes:
         device: "cpu" or a name in `CARDS`.
@@ -26,12 +26,12 @@ class Rates:
         precision: "float32" or "bfloat16".
         source: The file of the measurements.
         points: Number of workloads that the rates were fitted to.
-        error: Mean relative error of an update's duration at a point left out of the fit; None for one point.
-        largest: The largest such error; None for one point.
+        error: Mean relative error of an update's duration at a point left out of the fit; None for a single point.
+        largest: Largest relative error at a point left out of the fit; None for a single point.
         forward: Seconds per FLOP of a forward pass.
-        head: Seconds per FLOP of the head.
+        head: Seconds per FLOP of the head in forward passes.
         update: Seconds per FLOP of forward and backward passes.
-        update_head: Seconds per FLOP of the head in these passes.
+        update_head: Seconds per FLOP of the head in forward and backward passes.
         decode: Seconds per FLOP of sampling.
         layer_step: Seconds per layer and sampled token, for launching kernels.
         trained: Seconds per parameter and optimizer step.
@@ -56,7 +56,7 @@ class Rates:
         """Predicts the seconds of each phase.
 
         Args:
-            work: What the update computes.
+            work: The computations of the update.
         """
         return {
             "sample": self.forward * work.prefill + self.decode * work.decode + self.layer_step * work.steps,
@@ -67,7 +67,7 @@ class Rates:
 
 @cache
 def measured_rates() -> Sequence[Rates]:
-    """Reads rates.json."""
+    """Returns the rates of rates.json."""
     return [Rates(**entry) for entry in json.loads(RATES.read_text(encoding="utf-8"))["rates"]]
 
 
@@ -75,8 +75,8 @@ def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | No
     """Predicts the duration of an update.
 
     Args:
-        work: What the update computes.
-        device: What the update runs on.
+        work: The computations of the update.
+        device: The devices of the run.
         half: Whether the update computes in bfloat16.
 
     Returns:
@@ -93,7 +93,7 @@ def predict_duration(work: Work, device: Device, *, half: bool) -> Duration | No
         factor = CARDS[rates.device][1] / device.teraflops
         scaling_note = f"; scaled to {device.name} by the makers' TFLOP/s, which is not verified"
     phases = {name: value * (1 if name == "sample" else factor) for name, value in rates.phases(work).items()}
-    # Sampling takes at least as long as reading weights and cache from memory.
+    # Sampling cannot be faster than reading weights and cache from memory.
     read_seconds = work.read / (device.bandwidth * 1e9) if device.bandwidth else 0.0
     exclusion = "" if device.count == 1 else "; communication between devices is not included"
     return Duration({**phases, "sample": max(phases["sample"], read_seconds)}, _basis(rates) + scaling_note + exclusion)

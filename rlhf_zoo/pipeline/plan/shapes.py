@@ -1,4 +1,4 @@
-"""Configurations of the models that a recipe names, without their weights."""
+"""Finds the configurations of the models that a recipe names, without their weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class Shape:
     """The architecture of a model.
 
     Attributes:
-        config: Its transformers configuration.
+        config: The model's transformers configuration.
         dtype: The dtype of the saved weights, by torch's name.
     """
 
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def context(self) -> int:
-        """Context length in tokens; 1024 if the configuration sets no bound."""
+        """Context length in tokens; 1024 if the configuration does not state it."""
         return int(getattr(self.config.get_text_config(), "max_position_embeddings", None) or 1024)
 
 
@@ -44,7 +44,7 @@ def is_local_shape(name: str) -> bool:
     """Whether a model's shape is available without a Hub.
 
     Args:
-        name: A folder, a GGUF file, or NAMESPACE/NAME with or without @REVISION.
+        name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
     """
     return Path(name).is_dir() or find_gguf(name) is not None or split_revision(name)[0] in published_shapes()
 
@@ -53,12 +53,12 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
     """Finds a model's shape in a folder, in recipes/shapes.yaml, or on a Hub, in this order.
 
     Args:
-        name: A folder, a GGUF file, or NAMESPACE/NAME with or without @REVISION.
-        revision: The revision of the repository, used if the name has no @REVISION.
-        hub: The Hub to search, followed by its source.
+        name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
+        revision: Revision of the repository; None for the one in the name, or for the default.
+        hub: Where Hub ids are looked up.
 
     Raises:
-        ZooError: The model is in none of these places.
+        ZooError: The model cannot be found.
     """
     title = f"The model {name}"
     if Path(name := unpack_if_gguf(name)).is_dir():
@@ -91,7 +91,7 @@ def _published(name: str) -> Shape:
 
 
 def new_shape(architecture: Mapping[str, Any], *, vocabulary: int) -> Shape:
-    """The shape of a model that SFT creates.
+    """Returns the shape of a model that SFT creates.
 
     Args:
         architecture: The key `architecture` of recipe.yaml.

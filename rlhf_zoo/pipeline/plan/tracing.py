@@ -1,8 +1,8 @@
-"""Counts the bytes that a model's passes take beyond its weights, on tensors that have shapes but no memory.
+"""Measures the bytes that a model's passes take beyond its weights, on tensors with shapes but without memory.
 
-It runs transformers' code for the model, with its attention, adapter and precision, so this module does not have to
-know any architecture. All layers are assumed to be alike: the model is run at two depths, and the difference is
-extrapolated to its real depth.
+The model runs transformers' own code, with its attention, adapter and precision, so this module need not know
+architectures. All layers are assumed to be alike: the model runs at two depths, and the difference is extrapolated to
+its real depth.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from .memory import Counts, ForwardPass, TrainingPass
 if TYPE_CHECKING:
     from peft import PeftConfig
 
-#: The name of an experts implementation that sends every row through the weights of the first expert. Routing depends
-#: on the data, which traced tensors do not have, but it does not change the size of any tensor.
+#: Name of an implementation of experts that sends every row through the weights of the first expert. Routing depends on
+#: data, which traced tensors do not have, but it does not affect the sizes of tensors.
 EXPERTS = "rlhf-zoo-traced"
-#: Layers of the two models that are run: even numbers, because some architectures alternate between kinds of layers.
+#: Numbers of layers at which models run. They are even, because some architectures alternate two kinds of layers.
 DEPTHS = 2, 4
 AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 
 
 def _experts(self: Any, states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-    """transformers' grouped_mm in shapes: states (tokens, hidden); chosen and shares (tokens, experts per token)."""
+    """Replaces transformers' grouped_mm. states: (tokens, hidden); chosen and shares: (tokens, experts per token)."""
 
     def linear(rows: Tensor, name: str) -> Tensor:
         weight = getattr(self, name)[0]
@@ -73,7 +73,7 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
 
 
 class _MemoryCounter(TorchDispatchMode):
-    """Counts the bytes of tensors that are allocated while it is active: those alive now, and their peak."""
+    """Counts the bytes of tensors that are allocated while it is active: the live bytes, and their peak."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -102,14 +102,14 @@ class _MemoryCounter(TorchDispatchMode):
         self.live -= self._sizes.pop(key, 0)
 
     def peak_since(self, before: int) -> int:
-        """The peak since the last call of this method, in bytes above `before`."""
+        """Returns the peak since the last call of this method, in bytes above `before`."""
         peak, self.peak = self.peak - before, self.live
         return peak
 
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What identifies a traced model.
+    """The properties that identify a traced model.
 
     Attributes:
         config: The configuration, as JSON.
@@ -131,12 +131,12 @@ class ModelSpec:
 class Tracer:
     """Runs a model on tensors without memory, and measures the bytes that its passes would take.
 
-    Every method raises ZooError for a model that cannot be run like this.
+    Every method raises ZooError for a model that cannot run without memory.
 
     Args:
-        spec: What identifies the model.
-        config: Its transformers configuration.
-        peft_config: The adapter's configuration; None without one.
+        spec: The properties that identify the model.
+        config: The model's transformers configuration.
+        peft_config: The adapter's configuration; None without an adapter.
     """
 
     def __init__(self, spec: ModelSpec, config: PreTrainedConfig, peft_config: PeftConfig | None = None) -> None:
@@ -146,7 +146,7 @@ class Tracer:
 
     @cached_property
     def _models(self) -> list[tuple[int, FakeTensorMode, PreTrainedModel]]:
-        """(layers, the mode of its tensors, the model) at two depths, or at the real depth if that is small."""
+        """(number of layers, mode of the tensors, model) at two depths, or at the real depth if it is small."""
         depths = DEPTHS if self.depth > DEPTHS[-1] else (self.depth,)
         return [(depth, mode := FakeTensorMode(), self._build(depth, mode)) for depth in depths]
 
@@ -204,7 +204,7 @@ class Tracer:
         return self._results[key]
 
     def _kept_name(self, key: tuple[Any, ...]) -> str | None:
-        """The name under which a measurement is kept; None for a model of custom code, whose code has no version."""
+        """Returns the cache name of a measurement; None for custom code, which has no version."""
         if is_trusted():
             return None
         source = sha256(Path(__file__).read_bytes()).hexdigest()
@@ -261,9 +261,9 @@ class Tracer:
         Args:
             rows: Rows of the batch.
             length: Tokens of each row.
-            half: Whether it runs in bfloat16 autocast.
+            half: Whether the pass runs in bfloat16 autocast.
             checkpointing: Whether gradient checkpointing is on.
-            accumulates: Whether to measure a second micro-batch too, which takes twice as long.
+            accumulates: Whether to measure a second micro-batch as well, which takes twice as long.
         """
 
         def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
@@ -276,7 +276,8 @@ class Tracer:
             measured: list[int] = []
             with ExitStack() as stack:
                 counter, call = _start_counting(stack, model, mode, rows, length)
-                for _ in range(2 if accumulates else 1):  # the first allocates the gradients, the second adds to them
+                # The first micro-batch allocates the gradients, and the second adds to them.
+                for _ in range(2 if accumulates else 1):
                     before = counter.live
                     with _autocast(half):
                         out = call()
@@ -300,7 +301,7 @@ class Tracer:
         Args:
             rows: Rows of the batch.
             length: Tokens of each row.
-            half: Whether it runs in bfloat16 autocast.
+            half: Whether the pass runs in bfloat16 autocast.
         """
 
         def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
@@ -318,8 +319,8 @@ class Tracer:
 
         Args:
             rows: Rows of the batch.
-            length: Tokens of each row, including the new one.
-            half: Whether it runs in bfloat16 autocast.
+            length: Tokens of each row, including the new token.
+            half: Whether the step runs in bfloat16 autocast.
         """
 
         def run(model: PreTrainedModel, mode: FakeTensorMode) -> list[int]:
@@ -343,7 +344,7 @@ class Tracer:
 
 
 def _to_fake_tensors(model: nn.Module) -> None:
-    """Replaces meta tensors with CPU tensors, which take no memory under FakeTensorMode; tied weights stay tied."""
+    """Replaces meta tensors by CPU tensors, which take no memory under FakeTensorMode. Tied weights stay tied."""
     replaced: dict[int, tuple[Tensor, Any]] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
@@ -359,7 +360,7 @@ def _to_fake_tensors(model: nn.Module) -> None:
 def _start_counting(
     stack: ExitStack, model: PreTrainedModel, mode: FakeTensorMode, rows: int, length: int
 ) -> tuple[_MemoryCounter, Callable[[], Tensor]]:
-    """An active counter, and a function that runs the model's trunk over (rows, length) tokens."""
+    """Returns an active counter, and a function that runs the model's trunk over (rows, length) tokens."""
     stack.enter_context(mode)
     ids, mask = (torch.ones(rows, length, dtype=torch.long) for _ in range(2))
     trunk = _trunk(model)
@@ -398,14 +399,14 @@ def tracer(
     attention: str | None = None,
     trains: bool = True,
 ) -> Tracer:
-    """The tracer of a model, which is cached.
+    """Returns the tracer of a model, which is cached.
 
     Args:
         config: The model's transformers configuration.
         role: "policy" or "classifier".
-        peft_config: The adapter's configuration; None without one.
+        peft_config: The adapter's configuration; None without an adapter.
         dtype: The dtype of the weights.
-        attention: The value of attn_implementation.
+        attention: Value of attn_implementation; None for the model's default.
         trains: Whether any weight trains.
     """
     adapter = None if peft_config is None else json.dumps(peft_config.to_dict(), default=str, sort_keys=True)

@@ -140,10 +140,6 @@ EVALUATION_KEYS: Mapping[str, Kind] = _table(
         """,
     }
 )
-#: What a stage's run records in addition to its keys: `parse.NON_STAGE_KEYS`. `ppo` holds some of PPO's keys.
-NON_STAGE_KINDS: Mapping[str, Kind] = _table(
-    {Kind.NESTED: "recipe ppo evaluation", Kind.MACHINE: "data parents"}  # the last two are never read
-)
 
 #: Key of the kind OBJECT -> the group of entry points in which its name is looked up.
 GROUPS: Mapping[str, str] = {

@@ -124,17 +124,8 @@ def split_of(task: Task) -> str:
     return "test" if position < test else "validation" if position < test + validation else "train"
 
 
-def compatible(kind: str, kinds: Sequence[str]) -> bool:
-    """Whether an answer can follow an instruction of a kind together with other instructions.
-
-    Args:
-        kind: The kind.
-        kinds: Kinds of the other instructions, all different from each other.
-    """
-    return all(_are_compatible(kind, other) for other in kinds)
-
-
 def _are_compatible(first: str, second: str) -> bool:
+    """Whether an answer can follow instructions of both kinds."""
     for kind, other in ((first, second), (second, first)):
         if other not in _ONLY_WITH.get(kind, {other}):
             return False
@@ -178,7 +169,7 @@ def _kinds(task: Task, rng: random.Random, allowed: Sequence[str]) -> list[str]:
     candidates = [kind for kind in allowed if kind != CONSTRAINED]
     kinds = [rng.choice(candidates)]
     while len(kinds) < count:
-        options = [kind for kind in candidates if compatible(kind, kinds)]
+        options = [kind for kind in candidates if all(_are_compatible(kind, other) for other in kinds)]
         if not options:
             break
         kinds.append(rng.choice(options))
