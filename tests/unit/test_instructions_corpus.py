@@ -13,7 +13,7 @@ import pytest
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.rewards.instructions import read_instructions
 from rlhf_zoo.rewards.instructions_kinds import KINDS
-from rlhf_zoo.runs.corpora.instructions import compatible, prepare
+from rlhf_zoo.runs.corpora.instructions import are_compatible, prepare
 from rlhf_zoo.runs.corpora.instructions.wordings import INSTRUCTIONS
 
 N = 8
@@ -78,14 +78,14 @@ def test_instructions_are_one_to_three_and_compatible(splits: dict[str, Rows]) -
     for row in chain.from_iterable(splits.values()):
         kinds = row["instruction_id_list"]
         assert 1 <= len(kinds) <= 3
-        assert all(compatible(kind, kinds[:place]) for place, kind in enumerate(kinds))
+        assert all(are_compatible(*pair) for pair in combinations(kinds, 2))
 
 
 def test_compatibility_keeps_the_conflicts_of_ifeval() -> None:
     registry = pytest.importorskip("if_verifiable.ifeval.instructions_registry", reason="the extra ifeval")
     conflicts = registry.conflict_make({kind: {*kinds} for kind, kinds in registry.INSTRUCTION_CONFLICTS.items()})
     for kind, other in combinations(KINDS, 2):
-        assert not (compatible(kind, [other]) and other in conflicts[kind]), (kind, other)
+        assert not (are_compatible(kind, other) and other in conflicts[kind]), (kind, other)
 
 
 def test_a_request_to_repeat_can_be_met(splits: dict[str, Rows]) -> None:

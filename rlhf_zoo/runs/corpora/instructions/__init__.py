@@ -124,8 +124,13 @@ def split_of(task: Task) -> str:
     return "test" if position < test else "validation" if position < test + validation else "train"
 
 
-def _are_compatible(first: str, second: str) -> bool:
-    """Whether an answer can follow instructions of both kinds."""
+def are_compatible(first: str, second: str) -> bool:
+    """Whether an answer can follow instructions of both kinds.
+
+    Args:
+        first: A kind.
+        second: Another kind; the same kind is not compatible.
+    """
     for kind, other in ((first, second), (second, first)):
         if other not in _ONLY_WITH.get(kind, {other}):
             return False
@@ -169,7 +174,7 @@ def _kinds(task: Task, rng: random.Random, allowed: Sequence[str]) -> list[str]:
     candidates = [kind for kind in allowed if kind != CONSTRAINED]
     kinds = [rng.choice(candidates)]
     while len(kinds) < count:
-        options = [kind for kind in candidates if all(_are_compatible(kind, other) for other in kinds)]
+        options = [kind for kind in candidates if all(are_compatible(kind, other) for other in kinds)]
         if not options:
             break
         kinds.append(rng.choice(options))
