@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hub_fixture import Hub, base_environment
@@ -82,6 +83,12 @@ def _talk_to(hub: ThreadHub, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Th
         monkeypatch.setattr(sys.modules["transformers.utils.hub"], "_hf_api", None)
     hub.cache = cache
     return hub
+
+
+def send_all(sender: Any) -> None:
+    """Sends the uploads of a `Sender` one after another, in this thread."""
+    while upload := sender.next_upload():
+        upload.send()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
 """The command line: one module per group of commands.
 
-Nothing heavy is imported before a command runs.
+No heavy package is imported before a command runs.
 """

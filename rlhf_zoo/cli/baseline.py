@@ -1,4 +1,4 @@
-"""`rlhf-zoo baseline`: simpler methods than PPO, from the SFT policy of a finished run."""
+"""`rlhf-zoo baseline`: compares PPO with simpler methods that start from the same SFT policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .tables import interval, table
 if TYPE_CHECKING:
     from ..pipeline.experiments.baseline import Method
 
-#: The methods, and the options that each takes.
+#: Method -> the options that it takes.
 OPTIONS = {
     "best-of-n": ("pool",),
     "sft": ("seeds", "learning_rate"),
@@ -158,8 +158,8 @@ def _show(frontier: Mapping[str, Any]) -> None:
                 continue
             comparisons.append([f"{method} at {title}", crossing["reason"], "", ""])
             if crossing.get("farthest"):
-                where = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
-                comparisons.append(_comparison_row(f"{method} {where}", crossing["farthest"]))
+                distance = f"at KL {crossing['farthest']['kl']:.2f} (PPO: {crossing['farthest']['ppo']})"
+                comparisons.append(_comparison_row(f"{method} {distance}", crossing["farthest"]))
     table(
         f"Results at the same KL, and at the same FLOPs or fewer, if {frontier['served']} completions are served",
         ["", "", "judge", "PPO's judge score minus this one"],

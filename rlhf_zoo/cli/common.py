@@ -1,4 +1,4 @@
-"""Helpers that commands share: reading a recipe's flags, and checking names."""
+"""Helpers that several commands share: they read a recipe's flags and check names."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def stage_directories(run: Path) -> list[Path]:
         The directories of all stages of the run; for a stage's directory, only that.
 
     Raises:
-        ZooError: `run` is neither.
+        ZooError: `run` is not such a directory.
     """
     if (run / "run.json").is_file():
         return [run]
@@ -108,16 +108,16 @@ def parse_columns(text: Any, *, example: str) -> dict[str, str]:
 def run_flags(
     ctx: click.Context, recipe: str, *, stage: str | None = None, check_names: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """Reads a command's flags for a recipe. Checks them and the recipe's files without importing training code.
+    """Reads a command's flags for a recipe, and checks them and the recipe's files without importing training code.
 
     Args:
         ctx: The context of the command.
         recipe: A name or a folder.
-        stage: The stage that the command runs, to which keys without a prefix then belong; None if it runs several.
+        stage: The only stage that the command runs, which gets the keys without a prefix; None if it runs several.
         check_names: Whether to check the names of judges and rewards.
 
     Returns:
-        Flags by stage, with those of recipe.yaml under 'recipe'.
+        Stage -> its flags. The flags of recipe.yaml are under 'recipe'.
 
     Raises:
         ZooError: A flag or a file of the recipe is wrong.
@@ -132,28 +132,32 @@ def run_flags(
 
     if recipe.startswith("-"):
         raise ZooError(f"Put {recipe} after the recipe: `{ctx.command_path} RECIPE {recipe} ...`.")
-    tasks = ctx.meta.get(LM_EVAL_TASKS)
-    flags = parse_flags([*ctx.args, *(["--evaluation.lm_eval", tasks] if tasks is not None else [])])
+    lm_eval_tasks = ctx.meta.get(LM_EVAL_TASKS)
+    flags = parse_flags([*ctx.args, *(["--evaluation.lm_eval", lm_eval_tasks] if lm_eval_tasks is not None else [])])
     without_prefix = flags.pop("")
-    shared = recipe_keys()
-    flags["recipe"] = {key: value for key, value in without_prefix.items() if key in shared or stage in (None, "eval")}
+    shared_keys = recipe_keys()
+    flags["recipe"] = {
+        key: value for key, value in without_prefix.items() if key in shared_keys or stage in (None, "eval")
+    }
     if stage not in (None, "eval"):
-        flags[stage] = {**flags[stage], **{key: value for key, value in without_prefix.items() if key not in shared}}
-    loaded = load_recipe(recipe)
-    evaluation = recipe_config(loaded, flags["recipe"]).evaluation
+        flags[stage] = flags[stage] | {key: value for key, value in without_prefix.items() if key not in shared_keys}
+    loaded_recipe = load_recipe(recipe)
+    evaluation = recipe_config(loaded_recipe, flags["recipe"]).evaluation
     for name in STAGES:
         hints = {key: declared.hint for key, declared in declared_keys(name).items()}
         subject, refused = f"the stage {name}", refused_keys(name)
         prefix = "" if name == stage else f"{name}."
         checked_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")
-        if name in loaded.stages and stage in (None, "eval", name):
-            checked_keys(loaded.stages[name], hints, str(loaded.source(name)), subject=subject, refused=refused)
-    if check_names and "ppo" in loaded.stages and stage in (None, "eval", "ppo"):
+        if name in loaded_recipe.stages and stage in (None, "eval", name):
+            checked_keys(
+                loaded_recipe.stages[name], hints, str(loaded_recipe.source(name)), subject=subject, refused=refused
+            )
+    if check_names and "ppo" in loaded_recipe.stages and stage in (None, "eval", "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)
         if evaluation.lm_eval:
             check_harness()
-        rewards = {**loaded.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
+        rewards = {**loaded_recipe.stages["ppo"], **flags["ppo"]}.get("reward_funcs")
         with contextlib.suppress(ValueError):  # `stage_settings` reports a value that is not a list
             for reward in coerce(rewards, list[str] | None) or ():
                 check_registered(reward, group=REWARDS)

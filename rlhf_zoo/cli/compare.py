@@ -59,19 +59,19 @@ def compare(
     Example:
       rlhf-zoo compare local/tiny-world-ppo --hub local
     """
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
         from ..app.serve import launch, votes_by_default
         from ..evaluation.votes.data import HubVotes
 
         if votes is None:
-            votes = votes_by_default(ppo) if connected.kind == "local" else None
+            votes = votes_by_default(ppo) if connected_hub.kind == "local" else None
         elif votes:
             from ..hub.client.publish import resolve_namespace
 
             votes = HubVotes(votes).name
-            resolve_namespace(votes.partition("/")[0], hub=connected)
+            resolve_namespace(votes.partition("/")[0], hub=connected_hub)
         try:
-            launch(ppo, votes=votes or None, runs=runs or None, hub=connected, **options)
+            launch(ppo, votes=votes or None, runs=runs or None, hub=connected_hub, **options)
         except KeyboardInterrupt:
             raise click.exceptions.Exit(130) from None  # the normal way to stop the page, so there is nothing to resume
 
@@ -138,12 +138,12 @@ def trace(
         step = 0
     prompt_columns = {} if columns is None else json_object(columns, option="--columns", example="'{\"name\": value}'")
     subject_options = {name: options.pop(name) for name in ("revision", "old", "sft", "reward")}
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
         with doing(f"tracing {run}"):
             from ..pipeline.inspect.trace import find, trace_checkpoint
             from ..pipeline.inspect.trace_view import show, to_document
 
-            subject = find(run, step=step, hub=connected, **subject_options)
+            subject = find(run, step=step, hub=connected_hub, **subject_options)
             trace_result = trace_checkpoint(subject, prompt, columns=prompt_columns, **options)
         if as_json:
             print_json(to_document(trace_result, subject))

@@ -30,7 +30,7 @@ KEY_OF_OPTION = {
 #: Options that apply only to a POLICY, and options that apply only to a RECIPE.
 POLICY_OPTIONS = ("against", "reward", "split", "temperature", "max_new_tokens")
 RUN_OPTIONS = ("namespace", "private", "patience", "resume", "restart", "overwrite_repo")
-#: Keys of a recipe that a POLICY takes too.
+#: Keys of a recipe that are options of a POLICY too.
 SHARED_KEYS = ("dataset_name", "dataset_revision", "dataset_config", "columns", "seed")
 
 
@@ -115,7 +115,7 @@ def _evaluate_policy(
     as_json: bool,
     options: Mapping[str, Any],
 ) -> None:
-    """Evaluates a policy that is not a recipe's run. `keys` has POLICY_OPTIONS, prompts, samples and group."""
+    """Evaluates a policy that is not a recipe's run. `keys` holds POLICY_OPTIONS, prompts, samples and group."""
     unused_option = next((name for name in RUN_OPTIONS if options[name]), None)
     if ctx.meta[LM_EVAL_TASKS] is not None:
         unused_option = "lm_eval"
@@ -176,7 +176,7 @@ def _compare(
         options["judges"] = judges
     terms = policies.Terms(**options, llm=llm_config(llm or {}, "--llm"))
     pair = policies.find_pair(subject, against=against, reward=reward, terms=terms, hub=hub)
-    # The name has the tag that a short step such as step-40 stands for, so both spellings keep one folder.
+    # The pair's name has the full tag of a short step such as step-40, so both spellings share one folder.
     folder = output_dir or Path("runs") / "eval" / slug(pair.policy.name if pair.policy.repo else subject)
     if folder.exists() and not folder.is_dir():
         raise ZooError(f"{folder} is a file, so no figures can be kept in it: give another --output_dir.")
@@ -185,6 +185,7 @@ def _compare(
 
 
 def _is_policy(subject: str, keys: Mapping[str, Any]) -> bool:
+    """Whether the argument names a policy; otherwise it names a recipe."""
     if keys["against"] is not None:
         return True
     path = Path(subject)

@@ -19,7 +19,9 @@ from .tables import print_json, table
 @click.command()
 @click.argument("repository")
 @click.option("--repo", required=True, help="Name of the repository on the other Hub, USER/NAME.")
-@click.option("--to", "--hub", "to", help="Address of the other Hub.  [default: HF_ENDPOINT, or the Hugging Face Hub]")
+@click.option(
+    "--to", "--hub", "address", help="Address of the other Hub.  [default: HF_ENDPOINT, or the Hugging Face Hub]"
+)
 @click.option(
     "--repo_type",
     "--repo-type",
@@ -34,7 +36,13 @@ from .tables import print_json, table
 @click.option("--root", type=UserPath(), help="Folder of the embedded Hub.  [default: $RLHF_ZOO_HOME/hub]")
 @json_option()
 def export(
-    repository: str, repo: str, to: str | None, repo_type: str, private: bool | None, root: Path | None, as_json: bool
+    repository: str,
+    repo: str,
+    address: str | None,
+    repo_type: str,
+    private: bool | None,
+    root: Path | None,
+    as_json: bool,
 ) -> None:
     """Upload a repository of the embedded Hub to another Hub, with its history of commits, branches and tags.
 
@@ -53,32 +61,31 @@ def export(
     from ..hub.server.process import default_root
 
     check_repo(repo, "USER/NAME")
-    address = to or os.environ.get("HF_ENDPOINT") or HF_URL
     with (
         open_source(root or default_root(), repository, repo_type) as source,
-        open_hub(address, push_to_hub=True) as hub,
+        open_hub(address or os.environ.get("HF_ENDPOINT") or HF_URL, push_to_hub=True) as hub,
     ):
         from ..hub.client.publish import resolve_namespace
 
         quiet_hub(progress_bars=sys.stderr.isatty())
         resolve_namespace(None, hub=hub)
-        exported = export_repository(
+        result = export_repository(
             source, repo, private=private, report=lambda line: click.echo(line, err=True), hub=hub
         )
     url = f"{hub.endpoint}/{'' if repo_type == 'model' else f'{repo_type}s/'}{repo}"
     if as_json:
-        print_json({"repo": repo, "url": url, **asdict(exported)})
+        print_json({"repo": repo, "url": url, **asdict(result)})
         return
     names: dict[str, list[str]] = {}
-    for name, commit in [*exported.branches.items(), *exported.tags.items()]:
+    for name, commit in [*result.branches.items(), *result.tags.items()]:
         names.setdefault(commit, []).append(name)
-    rows = [[source, target, " ".join(names.get(target, []))] for source, target in exported.commits.items()]
+    rows = [[original, copy, " ".join(names.get(copy, []))] for original, copy in result.commits.items()]
     table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
     click.echo(
-        f"{url} holds {repository}: {exported.sent} new commits were sent, and the files of all tags were checked."
+        f"{url} holds {repository}: {result.sent} new commits were sent, and the files of all tags were checked."
     )
-    if exported.left_out:
-        click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(exported.left_out)}.")
+    if result.left_out:
+        click.echo(f"Left out, because no branch leads to their commits: the tags {', '.join(result.left_out)}.")
     click.echo(
         "Its cards and rlhf_card.json still name parents and commits of the embedded Hub: the table above, and each "
         "commit's line Exported-From, show the original of each new commit."
@@ -112,20 +119,19 @@ def add(path: str, repository: str, license_name: str | None, source: str | None
         from ..publishing.add_model import add_model
 
         quiet_hub(progress_bars=sys.stderr.isatty())
-        added = add_model(path, repository, license=license_name, source=source, hub=hub)
+        result = add_model(path, repository, license=license_name, source=source, hub=hub)
     if as_json:
-        print_json(asdict(added))
+        print_json(asdict(result))
         return
-    click.echo(
-        f"{repository} {'now holds' if added.new else 'already held'} the model of {path} (commit {added.commit[:12]})."
-    )
-    if added.license is None:
+    holds = "now holds" if result.new else "already held"
+    click.echo(f"{repository} {holds} the model of {path} (commit {result.commit[:12]}).")
+    if result.license is None:
         click.echo(
             "Its card names no license: give --license, because models trained from it inherit the license.", err=True
         )
 
 
-# A second group, because the embedded Hub's own group may not import the client, which these commands need.
+# A second group, because these commands need the client, which the embedded Hub's own group may not import.
 hub = Group(
     "hub",
     commands={**embedded.commands, "add": add, "export": export, "extension": extension},

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-#: More characters than any summary has. Click would shorten a summary that is longer than its limit.
+#: A limit that no summary reaches. Click shortens summaries that are longer than its limit.
 UNLIMITED = 1000
 RUN_HEADING = "Run and Hub options"
 
 
 class RunOption(click.Option):
-    """An option that most commands on a recipe share. `RecipeCommand` lists these under a heading of their own."""
+    """An option that most commands on a recipe share. `RecipeCommand` lists such options under their own heading."""
 
 
 class RecipeCommand(click.Command):

@@ -1,4 +1,4 @@
-"""`rlhf-zoo lineage|reproduce`: what a published model was made from, and whether training reproduces it."""
+"""`rlhf-zoo lineage|reproduce`: shows what a published model was made from, and trains it again."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def lineage(repository: str, hub: str | None, source_hub: str | None, as_json: b
     Example:
       rlhf-zoo lineage local/tiny-world-ppo@best
     """
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
         from ..publishing.catalog.lineage import find_family
 
-        root = find_family(repository, connected)
+        root = find_family(repository, connected_hub)
         if as_json:
             print_json(root.to_json())
             return
@@ -99,12 +99,12 @@ def reproduce(
     Example:
       rlhf-zoo reproduce local/tiny-world-ppo@step-000010
     """
-    with open_hub(hub, push_to_hub=False, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=False, source=source_hub) as connected_hub:
         from ..pipeline.inspect import reproduce as reproducing
 
         quiet_hub()  # the stage has its own progress bars
         document = reproducing.reproduce(
-            repository, hub=connected, directory=output_dir, allowed=allow_import, command=command_line()
+            repository, hub=connected_hub, directory=output_dir, allowed=allow_import, command=command_line()
         )
         if as_json:
             print_json(document)

@@ -52,17 +52,17 @@ COMMANDS = {
     "trace": "cli.compare:trace",
     "zoo": "cli.zoo:zoo",
 }
-#: Messages of gloo and NCCL when another process of the command has ended.
+#: Errors of gloo and NCCL after another process of the command has ended.
 PEER_LOST = re.compile(r"(?i)connection (closed|reset) by peer|broken pipe|remote process exited|gloo|nccl")
 #: Seconds that a failed process waits for the launcher to end it, so that only the main process prints its error.
 LAUNCHER_SECONDS = 15
 
 
 class LazyGroup(Group):
-    """A group that imports a command when it is used."""
+    """A group that imports the module of a command only when the command is used."""
 
     def headings(self, ctx: click.Context) -> Mapping[str, Sequence[str]]:
-        """Returns the names of the commands, by what a user wants to do.
+        """Returns the names of the commands under headings that say what a user wants to do.
 
         Args:
             ctx: The context of the group.
@@ -111,8 +111,8 @@ def cli() -> None:
 
 def _click_error(error: click.ClickException) -> str:
     """Turns the message of a click error, one or two sentences, into one that also says where to find help."""
-    first, _, more = error.format_message().partition(". ")
-    sentence = first + (f", {more[0].lower()}{more[1:]}" if more else "")
+    first, _, second = error.format_message().partition(". ")
+    sentence = first + (f", {second[0].lower()}{second[1:]}" if second else "")
     if sentence.endswith("?"):
         return sentence
     command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "rlhf-zoo"
@@ -140,16 +140,16 @@ def _stdout_is_closed() -> bool:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python flushes again at exit and fails
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python's flush at exit would fail
         return True
     return False
 
 
-def _treat_as_ctrl_c(process: int, number: int, frame: FrameType | None) -> None:
-    """Treats SIGTERM, which schedulers send to preempt a job, as Ctrl-C. In a child process SIGTERM just ends it."""
+def _treat_as_ctrl_c(process: int, signal_number: int, frame: FrameType | None) -> None:
+    """Treats SIGTERM, which schedulers send to preempt a job, as Ctrl-C. A child process simply ends."""
     if os.getpid() != process:
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        signal.signal(signal_number, signal.SIG_DFL)
+        os.kill(os.getpid(), signal_number)
     raise KeyboardInterrupt
 
 
@@ -160,11 +160,11 @@ def _fail(sentence: str) -> NoReturn:
     prints a summary of its own, so the message also goes into the file from which the launcher reads the cause.
     """
     _wait_for_launcher()
-    sentence = printable(sentence)  # the system, click or a library may have written it
+    sentence = printable(sentence)  # its text may come from the system, click or a library
     click.echo(f"Error: {sentence}", err=True)
-    if distributed.launched_count() > 1 and (cause := os.environ.get("TORCHELASTIC_ERROR_FILE")):
+    if distributed.launched_count() > 1 and (error_file := os.environ.get("TORCHELASTIC_ERROR_FILE")):
         with contextlib.suppress(OSError):
-            Path(cause).write_text(json.dumps({"message": f"Error: {sentence}", "timestamp": int(time.time())}))
+            Path(error_file).write_text(json.dumps({"message": f"Error: {sentence}", "timestamp": int(time.time())}))
     sys.exit(2)
 
 

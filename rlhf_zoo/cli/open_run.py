@@ -1,4 +1,4 @@
-"""Opens and closes the Hub, the run directory and the outbox that a command works with."""
+"""Opens and closes the Hub, the run directory and the outbox of a command."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def open_hub(
     Args:
         flag: The value of --hub.
         push_to_hub: Whether the command publishes.
-        source: The value of --source_hub. None chooses the default source, whose name is not printed. 'none' is for a
-            command that uses a single Hub.
+        source: The value of --source_hub. None chooses the default source, whose name is not printed. 'none' uses no
+            source.
         option: The option whose value `flag` is, for messages.
     """
     from ..hub.client.connect import choose, choose_source, connect
@@ -46,10 +46,10 @@ def open_hub(
 
 
 class ContextOptions(TypedDict, total=False):
-    """Values that `open_run` only passes on to the context.
+    """Options that `open_run` only passes on to the context.
 
-    `private` and `overwrite_repo` are options of `rlhf-zoo run`. `read_only` publishes nothing. `base`, `variant` and
-    `own` are fields of `RunContext`; None for `own` keeps its default.
+    `private` and `overwrite_repo` are options of `rlhf-zoo run`. With `read_only`, nothing is published. `base`,
+    `variant` and `own` are fields of `RunContext`; if `own` is None, it keeps its default.
     """
 
     private: bool
@@ -61,7 +61,7 @@ class ContextOptions(TypedDict, total=False):
 
 
 class RunOptions(ContextOptions, total=False):
-    """The options of `open_run` that every command may set; see there."""
+    """The options of `open_run`, which documents them, that every command may set."""
 
     restart: bool
     resume: str | None
@@ -95,13 +95,13 @@ def run_context(
         source_hub: The value of --source_hub.
         push_to_hub: Whether the command publishes.
         namespace: The value of --namespace.
-        writes: Whether the command writes into the run directory, so that other commands must be locked out of it.
+        writes: Whether the command writes into the run directory. If so, it locks other commands out of it.
         **options: See `RunOptions`.
     """
     if not distributed.is_main_process():
         from ..hub.client.connect import reload_clients
 
-        # This call receives what the main process sends below. `dict` is only a placeholder and is not called.
+        # This call receives the context that the main process sends below. `dict` is a placeholder and is not called.
         context, environment = distributed.from_main_process(dict)
         # Clients of the Hub, other libraries included, read its address and token from the environment.
         for name, value in environment.items():
@@ -114,24 +114,26 @@ def run_context(
         yield replace(context, publish=False), None
         return
     old_environment = dict(os.environ)
-    loaded, directory = resolve_run(recipe, output_dir=output_dir, namespace=namespace)
+    loaded_recipe, directory = resolve_run(recipe, output_dir=output_dir, namespace=namespace)
     to_lock = [folder for folder in (options.get("base"), directory) if writes and folder is not None]
     with (
         locked(*to_lock),
-        open_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected,
+        open_hub(hub, push_to_hub=push_to_hub, source=source_hub) as connected_hub,
         open_run(
-            loaded,
+            loaded_recipe,
             directory,
             flags,
-            connected,
+            connected_hub,
             push_to_hub=push_to_hub,
             namespace=namespace,
             explicit=push_to_hub or hub is not None,
             **options,
         ) as run,
     ):
-        names = old_environment.keys() | os.environ.keys()
-        changed = {name: os.environ.get(name) for name in names if old_environment.get(name) != os.environ.get(name)}
+        variables = old_environment.keys() | os.environ.keys()
+        changed = {
+            name: os.environ.get(name) for name in variables if old_environment.get(name) != os.environ.get(name)
+        }
         context, _ = run
         # `replace` makes a copy without the settings that this process has cached.
         distributed.from_main_process(lambda: (replace(context), changed))
@@ -169,13 +171,13 @@ def resolve_run(recipe: str | Recipe, *, output_dir: Path | None, namespace: str
     """
     from ..runs.recipe import load_recipe
 
-    loaded = load_recipe(recipe) if isinstance(recipe, str) else recipe
+    loaded_recipe = load_recipe(recipe) if isinstance(recipe, str) else recipe
     check_namespace(namespace)
-    directory = output_dir or Path("runs") / loaded.name
+    directory = output_dir or Path("runs") / loaded_recipe.name
     for folder in (directory, *directory.parents):
         if folder.exists() and not folder.is_dir():
             raise ZooError(f"{folder} is a file, so no run can be kept in it: give another --output_dir.")
-    return loaded, directory
+    return loaded_recipe, directory
 
 
 @contextlib.contextmanager

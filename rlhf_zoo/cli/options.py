@@ -58,7 +58,7 @@ OVERWRITE = click.option(
 )
 
 
-#: Key of the value of --lm_eval in a click context's `meta`. The flag is short for --evaluation.lm_eval.
+#: The key in a click context's `meta` for the value of --lm_eval, which is short for --evaluation.lm_eval.
 LM_EVAL_TASKS = "rlhf_zoo.lm_eval"
 
 
@@ -85,7 +85,7 @@ SOURCE_HUB = click.option(
 
 
 def _trusting(module: str) -> Callable[[click.Context, click.Parameter, bool], None]:
-    """Makes the callback of a flag: it enters the context `trusting` of a module until the command ends."""
+    """Makes the callback of a flag. It enters the context manager `trusting` of a module until the command ends."""
 
     def enter(ctx: click.Context, _: click.Parameter, trusted: bool) -> None:
         if trusted:
@@ -138,7 +138,11 @@ lineage_options = with_options(
 
 
 def json_option(text: str = "Print JSON.") -> Callable:
-    """Makes the option --json with this help text."""
+    """Makes the option --json.
+
+    Args:
+        text: The help text.
+    """
     return click.option("--json", "as_json", is_flag=True, help=text)
 
 

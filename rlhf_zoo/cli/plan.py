@@ -86,8 +86,8 @@ def plan(
     from ..runs.registry import STAGES
     from ..runs.settings.key_classes import effective_keys
 
-    loaded = load_recipe(recipe)
-    for stage in loaded.stages:
+    loaded_recipe = load_recipe(recipe)
+    for stage in loaded_recipe.stages:
         if lora or load_in_4bit:
             flags[stage] = {**LORA, **flags[stage]}
         if load_in_4bit and "load_in_4bit" in STAGES[stage].model_keys:
@@ -95,15 +95,15 @@ def plan(
     assumptions: list[str] = []
     if device is None:
         device = local_device()
-        if device.cpu and loaded.zoo.get("gpu"):
-            device = parse_device(loaded.zoo["gpu"])
-    if device == parse_device(loaded.zoo.get("gpu", "cpu")) and not lora:
-        for stage, gpu_flags in (loaded.zoo.get("gpu_flags") or {}).items():
-            keys = effective_keys(loaded, stage, gpu_flags)
+        if device.cpu and loaded_recipe.zoo.get("gpu"):
+            device = parse_device(loaded_recipe.zoo["gpu"])
+    if device == parse_device(loaded_recipe.zoo.get("gpu", "cpu")) and not lora:
+        for stage, gpu_flags in (loaded_recipe.zoo.get("gpu_flags") or {}).items():
+            keys = effective_keys(loaded_recipe, stage, gpu_flags)
             assumptions += [f"{stage}.{key} {json.dumps(keys[key])}, as zoo.yaml of the recipe sets for {device}"
                         for key in keys if key not in flags[stage]]  # fmt: skip
             flags[stage] = {**keys, **flags[stage]}
-    result = _kept_plan(loaded, device, flags, prompt_length, source_hub)
+    result = _cached_plan(loaded_recipe, device, flags, prompt_length, source_hub)
     result = replace(result, assumptions=[*result.assumptions, *assumptions])
     if as_json:
         print_json(result.to_json())
@@ -111,14 +111,14 @@ def plan(
     print_plan(result, detail=detail)
 
 
-def _kept_plan(
+def _cached_plan(
     recipe: Recipe,
     device: Device,
     flags: Mapping[str, Mapping[str, Any]],
     prompt_length: int | None,
     source_hub: str | None,
 ) -> Plan:
-    """Returns the plan, which is made only once for equal settings. A kept plan needs no slow imports."""
+    """Returns the plan from the cache, or makes it. A cached plan needs no slow imports."""
     from ..pipeline.plan import kept
     from ..pipeline.plan.published import all_published, model_names
     from ..pipeline.plan.result import Plan
@@ -140,7 +140,7 @@ def _kept_plan(
 
 
 def print_plan(result: Plan, *, detail: bool) -> None:
-    """Prints a plan: for each stage whether it fits and how long it takes.
+    """Prints a plan: for each stage, whether it fits and how long it takes.
 
     Args:
         result: The plan.
@@ -156,10 +156,10 @@ def print_plan(result: Plan, *, detail: bool) -> None:
         if duration is None:
             click.echo(f"{stage.stage} takes an unknown time, because nothing was measured on such a device.")
             continue
-        parts = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
+        phases = ", ".join(f"{name} {seconds(value)}" for name, value in duration.seconds.items() if value)
         click.echo(
             f"{stage.stage} takes about {seconds(duration.total)} s per {unit}, if every text has the maximum length"
-            f"{result.total_time(stage.stage)}: {parts}; {duration.basis}."
+            f"{result.total_time(stage.stage)}: {phases}; {duration.basis}."
         )
     for assumption in result.assumptions:
         click.echo(f"Assumed: {assumption}.")
@@ -200,7 +200,7 @@ def _print_tables(stage: StagePlan) -> None:
     batch_sizes = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in stage.batch.items())
     table(f"{stage.stage}: {batch_sizes}", ["phase", *COLUMNS, "total"], rows)
     table(f"{stage.stage}: models", ["model", "weights", "gradients", "optimizer", "total"], [
-        [name, *(gib(getattr(need, part)) for part in ("weights", "gradients", "optimizer")), gib(need.total)]
+        [name, *(gib(getattr(need, column)) for column in ("weights", "gradients", "optimizer")), gib(need.total)]
         for name, need in stage.models.items()
     ])  # fmt: skip
 

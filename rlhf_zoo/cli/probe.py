@@ -107,12 +107,12 @@ def probe(
     from ..hub.client.connect import DEFAULT_HUB
 
     with contextlib.ExitStack() as stack:
-        connected = DEFAULT_HUB
+        connected_hub = DEFAULT_HUB
         if model is not None or embedder is not None:
-            connected = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
+            connected_hub = stack.enter_context(open_hub(hub, push_to_hub=False, source=source_hub))
         result = run_probes(
             completions, against, model=model, device=device, dtype=dtype, reward=reward, verifiable=verifiable,
-            labeled=labeled, own_pairs=own_pairs, embedder=embedder, seed=seed, hub=connected,
+            labeled=labeled, own_pairs=own_pairs, embedder=embedder, seed=seed, hub=connected_hub,
         )  # fmt: skip
     if html is not None:
         from ..publishing.probe_page import probe_page
@@ -141,10 +141,10 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
         for probe in result.report.probes
     ]
     hints = {
-        family: ": give --model" if "needs the SFT model" in why else ""
-        for family, why in result.report.skipped.items()
+        family: ": give --model" if "needs the SFT model" in reason else ""
+        for family, reason in result.report.skipped.items()
     }
-    rows += [[family, "", "", "", "", why + hints[family]] for family, why in result.report.skipped.items()]
+    rows += [[family, "", "", "", "", reason + hints[family]] for family, reason in result.report.skipped.items()]
     table("", ["probe", "effect", "threshold", "p", "fired", "finding"], rows)
     console = stdout_console(160)
     lines = [
@@ -160,12 +160,12 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
         )
     lines += [f"- {line}" for line in _judge_lines(result)]
     if any(result.left_out):
-        used = (result.completions, result.reference_completions)
-        left_out = " and ".join(
-            f"{number} of {_count(number + kept, 'row')} of {path}"
-            for number, kept, path in zip(result.left_out, used, files, strict=True)
+        used_counts = (result.completions, result.reference_completions)
+        rows_left_out = " and ".join(
+            f"{left_out_count} of {_count(left_out_count + used_count, 'row')} of {path}"
+            for left_out_count, used_count, path in zip(result.left_out, used_counts, files, strict=True)
         )
-        lines.append(f"- Left out, because only one file has their prompt: {left_out}.")
+        lines.append(f"- Left out, because only one file has their prompt: {rows_left_out}.")
     for line in lines:
         console.print(printable(line), highlight=False, markup=False)
 
@@ -174,12 +174,11 @@ def _judge_lines(result: RolloutFindings) -> list[str]:
     """Returns sentences on how well the judge orders labeled pairs."""
     check = result.judge_check
     lines = []
-    for pairs, part in (("labeled pairs", check and check.labeled), ("own pairs", check and check.own)):
-        if part:
-            low, high = part.accuracy.ci95
+    for title, pairs in (("labeled pairs", check and check.labeled), ("own pairs", check and check.own)):
+        if pairs:
+            accuracy, (low, high) = pairs.accuracy, pairs.accuracy.ci95
             lines.append(
-                f"The judge orders {part.accuracy.value:.3f} [{low:.3f}, {high:.3f}] of {part.accuracy.n} {pairs} "
-                "correctly."
+                f"The judge orders {accuracy.value:.3f} [{low:.3f}, {high:.3f}] of {accuracy.n} {title} correctly."
             )
     if check and check.independent is not None:
         lines.append(f"The judge's errors are {'independent of' if check.independent else 'shared with'} the reward's.")

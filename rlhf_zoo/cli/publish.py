@@ -1,4 +1,4 @@
-"""`rlhf-zoo card|push`: from a run directory to its cards and the Hub."""
+"""`rlhf-zoo card|push`: makes the cards of a run directory, and sends it to a Hub."""
 
 from pathlib import Path
 from typing import Any

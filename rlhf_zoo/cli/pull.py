@@ -1,4 +1,4 @@
-"""`rlhf-zoo pull`: a checkpoint from the Hub."""
+"""`rlhf-zoo pull`: downloads a checkpoint from a Hub."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         raise ZooError("--list downloads nothing: leave out --output_dir.")
     if listing and "@" in repository:
         raise ZooError(f"--list shows all checkpoints: write {repository.partition('@')[0]} without a revision.")
-    with open_hub(hub, push_to_hub=False) as connected:
+    with open_hub(hub, push_to_hub=False) as connected_hub:
         if listing:
-            _print_checkpoints(repository, connected, as_json)
+            _print_checkpoints(repository, connected_hub, as_json)
             return
         from ..hub.client.pull import fetch
         from ..hub.client.refusals import after_waiting
 
-        pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected), hub=connected.name)
+        pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected_hub), hub=connected_hub.name)
         _print_notes(pulled, repository.partition("@")[2])
         if not as_json:
             print_text(str(pulled.path))
@@ -61,7 +61,7 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
 
 
 def _print_notes(pulled: PulledRevision, revision: str) -> None:
-    """Prints to stderr what the user should know besides the path. `revision` is the requested revision."""
+    """Prints notes on the download to stderr. `revision` is the revision that the user requested, or ""."""
     if revision and pulled.revision != revision:  # other programs need the tag
         print_text(f"{revision} is the tag {pulled.revision}.", err=True)
     if pulled.outage is not None:

@@ -80,10 +80,10 @@ def recipes_show(recipe: str) -> None:
     """
     from ..runs.recipe import load_recipe
 
-    loaded = load_recipe(recipe)
-    for name in ("recipe", *loaded.stages):
-        for path in loaded.sources(name):
-            folder = "" if path.parent == loaded.folder else f"{path.parent.name}/"
+    loaded_recipe = load_recipe(recipe)
+    for name in ("recipe", *loaded_recipe.stages):
+        for path in loaded_recipe.sources(name):
+            folder = "" if path.parent == loaded_recipe.folder else f"{path.parent.name}/"
             print_text(f"# {folder}{path.name}\n{path.read_text(encoding='utf-8').rstrip()}\n")
 
 
@@ -124,10 +124,12 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
     from ..runs.settings.loading import check_installed
     from ..runs.settings.parse import recipe_config, stage_settings
 
-    loaded = load_recipe(recipe)
-    shared, settings_by_stage = recipe_config(loaded, flags["recipe"]), {}
-    for stage in loaded.stages:
-        settings = stage_settings(loaded, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs"))
+    loaded_recipe = load_recipe(recipe)
+    config, settings_by_stage = recipe_config(loaded_recipe, flags["recipe"]), {}
+    for stage in loaded_recipe.stages:
+        settings = stage_settings(
+            loaded_recipe, stage, flags[stage], shared_flags=flags["recipe"], output_dir=Path("runs")
+        )
         settings_by_stage[stage] = settings
         check_installed(settings)
         if stage == "ppo":
@@ -135,15 +137,15 @@ def recipes_validate(ctx: click.Context, recipe: str, source_hub: str | None) ->
 
             reward_functions(settings)
     if "ppo" in settings_by_stage:
-        check_parents(loaded, settings_by_stage["ppo"])
-    needs_hub = uses_hub(loaded, shared, settings_by_stage)
-    with hub_for_reading(needs_hub, source_hub) as hub, doing(f"checking {loaded.name}"):
-        result = _check_on_hub(hub, loaded, shared, settings_by_stage)
-    click.echo("\n".join(result))
+        check_parents(loaded_recipe, settings_by_stage["ppo"])
+    needs_hub = uses_hub(loaded_recipe, config, settings_by_stage)
+    with hub_for_reading(needs_hub, source_hub) as hub, doing(f"checking {loaded_recipe.name}"):
+        lines = _check_on_hub(hub, loaded_recipe, config, settings_by_stage)
+    click.echo("\n".join(lines))
 
 
 def _check_on_hub(
-    hub: Hub, recipe: Recipe, shared: RecipeConfig, settings_by_stage: dict[str, StageSettings]
+    hub: Hub, recipe: Recipe, config: RecipeConfig, settings_by_stage: dict[str, StageSettings]
 ) -> list[str]:
     """Runs the checks that need the files of the recipe's models and data. Returns the lines of the result."""
     from ..evaluation.judges.named import check_names, needing_labels
@@ -160,24 +162,24 @@ def _check_on_hub(
         hub = last_hub if hub.source is None else replace(hub, source=last_hub)
     unchecked = {
         f"the columns of {name}": cause
-        for name, cause in check_forms(shared, settings_by_stage, hub, every_row=True).items()
+        for name, cause in check_forms(config, settings_by_stage, hub, every_row=True).items()
     }
     models = named_models(settings_by_stage, hub, leniently=True)
     unchecked |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
     if (ppo := settings_by_stage.get("ppo")) is not None:
         check_label(models, ppo)
         check_tokenizers(models, ppo)
-        check_response_length(shared, ppo, models.get("policy"))
-        names = with_judge(shared.evaluation, ppo).names
-        check_names(names, shared.evaluation.llm_settings, hub=None)
-        _try_on_local_prompts(shared, ppo, names, hub)
+        check_response_length(config, ppo, models.get("policy"))
+        names = with_judge(config.evaluation, ppo).names
+        check_names(names, config.evaluation.llm_settings, hub=None)
+        _try_on_local_prompts(config, ppo, names, hub)
         if "classifier" in names:
             with needing_labels():
-                unchecked |= {f"the labels of {name}": cause for name, cause in check_labeled(shared, hub).items()}
-        check_tasks(shared.evaluation.lm_eval)
-        unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, shared, hub).items()}
+                unchecked |= {f"the labels of {name}": cause for name, cause in check_labeled(config, hub).items()}
+        check_tasks(config.evaluation.lm_eval)
+        unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, config, hub).items()}
     sft = settings_by_stage.get("sft")
-    truncation = None if sft is None else cut_by_sft(shared, sft, models.get("policy"), hub)
+    truncation = None if sft is None else cut_by_sft(config, sft, models.get("policy"), hub)
     lines = [f"{recipe.name} is valid: {', '.join(recipe.stages)}."]
     if truncation is not None and truncation.cut:
         lines.append(f"The stage sft: {truncation.line}.")
@@ -190,7 +192,7 @@ def _check_on_hub(
     return lines
 
 
-def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
+def _try_on_local_prompts(config: RecipeConfig, ppo: StageSettings, judges: Iterable[str], hub: Hub) -> None:
     """Tries reward functions and rule judges on prompts in local files, as `run` does before it trains."""
     from ..evaluation.judges.rule import RuleJudge
     from ..pipeline.stages.ppo import check_answers, reward_functions, try_functions
@@ -198,17 +200,17 @@ def _try_on_local_prompts(shared: RecipeConfig, ppo: StageSettings, judges: Iter
     from ..runs.dataset import evaluated_split
     from ..runs.settings.judge_names import kind_of
 
-    prompts = local_rows(shared, ppo, hub)
+    prompts = local_rows(config, ppo, hub)
     if prompts is None:
         return
     functions, data = reward_functions(ppo), {"train_dataset": prompts}
     check_answers(ppo, functions, data)
     try_functions(ppo, functions, data)
-    split, share = evaluated_split(shared, ppo.data)
+    split, share = evaluated_split(config, ppo.data)
     rules = [RuleJudge(argument) for kind, argument in map(kind_of, judges) if kind == "rule"]
-    test_prompts = local_rows(shared, ppo, hub, split) if rules and share is None else None
+    test_prompts = local_rows(config, ppo, hub, split) if rules and share is None else None
     if test_prompts is not None:
-        test_prompts = test_prompts.select(range(min(shared.evaluation.prompts, len(test_prompts))))
+        test_prompts = test_prompts.select(range(min(config.evaluation.prompts, len(test_prompts))))
         for rule in rules:
             rule.check_prompts(test_prompts, subject=f"the split {split}")
 
@@ -254,8 +256,8 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
 
 
 def _matches(word: str | None, key: str, meaning: str) -> bool:
-    """Returns whether a key's name contains the word, or its meaning has a word that begins with it."""
+    """Whether a key's name contains the word, or its meaning has a word that begins with it. True without a word."""
     if word is None:
         return True
     name = word.strip("-").replace("-", "_").lower()
-    return name in key.lower() or any(other.startswith(name) for other in re.findall(r"\w+", meaning.lower()))
+    return name in key.lower() or any(candidate.startswith(name) for candidate in re.findall(r"\w+", meaning.lower()))

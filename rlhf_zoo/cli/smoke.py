@@ -37,11 +37,11 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
     """
     from ..runs.recipe import load_recipe
 
-    loaded = load_recipe(recipe)
-    if not loaded.zoo:
+    loaded_recipe = load_recipe(recipe)
+    if not loaded_recipe.zoo:
         raise ZooError(
-            f"There is no {loaded.source('zoo')}, which describes miniatures of its models and data: write one as in "
-            "CONTRIBUTING.md, or run the recipe with fewer steps (--ppo.max_steps)."
+            f"There is no {loaded_recipe.source('zoo')}, which describes miniatures of its models and data: write one "
+            "as in CONTRIBUTING.md, or run the recipe with fewer steps (--ppo.max_steps)."
         )
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise ZooError(f"{keep} exists and is not empty: give --keep another folder.")
@@ -55,28 +55,28 @@ def smoke(recipe: str, keep: Path | None, as_json: bool) -> None:
         from ..pipeline.smoke.run import publish_miniatures, small_flags
 
         quiet_hub()
-        console, started = Console(stderr=as_json, width=200, soft_wrap=True), time.monotonic()
-        miniatures = publish_miniatures(loaded, hub)
+        console, start = Console(stderr=as_json, width=200, soft_wrap=True), time.monotonic()
+        miniatures = publish_miniatures(loaded_recipe, hub)
         console.print(f"Miniatures: {', '.join(miniatures) or 'none needed'}", highlight=False)
         directory, failure = folder / "run", None
-        run = open_run(loaded, directory, small_flags(loaded), hub, push_to_hub=True)
+        run = open_run(loaded_recipe, directory, small_flags(loaded_recipe), hub, push_to_hub=True)
         with locked(directory), run as (context, publisher):
             try:
                 run_recipe.run(context, console, publisher)
-                if "ppo" in loaded.stages:
+                if "ppo" in loaded_recipe.stages:
                     run_recipe.show_published(context, Console(quiet=True))
             except ZooError as error:
                 failure = str(error)
             except Exception as error:
-                log.debug("The smoke test of %s failed.", loaded.name, exc_info=True)
+                log.debug("The smoke test of %s failed.", loaded_recipe.name, exc_info=True)
                 frame = traceback.extract_tb(error.__traceback__)[-1]
                 failure = f"{type(error).__name__} in {frame.filename}:{frame.lineno}: {error}"
-        seconds = time.monotonic() - started
+        seconds = time.monotonic() - start
         if as_json:
-            print_json({"recipe": loaded.name, "passed": failure is None, "seconds": seconds, "error": failure})
+            print_json({"recipe": loaded_recipe.name, "passed": failure is None, "seconds": seconds, "error": failure})
         else:
             verdict = "passed" if failure is None else f"FAILED: {failure}"
-            console.print(f"{loaded.name}: {verdict} ({seconds:.0f} s)", highlight=False, markup=False)
+            console.print(f"{loaded_recipe.name}: {verdict} ({seconds:.0f} s)", highlight=False, markup=False)
     if failure is not None:
         raise click.exceptions.Exit(1)
 

@@ -62,13 +62,13 @@ def deploy(
     """
     if repo is not None:
         check_repo(repo, "NAMESPACE/NAME")
-    with open_hub(hub, push_to_hub=True, source=source_hub) as connected:
+    with open_hub(hub, push_to_hub=True, source=source_hub) as connected_hub:
         from ..app.space.deploy import deploy as deploy_space
         from ..app.space.files import find_models, with_runs
         from ..hub.client.publish import resolve_namespace
 
         quiet_hub()
-        account = resolve_namespace("local" if connected.kind == "local" else None, hub=connected)
+        account = resolve_namespace("local" if connected_hub.kind == "local" else None, hub=connected_hub)
         models = find_models(ppo, **options)
         models, problem = with_runs(models, ablation or None)
         if problem is not None:
@@ -77,43 +77,43 @@ def deploy(
 
         from ..app.serve import render_static_page
 
-        page = functools.partial(render_static_page, models, connected)
-        builds = connected.kind == "huggingface"
-        deployed = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected)
-        _add_to_collection(models, name, connected, private=deployed.private)
-        _print_result(name, deployed, models, connected)
+        page = functools.partial(render_static_page, models, connected_hub)
+        builds = connected_hub.kind == "huggingface"
+        deployment = deploy_space(name, models, page=page, private=private, builds=builds, hub=connected_hub)
+        _add_to_collection(models, name, connected_hub, private=deployment.private)
+        _print_result(name, deployment, models, connected_hub)
 
 
-def _print_result(name: str, deployed: Deployed, models: SpaceModels, hub: Hub) -> None:
-    state = "created" if deployed.created else "updated" if deployed.changed else "unchanged"
+def _print_result(name: str, deployment: Deployed, models: SpaceModels, hub: Hub) -> None:
+    state = "created" if deployment.created else "updated" if deployment.changed else "unchanged"
     # The embedded Hub stops with this command, so nobody could use its address.
-    location = f"{name} on the embedded Hub" if hub.kind == "local" else deployed.url
-    kind = "a live page" if deployed.sdk == "gradio" else "a static page"
-    click.echo(f"Space: {location} ({kind}, {state}, commit {deployed.commit[:10]})")
-    if deployed.refused is not None:
+    location = f"{name} on the embedded Hub" if hub.kind == "local" else deployment.url
+    kind = "a live page" if deployment.sdk == "gradio" else "a static page"
+    click.echo(f"Space: {location} ({kind}, {state}, commit {deployment.commit[:10]})")
+    if deployment.refused is not None:
         click.echo(
-            f"It is a static page, because this account may not have Gradio Spaces (402: {deployed.refused}): it shows "
-            "completions that were sampled now, and computes nothing."
+            f"It is a static page, because this account may not have Gradio Spaces (402: {deployment.refused}): it "
+            "shows completions that were sampled now, and computes nothing."
         )
-    elif deployed.sdk == "static":
+    elif deployment.sdk == "static":
         click.echo("It stays a static page: delete the Space and deploy it again for a live one.")
-    if deployed.sdk == "static" and models.votes is not None:
+    if deployment.sdk == "static" and models.votes is not None:
         click.echo(f"A static page takes no votes, so nothing goes to {models.votes}.")
-    if deployed.sdk == "gradio" and hub.kind == "huggingface":
-        click.echo(f"It runs on {deployed.hardware} once it is built.")
-        for repo in deployed.hidden:
+    if deployment.sdk == "gradio" and hub.kind == "huggingface":
+        click.echo(f"It runs on {deployment.hardware} once it is built.")
+        for repo in deployment.hidden:
             click.echo(f"{repo} is private: give the Space a secret HF_TOKEN that may read it.")
         if models.votes is not None:
             click.echo(f"Votes go to {models.votes}: give the Space a secret HF_TOKEN that may write to that data set.")
     else:
-        if deployed.sdk == "gradio" and models.votes is None:
+        if deployment.sdk == "gradio" and models.votes is None:
             click.echo("It keeps no votes; --votes NAMESPACE/NAME names a data set for them.")
         hub_option = f" --hub {hub.label}" if hub.kind != "huggingface" else ""
         click.echo(f"For a live page on this machine: rlhf-zoo compare {models.ppo.name}{hub_option}")
 
 
 def _add_to_collection(models: SpaceModels, space: str, hub: Hub, *, private: bool) -> None:
-    """Puts the Space into its recipe's Collection; prints a message if the Hub or the token cannot."""
+    """Adds the Space to its recipe's Collection. Prints a message if the Hub or the token does not allow it."""
     from ..publishing.collections import collect
 
     if models.recipe is None:

@@ -61,8 +61,8 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
     from ..runs.recipe import load_recipe
 
     flags = run_flags(ctx, recipe)
-    loaded = load_recipe(recipe)
-    _check_ppo(loaded, "sweep")
+    loaded_recipe = load_recipe(recipe)
+    _check_ppo(loaded_recipe, "sweep")
     values = read_grid(grid, flags=flags.get("ppo", {}))
     with run_context(recipe, flags, **options) as (context, publisher):
         from rich.console import Console
@@ -73,7 +73,7 @@ def sweep(ctx: click.Context, recipe: str, grid: tuple[str, ...], seeds: int, as
         first_seed = recipe_seed(context.recipe, flags, run) if seeds > 1 else 1
         cells = variants(values, folder=SWEEP, seeds=seeds, first_seed=first_seed)
         outcomes, error = train(context, publisher, cells, flags, Console(stderr=True))
-        path = write_overview(run, loaded.name, outcomes, values)
+        path = write_overview(run, loaded_recipe.name, outcomes, values)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
         else:
@@ -119,15 +119,15 @@ def ablate(
     from ..pipeline.experiments.sweep import ABLATION, write_overview
 
     flags = run_flags(ctx, recipe)
-    loaded, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
-    _check_ppo(loaded, "ablate")
+    loaded_recipe, run = resolve_run(recipe, output_dir=output_dir, namespace=options["namespace"])
+    _check_ppo(loaded_recipe, "ablate")
     values = read_values("kl_coef", kl_coef, flags=flags.get("ppo", {}))
     # The last step shows what a penalty does: a recommended step may come before the reward is hacked.
     flags = with_keys(flags, "ppo", {"release": flags.get("ppo", {}).get("release", "last")})
-    with locked(run), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected:
+    with locked(run), open_hub(hub, push_to_hub=options["push_to_hub"], source=source_hub) as connected_hub:
         from rich.console import Console
 
-        first_seed = recipe_seed(loaded, flags, run) if seeds > 1 else 1
+        first_seed = recipe_seed(loaded_recipe, flags, run) if seeds > 1 else 1
         cells = variants(values, folder=ABLATION, seeds=seeds, first_seed=first_seed)
         contexts = []
 
@@ -137,13 +137,13 @@ def ablate(
             directory = fields["directory"]
             with (
                 locked(directory),
-                open_run(loaded, hub=connected, **fields, **options) as (variant_context, publisher),
+                open_run(loaded_recipe, hub=connected_hub, **fields, **options) as (variant_context, publisher),
             ):
                 contexts.append(variant_context)
                 yield variant_context, publisher
 
         outcomes = run_variants(run, cells, open_variant, Console(stderr=True))
-        path = write_overview(run, loaded.name, outcomes)
+        path = write_overview(run, loaded_recipe.name, outcomes)
         if as_json:
             click.echo(path.read_text(encoding="utf-8").rstrip())
             return
@@ -152,7 +152,7 @@ def ablate(
         _show_samples(console, outcomes)
         click.echo(f"The figures are in {path}, the curves in {path.with_suffix('.png')}.")
         if contexts[-1].publish:
-            click.echo(f"\nTry next:\n  rlhf-zoo compare {outcomes[0].repo} --hub {connected.label}")
+            click.echo(f"\nTry next:\n  rlhf-zoo compare {outcomes[0].repo} --hub {connected_hub.label}")
 
 
 def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, list[Any]]:
@@ -188,7 +188,7 @@ def read_grid(options: Sequence[str], *, flags: Mapping[str, Any]) -> dict[str, 
 
 
 def _key_types(keys: Iterable[str]) -> dict[str, Any]:
-    """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source lacks a type."""
+    """Returns the types of PPO's keys. Imports their dataclass, which is slow, only if its source does not show one."""
     from ..runs.settings.declared import declared_keys
 
     declared = {key: entry.hint for key, entry in declared_keys("ppo").items()}
@@ -255,10 +255,10 @@ def _show_figures(console: Console, title: str, outcomes: Sequence[Outcome]) -> 
         table.add_column(heading, justify="left" if heading in ("", "verdict") else "right")
     for setting, figures, group in group_by_setting(outcomes):
         cells = [_over_seeds(figures[name]) for name in COLUMNS]
-        one_run = len(group) == 1
-        win_rate = interval(group[0].win_rate, digits=3) if one_run else _over_seeds(figures["win_rate"], digits=3)
+        has_one_run = len(group) == 1
+        win_rate = interval(group[0].win_rate, digits=3) if has_one_run else _over_seeds(figures["win_rate"], digits=3)
         verdicts = [outcome.verdict or "none" for outcome in group]
-        if not one_run:  # leave out the part in brackets, which differs from run to run
+        if not has_one_run:  # without the text in brackets, which differs from run to run
             counts = Counter(verdict.partition(" (")[0] for verdict in verdicts)
             verdicts = [f"{count} {name}" for name, count in counts.items()]
         table.add_row(setting, *cells, win_rate, ", ".join(verdicts))

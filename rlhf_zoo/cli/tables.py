@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 #: Columns that users copy from; their cells stay on one line.
 COPIED_COLUMNS = ("revision", "commit", "date", "key", "model", "repository", "step")
 #: A table never breaks a word of at most this many letters.
-UNBROKEN = 16
+MAX_UNBROKEN = 16
 
 
 def print_json(document: object) -> None:
@@ -26,7 +26,7 @@ def print_json(document: object) -> None:
         document: A value of JSON types.
     """
     text = json.dumps(document, indent=2, ensure_ascii=False)
-    click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
+    click.echo("".join(char if char.isprintable() or char == "\n" else json.dumps(char)[1:-1] for char in text))
 
 
 def print_text(text: str, *, err: bool = False) -> None:
@@ -92,7 +92,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     breakable = [index for index, column in enumerate(columns) if column not in COPIED_COLUMNS]
     while compact and breakable and sum(min_widths) + frame > console.width:  # now break long names too
         longest = max(breakable, key=min_widths.__getitem__)
-        if min_widths[longest] <= UNBROKEN:
+        if min_widths[longest] <= MAX_UNBROKEN:
             break
         min_widths[longest] -= 1
     spare = max(console.width - frame - sum(min_widths), 0)

@@ -60,21 +60,25 @@ def run_one(
             context.settings(flagged_stage)  # raises ZooError for a wrong flag of any stage
         if stage == "ppo" and distributed.is_main_process():
             print_plan_line(context.recipe, context.flags, stage=stage, hub=context.hub)
-        ran = run_stage(context, stage, publisher)
+        has_run = run_stage(context, stage, publisher)
         if not distributed.is_main_process():
             return context.directory / stage
-        if not ran:
+        if not has_run:
             click.echo(f"{stage} is already finished in {context.directory}; --restart runs it again.", err=to_stderr)
         if publisher is not None:
             publisher.drain()
-        if ran:
+        if has_run:
             update_cards(context, stage)
         click.echo(f"{summary_line(context, stage)}\nRun directory: {context.directory / stage}", err=to_stderr)
         return context.directory / stage
 
 
 def stage_command(stage: Stage) -> click.Command:
-    """Makes the command that runs one stage of a recipe."""
+    """Makes the command that runs one stage of a recipe.
+
+    Args:
+        stage: The stage.
+    """
 
     @click.command(
         stage.name,
@@ -122,7 +126,9 @@ def doctor(ctx: click.Context, recipe: str, as_json: bool, **options: Any) -> No
         rows = [finding for finding in findings if finding not in skipped]
         table("", ["check", "", "result"], [[finding.check, finding.status, finding.detail] for finding in rows])
         for reason in dict.fromkeys(finding.detail for finding in skipped):
-            click.echo(f"Skipped ({reason}): {', '.join(each.check for each in skipped if each.detail == reason)}.")
+            click.echo(
+                f"Skipped ({reason}): {', '.join(finding.check for finding in skipped if finding.detail == reason)}."
+            )
     if any(finding.status == FAILED for finding in findings):
         raise click.exceptions.Exit(2)
 

@@ -69,23 +69,25 @@ def zoo(
       rlhf-zoo zoo --hub local --readme
     """
     check_namespace(namespace)
-    with open_hub(hub, push_to_hub=False) as connected:
-        from ..publishing.catalog.index import ordered, owner, published_models, select
+    with open_hub(hub, push_to_hub=False) as connected_hub:
+        from ..publishing.catalog.index import account_name, filter_entries, published_models, sort_entries
 
-        account = namespace or ("local" if connected.kind == "local" else owner(connected))
-        all_entries = published_models(account, connected)
-        entries = ordered(select(all_entries, stage=stage, recipe=recipe, base=base), sort, reverse=reverse)
+        account = namespace or ("local" if connected_hub.kind == "local" else account_name(connected_hub))
+        all_entries = published_models(account, connected_hub)
+        entries = sort_entries(
+            filter_entries(all_entries, stage=stage, recipe=recipe, base=base), sort, reverse=reverse
+        )
         if readme is not None:
-            named_account = namespace or (None if connected.kind == "local" else account)
-            options = {"hub": connected.label, "namespace": named_account, "stage": stage, "recipe": recipe,
+            named_account = namespace or (None if connected_hub.kind == "local" else account)
+            options = {"hub": connected_hub.label, "namespace": named_account, "stage": stage, "recipe": recipe,
                        "base": base, "sort": sort}  # fmt: skip
             _write_readme(readme, [entry for entry in entries if entry.commit], account, options, reverse=reverse)
         if collections:
-            _make_collections(entries, account, connected)
+            _make_collections(entries, account, connected_hub)
         if as_json:
             print_json([asdict(entry) for entry in entries])
         elif readme is None and not collections:
-            _show(account, entries, why_none="matches this" if all_entries else "has the tag rlhf-zoo")
+            _show(account, entries, missing="matches this" if all_entries else "has the tag rlhf-zoo")
 
 
 def _write_readme(
@@ -101,9 +103,10 @@ def _write_readme(
     click.echo(f"{len(entries)} rows in {readme}", err=True)
 
 
-def _show(namespace: str, entries: list[Entry], *, why_none: str) -> None:
+def _show(namespace: str, entries: list[Entry], *, missing: str) -> None:
+    """Prints the table of entries. `missing` says what no model does if there are none."""
     if not entries:
-        click.echo(f"No model of {namespace} {why_none}.", err=True)
+        click.echo(f"No model of {namespace} {missing}.", err=True)
         return
     rows = [
         [

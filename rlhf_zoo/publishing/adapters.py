@@ -1,4 +1,4 @@
-"""Writes a downloadable base model into published adapters, and checks before training that there will be one."""
+"""Names a downloadable base model in published adapters, and checks before training that there will be one."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -80,8 +80,8 @@ def check_plan(context: RunContext, stage: str) -> None:
             )
     elif "sft" in context.recipe.stages:
         sft = context.settings("sft")
-        uses_own_sft = stage == "reward" or settings.model.model_name_or_path in (None, "sft")
-        if uses_own_sft and sft.model.use_peft and not sft.release.push_merged:
+        starts_from_own_sft = stage == "reward" or settings.model.model_name_or_path in (None, "sft")
+        if starts_from_own_sft and sft.model.use_peft and not sft.release.push_merged:
             raise _merged_base_missing(stage, "set push_merged in sft.yaml")
 
 
@@ -113,7 +113,7 @@ def _is_published(context: RunContext, folder: Path) -> bool:
 
 
 def reason_not_to_publish(context: RunContext) -> str | None:
-    """Returns why a run is not published by default, namely that the base of an adapter is a local folder.
+    """Returns why a run is not published by default: the base of an adapter is a local folder.
 
     Args:
         context: The run.
@@ -160,25 +160,27 @@ def name_base(context: RunContext, stages: Sequence[str], name: str) -> None:
             # The adapter was trained on the weights in the folder, so the repository must have the same.
             weights = {path.name: path for path in base.glob(f"*{WEIGHTS_SUFFIX}")}
             remote_files = cast("list[RepoFile]", hub.api().get_paths_info(repo, [*weights], revision=commit))
-            equal = {
+            equal_files = {
                 entry.path for entry in remote_files if content_id(weights[entry.path], entry) == expected_id(entry)
             }
-            if not weights or equal != set(weights):
+            if not weights or equal_files != set(weights):
                 raise ZooError(
                     f"{name} on {hub.name} has other weights than {base}, the base of the adapters in {record.path}: "
                     f"upload that folder (`hf upload {repo} {base}`), or name another model with --base."
                 )
-            pinned = {**parent, "repo": repo, "commit": commit, **hub_lineage(hub, context.hub)}
+            pinned_parent = {**parent, "repo": repo, "commit": commit, **hub_lineage(hub, context.hub)}
             # `publish` makes the stages that train later go to the same Hub and namespace.
             location = {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
-            record.write(parents={**document["parents"], role: pinned}, publish=document.get("publish") or location)
+            record.write(
+                parents={**document["parents"], role: pinned_parent}, publish=document.get("publish") or location
+            )
             has_base = True
     if not has_base:
         raise ZooError(f"No adapter in {context.directory} has a local base: remove --base.")
 
 
 def _base_in_folder(record: StageRecord, parent: Mapping[str, Any]) -> Path | None:
-    """Returns the local folder that the stage's adapters have as their base; None if `parent` is not that base."""
+    """Returns the local folder of the base of the stage's adapters; None if `parent` is not that base."""
     for checkpoint in record.checkpoints() if parent.get("folder") else ():
         if (checkpoint / ADAPTER_CONFIGS[0]).is_file():
             base = Path(read_json(checkpoint / ADAPTER_CONFIGS[0]).get("base_model_name_or_path") or "")
@@ -231,7 +233,7 @@ def _write_adapter_configs(
     In the checkpoint they name the folder that the base was loaded from. Configurations whose base is not a parent of
     the run are skipped. Returns the names of the written files.
     """
-    parents, written = document.get("parents") or {}, []
+    parents, written_files = document.get("parents") or {}, []
     for name in ADAPTER_CONFIGS:
         if not (checkpoint / name).is_file():
             continue
@@ -242,7 +244,7 @@ def _write_adapter_configs(
         if location := next(filter(None, locations), None):
             config["base_model_name_or_path"], config["revision"] = location
             write_json(folder / name, config)
-            written.append(name)
+            written_files.append(name)
         elif name == ADAPTER_CONFIGS[0] and context.publish:
             folders = [parent.get("folder") for parent in parents.values() if not parent.get("repo")]
             if Path(base).resolve().name in folders:
@@ -251,7 +253,7 @@ def _write_adapter_configs(
                     f"(`hf upload NAMESPACE/NAME {base}`), and run `rlhf-zoo push {context.directory} --base "
                     "NAMESPACE/NAME`."
                 )
-    return written
+    return written_files
 
 
 def _location_if_base(context: RunContext, role: str, parent: Mapping[str, Any], base: Path) -> tuple[str, str] | None:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from huggingface_hub import RepoFile
 
 README = "README.md"
-#: How the names of other files begin that are sent with the model.
-_ACCOMPANYING = re.compile(rf"licen[cs]e|notice|{re.escape(SOURCE_FILE)}", re.IGNORECASE)
+#: The beginning of the names of other files that are sent with the model.
+_EXTRA_FILE = re.compile(rf"licen[cs]e|notice|{re.escape(SOURCE_FILE)}", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
-class Added:
+class AddResult:
     """The result of `add_model`.
 
     Attributes:
@@ -41,7 +41,7 @@ class Added:
     license: str | None
 
 
-def add_model(name: str, repo: str, *, license: str | None, source: str | None, hub: Hub) -> Added:
+def add_model(name: str, repo: str, *, license: str | None, source: str | None, hub: Hub) -> AddResult:
     """Puts a causal language model, a reward model or a sentence embedder on a Hub in one commit.
 
     Sends weights, configuration, tokenizer, license, card and the settings of sentence-transformers. A GGUF file is
@@ -61,26 +61,26 @@ def add_model(name: str, repo: str, *, license: str | None, source: str | None, 
     folder = Path(unpack_if_gguf(name))
     if not folder.is_dir():
         raise ZooError(f"{name} is neither a folder nor a GGUF file: pass the path of a model.")
-    checked = model_files(folder)
-    if checked.adapter is not None:
+    folder_files = model_files(folder)
+    if folder_files.adapter is not None:
         raise ZooError(f"{name} is an adapter: merge it into its base, and add the merged model.")
     for kind, names in (("configuration", ("config.json",)), ("tokenizer", TOKENIZER_FILES)):
-        if not any(checked.has(file) for file in names):
+        if not any(folder_files.has(file) for file in names):
             raise ZooError(f"{name} has no {kind} ({' or '.join(names)}): save it in that folder too.")
-    if checked.weights is None:
+    if folder_files.weights is None:
         raise ZooError(f"{name} has no weights in safetensors: save the model in that folder.")
     with tempfile.TemporaryDirectory(prefix="rlhf-zoo-add-") as scratch:
         card = Path(scratch) / README
         card_license = _write_card(card, folder, title=repo.partition("/")[2], license=license, source=source)
-        accompanying = {path.name: path for path in folder.iterdir() if _ACCOMPANYING.match(path.name)}
+        extra_files = {path.name: path for path in folder.iterdir() if _EXTRA_FILE.match(path.name)}
         sentence_files = [path for pattern in SENTENCE_FILES for path in folder.glob(pattern)]
         model = checkpoint_files(folder) | {path.relative_to(folder).as_posix(): path for path in sentence_files}
-        files = {**model, **accompanying, README: card}
+        files = {**model, **extra_files, README: card}
         with refusals_as(f"{repo} cannot be written on {hub.name}", "check its name, and try again."):
             # Without a license or source to add, only the model files must be equal: the card may have been edited.
             existing = _commit_with(repo, files if license or source else model, model, hub)
             commit = existing or publish_files(files, repo, repo_type="model", message=f"Add {folder.name}", hub=hub)
-    return Added(repo, commit, existing is None, card_license)
+    return AddResult(repo, commit, existing is None, card_license)
 
 
 def _commit_with(repo: str, files: Mapping[str, Path], model: Collection[str], hub: Hub) -> str | None:
@@ -93,10 +93,10 @@ def _commit_with(repo: str, files: Mapping[str, Path], model: Collection[str], h
         return None
     commit = str(api.model_info(repo).sha)
     entries = cast("list[RepoFile]", api.get_paths_info(repo, list(files), revision=commit))
-    equal = {entry.path for entry in entries if content_id(files[entry.path], entry) == expected_id(entry)}
-    if not equal.issuperset(model):
+    equal_files = {entry.path for entry in entries if content_id(files[entry.path], entry) == expected_id(entry)}
+    if not equal_files.issuperset(model):
         raise ZooError(f"{repo} on {hub.name} holds another model: choose another name.")
-    return commit if equal == set(files) else None
+    return commit if equal_files == set(files) else None
 
 
 def _write_card(card: Path, folder: Path, *, title: str, license: str | None, source: str | None) -> str | None:

@@ -55,9 +55,9 @@ def collect(
         ZooError: The Hub refuses.
     """
     stages = list(STAGES)
-    order = sorted(repos, key=lambda repo: (stages.index(repos[repo]) if repos[repo] in stages else len(stages), repo))
-    wanted = [(repo, "model", STAGES[repos[repo]].note if repos[repo] in STAGES else repos[repo]) for repo in order]
-    wanted += [(space, "space", SPACE_NOTE)] if space is not None else []
+    models = sorted(repos, key=lambda repo: (stages.index(repos[repo]) if repos[repo] in stages else len(stages), repo))
+    items = [(repo, "model", STAGES[repos[repo]].note if repos[repo] in STAGES else repos[repo]) for repo in models]
+    items += [(space, "space", SPACE_NOTE)] if space is not None else []
     title = title_of(recipe)
     with refusals_as(
         f"Cannot create the Collection {title!r} of {namespace} on {hub.name}",
@@ -65,11 +65,11 @@ def collect(
     ):
         api = hub.api()
         slug = _slug(api, title, namespace, private=private)
-        present = _items(api, slug)
-        for repo, kind, note in wanted:
-            if (repo, kind) not in present:
+        existing_items = _existing_items(api, slug)
+        for repo, kind, note in items:
+            if (repo, kind) not in existing_items:
                 api.add_collection_item(slug, repo, kind, note=note, exists_ok=True)  # type: ignore[arg-type]
-        _arrange(api, slug, [(repo, kind) for repo, kind, _ in wanted])
+        _arrange(api, slug, [(repo, kind) for repo, kind, _ in items])
     return slug
 
 
@@ -84,17 +84,17 @@ def _slug(api: HfApi, title: str, namespace: str, *, private: bool) -> str:
     ).slug
 
 
-def _items(api: HfApi, slug: str) -> dict[tuple[str, str], str]:
+def _existing_items(api: HfApi, slug: str) -> dict[tuple[str, str], str]:
     """Returns (repository, type) -> id of the item, in order."""
     # Request the Collection itself, because a listing of Collections has only the first four items of each.
     items = sorted(api.get_collection(slug).items, key=lambda item: item.position)
     return {(item.item_id, item.item_type): item.item_object_id for item in items}
 
 
-def _arrange(api: HfApi, slug: str, wanted: list[tuple[str, str]]) -> None:
-    """Moves the wanted items to the front, in order. Does nothing if their order is right, even with others between."""
-    items = _items(api, slug)
-    if [item for item in items if item in wanted] == wanted:
+def _arrange(api: HfApi, slug: str, order: list[tuple[str, str]]) -> None:
+    """Moves items to the front in this order. Does nothing if they have it already, even with other items between."""
+    item_ids = _existing_items(api, slug)
+    if [item for item in item_ids if item in order] == order:
         return
-    for index, item in enumerate(wanted):
-        api.update_collection_item(slug, items[item], position=index)
+    for index, item in enumerate(order):
+        api.update_collection_item(slug, item_ids[item], position=index)

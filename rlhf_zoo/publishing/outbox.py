@@ -1,6 +1,6 @@
 """The outbox of a run: a thread that uploads finished files in order while training continues.
 
-What remains to be sent is read from disk, so after a kill the next process sends the rest.
+The remaining uploads are read from disk, so after a kill the next process can send them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a successful upload after which a finished command stops waiting for the Hub.
 PATIENCE = 180.0
-#: The same after an interruption or an error, when the user expects the command to end soon.
+#: The same limit after an interruption or an error, when the user expects the command to end soon.
 LAST_PATIENCE = 10.0
 CLOSE_TIMEOUT = 30.0  # seconds for which `close` waits for the upload in progress
 
@@ -28,8 +28,8 @@ CLOSE_TIMEOUT = 30.0  # seconds for which `close` waits for the upload in progre
 class Outbox:
     """Sends a run's uploads from its own thread. Leaving the context waits until everything is sent.
 
-    `notify` wakes the thread, and `drain` waits until nothing is left. The thread retries a failed upload after a pause
-    that grows to 30 seconds, or that the Hub sets (Retry-After).
+    `notify` wakes the thread, and `drain` waits until nothing is left. The thread repeats a failed upload after a pause
+    that grows to 30 seconds, or as long as the Hub asks for (Retry-After).
 
     Args:
         sender: Provides the uploads.
@@ -98,7 +98,7 @@ class Outbox:
 
         With `slow_is_failure`, an upload that takes longer counts as a failure too.
         """
-        started = time.monotonic()
+        start = time.monotonic()
         with contextlib.ExitStack() as stack:
             bar: tqdm | None = None
             while True:
@@ -108,11 +108,11 @@ class Outbox:
                     if self._idle and not self._woken:
                         return True
                     self._changed.wait(0.1)
-                    failing_for = time.monotonic() - max(self._last_success, started)
-                    if (self._failure_reason is not None or slow_is_failure) and failing_for > patience:
+                    failing_seconds = time.monotonic() - max(self._last_success, start)
+                    if (self._failure_reason is not None or slow_is_failure) and failing_seconds > patience:
                         return False
                     sent, sending = self._sent, self._sending
-                if bar is None and time.monotonic() - started > 1:
+                if bar is None and time.monotonic() - start > 1:
                     count = len(self._sender.remaining())
                     bar = stack.enter_context(
                         tqdm(total=count + sent, initial=sent, desc="sending", unit="upload", leave=False, disable=None)
@@ -143,7 +143,7 @@ class Outbox:
             if self._closing:
                 return False
             self._woken = self._idle = False
-        upload = self._sender.next()
+        upload = self._sender.next_upload()
         if upload is None:
             with self._changed:
                 self._idle = not self._woken

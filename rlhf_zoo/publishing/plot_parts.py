@@ -15,8 +15,8 @@ BLUE, ORANGE, GREEN, GRAY, PURPLE, BROWN = "#1f5fa8", "#c8501e", "#2d7d46", "#77
 #: Colors that are legible on white and on black.
 BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY = "#4184e4", "#d4772c", "#2da44e", "#7d8590"
 WIDTH = 7.2  # inches, at 120 dpi
-MAX_MARKERS = 60  # a curve with more points shows no markers
-ARROWS = 5  # about this many along a path
+MAX_MARKERS = 60  # curves with more points show no markers
+ARROWS = 5  # number of arrows along a path, approximately
 
 
 def over_training_message(trajectory: Mapping[str, Any], start: str = "SFT") -> str:
@@ -150,19 +150,19 @@ def make_transparent(figure: Figure, *, size: float) -> None:
 
 
 def arrows(points: Sequence[tuple[float, float]]) -> Iterable[tuple[tuple[float, float], tuple[float, float]]]:
-    """Yields (start, end) of about `ARROWS` arrows along a path. Arrows too short to see are left out.
+    """Yields (start, end) of about `ARROWS` arrows along a path. Very short arrows are left out.
 
     Args:
         points: The path, from its beginning.
     """
     spans = [max(column) - min(column) or 1.0 for column in zip(*points, strict=True)]
 
-    def distance(a: tuple[float, float], b: tuple[float, float]) -> float:
-        return math.hypot(*((p - q) / span for p, q, span in zip(a, b, spans, strict=True)))
+    def length(start: tuple[float, float], end: tuple[float, float]) -> float:
+        return math.hypot(*((after - before) / span for before, after, span in zip(start, end, spans, strict=True)))
 
     stride = max(1, (len(points) - 1) // ARROWS)
     for start, end in pairwise([*points[::stride], points[-1]]):
-        if distance(start, end) > 0.06:  # in units of the path's extent
+        if length(start, end) > 0.06:  # in units of the path's extent
             yield start, end
 
 

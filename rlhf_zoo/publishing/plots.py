@@ -70,21 +70,21 @@ def plot_reward_and_kl(rows: Rows, path: Path, *, mark: int | None = None) -> bo
     Args:
         rows: Rows of metrics.jsonl.
         path: The PNG to write.
-        mark: The step to mark, which is the card's; None if the run ended there.
+        mark: The step that the card describes, to mark it; None if the run ended there.
     """
     reward, kl = series(rows, "objective/score"), series(rows, "objective/kl")
     if min(len(reward[0]), len(kl[0])) < 2:
         return False
-    figure, (left,) = new_figure(right=0.9)
-    right = left.twinx()
-    right.spines["top"].set_visible(False)
-    left.plot(*reward, color=BLUE, **line_style(reward[0]))
-    right.plot(*kl, color=ORANGE, linestyle="--", **line_style(kl[0], "s"))
-    right.set_ylim(bottom=min(0.0, *kl[1]))
-    left.set(xlabel="PPO update", title="Reward, and KL to the reference, of the training rollouts")
-    left.set_ylabel("reward (solid, dots)", color=BLUE)
-    right.set_ylabel("KL, nats per completion (dashed, squares)", color=ORANGE)
-    mark_step(left, mark)
+    figure, (reward_axes,) = new_figure(right=0.9)
+    kl_axes = reward_axes.twinx()
+    kl_axes.spines["top"].set_visible(False)
+    reward_axes.plot(*reward, color=BLUE, **line_style(reward[0]))
+    kl_axes.plot(*kl, color=ORANGE, linestyle="--", **line_style(kl[0], "s"))
+    kl_axes.set_ylim(bottom=min(0.0, *kl[1]))
+    reward_axes.set(xlabel="PPO update", title="Reward, and KL to the reference, of the training rollouts")
+    reward_axes.set_ylabel("reward (solid, dots)", color=BLUE)
+    kl_axes.set_ylabel("KL, nats per completion (dashed, squares)", color=ORANGE)
+    mark_step(reward_axes, mark)
     return _save(figure, path)
 
 
@@ -130,7 +130,7 @@ def plot_ablation(runs: Mapping[str, Rows], path: Path) -> bool:
     """Draws reward and KL of several runs against the step, and reward against √KL, all on the training rollouts.
 
     Args:
-        runs: Legend -> rows of metrics.jsonl, in the order of the legend. Some run needs two points of each metric.
+        runs: Legend -> rows of metrics.jsonl, in the order of the legend. One run must have two points of each metric.
         path: The PNG to write.
     """
     from matplotlib import colormaps
@@ -234,7 +234,7 @@ def plot_against_kl(trajectory: Mapping[str, Any] | None, path: Path) -> bool:
         if fit:
             # R(d) = R(0) + d (α − β ln d), with d = √KL: Gao et al. 2022 (arXiv:2210.10760), §3.
             low, high = min(roots[1:]), max(roots[1:])
-            curve = [d for k in range(101) if (d := low + (high - low) * k / 100) > 0]
+            curve = [d for percent in range(101) if (d := low + (high - low) * percent / 100) > 0]
             alpha, beta = (fit[name]["value"] for name in ("alpha", "beta"))
             axes.plot(curve, [values[0] + d * (alpha - beta * math.log(d)) for d in curve], color=GRAY, linewidth=1)
         for step, x, y in zip(steps, roots, values, strict=True):
@@ -435,16 +435,16 @@ def plot_reliability(report: Mapping[str, Any] | None, path: Path) -> bool:
     calibration = get_nested(report, "calibration")
     if not calibration or not calibration["bins"]:
         return False
-    bins = [{**part, "value": part["accuracy"]} for part in calibration["bins"]]
+    bins = [{**bin_, "value": bin_["accuracy"]} for bin_ in calibration["bins"]]
     figure, (top, bottom) = new_figure(4.6, 2, gap=0.15, sharex=True, height_ratios=(3, 1))
     top.plot([0.5, 1], [0.5, 1], color=GRAY, linestyle=":", label="calibrated")
     draw_estimates(top, bins, "confidence", BLUE, "this model")
     title = f"Calibration: accuracy by confidence, ECE {calibration['ece']:.3f}"
     top.set(ylabel="share in the right order", title=title)
     top.legend(frameon=False, loc="lower right")
-    for part in bins:
-        width = (part["high"] - part["low"]) * 0.94
-        bottom.bar(part["low"], part["n"], width=width, align="edge", color=BLUE, alpha=0.6)
+    for bin_ in bins:
+        width = (bin_["high"] - bin_["low"]) * 0.94
+        bottom.bar(bin_["low"], bin_["n"], width=width, align="edge", color=BLUE, alpha=0.6)
     label = "confidence: σ(|margin|), the probability that the higher-scored text is better"
     bottom.set(ylabel="pairs", xlabel=label, xlim=(0.49, 1.01))
     return _save(figure, path)
@@ -462,15 +462,15 @@ def plot_score_by_length(report: Mapping[str, Any] | None, path: Path) -> bool:
         return False
     bins = length["bins"]
     figure, (axes,) = new_figure()
-    x = [(part["low"] + part["high"]) / 2 for part in bins]
-    half_widths = [(part["high"] - part["low"]) / 2 for part in bins]
-    lows, highs = [part["low_score"] for part in bins], [part["high_score"] for part in bins]
+    x = [(bin_["low"] + bin_["high"]) / 2 for bin_ in bins]
+    half_widths = [(bin_["high"] - bin_["low"]) / 2 for bin_ in bins]
+    lows, highs = [bin_["low_score"] for bin_ in bins], [bin_["high_score"] for bin_ in bins]
     axes.vlines(x, lows, highs, color=BLUE, alpha=0.35, linewidth=6, label="middle half of the texts")
     axes.errorbar(
-        x, [part["mean"] for part in bins], xerr=half_widths, color=BLUE, marker="o", linewidth=1, label="mean"
+        x, [bin_["mean"] for bin_ in bins], xerr=half_widths, color=BLUE, marker="o", linewidth=1, label="mean"
     )
     rho = length.get("spearman")
-    title = f"Score against length, {sum(part['n'] for part in bins)} held-out texts"
+    title = f"Score against length, {sum(bin_['n'] for bin_ in bins)} held-out texts"
     title += f"; Spearman's ρ {rho['value']:+.2f}" if rho else ""
     axes.set(xlabel="length of the completion, tokens", ylabel="raw score", title=title)
     axes.margins(y=0.15)

@@ -2,7 +2,7 @@
 
 The state is read from disk every time, so another process can continue after a kill. Data that a corpus generated are
 sent first. Then, stage by stage, each checkpoint is sent as a commit with a tag, ordered by step. After a stage has
-finished, its chosen checkpoint becomes `main`, with the final card. Until an evaluation has chosen, the last one does.
+finished, its chosen checkpoint becomes `main`, with the final card; the last checkpoint, until an evaluation chooses.
 """
 
 import hashlib
@@ -47,17 +47,17 @@ from .sent import published_tags, unpublished
 
 log = logging.getLogger(__name__)
 
-# The answers of a Hub without Collections, or to a token that may not write them.
+# HTTP statuses of a Hub without Collections, or for a token that may not write them.
 NO_COLLECTIONS_STATUSES = (400, 401, 403, 404)
 
 
 @dataclass(frozen=True)
 class Upload:
-    """An upload.
+    """A step of publishing a run, which can be repeated.
 
     Attributes:
         description: What it sends, for messages.
-        send: Sends it. May be called again after a failure; it then skips what was already sent.
+        send: Sends it. A call after a failure skips what was already sent.
     """
 
     description: str
@@ -82,26 +82,16 @@ class Sender:
         _check_links(context)
         self._context = context
         self._stages = stages
-        self._checked: set[str] = set()  # the stages, and "data", whose state on the Hub was checked
+        self._checked: set[str] = set()  # stages whose state on the Hub was checked, and "data"
         self._cards_to_resend = set(STAGES) if resend_cards else set()
 
     def remaining(self) -> list[str]:
         """Returns descriptions of the remaining uploads, in order."""
         return [upload.description for upload in self._uploads()]
 
-    def next(self) -> Upload | None:
+    def next_upload(self) -> Upload | None:
         """Returns the next upload; None if the Hub has everything."""
         return next(self._uploads(), None)
-
-    def send_all(self) -> None:
-        """Sends everything in the calling thread.
-
-        Raises:
-            ZooError: The Hub refuses an upload, or a checkpoint is damaged.
-            Exception: Errors of the Hub's client pass through.
-        """
-        while upload := self.next():
-            upload.send()
 
     def _uploads(self) -> Iterator[Upload]:
         context = self._context
@@ -124,9 +114,9 @@ class Sender:
         covers_run = set(stages) >= set(context.recipe.stages)
         if not covers_run or not all(context.record(stage).read().get("released") for stage in stages):
             return False
-        recorded = context.record(stages[-1]).read().get("collection") or {}
+        collection = context.record(stages[-1]).read().get("collection") or {}
         repos = [context.repo(stage) for stage in stages]
-        return (recorded.get("hub"), recorded.get("repos")) != (context.hub.label, repos)
+        return (collection.get("hub"), collection.get("repos")) != (context.hub.label, repos)
 
     def _collect(self, stages: list[str]) -> None:
         """Groups the run's repositories into a Collection. Only warns if the Hub or the token does not allow it."""
@@ -153,12 +143,11 @@ class Sender:
 
     def _stage_uploads(self, record: StageRecord, stage: str) -> Iterator[Upload]:
         repo, hub = self._context.repo(stage), self._context.hub.label
-        document = (
-            record.read()
-        )  # read before the checkpoints are listed, because a stage that ends in between may add one
+        # Read this before listing the checkpoints, because a stage that ends in between may add one.
+        document = record.read()
         pending = unpublished(record, repo, hub=hub)
-        chosen_is_missing = document.get("status") == "finished" and record.chosen_checkpoint() is None
-        if stage not in self._checked and (pending or chosen_is_missing or published_tags(record, repo, hub=hub)):
+        lacks_chosen_checkpoint = document.get("status") == "finished" and record.chosen_checkpoint() is None
+        if stage not in self._checked and (pending or lacks_chosen_checkpoint or published_tags(record, repo, hub=hub)):
             yield Upload(f"the state of {repo}", lambda: self._check_repository(record, stage))
         for path in pending:
             yield Upload(f"step {checkpoint_step(path)} of {stage}", partial(self._send, record, stage, path))
@@ -185,15 +174,15 @@ class Sender:
         document = record.read()
         parents = {role: self._pin_parent(role, parent) for role, parent in (document.get("parents") or {}).items()}
         data = dict(document.get("dataset") or {})
-        recorded = self._context.record("data").read()
-        is_same_data = recorded.get("repo") and recorded.get("fingerprint") == data.get("fingerprint")
+        data_run = self._context.record("data").read()
+        is_same_data = data_run.get("repo") and data_run.get("fingerprint") == data.get("fingerprint")
         if is_same_data and not self._is_pinned(data, self._context.dataset_repo):
-            sent = recorded["repo"]
-            data |= {"repo": sent["id"], "commit": sent["commit"], "hub": sent["hub"]}
+            repo = data_run["repo"]
+            data |= {"repo": repo["id"], "commit": repo["commit"], "hub": repo["hub"]}
         record.write(parents=parents, dataset=data)
 
     def _is_pinned(self, parent: Mapping[str, Any], repo: str) -> bool:
-        """Whether a parent already names a commit in `repo`, the repository on this Hub that this run sends it to."""
+        """Whether a parent already names a commit in `repo`, the repository that this run publishes it in."""
         hub = self._context.hub.label
         return bool(parent.get("commit")) and (parent.get("hub", hub), parent.get("repo")) == (hub, repo)
 
@@ -214,54 +203,56 @@ class Sender:
         repo, hub = context.repo(stage), context.hub.label
         # Record the repository before the first commit, because the card names it.
         self._record_repository(record, repo, published_tags(record, repo, hub=hub))
-        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            write_extra_files(record, Path(scratch), stage, step=step)
+        with tempfile.TemporaryDirectory() as extra_folder, tempfile.TemporaryDirectory() as override_folder:
+            write_extra_files(record, Path(extra_folder), stage, step=step)
             include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
             check_integrity(checkpoint, training=include_resume_files)
-            published = publish_checkpoint(
+            publication = publish_checkpoint(
                 checkpoint,
                 repo,
                 run_id=context.run_id(stage),
                 hub=context.hub,
-                extra_files=Path(scratch),
+                extra_files=Path(extra_folder),
                 message=f"{context.recipe.name} {stage}: step {step}",
                 step=step,
                 include_resume_files=include_resume_files,
                 overwrite=context.overwrite,
-                overrides=file_overrides(context, record, checkpoint, Path(altered)),
+                overrides=file_overrides(context, record, checkpoint, Path(override_folder)),
             )
-        tags = {**published_tags(record, repo, hub=hub), published["tag"]: published["commit"]}
+        tags = {**published_tags(record, repo, hub=hub), publication["tag"]: publication["commit"]}
         self._record_repository(record, repo, tags)
 
     def _release(self, record: StageRecord, stage: str, digest: str) -> None:
         context, repo = self._context, self._context.repo(stage)
         context.restore_chosen(stage)
-        chosen = record.chosen_checkpoint()
-        if chosen is None:
+        checkpoint = record.chosen_checkpoint()
+        if checkpoint is None:
             raise ZooError(f"{record.path} is finished but holds no checkpoint to publish: train it with --restart.")
-        tag = tag_name(checkpoint_step(chosen))
+        tag = tag_name(checkpoint_step(checkpoint))
         tags = published_tags(record, repo, hub=context.hub.label)
         has_best = is_best(record)
         step_tags = {name: commit for name, commit in tags.items() if name != "best"}
         # Record the tag `best` first, because the card names it and is part of the commit that the tag will point to.
         self._record_repository(record, repo, {"best": tags[tag], **tags} if has_best else step_tags)
-        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            write_extra_files(record, Path(scratch), stage, step=None)
+        with tempfile.TemporaryDirectory() as extra_folder, tempfile.TemporaryDirectory() as override_folder:
+            write_extra_files(record, Path(extra_folder), stage, step=None)
             include_resume_files = bool(record.read()["resolved"].get("push_optimizer"))
-            check_integrity(chosen, training=include_resume_files)
+            check_integrity(checkpoint, training=include_resume_files)
             commit = publish_release(
-                chosen,
+                checkpoint,
                 repo,
                 run_id=context.run_id(stage),
-                extra_files=Path(scratch),
+                extra_files=Path(extra_folder),
                 message=f"{context.recipe.name} {stage}: card of {tag}",
                 tag_message=f"{tag}, with the card of the finished run" if has_best else None,
                 hub=context.hub,
                 include_resume_files=include_resume_files,
-                overrides=file_overrides(context, record, chosen, Path(altered)),
+                overrides=file_overrides(context, record, checkpoint, Path(override_folder)),
             )
             if record.read()["resolved"].get("push_merged"):
-                self._release_merged(record, stage, chosen, Path(scratch), Path(altered) / MERGED_MODEL)
+                self._release_merged(
+                    record, stage, checkpoint, Path(extra_folder), Path(override_folder) / MERGED_MODEL
+                )
         self._record_repository(record, repo, {**tags, "best": commit} if has_best else step_tags)
         record.write(released=digest)
         self._cards_to_resend.discard(stage)
@@ -275,19 +266,21 @@ class Sender:
             if path not in protected:
                 record.remove_checkpoint(path)
 
-    def _release_merged(self, record: StageRecord, stage: str, chosen: Path, folder: Path, altered: Path) -> None:
+    def _release_merged(
+        self, record: StageRecord, stage: str, checkpoint: Path, folder: Path, override_folder: Path
+    ) -> None:
         """Sends the chosen checkpoint, with its adapter merged and a card of its own, to the branch `merged`."""
         make_card(record.path, out=folder, merged=True, trusted=_is_trusted(record))
-        check_integrity(chosen / MERGED_MODEL)
+        check_integrity(checkpoint / MERGED_MODEL)
         context = self._context
         commit = publish_on_branch(
-            chosen / MERGED_MODEL,
+            checkpoint / MERGED_MODEL,
             context.repo(stage),
             run_id=context.run_id(stage),
             extra_files=folder,
-            message=f"{context.recipe.name} {stage}: {tag_name(checkpoint_step(chosen))}, adapter merged",
+            message=f"{context.recipe.name} {stage}: {tag_name(checkpoint_step(checkpoint))}, adapter merged",
             branch=MERGED_MODEL,
-            overrides=file_overrides(context, record, chosen / MERGED_MODEL, altered),
+            overrides=file_overrides(context, record, checkpoint / MERGED_MODEL, override_folder),
             hub=context.hub,
         )
         record.write(merged=commit)
@@ -350,7 +343,7 @@ def _check_links(context: RunContext) -> None:
 def _is_trusted(record: StageRecord) -> bool:
     """Whether this user wrote or trusts a stage and its run's evaluation, so that a card may show their figures."""
     records = (record, StageRecord(record.path.parent / "eval"))
-    return all(existing.is_own() for existing in records if existing.run_file.is_file())
+    return all(other.is_own() for other in records if other.run_file.is_file())
 
 
 def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: int | None) -> None:
@@ -366,12 +359,12 @@ def write_extra_files(record: StageRecord, folder: Path, stage: str, *, step: in
     """
     trusted = _is_trusted(record)
     make_card(record.path, out=folder, step=step, trusted=trusted)
-    copy = StageRecord(folder)
+    card_record = StageRecord(folder)
     if trusted and record.metrics_file.exists():
-        shutil.copy(record.metrics_file, copy.metrics_file)
+        shutil.copy(record.metrics_file, card_record.metrics_file)
         if step is not None:
-            copy.truncate_metrics(step)
-        write_events(copy.metrics(), folder, stage=stage)
+            card_record.truncate_metrics(step)
+        write_events(card_record.metrics(), folder, stage=stage)
     write_json(folder / RECIPE_FILE, record.read()["resolved"])
 
 
@@ -390,12 +383,12 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
     failure = f"Cannot write to {repo} on {context.hub.description}"
     with refusals_as(failure, "check --namespace and the token, or try again when the Hub answers."):
         _claim(context, stage)
-        acknowledged = published_tags(record, repo, hub=context.hub.label)
-        on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
-        existing = tagged_steps(claims.all_tags(repo, hub=context.hub)).values()
-    if lost := sorted({*existing} - {*acknowledged, *on_disk}):
+        acknowledged_tags = published_tags(record, repo, hub=context.hub.label)
+        tags_on_disk = {tag_name(checkpoint_step(path)) for path in record.checkpoints()}
+        existing_tags = tagged_steps(claims.all_tags(repo, hub=context.hub)).values()
+    if lost_tags := sorted({*existing_tags} - {*acknowledged_tags, *tags_on_disk}):
         raise ZooError(
-            f"{repo} on {context.hub.label} has the tag {lost[0]} for weights that {record.path} no longer holds, "
+            f"{repo} on {context.hub.label} has the tag {lost_tags[0]} for weights that {record.path} no longer holds, "
             "and a step's tag is never moved: pass --restart or --overwrite_repo to replace the repository, or publish "
             "under another --namespace."
         )
@@ -404,12 +397,12 @@ def claim_stage_repository(context: RunContext, stage: str) -> None:
 def _claim(context: RunContext, stage: str) -> None:
     record, repo, hub = context.record(stage), context.repo(stage), context.hub.label
     # A step that was trained again has other weights than its tag on the Hub, which must not count as published.
-    retrained = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
+    retrained_tags = {tag_name(checkpoint_step(path)) for path in unpublished(record, repo, hub=hub)}
     claims.claim_repository(
         repo,
         context.run_id(stage),
         published={
-            tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in retrained
+            tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in retrained_tags
         },
         overwrite=context.overwrite,
         fresh=context.drop_old_tags,
@@ -442,9 +435,9 @@ def resume_command(context: RunContext) -> str:
 
 def _forget_lost_commits(record: StageRecord, repo: str, hub: Hub) -> None:
     """Marks checkpoints as not sent if their tags on the Hub are gone or moved, as after a claim by another run."""
-    sent, listed = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
-    remaining = {tag: commit for tag, commit in sent.items() if listed.get(tag) == commit}
-    if remaining == sent:
+    sent_tags, tags_on_hub = published_tags(record, repo, hub=hub.label), claims.all_tags(repo, hub=hub)
+    remaining = {tag: commit for tag, commit in sent_tags.items() if tags_on_hub.get(tag) == commit}
+    if remaining == sent_tags:
         return
     for checkpoint in record.checkpoints():
         if tag_name(checkpoint_step(checkpoint)) not in remaining:

@@ -10,8 +10,8 @@ from ..runs.record import StageRecord, checkpoint_step
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
     """Returns the folders of the checkpoints that remain to be sent, oldest first.
 
-    All complete checkpoints are to be sent. With push_steps, only steps that are multiples of it are and, after the
-    stage has finished, the last and the chosen checkpoint.
+    All complete checkpoints are to be sent. If push_steps is set, only those at its multiples are and, once the stage
+    has finished, the last and the chosen checkpoint.
 
     Args:
         record: The stage's directory.
@@ -27,7 +27,7 @@ def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
         path
         for path in record.checkpoints()
         if (checkpoint_step(path) % push_steps == 0 or path in final_checkpoints)
-        and not _acknowledged(path, repo_id, hub)
+        and not _acknowledgment(path, repo_id, hub)
     ]
 
 
@@ -44,14 +44,14 @@ def published_tags(record: StageRecord, repo_id: str, *, hub: str) -> dict[str, 
     """
     document = record.read()
     repo = document.get("repo") or {}
-    recorded = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub) else {}
-    acknowledged = (_acknowledged(path, repo_id, hub) for path in record.checkpoints())
-    tags = recorded | {entry["tag"]: entry["commit"] for entry in acknowledged if entry}
+    tags_in_record = dict(repo.get("tags", {})) if (repo.get("id"), document.get("hub")) == (repo_id, hub) else {}
+    acknowledgments = (_acknowledgment(path, repo_id, hub) for path in record.checkpoints())
+    tags = tags_in_record | {entry["tag"]: entry["commit"] for entry in acknowledgments if entry}
     return {tag: tags[tag] for tag in sorted(tags, key=lambda tag: (tag == "best", tag))}
 
 
-def _acknowledged(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
+def _acknowledgment(checkpoint: Path, repo_id: str, hub: str) -> dict[str, str]:
     """Returns published.json if it names this repository on this Hub, else {}."""
     path = checkpoint / PUBLISHED_FILE
-    sent = read_json(path) if path.is_file() else {}
-    return sent if (sent.get("repo"), sent.get("hub")) == (repo_id, hub) else {}
+    publication = read_json(path) if path.is_file() else {}
+    return publication if (publication.get("repo"), publication.get("hub")) == (repo_id, hub) else {}

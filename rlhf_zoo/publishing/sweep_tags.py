@@ -34,26 +34,26 @@ def send_cell(context: RunContext, cell: RunContext, tag: str) -> str | None:
     record, repo, hub = cell.record("ppo"), context.repo("ppo"), context.hub
     failure = f"Cannot send the tag {tag} to {repo} on {hub.description}"
     with refusals_as(failure, "run the same command again; it does not train again."):
-        recorded = record.read().get("repo") or {}
-        is_tagged = recorded.get("id") == repo and all_tags(repo, hub=hub).get(tag) == recorded["commit"]
+        repo_entry = record.read().get("repo") or {}
+        is_tagged = repo_entry.get("id") == repo and all_tags(repo, hub=hub).get(tag) == repo_entry["commit"]
         if is_tagged and record.read().get("hub") == hub.label:
             return None
-        chosen = record.chosen_checkpoint()
-        if chosen is None:
+        checkpoint = record.chosen_checkpoint()
+        if checkpoint is None:
             raise ZooError(f"{record.path} is finished but its chosen checkpoint is missing: pass --restart.")
-        check_integrity(chosen)
+        check_integrity(checkpoint)
         record.write(cell=tag, hub=hub.label, repo={"id": repo, "commit": None, "tags": {}})
-        with tempfile.TemporaryDirectory() as scratch, tempfile.TemporaryDirectory() as altered:
-            write_extra_files(record, Path(scratch), "ppo", step=None)
+        with tempfile.TemporaryDirectory() as extra_folder, tempfile.TemporaryDirectory() as override_folder:
+            write_extra_files(record, Path(extra_folder), "ppo", step=None)
             commit = publish_on_branch(
-                chosen,
+                checkpoint,
                 repo,
                 run_id=context.run_id("ppo"),
-                extra_files=Path(scratch),
+                extra_files=Path(extra_folder),
                 message=f"{context.recipe.name} ppo: {tag}",
                 tag=tag,
                 branch=BRANCH,
-                overrides=file_overrides(cell, record, chosen, Path(altered)),
+                overrides=file_overrides(cell, record, checkpoint, Path(override_folder)),
                 hub=hub,
             )
         record.write(repo={"id": repo, "commit": commit, "tags": {tag: commit}})

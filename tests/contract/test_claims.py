@@ -11,7 +11,7 @@ from typing import Any
 import huggingface_hub
 import pytest
 from huggingface_hub import CommitOperationAdd, HfApi
-from thread_hub import ThreadHub
+from thread_hub import ThreadHub, send_all
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.hub.client.connect import Hub
@@ -47,7 +47,7 @@ def run_context(name: str, **fields: Any) -> RunContext:
 
 
 def send(name: str, **fields: Any) -> None:
-    Sender(run_context(name, **fields), stages=("ppo",)).send_all()
+    send_all(Sender(run_context(name, **fields), stages=("ppo",)))
 
 
 def save(name: str, step: int, salt: str = "") -> None:
@@ -192,9 +192,9 @@ def test_step_tag_moves_only_with_overwrite_or_restart() -> None:
     # With --overwrite_repo the tag of a retrained step moves, also in a sender that has already sent it.
     save("a", 10), send("a")
     sender = Sender(run_context("a", overwrite=True), stages=("ppo",))
-    sender.send_all()
+    send_all(sender)
     save("a", 10, "other last bits")
-    sender.send_all()
+    send_all(sender)
     assert weights("step-000010") == local_weights("a", 10)
     shutil.rmtree("a/ppo")
     save("a", 5, "other"), send("a", drop_old_tags=True)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from huggingface_hub import close_session
-from thread_hub import ThreadHub
+from thread_hub import ThreadHub, send_all
 from zoo_process import COMMAND, environment, errors, wait_until, zoo
 
 from rlhf_zoo.cli import pull as command
@@ -414,7 +414,7 @@ def test_pull_rebuilds_pushed_folder(thread_hub, tmp_path, kind, expected):
     recipe = Recipe("toy", tmp_path, {"description": "A toy."}, {})
     hub = Hub("other", thread_hub.url, "a test")
     context = RunContext(recipe=recipe, hub=hub, directory=tmp_path / "run", namespace="local", publish=True)
-    Sender(context, stages=("ppo",)).send_all()
+    send_all(Sender(context, stages=("ppo",)))
     weights = {}
     for step in (2, 3):
         checkpoint = stage / f"checkpoint-{step}"

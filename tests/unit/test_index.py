@@ -18,9 +18,9 @@ from rlhf_zoo.publishing.catalog.index import (
     Figure,
     benchmark_table,
     checkpoint_rows,
-    entry,
-    ordered,
-    select,
+    filter_entries,
+    make_entry,
+    sort_entries,
     with_table,
     write_benchmark,
 )
@@ -40,7 +40,7 @@ CARD = {
 
 
 def of(**card: Any) -> Entry:
-    return entry("zoo/toy-ppo", COMMIT, {**CARD, **card})
+    return make_entry("zoo/toy-ppo", COMMIT, {**CARD, **card})
 
 
 def test_the_figures_are_the_held_out_ones_of_the_cards_own_stage():
@@ -62,7 +62,7 @@ def test_without_an_evaluation_the_figures_are_trainings_and_say_so():
     assert found.win_rate is None and found.date == "2026-11-20T10:00:00+00:00"
     # What the card does not say the Hub may.
     changed = datetime(2026, 11, 22, tzinfo=UTC)
-    found = entry("zoo/x", COMMIT, {}, changed=changed, tags=["rlhf-zoo", "stage:reward"], note="no card")
+    found = make_entry("zoo/x", COMMIT, {}, changed=changed, tags=["rlhf-zoo", "stage:reward"], note="no card")
     assert (found.stage, found.date, found.note) == ("reward", "2026-11-22T00:00:00+00:00", "no card")
     assert (found.recipe, found.base, found.step, found.reward) == (None, None, None, None)
 
@@ -104,11 +104,11 @@ JSON = st.recursive(
 @settings(deadline=None, max_examples=60)
 @given(st.fixed_dictionaries({}, optional=dict.fromkeys([*CARD, "checkpoints", "chosen"], JSON)), JSON)
 def test_no_card_breaks_a_listing_or_speaks_to_the_terminal(card, rows):
-    found = entry("zoo/x", COMMIT, card)
+    found = make_entry("zoo/x", COMMIT, card)
     texts = [value for value in asdict(found).values() if isinstance(value, str)]
     assert all(text.isprintable() and len(text) <= 96 for text in texts)
     for by in (None, *SORTS):
-        assert len(ordered([found, of()], by)) == 2
+        assert len(sort_entries([found, of()], by)) == 2
     json.dumps(asdict(found), allow_nan=False)
     table = benchmark_table([found, of()], command="rlhf-zoo zoo", namespace="zoo")
     assert with_table(with_table(None, table), table) == with_table(None, table)
@@ -144,13 +144,13 @@ def names_of(entries: list[Entry]) -> list[str]:
     ],
 )
 def test_order(by, names, backwards):
-    assert names_of(ordered(ENTRIES[::-1], by)) == names.split()
-    assert names_of(ordered(ENTRIES, by, reverse=True)) == backwards.split()
+    assert names_of(sort_entries(ENTRIES[::-1], by)) == names.split()
+    assert names_of(sort_entries(ENTRIES, by, reverse=True)) == backwards.split()
 
 
 def test_filters():
     def names(**wanted: str) -> list[str]:
-        return names_of(select(ENTRIES, **wanted))
+        return names_of(filter_entries(ENTRIES, **wanted))
 
     assert names() == ["b-ppo", "a-ppo", "a-sft", "a-reward", "none"]
     assert names(stage="ppo") == ["b-ppo", "a-ppo"] and names(recipe="a", stage="reward") == ["a-reward"]

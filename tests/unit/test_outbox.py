@@ -26,7 +26,7 @@ class Disk:
     def remaining(self) -> list[str]:
         return list(self.left)
 
-    def next(self) -> Upload | None:
+    def next_upload(self) -> Upload | None:
         return Upload(self.left[0], self._send) if self.left else None
 
     def _send(self) -> None:

@@ -74,14 +74,14 @@ def test_equal_questions_are_answered_once(home: Path, plan: Plan, monkeypatch: 
         (replace(recipe, stages={**recipe.stages, "sft": {**recipe.stages["sft"], "max_length": 9}}), SMALL, {}, None),
     ]
     for question in [*questions, *questions]:
-        assert command._kept_plan(*question, None).to_json() == plan.to_json()
+        assert command._cached_plan(*question, None).to_json() == plan.to_json()
     assert len(asked) == len(questions), "each is asked once"
     for path in (home / "plans").iterdir():
         path.write_text("{")
-    command._kept_plan(*questions[0], None)
+    command._cached_plan(*questions[0], None)
     assert len(asked) == len(questions) + 1, "what cannot be read is made again"
     monkeypatch.setattr(kept, "code_state", lambda: "changed")
-    command._kept_plan(*questions[0], None)
+    command._cached_plan(*questions[0], None)
     assert len(asked) == len(questions) + 2, "and so is what other code planned"
 
 
@@ -93,8 +93,8 @@ def test_what_a_folder_or_a_hub_may_change_is_not_kept(home: Path, plan: Plan, m
     recipe = load_recipe(RECIPE)
     downloaded = replace(recipe, download=home / ".downloaded")
     for _ in range(2):
-        command._kept_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
-        command._kept_plan(downloaded, SMALL, {}, None, None)
+        command._cached_plan(recipe, SMALL, {"sft": {"model_name_or_path": str(model)}}, None, None)
+        command._cached_plan(downloaded, SMALL, {}, None, None)
     assert len(asked) == 4 and not (home / "plans").exists()
 
 
@@ -126,20 +126,20 @@ def test_where_nothing_can_be_written_nothing_is_kept(home: Path) -> None:
     assert kept.read("plans", "x") is None
 
 
-def test_a_kept_plan_needs_no_torch(home: Path, plan: Plan) -> None:
+def test_a_cached_plan_needs_no_torch(home: Path, plan: Plan) -> None:
     assert local_device() is not None
     recipe = load_recipe(RECIPE)
     code = f"""
 import sys
-from rlhf_zoo.cli.plan import _kept_plan
+from rlhf_zoo.cli.plan import _cached_plan
 from rlhf_zoo.pipeline.plan.devices import Device
 from rlhf_zoo.runs.recipe import load_recipe
 device = Device(*{(SMALL.name, SMALL.gib, SMALL.count, SMALL.teraflops, SMALL.bandwidth)}, bfloat16=False, cpu=True)
-print(_kept_plan(load_recipe("tiny-world"), device, {{}}, None, None).line)
+print(_cached_plan(load_recipe("tiny-world"), device, {{}}, None, None).line)
 print(*({{"torch", "transformers", "trl", "datasets", "numpy"}} & set(sys.modules)))
 """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(planner, "make_plan", lambda *_, **__: plan)
-        command._kept_plan(recipe, SMALL, {}, None, None)
+        command._cached_plan(recipe, SMALL, {}, None, None)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines() == [plan.line, ""], done.stderr

@@ -15,6 +15,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
+from thread_hub import send_all
 from toy_run import make_context, make_recipe, save_start
 from trainer_fixture import SAVED, digests, make_policy, make_trainer, trained, updates_of
 from transformers import AutoModelForCausalLM
@@ -98,8 +99,8 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
     """Every second step and the end, in half the bytes, without the critic; the disk keeps all but old optimizers."""
     stopped = published(folder, thread_hub, stop_after=3)
     assert ppo.run(stopped)
-    send = Sender(stopped, stages=("sft", "reward", "ppo")).send_all
-    send()
+    sender = Sender(stopped, stages=("sft", "reward", "ppo"))
+    send_all(sender)
     refs = thread_hub.api().list_repo_refs
     assert [tag.name for tag in refs("local/toy-ppo").tags] == ["step-000002"]
     record = stopped.record("ppo")
@@ -109,7 +110,7 @@ def test_less_is_sent_than_saved_and_rounded_and_training_goes_on_unrounded(fold
         check_integrity(path)  # as a model; only the newest two can be gone on from
 
     assert ppo.run(make_context(folder))
-    send()
+    send_all(sender)
     assert sorted(tag.name for tag in refs("local/toy-ppo").tags) == [
         "step-000002",
         "step-000004",

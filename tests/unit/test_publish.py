@@ -14,7 +14,7 @@ import httpx
 import pytest
 from hub_fixture import RunningHub
 from huggingface_hub.errors import HfHubHTTPError
-from thread_hub import ThreadHub
+from thread_hub import ThreadHub, send_all
 from zoo_process import zoo
 
 from rlhf_zoo.errors import ZooError
@@ -76,7 +76,7 @@ def sender(
 
 
 def send(hub: ThreadHub, folder: Path, **options: Any) -> None:
-    sender(hub, folder, **options).send_all()
+    send_all(sender(hub, folder, **options))
 
 
 def commits(hub: ThreadHub | RunningHub, repo: str = REPO) -> list[str]:
@@ -173,7 +173,7 @@ def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog)
     finish(tmp_path)
     both = Recipe("toy", tmp_path, {"description": "A toy."}, {"sft": {}, "ppo": {}})
     due = sender(thread_hub, tmp_path, recipe=both)
-    due.send_all()
+    send_all(due)
     assert collections() == [] and due.remaining() == [], "SFT is not there"
     due = sender(thread_hub, tmp_path)
     assert due.remaining()[-1] == "the Collection of toy"
@@ -189,14 +189,14 @@ def test_a_whole_run_has_a_collection(thread_hub, tmp_path, monkeypatch, caplog)
     with monkeypatch.context() as patched:
         patched.setattr("rlhf_zoo.publishing.sender.collect", refused(503))
         with pytest.raises(HfHubHTTPError):
-            due.send_all()
+            send_all(due)
         assert "collection" not in noted.read(), "it is tried again"
         patched.setattr("rlhf_zoo.publishing.sender.collect", refused(403))
-        due.send_all()
+        send_all(due)
         assert "The Collection cannot be made." in caplog.text and due.remaining() == []
         assert noted.read()["collection"] == {"hub": thread_hub.url, "repos": [REPO], "slug": None}
     noted.write(collection=None)
-    due.send_all()
+    send_all(due)
     assert collections() == ["toy: SFT, RM, PPO"] and due.remaining() == []
     assert noted.read()["collection"]["slug"].startswith("local/toy-sft-rm-ppo")
 

@@ -8,6 +8,7 @@ import datasets
 import pytest
 import torch
 from peft import AutoPeftModelForCausalLM
+from thread_hub import send_all
 from toy_run import make_context, make_recipe, save_start
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -108,7 +109,7 @@ def test_an_adapter_is_published_on_its_base_and_merged(folder, thread_hub):
     assert not [*context.record("ppo").path.rglob("README.md")], "peft's empty template, with a path of this machine"
 
     hub = Hub("other", thread_hub.url, "a test")
-    Sender(replace(context, hub=hub, publish=True), stages=("sft", "reward", "ppo")).send_all()
+    send_all(Sender(replace(context, hub=hub, publish=True), stages=("sft", "reward", "ppo")))
     ids = torch.tensor([[3, 4, 5]])
 
     def apart(kind, revision):
@@ -141,7 +142,7 @@ def test_main_best_merged_and_the_card_name_the_recommended_step(folder, thread_
     hub = Hub("other", thread_hub.url, "a test")
     context = replace(make_context(folder, push_merged="true", **LORA), hub=hub, publish=True)
     assert ppo.run(context)
-    Sender(context, stages=("sft", "reward", "ppo")).send_all()
+    send_all(Sender(context, stages=("sft", "reward", "ppo")))
     api, record = thread_hub.api(), context.record("ppo")
 
     def published(name: str, revision: str) -> Path:
@@ -166,7 +167,7 @@ def test_main_best_merged_and_the_card_name_the_recommended_step(folder, thread_
     monkeypatch.setattr(HeadToHead, "judge_gain", lambda self, policy, rows: Estimate(0.5, (0.1, 0.9), 6))
     assert evaluate.run(context)
     assert record.read()["chosen"] == {"step": 2, "rule": "recommended", "metric": None, "value": None}
-    Sender(context, stages=("sft", "reward", "ppo")).send_all()
+    send_all(Sender(context, stages=("sft", "reward", "ppo")))
     assert "best" in tags()
     for revision in ("main", "best"):
         assert published("adapter_model.safetensors", revision).read_bytes() == weights(2)

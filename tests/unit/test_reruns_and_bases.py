@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 from card_run import COMMITS, cells, head_and_body, over_training
+from thread_hub import send_all
 from toy_run import make_context, make_recipe, save_stage, save_start, trained_policy
 from trainer_fixture import make_tokenizer
 
@@ -138,7 +139,7 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
 
     sent = replace(context, publish=True)
     with pytest.raises(ZooError, match="--base NAMESPACE/NAME"):
-        Sender(sent, stages=("ppo",)).send_all()
+        send_all(Sender(sent, stages=("ppo",)))
     api = thread_hub.api()
     for name, weights in (("other", b"others"), ("base", (base / "model.safetensors").read_bytes())):
         api.create_repo(f"maker/{name}")
@@ -146,7 +147,7 @@ def test_an_adapter_on_a_base_in_a_folder_trains_here_and_is_published_once_a_hu
     with pytest.raises(ZooError, match="has other weights than"):
         name_base(sent, ["ppo"], "maker/other")
     name_base(sent, ["ppo"], "maker/base")
-    Sender(sent, stages=("ppo",)).send_all()
+    send_all(Sender(sent, stages=("ppo",)))
     there = json.loads(Path(api.hf_hub_download("local/toy-ppo", "adapter_config.json")).read_text())
     commit = api.model_info("maker/base").sha
     assert (there["base_model_name_or_path"], there["revision"]) == ("maker/base", commit)

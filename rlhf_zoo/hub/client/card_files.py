@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...errors import ZooError
-from .connect import DEFAULT_HUB, Hub
+from .connect import DEFAULT_HUB
 from .pull import full_revision, split_revision
 from .refusals import refusals_as
 
@@ -18,12 +18,11 @@ if TYPE_CHECKING:
 MAX_FILE_BYTES = 2**22
 
 
-def fetch_card_files(name: str, *, hub: Hub = DEFAULT_HUB) -> Path:
-    """Fetches README.md and plots/*.png of a repository into the client's cache.
+def fetch_card_files(name: str) -> Path:
+    """Fetches README.md and plots/*.png of a repository on DEFAULT_HUB into the client's cache.
 
     Args:
         name: NAMESPACE/NAME[@REVISION].
-        hub: The Hub to fetch from.
 
     Returns:
         The folder in the cache that holds the files.
@@ -35,19 +34,19 @@ def fetch_card_files(name: str, *, hub: Hub = DEFAULT_HUB) -> Path:
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     repo, revision = split_revision(name)
-    api = hub.api()
-    failure = f"Cannot fetch the card of {name} from {hub.name}"
+    api = DEFAULT_HUB.api()
+    failure = f"Cannot fetch the card of {name} from {DEFAULT_HUB.name}"
     with disable_progress_bars(), refusals_as(failure, "try again."):
         try:
-            commit = api.model_info(repo, revision=full_revision(repo, revision, hub)).sha
+            commit = api.model_info(repo, revision=full_revision(repo, revision, DEFAULT_HUB)).sha
         except (RepositoryNotFoundError, RevisionNotFoundError) as error:
-            raise ZooError(f"{name} is not on {hub.name}, or this token may not read it.") from error
+            raise ZooError(f"{name} is not on {DEFAULT_HUB.name}, or this token may not read it.") from error
         # Read the sizes from the listing, so that an oversized file is never requested. All calls name one commit, so
         # that a push in between cannot mix two versions of the card.
         entries = api.list_repo_tree(repo, recursive=True, revision=commit)
         paths = [entry.path for entry in entries if _is_card_file(entry)]
         # An empty list of patterns would match every file.
-        return hub.snapshot(repo, revision=commit, allow_patterns=paths or ["README.md"])
+        return DEFAULT_HUB.snapshot(repo, revision=commit, allow_patterns=paths or ["README.md"])
 
 
 def _is_card_file(entry: RepoFile | RepoFolder) -> bool:

@@ -53,8 +53,8 @@ def benchmark_results(facts: StageFacts) -> list[dict[str, Any]]:
         and (task.get("split") or "test") == split
         and task.get("config") in (None, configuration)
     ]
-    unnamed = [task for task in tasks if task not in figures]
-    keys = {unnamed[0]: main_figure} if len(unnamed) == 1 else {}
+    other_tasks = [task for task in tasks if task not in figures]
+    keys = {other_tasks[0]: main_figure} if len(other_tasks) == 1 else {}
     task_figures = [(task, keys.get(task, task)) for task in tasks]
     return [_entry(facts, task, key, figure) for task, key in task_figures if (figure := figures.get(key)) is not None]
 

@@ -19,7 +19,7 @@ from .benchmark import benchmark_results, results_file
 from .data import DataPart, evaluated_on, left_out, overlap_with_training, trained_on
 from .estimates import estimate_at
 from .facts import StageFacts
-from .hacking_signs import watched
+from .hacking_signs import watched_metrics
 from .kl import penalty_varies
 from .markdown import Raw, rounded
 from .parts import TEMPLATES, Metric, StageCard
@@ -174,7 +174,7 @@ def card_json(facts: StageFacts) -> dict[str, Any]:
         "checkpoints": [
             {"step": checkpoint.step, "tag": checkpoint.tag, "commit": checkpoint.commit}
             | {name: checkpoint.metrics.get(key) for name, key in card.json_columns.items()}
-            | {key: checkpoint.metrics.get(key) for key in watched(facts)}
+            | {key: checkpoint.metrics.get(key) for key in watched_metrics(facts)}
             for checkpoint in facts.checkpoints
         ],
         "created": facts.run.get("created"),
@@ -252,7 +252,7 @@ def _environment(folder: Path) -> Any:
     return environment
 
 
-def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str:
+def _render(facts: StageFacts, card: StageCard, plot_paths: Mapping[str, Raw]) -> str:
     import yaml
 
     head = yaml.safe_dump(front_matter(facts, card), sort_keys=False, allow_unicode=True, width=1000)
@@ -268,7 +268,7 @@ def _render(facts: StageFacts, card: StageCard, drawn: Mapping[str, Raw]) -> str
             best=((facts.run.get("repo") or {}).get("tags") or {}).get("best") if facts.step is None else None,
             latest=facts.latest_metrics,
             title=facts.title,
-            plots=drawn,
+            plots=plot_paths,
             columns=_columns(facts, card),
             lineage=_lineage(facts),
             trained_on=trained_on(facts),
@@ -302,7 +302,7 @@ def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
 
 
 def _in_groups(part: object) -> str:
-    """Returns how many groups the prompts of an evaluation form, to follow the word "prompts"; "" if none repeats."""
+    """Returns how many groups an evaluation's prompts form, to follow "prompts"; "" if each group has one prompt."""
     prompts, groups = (part.get("prompts"), part.get("groups")) if isinstance(part, Mapping) else (None, None)
     if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
         return ""
@@ -324,17 +324,17 @@ def _columns(facts: StageFacts, card: StageCard) -> dict[str, str]:
 
 def _plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:
     """Draws the plots that have data; returns {alternative text: path relative to the card}."""
-    drawn: dict[str, Raw] = {}
+    plot_paths: dict[str, Raw] = {}
 
     def draw(name: str, alternative_text: str, plot: Callable[..., bool], *args: Any, **options: Any) -> None:
         path = folder / "plots" / f"{name}.png"
         if plot(*args, path=path, **options):
-            drawn[alternative_text] = Raw(path.relative_to(folder).as_posix())
+            plot_paths[alternative_text] = Raw(path.relative_to(folder).as_posix())
         else:
             path.unlink(missing_ok=True)  # remove the plot of an older card
 
     card.draw(facts, draw)
-    return drawn
+    return plot_paths
 
 
 def _lineage(facts: StageFacts) -> list[tuple[str, Any, Any]]:
@@ -350,10 +350,10 @@ def _lineage(facts: StageFacts) -> list[tuple[str, Any, Any]]:
         if merged := _merged_commit(facts, role):
             commit = Raw(f"{commit}, merged into its model: {markdown.code(merged)}")
         rows.append((_BASE_OF_PPO if is_start else _ROLES.get(role, role), name, commit))
-    saved = [row for row in facts.checkpoints if row.step == facts.described_step]
-    commit = saved[0].commit if saved else None
+    described_rows = [row for row in facts.checkpoints if row.step == facts.described_step]
+    commit = described_rows[0].commit if described_rows else None
     role_title = f"this model, step {facts.described_step}" if facts.described_step is not None else "this model"
-    if facts.step is not None and not saved:
+    if facts.step is not None and not described_rows:
         return [*rows, (role_title, "no checkpoint was saved at this step", "")]
     reference = {"repo": facts.repo_id, "commit": commit}
     name, commit = _repository_and_commit("self", reference)

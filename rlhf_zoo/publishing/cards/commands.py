@@ -13,7 +13,7 @@ from .markdown import Raw, code
 
 _CLASSES = {"text-generation": "AutoModelForCausalLM", "text-classification": "AutoModelForSequenceClassification"}
 OUTPUT = ("--output_dir", "--output-dir")
-_HUB_FLAGS = ("--overwrite_repo",)  # flags that say nothing about how a model was trained
+_HUB_FLAGS = ("--overwrite_repo",)  # flags that do not change the training
 _MAX_PROMPT = 100  # characters of a prompt in a snippet
 
 
@@ -175,7 +175,7 @@ def snippet(facts: StageFacts) -> str | None:
     task, source = STAGES[facts.stage].task, _source(facts, str(facts.repo_id), _revision(facts, row))
     trust_argument = ", trust_remote_code=True" if facts.remote_code else ""  # the reader decides whether to run it
     if not facts.is_adapter:
-        return _use(facts, "from transformers import pipeline\n", f"model={source}{trust_argument}")
+        return _pipeline_code(facts, "from transformers import pipeline\n", f"model={source}{trust_argument}")
     assert facts.parent_model is not None
     model = _CLASSES[task]
     base = _source(facts, facts.parent_model["repo"], facts.parent_model["commit"])
@@ -186,10 +186,10 @@ def snippet(facts: StageFacts) -> str | None:
         f"model = PeftModel.from_pretrained(base, {source})\n"
         f"tokenizer = AutoTokenizer.from_pretrained({source}{trust_argument})"
     )
-    return _use(facts, lines, "model=model, tokenizer=tokenizer")
+    return _pipeline_code(facts, lines, "model=model, tokenizer=tokenizer")
 
 
-def _use(facts: StageFacts, start: str, model: str) -> str:
+def _pipeline_code(facts: StageFacts, start: str, model: str) -> str:
     """Returns code that runs a pipeline on a prompt of the evaluation.
 
     `start` is the code before it, and `model` the arguments of `pipeline` that name the model.
@@ -270,11 +270,11 @@ def merged(facts: StageFacts) -> tuple[str | None, str] | None:
     if not (facts.is_adapter and facts.describes_finished_run and facts.repo_id and facts.setting("push_merged")):
         return None
     model, folder = _CLASSES[STAGES[facts.stage].task], f"{facts.title}-merged"
-    local = facts.hub_label == "local"
-    source = json.dumps(f"./{folder}") if local else f'{json.dumps(facts.repo_id)}, revision="merged"'
+    is_local = facts.hub_label == "local"
+    source = json.dumps(f"./{folder}") if is_local else f'{json.dumps(facts.repo_id)}, revision="merged"'
     source += ", trust_remote_code=True" if facts.remote_code else ""
     return (
-        f"{pull(facts, 'merged')} --output_dir {folder}" if local else None,
+        f"{pull(facts, 'merged')} --output_dir {folder}" if is_local else None,
         f"from transformers import {model}, AutoTokenizer\n\n"
         f"model = {model}.from_pretrained({source})\ntokenizer = AutoTokenizer.from_pretrained({source})",
     )

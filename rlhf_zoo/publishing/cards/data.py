@@ -19,11 +19,11 @@ class DataPart:
         folder: Name of its folder on the training machine.
         config: Its configuration.
         split: Its split.
-        share: Share of the split's prompts that these rows are or, with `trained`, that they leave out; None if the
-            whole split is meant.
+        share: Share of the split's prompts that is held out: these rows or, if `trained`, the rest. None if these rows
+            are the whole split.
         columns: Name of the stage's column -> name of the data set's.
         trained: Whether the stage trained on the rows.
-        another: Whether a second, equal share of the same split is held out for another purpose.
+        is_second_share: Whether an equal share of the same split is held out for another purpose.
     """
 
     repo: str | None
@@ -33,7 +33,7 @@ class DataPart:
     share: float | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     trained: bool = False
-    another: bool = False
+    is_second_share: bool = False
 
     @property
     def name(self) -> str | None:
@@ -46,16 +46,16 @@ class DataPart:
         split = f"the {code(self.split)} split" if self.split else "a split that is not recorded"
         if self.share is not None:
             share = f"{100 * self.share:g}%"
-            held_out = f"{'another' if self.another else 'the'} {share} held out of {split}"
+            held_out = f"{'another' if self.is_second_share else 'the'} {share} held out of {split}"
             split = f"{split} without {share} of its prompts" if self.trained else held_out
         return Raw(split + (f", configuration {code(self.config)}" if self.config else ""))
 
     @property
     def words(self) -> Raw:
         """Split, share, configuration, data set and columns in words."""
-        of = f"{',' if self.config else ''} of {code(self.name)}" if self.name else ""
+        data_set = f"{',' if self.config else ''} of {code(self.name)}" if self.name else ""
         columns = ", ".join(f"{ours} from {code(theirs)}" for ours, theirs in self.columns.items())
-        return Raw(f"{self.rows}{of}{f' ({columns})' if columns else ''}")
+        return Raw(f"{self.rows}{data_set}{f' ({columns})' if columns else ''}")
 
 
 def stage_key(facts: StageFacts, key: str) -> Any:
@@ -145,13 +145,15 @@ def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> Da
     split = (part or facts.evaluation).get("split", "test")
     if not isinstance(data, Mapping) or "config" not in data:
         return DataPart(*_repo_and_folder(facts), "prompts", str(split))
-    share, own = (part or data).get("held_out_share"), data.get("held_out_share")
-    another = part is not None and finite(share) and finite(own)
-    if part is not None and finite(share) and not finite(own):  # beside a test split, validation gets both shares
+    share, main_share = (part or data).get("held_out_share"), data.get("held_out_share")
+    is_second_share = part is not None and finite(share) and finite(main_share)
+    # Beside a test split, validation gets both shares.
+    if part is not None and finite(share) and not finite(main_share):
         share = 2 * share
     repo = hub_id(data.get("location"))
     location = repo, None if repo else _repo_and_folder(facts)[1]
-    return DataPart(*location, data["config"], str(split), share if finite(share) else None, another=another)
+    share = share if finite(share) else None
+    return DataPart(*location, data["config"], str(split), share, is_second_share=is_second_share)
 
 
 def overlap_with_training(facts: StageFacts) -> str:

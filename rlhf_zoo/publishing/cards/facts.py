@@ -177,8 +177,6 @@ class StageFacts:
         """'local', or the address of the Hub."""
         return self.run.get("hub") or "local"
 
-    # The described step and its metrics
-
     @property
     def chosen(self) -> Mapping[str, Any] | None:
         """{step, rule, metric, value} of the checkpoint that is `main` and `best`; None until one is chosen."""
@@ -197,8 +195,8 @@ class StageFacts:
             return self.step
         if self.chosen:
             return self.chosen["step"]
-        saved = [checkpoint.step for checkpoint in self.checkpoints]
-        return max(saved or [row["step"] for row in self.metrics], default=None)
+        saved_steps = [checkpoint.step for checkpoint in self.checkpoints]
+        return max(saved_steps or [row["step"] for row in self.metrics], default=None)
 
     @cached_property
     def last_step(self) -> int | None:
@@ -234,8 +232,6 @@ class StageFacts:
         """
         return next((row[key] for row in self.metrics if row.get(key) is not None), None)
 
-    # Lineage
-
     @cached_property
     def parents(self) -> dict[str, dict[str, Any]]:
         """Role -> {repo, commit}, plus `folder` (name) for a local folder and `files` (digest) for local data."""
@@ -269,13 +265,13 @@ class StageFacts:
 
     @property
     def _dataset(self) -> Mapping[str, Any] | None:
-        recorded = self.run.get("dataset") or (self.run.get("parents") or {}).get("data")
+        dataset = self.run.get("dataset") or (self.run.get("parents") or {}).get("data")
         dataset_name = self.setting("dataset_name")
-        if hub_id(dataset_name) and not recorded:
+        if hub_id(dataset_name) and not dataset:
             return {"repo": dataset_name, "commit": self.setting("dataset_revision")}
         if dataset_name and not hub_id(dataset_name) and not self.setting("corpus"):
-            return {"folder": Path(dataset_name).name, **(recorded or {})}
-        return recorded
+            return {"folder": Path(dataset_name).name, **(dataset or {})}
+        return dataset
 
     @cached_property
     def sft_base_model(self) -> Mapping[str, Any] | None:
@@ -406,22 +402,22 @@ class StageFacts:
     @cached_property
     def checkpoints(self) -> list[CheckpointRow]:
         """Checkpoints that were sent or are complete on disk, by step, plus the checkpoint being saved at `step`."""
-        sent = published_steps(self.run)
+        commits = published_steps(self.run)
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
             published = folder / "published.json"
             publication = read_json(published) if published.is_file() else {}
             # The checkpoint may have been sent to another Hub or namespace.
             if publication.get("hub") == self.hub_label and publication.get("repo") == self.repo_id:
-                sent[step] = publication["commit"]
-        steps = {*sent, *folders}
+                commits[step] = publication["commit"]
+        steps = {*commits, *folders}
         if self.step is not None and StageRecord(self.path).checkpoint_path(self.step).is_dir():
             steps.add(self.step)
         rows: dict[int, dict[str, Any]] = {}
         for row in self.metrics:
             rows.setdefault(row["step"], {}).update(row)
         return [
-            CheckpointRow(step, self._tag_of(step), sent.get(step), rows.get(step, {}))
+            CheckpointRow(step, self._tag_of(step), commits.get(step), rows.get(step, {}))
             for step in sorted(steps)
             if self.step is None or step <= self.step
         ]
@@ -429,8 +425,6 @@ class StageFacts:
     def _tag_of(self, step: int) -> str:
         chosen = self.sweep_tag is not None and step == (self.run.get("chosen") or {}).get("step")
         return str(self.sweep_tag) if chosen else tag_name(step)
-
-    # Held-out metrics
 
     @property
     def missing_metric_text(self) -> str:
@@ -461,16 +455,16 @@ class StageFacts:
     def best_filter(self) -> Mapping[str, Any] | None:
         """The best simple filter of SFT's samples, as in evaluation.json; None if no filters were tried."""
         filters = self.evaluation.get("filters") or {}
-        return next((each for each in filters.get("tried") or () if each["name"] == filters["best"]), None)
+        return next((entry for entry in filters.get("tried") or () if entry["name"] == filters["best"]), None)
 
     @property
     def reward_report(self) -> Mapping[str, Any]:
         """Measurements of this stage's reward model, or of PPO's, on held-out pairs; {} without any."""
-        recorded = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
+        stage_report = self.run.get("reward_model") if self.stage == "reward" and self.step is None else None
         evaluated_report = (
             self.evaluation.get("reward_model") if self.stage == "reward" or self.has_reward_model else None
         )
-        return recorded or evaluated_report or {}
+        return stage_report or evaluated_report or {}
 
     @property
     def accuracy(self) -> Mapping[str, Any] | None:

@@ -97,7 +97,7 @@ def reward_parts(facts: StageFacts) -> list[dict[str, Any]]:
     ]
 
 
-def watched(facts: StageFacts) -> list[str]:
+def watched_metrics(facts: StageFacts) -> list[str]:
     """Returns the training metrics of rewards whose weight is 0.
 
     Args:

@@ -165,8 +165,8 @@ def judge_title(name: str) -> str:
     Args:
         name: The name in evaluation.json.
     """
-    own = re.search(r"\bname=['\"]([^'\"]+)['\"]", name)
-    return own[1] if own else re.sub(r"^rule:(\w+)\(.*\)$", r"\1", name)
+    argument = re.search(r"\bname=['\"]([^'\"]+)['\"]", name)
+    return argument[1] if argument else re.sub(r"^rule:(\w+)\(.*\)$", r"\1", name)
 
 
 def shortened(text: str, limit: int) -> str:

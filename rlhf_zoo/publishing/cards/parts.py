@@ -92,7 +92,7 @@ def unmeasured_figures(facts: StageFacts, *excluded: str) -> list[str]:
     return [name for key, name in FIGURES.items() if facts.estimate(facts.stage, key) is None and key not in excluded]
 
 
-def picks(facts: StageFacts, side: str) -> dict[str, list[dict[str, Any]]]:
+def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, Any]]]:
     """Selects samples to show: those of the first prompts, the worst, and for PPO those farthest from SFT.
 
     The worst are those that the judge rates lowest, or the reward if there is no judge.
@@ -113,9 +113,9 @@ def picks(facts: StageFacts, side: str) -> dict[str, list[dict[str, Any]]]:
     worst = sorted((row for row in rows if finite(row[side].get(key))), key=lambda row: row[side][key])
     selected[f"The worst of all {len(rows)}, by the {key}"] = worst[:_WORST_SHOWN]
     if side == "ppo":
-        far = sorted((row for row in rows if finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
-        selected["The farthest from the SFT policy, by log-ratio"] = far[:_WORST_SHOWN]
-    return {heading: chosen for heading, chosen in selected.items() if chosen}
+        farthest = sorted((row for row in rows if finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
+        selected["The farthest from the SFT policy, by log-ratio"] = farthest[:_WORST_SHOWN]
+    return {heading: samples for heading, samples in selected.items() if samples}
 
 
 def notes_on_judge(judge: Mapping[str, Any]) -> Raw:

@@ -10,7 +10,7 @@ from ..plot_parts import over_training_message
 from . import markdown
 from .data import DataPart, evaluated_on, stage_key
 from .facts import StageFacts
-from .hacking_signs import reward_parts, signs, watched
+from .hacking_signs import reward_parts, signs, watched_metrics
 from .kl import kl_settings, penalty_varies
 from .markdown import Raw
 from .parts import (
@@ -21,8 +21,8 @@ from .parts import (
     Metric,
     StageCard,
     notes_on_judge,
-    picks,
     policy_figures,
+    selected_samples,
     unmeasured_figures,
 )
 from .report import answer_rows
@@ -67,7 +67,8 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     panels = _PANELS
     if any(row.get("completions/eos_rate", 1) < 1 for row in rows):
         panels += (("completions/eos_rate", "Ended with EOS", "share of completions"),)
-    panels += tuple((key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched(facts))
+    watched = watched_metrics(facts)
+    panels += tuple((key, f"{key.partition('/')[2]} (watched)", "mean of the rollouts") for key in watched)
     if penalty_varies(facts):
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     over_training = facts.evaluation.get("over_training")
@@ -99,8 +100,8 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "other_judges": _other_judges(facts),
         "judge_notes": notes_on_judge(_main_judge(facts)),
         "parts": reward_parts(facts),
-        "picks": picks(facts, "ppo"),
-        "rewarded": _rewarded(facts),
+        "selected_samples": selected_samples(facts, "ppo"),
+        "rewarded": _reward_description(facts),
         "signs": signs(facts),
         "times": _times(facts),
         "verdict": verdict(facts),
@@ -136,7 +137,7 @@ def _times(facts: StageFacts) -> dict[str, float]:
     }
 
 
-def _rewarded(facts: StageFacts) -> Raw:
+def _reward_description(facts: StageFacts) -> Raw:
     """Returns a description of PPO's reward."""
     rewarded = [markdown.code(name) for name, weight in facts.rewards.items() if weight != 0]
     unweighted = [markdown.code(name) for name, weight in facts.rewards.items() if weight == 0]

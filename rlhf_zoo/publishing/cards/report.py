@@ -129,14 +129,14 @@ def answer_rows(judges: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any, Any]
             ours, theirs = sides["ppo"], sides["sft"]
             description = f"correct answers by {name}, read {READINGS.get(reading, reading)}"
             yield description, theirs["accuracy"], ours["accuracy"], sides["difference"]
-            most = max(map(int, ours["pass_at"]))
+            largest_k = max(map(int, ours["pass_at"]))
             for key, title in (("majority_at", "the majority of {} is correct"), ("pass_at", "pass@{}")):
-                if most > 1 and key in ours:
-                    how = READINGS.get(reading, reading).partition(" ")[0]
+                if largest_k > 1 and key in ours:
+                    reading_title = READINGS.get(reading, reading).partition(" ")[0]
                     yield (
-                        f"{title.format(most)}, read {how}",
-                        theirs[key][str(most)],
-                        ours[key][str(most)],
+                        f"{title.format(largest_k)}, read {reading_title}",
+                        theirs[key][str(largest_k)],
+                        ours[key][str(largest_k)],
                         None,
                     )
 

@@ -68,20 +68,21 @@ def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: M
     """
     if run.get("status") in ("running", "interrupted"):
         return "an earlier run" if evaluated else None
-    measured = (evaluated.get("parents") or {}).get(run["stage"]) or {}
+    measured_model = (evaluated.get("parents") or {}).get(run["stage"]) or {}
     chosen = record.chosen_checkpoint()
     # A checkpoint restored from its repository may have rounded weights, so either digest counts as this run's.
-    own = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
-    if measured.get("weights") in own:
+    own_weights = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
+    weights = measured_model.get("weights")
+    if weights in own_weights:
         return None
-    fingerprints = measured.get("fingerprint"), run.get("fingerprint")
+    fingerprints = measured_model.get("fingerprint"), run.get("fingerprint")
     if None not in fingerprints and fingerprints[0] != fingerprints[1]:
         return f"other settings (fingerprint {str(fingerprints[0])[:10]})"
     step = (run.get("chosen") or {}).get("step")
-    path = str(measured.get("path"))
+    path = str(measured_model.get("path"))
     if step is not None and path.startswith("checkpoint-") and path != f"checkpoint-{step}":
         return f"step {path.removeprefix('checkpoint-')}"
-    return f"other weights (sha256 {str(measured['weights'])[:10]})" if measured.get("weights") and own else None
+    return f"other weights (sha256 {str(weights)[:10]})" if weights and own_weights else None
 
 
 def published_steps(run: Mapping[str, Any]) -> dict[int, str]:

@@ -7,7 +7,17 @@ from .. import plots
 from .data import DataPart, evaluated_on, validated_on
 from .facts import StageFacts
 from .markdown import Raw, short
-from .parts import FIGURES, TEMPLATES, Draw, Metric, StageCard, perplexity, picks, policy_figures, unmeasured_figures
+from .parts import (
+    FIGURES,
+    TEMPLATES,
+    Draw,
+    Metric,
+    StageCard,
+    perplexity,
+    policy_figures,
+    selected_samples,
+    unmeasured_figures,
+)
 from .summary import examples
 
 
@@ -32,7 +42,7 @@ def _variables(facts: StageFacts) -> Mapping[str, Any]:
     return {
         "figures": policy_figures(facts),
         "perplexity": perplexity(facts.latest_metrics.get("eval_loss")),
-        "picks": picks(facts, "sft"),
+        "selected_samples": selected_samples(facts, "sft"),
         "watch_out": list(_watch_out(facts)),
         "examples": examples(facts, "sft"),
     }

@@ -14,8 +14,8 @@ from .markdown import Raw, code, escape, judge_title, short, shortened, with_int
 
 DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
-_MAX_PROMPT, _MAX_COMPLETION = 200, 280  # characters that an example shows
-_MAX_COMMAND = 120  # characters of a command in a table
+_MAX_PROMPT, _MAX_COMPLETION = 200, 280  # maximum characters in an example
+_MAX_COMMAND = 120  # maximum characters of a command in a table
 
 
 def kind_of_verdict(facts: StageFacts) -> str | None:
@@ -27,8 +27,8 @@ def kind_of_verdict(facts: StageFacts) -> str | None:
     Returns:
         The kind; None where no verdict was computed.
     """
-    over = facts.evaluation.get("over_training") or {}
-    return str(over.get("kind") or over.get("verdict")) if over.get("checkpoints") else None
+    trajectory = facts.evaluation.get("over_training") or {}
+    return str(trajectory.get("kind") or trajectory.get("verdict")) if trajectory.get("checkpoints") else None
 
 
 def verdict(facts: StageFacts) -> dict[str, Raw]:
@@ -41,25 +41,27 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         {alert: the kind of box, text: sentences, fetch: the command that downloads the recommended step}. `fetch` is
         empty where no step is recommended, or that step is not published.
     """
-    over = facts.evaluation.get("over_training") or {}
+    trajectory = facts.evaluation.get("over_training") or {}
     kind = kind_of_verdict(facts)
     if kind is None:
-        problem = f" {escape(over['problem'])}" if over.get("problem") else ""
-        gain = _gain(facts, facts.estimate("win_rate"))
+        problem = f" {escape(trajectory['problem'])}" if trajectory.get("problem") else ""
+        gain = _gain_sentence(facts, facts.estimate("win_rate"))
         text = f"**No verdict.**{problem} {gain} Read the samples before you use it."
         return {"alert": Raw("NOTE"), "text": Raw(" ".join(text.split())), "fetch": Raw("")}
-    last = over.get("step") or over["checkpoints"][-1]["step"]
+    last = trajectory.get("step") or trajectory["checkpoints"][-1]["step"]
     at_step = "" if last == facts.described_step else f" at step {last}"
-    text = f"**Verdict{at_step}: {escape(over['verdict'])}.** {_why(facts, kind, over)}"
-    own = over.get("at_recommended")
-    if own and own["step"] == facts.described_step:  # the card describes the recommended step, not the last
-        kind = str(own["kind"])
-        text = f"**Verdict: {escape(own['verdict'])}.** {_why(facts, kind, {**over, **own})}"
-    alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch(facts, over.get("recommended"))
-    return {"alert": alert, "text": Raw(f"{text} {_advice(facts, kind, over)}"), "fetch": fetch}
+    text = f"**Verdict{at_step}: {escape(trajectory['verdict'])}.** {_verdict_reason(facts, kind, trajectory)}"
+    step_verdict = trajectory.get("at_recommended")
+    # If the card describes the recommended step, the verdict on that step replaces the verdict on the last one.
+    if step_verdict and step_verdict["step"] == facts.described_step:
+        kind = str(step_verdict["kind"])
+        reason = _verdict_reason(facts, kind, {**trajectory, **step_verdict})
+        text = f"**Verdict: {escape(step_verdict['verdict'])}.** {reason}"
+    alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch(facts, trajectory.get("recommended"))
+    return {"alert": alert, "text": Raw(f"{text} {_advice(facts, kind, trajectory)}"), "fetch": fetch}
 
 
-def _gain(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
+def _gain_sentence(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
     if not win_rate or not win_rate.get("ci95"):
         return "Nothing here shows whether PPO helped: evaluate the run."
     low, high = win_rate["ci95"]
@@ -70,21 +72,21 @@ def _gain(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:
     )  # fmt: skip
 
 
-def _why(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
-    probes = over["probes"]["probes"]
-    fired = over["fired"] if "fired" in over else [probe["family"] for probe in probes if probe["fired"]]
-    reasons = [str(reason) for reason in over.get("reasons") or ()]
+def _verdict_reason(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
+    probes = trajectory["probes"]["probes"]
+    fired = trajectory["fired"] if "fired" in trajectory else [probe["family"] for probe in probes if probe["fired"]]
+    reasons = [str(reason) for reason in trajectory.get("reasons") or ()]
     if kind == "healthy":
         explained = f" (explained: {escape(', '.join(fired))})" if fired else ""
         return f"Judge and reward rise together, and none of {len(probes)} probes finds hacking{explained}."
     if kind.startswith("no sign found"):
         return "No probe finds hacking, but the judge is unchecked, so this proves little."
     if kind == "suspicious":
-        unexplained = [family for family in fired if family not in (over.get("explained") or ())]
+        unexplained = [family for family in fired if family not in (trajectory.get("explained") or ())]
         return f"Probes find signs of hacking that nothing explains: {escape(', '.join(unexplained))}."
     if kind == "no gain":
         return f"Readers would not notice a gain over {facts.start}."
-    if kind == "gain not shown" and over.get("disagree"):
+    if kind == "gain not shown" and trajectory.get("disagree"):
         return "The judge's mean changed, but its win rate does not confirm that."
     if kind == "gain not shown":
         return "There may be a gain, but it is too small for this evaluation to show."
@@ -94,37 +96,38 @@ def _why(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
     return escape(reason[:1].upper() + reason[1:])
 
 
-def _advice(facts: StageFacts, kind: str, over: Mapping[str, Any]) -> str:
-    step, recommended = facts.described_step, over.get("recommended")
+def _advice(facts: StageFacts, kind: str, trajectory: Mapping[str, Any]) -> str:
+    step, recommended = facts.described_step, trajectory.get("recommended")
     if recommended is None:
         return {
             "hacked": "Do not use it.",
             "no gain": f"Use the {facts.start_title} model.",
             "gain not shown": f"Use the {facts.start_title} model, or evaluate on more prompts.",
         }.get(kind, "No checkpoint is recommended: read the samples before you use one.")
-    reason = _reason(facts, over, recommended)
+    reason = _recommendation_reason(facts, trajectory, recommended)
     if step != recommended:
         return f"Use **step {recommended}** instead of this one, step {step}: {reason}."
-    use, last = f"Use **step {step}** (this page, `main`)", over["checkpoints"][-1]["step"]
-    own = over.get("at_recommended")
-    if last == step or not own:
+    use, last = f"Use **step {step}** (this page, `main`)", trajectory["checkpoints"][-1]["step"]
+    step_verdict = trajectory.get("at_recommended")
+    if last == step or not step_verdict:
         return f"{use}: {reason}."
-    if own["verdict"] == over["verdict"]:
-        return f"{use}. The last step, {last}, is *{escape(over['verdict'])}* too, but {reason}."
-    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(over['verdict'])}*."
+    if step_verdict["verdict"] == trajectory["verdict"]:
+        return f"{use}. The last step, {last}, is *{escape(trajectory['verdict'])}* too, but {reason}."
+    return f"{use}: {reason}. Training went on to step {last}, where the verdict is *{escape(trajectory['verdict'])}*."
 
 
-def _reason(facts: StageFacts, over: Mapping[str, Any], recommended: int) -> str:
+def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], recommended: int) -> str:
     """Returns why a step is recommended.
 
     Checkpoints with signs of hacking are left out; of the others that the judge rates about as high as the best, the
     recommended one has the lowest KL.
     """
-    rows = {row["step"]: row for row in over["checkpoints"]}
-    best, last = max(rows.values(), key=lambda row: row["judge"]["value"])["step"], over["checkpoints"][-1]["step"]
+    rows = {row["step"]: row for row in trajectory["checkpoints"]}
+    best = max(rows.values(), key=lambda row: row["judge"]["value"])["step"]
+    last = trajectory["checkpoints"][-1]["step"]
     if best == recommended:
         return f"the judge rates step {recommended} highest"
-    signs = [family for family in rows[best].get("fired") or () if family not in (over.get("explained") or ())]
+    signs = [family for family in rows[best].get("fired") or () if family not in (trajectory.get("explained") or ())]
     # Had the best step been eligible, its lower KL would have made it the recommended one.
     if signs and rows[best]["kl"]["value"] < rows[recommended]["kl"]["value"]:
         signs_text = escape(", ".join(signs))
@@ -172,20 +175,21 @@ def example(facts: StageFacts) -> dict[str, Any] | None:
         facts: The facts of the stage.
 
     Returns:
-        {prompt, sft, ppo, by}, where `by` is "judge", "reward" or None (no pair differs); None without such samples.
+        {prompt, sft, ppo, measure}, where `measure` is "judge", "reward" or None (no pair differs); None without
+        samples of both.
     """
     rows = [row for row in facts.samples if all(isinstance(row.get(side), Mapping) for side in ("sft", "ppo"))]
     if not rows:
         return None
-    gains = [(_gain_of(row, "judge"), _gain_of(row, "reward"), index) for index, row in enumerate(rows)]
+    gains = [(_gain(row, "judge"), _gain(row, "reward"), index) for index, row in enumerate(rows)]
     unequal = [gain for gain in gains if gain[0]] or [gain for gain in gains if gain[1]]
     row = rows[sorted(unequal)[len(unequal) // 2][2]] if unequal else rows[0]
     texts = {side: shortened(row[side]["completion"], _MAX_COMPLETION) for side in ("sft", "ppo")}
-    by = "judge" if any(gain[0] for gain in unequal) else "reward" if unequal else None
-    return {"prompt": shortened(row["prompt"], _MAX_PROMPT), **texts, "by": by}
+    measure = "judge" if any(gain[0] for gain in unequal) else "reward" if unequal else None
+    return {"prompt": shortened(row["prompt"], _MAX_PROMPT), **texts, "measure": measure}
 
 
-def _gain_of(row: Mapping[str, Any], key: str) -> float:
+def _gain(row: Mapping[str, Any], key: str) -> float:
     before, after = row["sft"].get(key), row["ppo"].get(key)
     return float(after) - float(before) if finite(before) and finite(after) else 0.0
 
@@ -275,10 +279,10 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     best, control = constants(facts), facts.estimate("control")
     judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
     reward = best.get("reward")
-    is_other = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
+    is_different_text = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
     constant_score = estimate_at(best["win_rate"], "judge") if "win_rate" in best else None
     sft_kl = facts.estimate("sft", "kl")
-    at_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
+    is_sft_kl_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
     rows = [
         (
             Raw(f"**Win rate over {facts.start}** (judge: {escape(judge_title(judge))})"),
@@ -294,7 +298,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
         ),
         (
             Raw(f"**KL to {facts.start}**, nats per completion"),
-            "0" if at_zero else short((sft_kl or {}).get("value")),
+            "0" if is_sft_kl_zero else short((sft_kl or {}).get("value")),
             facts.estimate("ppo", "kl"),
             "–",
         ),
@@ -302,7 +306,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             Raw("**Reward** (what PPO maximizes)"),
             short((facts.estimate("sft", "reward") or {}).get("value")),
             facts.estimate("ppo", "reward"),
-            Raw(f"{short(reward['reward']['value'])}{' ²' if is_other else ''}") if reward else "–",
+            Raw(f"{short(reward['reward']['value'])}{' ²' if is_different_text else ''}") if reward else "–",
         ),
         *_defect_rows(facts),
         *_filter_rows(facts),
@@ -319,7 +323,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     note += " Best constant: the best of several fixed texts, each given to every prompt." if best else ""
     start = facts.start[:1].upper() + facts.start[1:]
     note += f" ¹ {start} against itself with other random numbers: the noise around 0.50." if control else ""
-    if is_other and reward is not None:
+    if is_different_text and reward is not None:
         note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
     return {"rows": cells, "has_constants": bool(best), "note": Raw(note if finite(n) else "")}

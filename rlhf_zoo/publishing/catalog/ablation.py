@@ -138,9 +138,6 @@ def _read(repo: str, hub: Hub) -> tuple[Run, str | None]:
     return Run(checkpoints(repo, hub), card, bool(info.private)), note
 
 
-# Runs that the caller names
-
-
 def _read_named(first_run: Run, card: Mapping[str, Any], names: Iterable[str], hub: Hub) -> list[Run]:
     repos = dict.fromkeys(split_revision(name)[0] for name in names)
     repos.pop(first_run.repo, None)
@@ -170,18 +167,15 @@ def _check_comparable(run: Run, note: str | None, reference_repo: str, origin: O
         )
     run_origin = Card(run.card).origin
     if not equal_weights(run_origin, origin, hub=hub):
-        origin_clause = f"started from {_short(run_origin)}" if run_origin else "does not name its SFT model"
+        origin_clause = f"started from {_short_name(run_origin)}" if run_origin else "does not name its SFT model"
         raise ZooError(
-            f"{run.repo} {origin_clause}, but {reference_repo} started from {_short(origin)}: name a run with the same "
-            "SFT model."
+            f"{run.repo} {origin_clause}, but {reference_repo} started from {_short_name(origin)}: name a run with the "
+            "same SFT model."
         )
 
 
-def _short(origin: Origin) -> str:
+def _short_name(origin: Origin) -> str:
     return f"{origin[0]}@{clean(origin[1])[:10]}"
-
-
-# Runs that are searched for
 
 
 def _search(first_run: Run, card: Mapping[str, Any], hub: Hub) -> tuple[list[Run], list[str]]:

@@ -15,7 +15,7 @@ from .card import ROLES, Card, Reference, clean
 
 # Limits, because hostile cards could form an endless chain.
 MAX_GENERATIONS = 8
-MAX_MEMBERS = 64  # repositories and folders
+MAX_MEMBERS = 64  # repositories and folders that are read
 
 
 @dataclass(frozen=True)
@@ -91,13 +91,12 @@ class Node:
         }
 
 
-def family_tree(root: Reference, read: Callable[[Reference], Member], *, max_members: int = MAX_MEMBERS) -> Node:
+def family_tree(root: Reference, read: Callable[[Reference], Member]) -> Node:
     """Builds the family tree of a model. A member with two children is shown with its parents only once.
 
     Args:
         root: The model whose ancestors to find.
         read: Reads a repository or folder. It is called once for each.
-        max_members: Largest number of repositories and folders that are read.
 
     Returns:
         The root's node.
@@ -110,8 +109,8 @@ def family_tree(root: Reference, read: Callable[[Reference], Member], *, max_mem
             return Node(reference, Member(problem="never published"))
         key = (reference.kind, reference.name, reference.commit)
         if key not in members:
-            if len(members) >= max_members:
-                return Node(reference, Member(), omitted=f"not read: more than {max_members} repositories")
+            if len(members) >= MAX_MEMBERS:
+                return Node(reference, Member(), omitted=f"not read: more than {MAX_MEMBERS} repositories")
             members[key] = read(reference)
         member = members[key]
         # One reference may name a tag and another its commit, so compare by commit.

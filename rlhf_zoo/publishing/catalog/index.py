@@ -90,10 +90,7 @@ SORTS: dict[str, tuple[Callable[[Entry], Any], bool]] = {
 }
 
 
-# From a card to an entry
-
-
-def entry(
+def make_entry(
     repo: str,
     commit: str,
     document: Mapping[str, object],
@@ -149,10 +146,7 @@ def _training_figure(value: object) -> Figure | None:
     return None if last_logged is None else Figure(last_logged, held_out=False)
 
 
-# Selecting and showing entries
-
-
-def select(
+def filter_entries(
     entries: Iterable[Entry], *, stage: str | None = None, recipe: str | None = None, base: str | None = None
 ) -> list[Entry]:
     """Returns the entries with this stage, recipe and base model. None selects all.
@@ -172,20 +166,20 @@ def select(
     ]
 
 
-def ordered(entries: Iterable[Entry], by: str | None = None, *, reverse: bool = False) -> list[Entry]:
+def sort_entries(entries: Iterable[Entry], sort: str | None = None, *, reverse: bool = False) -> list[Entry]:
     """Returns entries in order. Those without the sorted figure come last, even in reverse order.
 
     Args:
         entries: The entries to sort.
-        by: A key of `SORTS`; None for recipe, stage and name.
+        sort: A key of `SORTS`; None for recipe, stage and name.
         reverse: Whether to reverse the order.
     """
     in_default_order = sorted(
         entries, key=lambda entry: (entry.recipe or "~", _STAGE_ORDER.get(entry.stage or "", 9), entry.repo)
     )
-    if by is None:
+    if sort is None:
         return in_default_order[::-1] if reverse else in_default_order
-    key, largest_first = SORTS[by]
+    key, largest_first = SORTS[sort]
     with_figure = [entry for entry in in_default_order if key(entry) is not None]
     with_figure.sort(key=key, reverse=largest_first != reverse)
     return [*with_figure, *(entry for entry in in_default_order if key(entry) is None)]
@@ -209,11 +203,11 @@ def benchmark_table(entries: Sequence[Entry], *, command: str, namespace: str) -
         data = {True: "simulated", False: "real", None: "unknown"}[entry.simulated]
         figures = (entry.reward, entry.kl, entry.win_rate, entry.accuracy)
         name = Raw(f"{markdown.escape(entry.repo)} @ {markdown.escape(entry.commit)}")
-        facts = (entry.recipe, entry.stage, entry.base)
+        texts = (entry.recipe, entry.stage, entry.base)
         numbers = (entry.seed, entry.step)
         rows.append((
             Raw(f"{name}: {markdown.escape(entry.note)}") if entry.note else name,
-            *(markdown.escape(fact or "") for fact in facts),
+            *(markdown.escape(text or "") for text in texts),
             *(_markdown_figure(figure) for figure in figures),
             *("" if number is None else str(number) for number in numbers),
             data,
@@ -259,8 +253,8 @@ def with_table(text: str | None, table: str) -> str:
     if BEGIN not in text and END not in text:
         return f"{text.rstrip()}\n\n{table}" if text.strip() else f"{INTRODUCTION}\n{table}"
     before, _, remainder = text.partition(BEGIN)
-    inside, end_marker, after = remainder.partition(END)
-    if not end_marker or END in before or BEGIN in inside or BEGIN in after or END in after:
+    old_table, end_marker, after = remainder.partition(END)
+    if not end_marker or END in before or BEGIN in old_table or BEGIN in after or END in after:
         raise ZooError(f"The markers {BEGIN} and {END} must appear once each, in this order, around the table.")
     return f"{before}{table.rstrip()}{after}"
 
@@ -279,9 +273,9 @@ def write_benchmark(path: Path, table: str) -> None:
         text = path.read_bytes().decode() if path.exists() else None
         if not path.parent.is_dir():
             raise ZooError(f"There is no folder {path.parent} for {path.name}: pass a file as --readme FILE.")
-        new = with_table(text, table)
-        if new != text:
-            write_text(path, new)
+        new_text = with_table(text, table)
+        if new_text != text:
+            write_text(path, new_text)
     except ZooError as error:
         raise ZooError(f"{path}: {error}") if text is not None else error from None
     except UnicodeDecodeError as error:
@@ -292,10 +286,7 @@ def write_benchmark(path: Path, table: str) -> None:
         raise ZooError(f"{path} cannot be written ({error.strerror or error}): pass another file.") from error
 
 
-# Requests to the Hub
-
-
-def owner(hub: Hub = DEFAULT_HUB) -> str:
+def account_name(hub: Hub = DEFAULT_HUB) -> str:
     """Returns the name of the user whose token this is.
 
     Args:
@@ -322,15 +313,15 @@ def published_models(namespace: str, hub: Hub = DEFAULT_HUB) -> list[Entry]:
 
     with refusals_as(f"Cannot list the models of {namespace} on {hub.name}", "check --hub."):
         models = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
-        damaged = _damaged(namespace, hub)
+        damaged = _damaged_models(namespace, hub)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
-        entries = {entry.repo: entry for entry in pool.map(partial(_read, hub=hub), models)}
+        entries = {entry.repo: entry for entry in pool.map(partial(_read_entry, hub=hub), models)}
     for repo, note in damaged.items():
         entries[repo] = replace(entries.get(repo) or Entry(repo, ""), note=f"damaged on the Hub: {note}")
     return list(entries.values())
 
 
-def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
+def _damaged_models(namespace: str, hub: Hub) -> dict[str, str]:
     """Returns damaged model -> reason. Only the embedded Hub reports damage, and only to users with a token."""
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
@@ -353,12 +344,9 @@ def _damaged(namespace: str, hub: Hub) -> dict[str, str]:
     return notes
 
 
-def _read(model: ModelInfo, *, hub: Hub) -> Entry:
+def _read_entry(model: ModelInfo, *, hub: Hub) -> Entry:
     card, note = fetch_card(model.id, model.sha or "main", hub)
-    return entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
-
-
-# The checkpoints of one repository
+    return make_entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
 
 
 def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
@@ -420,12 +408,12 @@ def checkpoint_rows(
     card = pointer_cards["main"] or pointer_cards["best"]
     rows_of_card = {row["tag"]: row for row in card.checkpoints if isinstance(row.get("tag"), str)}
     steps = {tag: step for step, tag in tagged_steps(tags).items()}
-    also: dict[int, list[str]] = {}
+    pointers_by_step: dict[int, list[str]] = {}
     for name in pointers:
         step = integer(get_nested(pointer_cards[name], "chosen", "step")) if name == "best" else None
         step = pointer_cards[name].step if step is None else step
         if step is not None and step in steps.values():
-            also.setdefault(step, []).append(name)
+            pointers_by_step.setdefault(step, []).append(name)
     # The commits of an exported repository are new, so none in its card matches a tag.
     is_exported = not any(row.get("commit") == tags.get(tag) for tag, row in rows_of_card.items())
 
@@ -438,7 +426,7 @@ def checkpoint_rows(
             "step": step,
             "commit": commit,
             "date": iso_date(date.isoformat()) if date else None,
-            "also": also.get(step, []) if step is not None else [],
+            "also": pointers_by_step.get(step, []) if step is not None else [],
             "metrics": dict(list(metrics.items())[:_MAX_METRICS]),
         }
 
@@ -448,6 +436,6 @@ def checkpoint_rows(
         if not is_exported and card_row.get("commit") not in (None, tags[name]):
             card_row = {}  # the tag has moved since, so these metrics belong to another checkpoint
         rows.append(make_row(name, steps.get(name), tags[name], card_row))
-    listed = {name for names in also.values() for name in names}
+    listed = {name for names in pointers_by_step.values() for name in names}
     rows += [make_row(name, None, pointers[name], {}) for name in pointers if name not in listed]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}
