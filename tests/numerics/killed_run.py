@@ -1,10 +1,10 @@
-"""Runs one PPO run again and again, killed by SIGKILL each time but the last, as a stage would resume it.
+"""Runs one PPO run repeatedly, killed by SIGKILL each time except the last, and resumes it as a stage does.
 
     python killed_run.py DIRECTORY '{"alone": [null], "killed": [["sampling", 3], ["saving", 5], null]}'
 
 Each attempt is a fork of this process, which has imported everything and computed nothing. A plan names, by folder, the
-place and the update at which each attempt kills itself, null for one that may finish. The last line of the output is
-JSON: the signal or exit code of each attempt, and which checkpoints it left.
+phase and the update in which each attempt kills itself, null for one that may finish. The last line of the output is
+JSON: the signal or exit code of each attempt, and the checkpoints that it left.
 """
 
 import json
@@ -28,24 +28,24 @@ from rlhf_zoo.runs.record import StageRecord, checkpoint_step  # noqa: E402
 UPDATES = 6
 
 
-def die() -> None:
+def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def after(function: Callable[..., Any], when: Callable[[], bool]) -> Callable[..., Any]:
-    """`function`, which kills the process once it has been called and `when()` holds."""
+def kill_after(function: Callable[..., Any], condition: Callable[[], bool]) -> Callable[..., Any]:
+    """`function`, which then kills the process if `condition()` holds."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if when():
-            die()
+        if condition():
+            kill_self()
         return result
 
     return wrapped
 
 
-def attempt(directory: Path, place: str | None, step: int) -> None:
-    """Begins or resumes the run in `directory`, as stages.train does; dies in update `step` if a place is given."""
+def attempt(directory: Path, phase: str | None, step: int) -> None:
+    """Starts or resumes the run in `directory`, as a stage does; kills itself in update `step` if a phase is given."""
     record = StageRecord(directory)
     record.remove_incomplete()
     resume = record.last_checkpoint()
@@ -55,29 +55,29 @@ def attempt(directory: Path, place: str | None, step: int) -> None:
         save_strategy="steps", save_steps=2, logging_steps=3, kl_target=0.5, kl_horizon=32,
     )  # fmt: skip
     trainer.add_callback(StageCallback(record, Interruptible("the run")))
-    draws = iter(range(10**6))
+    calls = iter(range(10**6))
 
-    def now() -> bool:
+    def is_last_update() -> bool:
         return trainer.state.global_step == step - 1
 
-    if place == "sampling":
-        rlhf_zoo.modeling.sampling.sampler.draw = after(
-            rlhf_zoo.modeling.sampling.sampler.draw, lambda: now() and next(draws) == 3
+    if phase == "sampling":
+        rlhf_zoo.modeling.sampling.sampler.draw = kill_after(
+            rlhf_zoo.modeling.sampling.sampler.draw, lambda: is_last_update() and next(calls) == 3
         )
-    elif place == "update":
-        trainer.optimizer_step = after(trainer.optimizer_step, lambda: now() and next(draws) == 1)
-    elif place == "saving":
-        trainer.save_model = after(trainer.save_model, lambda: trainer.state.global_step == step)
+    elif phase == "update":
+        trainer.optimizer_step = kill_after(trainer.optimizer_step, lambda: is_last_update() and next(calls) == 1)
+    elif phase == "saving":
+        trainer.save_model = kill_after(trainer.save_model, lambda: trainer.state.global_step == step)
     trainer.train(resume_from_checkpoint=str(resume) if resume else None)
 
 
-def fork(directory: Path, place: str | None, step: int) -> int:
+def fork(directory: Path, phase: str | None, step: int) -> int:
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        attempt(directory, place, step)
+        attempt(directory, phase, step)
         code = 0
     finally:
         sys.stdout.flush()
@@ -91,10 +91,10 @@ def outcome(child: int, directory: Path) -> dict[str, Any]:
     return {"status": os.waitstatus_to_exitcode(status), "complete": complete, "torn": torn}
 
 
-def planned(directory: Path, plan: list[list[Any] | None]) -> list[dict[str, Any]]:
+def run_plan(directory: Path, plan: list[list[Any] | None]) -> list[dict[str, Any]]:
     return [outcome(fork(directory, *(entry or (None, 0))), directory) for entry in plan]
 
 
 if __name__ == "__main__":
-    root, what = Path(sys.argv[1]), json.loads(sys.argv[2])
-    print("\n" + json.dumps({name: planned(root / name, plan) for name, plan in what.items()}))
+    root, plans = Path(sys.argv[1]), json.loads(sys.argv[2])
+    print("\n" + json.dumps({name: run_plan(root / name, plan) for name, plan in plans.items()}))

@@ -18,17 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 FORMULAS = "rlhf_zoo/functional.py"
 TRAINER = "rlhf_zoo/ppo/trainer.py"
 TESTS = ["test_goldens.py", "test_reference.py", "test_kl_estimators.py", "test_properties.py"]
-# What shows a mutant outside of the formulas; these train, so the formulas' mutants are not run through them.
+# These catch mutants outside of the formulas. They train, so mutants of the formulas are not run through them.
 TRAINER_TESTS = ["test_details.py"]
 HELPERS = ["reference.py", "tolerances.py", "../trainer_fixture.py"]
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """One place of one function or method, replaced."""
+    """A replacement at one place of a function or method."""
 
     function: str
-    what: str
+    label: str
     before: str
     after: str
     module: str = FORMULAS
@@ -40,7 +40,7 @@ class Mutation:
         end = min(ends, default=-1)
         body = source[start : end if end > 0 else len(source)]
         if start < 0 or body.count(self.before) != 1:
-            raise ValueError(f"mutation {self.what!r} does not fit {self.function}: bring it up to date")
+            raise ValueError(f"mutation {self.label!r} does not fit {self.function}: bring it up to date")
         return source.replace(body, body.replace(self.before, self.after))
 
 
@@ -162,10 +162,10 @@ def source_of(mutation: Mutation) -> str:
 def copy_tree(target: Path) -> None:
     """The package and the numerics tests, so that no other copy of either is importable from `target`."""
     shutil.copytree(ROOT / "rlhf_zoo", target / "rlhf_zoo", ignore=shutil.ignore_patterns("__pycache__"))
-    here = target / "tests" / "numerics"
-    here.mkdir(parents=True)
+    numerics = target / "tests" / "numerics"
+    numerics.mkdir(parents=True)
     for name in [*TESTS, *TRAINER_TESTS, *HELPERS]:
-        shutil.copy(Path(__file__).parent / name, here)
+        shutil.copy(Path(__file__).parent / name, numerics)
 
 
 def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
@@ -181,7 +181,7 @@ def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
     for library in ("datasets", "hypothesis.extra.numpy", "pytest", "torch", "transformers.trainer"):
         __import__(library)
     mutants = [(mutation, source, mutation.apply(source)) for mutation in MUTATIONS for source in [source_of(mutation)]]
-    alive = []
+    surviving = []
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         copy_tree(directory)
@@ -201,11 +201,11 @@ def survivors(tests: Sequence[str] = TESTS) -> list[Mutation]:
             (directory / mutation.module).write_text(text, encoding="utf-8")
             failed = failure(tests if mutation.module == FORMULAS else TRAINER_TESTS)
             (directory / mutation.module).write_text(source, encoding="utf-8")
-            print(f"{mutation.function:<20} {mutation.what:<28} {failed or 'SURVIVED'}", flush=True)
+            print(f"{mutation.function:<20} {mutation.label:<28} {failed or 'SURVIVED'}", flush=True)
             if failed is None:
-                alive.append(mutation)
-    print(f"{len(mutants) - len(alive)} of {len(mutants)} mutants caught")
-    return alive
+                surviving.append(mutation)
+    print(f"{len(mutants) - len(surviving)} of {len(mutants)} mutants caught")
+    return surviving
 
 
 if __name__ == "__main__":

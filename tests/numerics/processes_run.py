@@ -1,10 +1,10 @@
-"""Trains small runs in one process, or in as many as WORLD_SIZE says; each leaves what it computed.
+"""Trains small runs in one process, or in as many as WORLD_SIZE says; each saves its results.
 
-    python -m torch.distributed.run --standalone --nproc-per-node 2 processes_run.py DIRECTORY 2 together uneven
+    python -m torch.distributed.run --standalone --nproc-per-node 2 processes_run.py DIRECTORY 2 all_reductions
 
-The second argument is the number of processes that there must be. Process N leaves `NAME/process-N.pt` for each run
-NAME. One that is not done in time writes the stacks of its threads to stderr and exits with an error, and so do, at
-SIGTERM, the others, which who started them then ends.
+The second argument is the expected number of processes. Process N saves `NAME/process-N.pt` for each run NAME. A
+process that is late writes the stacks of its threads to stderr and exits with an error, and so do the others at the
+SIGTERM that follows.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ from rlhf_zoo.errors import ZooError  # noqa: E402
 from rlhf_zoo.modeling.fsdp_trainer import with_sharding  # noqa: E402
 from rlhf_zoo.ppo.actor_critic import ActorCritic  # noqa: E402
 
-# By the clock, which runs on while a busy machine does other things: of a hang, not of slowness.
+# Wall-clock time, also of a busy machine: long enough that only a hang exceeds it.
 SECONDS = 240
 PROCESSES = 2
 
@@ -56,7 +56,7 @@ def settings(processes: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def together(directory: Path, processes: int) -> Any:
+def all_reductions(directory: Path, processes: int) -> Any:
     """All that is reduced over processes: whitening, β, running scores, early stop, an evaluation of 7 prompts."""
     return make_trainer(
         directory, **settings(processes) | {
@@ -68,7 +68,7 @@ def together(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
-def uneven(directory: Path, processes: int) -> Any:
+def uneven_batches(directory: Path, processes: int) -> Any:
     """Passes over 13 prompts: the last update of one has 5 completions, so minibatches of 3 and of 2.
 
     Two processes fill the last batch up with the first prompt, and leave that row out. With an "a" as the end,
@@ -85,7 +85,7 @@ def uneven(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
-def one_trunk(directory: Path, processes: int) -> Any:
+def shared_trunk(directory: Path, processes: int) -> Any:
     """A critic on the policy's trunk, alone in the first update: the policy's weights then get no gradient."""
     return make_trainer(
         directory, **settings(processes) | {
@@ -95,8 +95,8 @@ def one_trunk(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
-class Stacked(Spy):
-    """With a collator that stacks token ids alone, so that the trainer numbers the prompts."""
+class TokenIdsOnly(Spy):
+    """With a collator that keeps token ids alone, so that the trainer numbers the prompts."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pad = DataCollatorWithPadding(kwargs["processing_class"])
@@ -113,14 +113,14 @@ def counted_letters(completions: list[str], log_metric: Any, **_: Any) -> list[f
     return good(completions)
 
 
-def left_over(directory: Path, processes: int) -> Any:
+def partial_batch(directory: Path, processes: int) -> Any:
     """Passes over 13 prompts, of which the last update of a pass has 5 in one process and none of its own in the other.
 
     A reward function logs a metric, and a collator leaves the numbers of the prompts out.
     """
     return make_trainer(
         directory, **settings(processes) | {
-            "kind": Stacked, "max_steps": 4, "train_dataset": prompt_rows(13), "reward_funcs": counted_letters,
+            "kind": TokenIdsOnly, "max_steps": 4, "train_dataset": prompt_rows(13), "reward_funcs": counted_letters,
             "per_device_train_batch_size": 8 // processes, "gradient_accumulation_steps": 1,
             "train_sampling_strategy": "sequential", "eval_dataset": prompt_rows(11), "eval_strategy": "steps",
             "eval_steps": 4, "stop_token_id": 3,
@@ -128,7 +128,7 @@ def left_over(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
-def by_prompt(directory: Path, processes: int) -> Any:
+def prompt_groups(directory: Path, processes: int) -> Any:
     """Three completions of each prompt, centered by their mean, with LoRA and a critic on the policy's trunk."""
     lora = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
     return make_trainer(
@@ -139,7 +139,7 @@ def by_prompt(directory: Path, processes: int) -> Any:
     )  # fmt: skip
 
 
-def by_hand(directory: Path, processes: int) -> Any:
+def step_loop(directory: Path, processes: int) -> Any:
     """For a loop of one's own, in which the processes step with 5 and with 3 completions."""
     return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_model": None, "reward_funcs": None})
 
@@ -147,16 +147,16 @@ def by_hand(directory: Path, processes: int) -> Any:
 def loop(trainer: Any, processes: int) -> dict[str, Any]:
     """Two updates with `step`, then one with minibatches of 2, of which a process may have none."""
     rank = trainer.args.process_index
-    mine = slice(None) if processes == 1 else slice(0, 5) if rank == 0 else slice(5, 8)
+    own_rows = slice(None) if processes == 1 else slice(0, 5) if rank == 0 else slice(5, 8)
     queries = prompt_rows(8)["prompt"]
     generated = [ids.tolist() for ids in trainer.generate(queries[:2])]
     metrics = []
     for update in range(2):
         responses = [LETTERS[row + update : 2 * row + 2 + update] for row in range(8)]
         scores = [float(row % 3 - update) for row in range(8)]
-        metrics.append(trainer.step(queries[mine], responses[mine], scores[mine]))
+        metrics.append(trainer.step(queries[own_rows], responses[own_rows], scores[own_rows]))
     trainer.args.num_mini_batches = 4
-    trainer.step(queries[mine], responses[mine], scores[mine])
+    trainer.step(queries[own_rows], responses[own_rows], scores[own_rows])
     return {
         "began": trainer.before,
         "weights": snapshot(trainer),
@@ -168,32 +168,32 @@ def loop(trainer: Any, processes: int) -> dict[str, Any]:
     }
 
 
-def refusal(directory: Path, **given: Any) -> str:
-    """What is said of settings that do not work in several processes."""
+def refusal(directory: Path, **options: Any) -> str:
+    """The error for settings that do not work in several processes; empty if there is none."""
     try:
-        make_trainer(directory, **given)
+        make_trainer(directory, **options)
     except ZooError as error:
         return str(error)
     return ""
 
 
-class Lost(Spy):
-    """The loss of process 1, in the second update, is no number, though its gradients are."""
+class NanLoss(Spy):
+    """The loss of process 1 is NaN in the second update, though its gradients are finite."""
 
     def loss(self, *args: Any, **kwargs: Any) -> Any:
-        lost = self.state.global_step == 1 and os.environ.get("RANK") == "1"
-        return super().loss(*args, **kwargs) + (float("nan") if lost else 0.0)
+        is_lost = self.state.global_step == 1 and os.environ.get("RANK") == "1"
+        return super().loss(*args, **kwargs) + (float("nan") if is_lost else 0.0)
 
 
-def voting(directory: Path, processes: int) -> Any:
-    """One process alone sees that a step is not to be made. In the second of three updates, both leave its two out."""
+def skipped_step(directory: Path, processes: int) -> Any:
+    """Only one process sees a NaN loss. In the second of three updates, both skip the two steps."""
     return make_trainer(
-        directory, **settings(processes) | {"max_steps": 3, "kind": Lost, "train_dataset": prompt_rows(24)}
+        directory, **settings(processes) | {"max_steps": 3, "kind": NanLoss, "train_dataset": prompt_rows(24)}
     )
 
 
 def sharded(directory: Path, processes: int) -> Any:
-    """`together`, with FSDP2 where there are several processes, and several micro-batches and minibatches."""
+    """`all_reductions`, with FSDP2 in several processes, and with several micro-batches and minibatches."""
     return make_trainer(
         directory, **settings(processes) | {
             "max_steps": 4, "train_dataset": prompt_rows(13), "eval_dataset": prompt_rows(7), "eval_strategy": "steps",
@@ -208,7 +208,7 @@ def sharded(directory: Path, processes: int) -> Any:
 def models_of(trainer: Any) -> dict[str, Any]:
     return {
         "policy": trainer.policy, "critic": trainer.value_model, "reference": trainer.reference.separate_model,
-        **{f"reward {place}": one.model for place, one in enumerate(trainer.rewards.models)},
+        **{f"reward {index}": reward.model for index, reward in enumerate(trainer.rewards.models)},
     }  # fmt: skip
 
 
@@ -221,18 +221,30 @@ def supervised(directory: Path) -> dict[str, Any]:
 
 
 def placements(models: dict[str, Any]) -> dict[str, list[str]]:
-    """Of each model, where its weights lie, and which share of their numbers this process holds."""
-    found = {}
+    """Of each model, the placements of its weights, and the share of their elements in this process."""
+    result = {}
     for name, model in models.items():
         weights = list(model.parameters())
-        held = sum(w.to_local().numel() for w in weights) / sum(w.numel() for w in weights)
-        found[name] = [*sorted({str(w.placements) for w in weights}), held]
-    return found
+        share = sum(w.to_local().numel() for w in weights) / sum(w.numel() for w in weights)
+        result[name] = [*sorted({str(w.placements) for w in weights}), share]
+    return result
 
 
-RUNS = {run.__name__: run for run in (together, uneven, one_trunk, by_prompt, by_hand, left_over, voting, sharded)}
-#: The same, gone on with from the second update: of `together`; of one process's run, or of two processes' in shards.
-RUNS |= {"resumed": together, "sharded_resumed": sharded}
+RUNS = {
+    run.__name__: run
+    for run in (
+        all_reductions,
+        uneven_batches,
+        shared_trunk,
+        prompt_groups,
+        step_loop,
+        partial_batch,
+        skipped_step,
+        sharded,
+    )
+}
+#: The same runs, resumed from the second update: `all_reductions`, and a sharded run from one process's checkpoint.
+RUNS |= {"resumed": all_reductions, "sharded_resumed": sharded}
 
 
 @contextlib.contextmanager
@@ -245,17 +257,17 @@ def train(root: Path, name: str, processes: int) -> dict[str, Any]:
     """Makes the run NAME in `root`/NAME. Returns what this process computed."""
     trainer = RUNS[name](root / name, processes)
     assert trainer.args.world_size == processes
-    if name == "by_hand":
+    if name == "step_loop":
         return loop(trainer, processes)
-    checkpoint = root / ("together" if name == "resumed" else "start") / "checkpoint-2"
-    began = {"placements": placements(models_of(trainer))} if trainer.args.fsdp2 else {}
+    checkpoint = root / ("all_reductions" if name == "resumed" else "start") / "checkpoint-2"
+    placement_record = {"placements": placements(models_of(trainer))} if trainer.args.fsdp2 else {}
     with counted(ActorCritic, "save_pretrained") as saves:
         trainer.train(resume_from_checkpoint=str(checkpoint) if name.endswith("resumed") else None)
     rows = [{key: float(value) for key, value in row.items()} for row in timeless(trainer.state.log_history)]
-    if trainer.args.fsdp2:  # not before, as a Trainer that is made seeds all that draws
-        began["placements"] |= placements(supervised(root / "supervised"))
+    if trainer.args.fsdp2:  # afterwards, because a new Trainer seeds all random streams
+        placement_record["placements"] |= placements(supervised(root / "supervised"))
     return {
-        **began,
+        **placement_record,
         "began": trainer.before,
         "weights": snapshot(trainer),
         "log": rows,
@@ -268,10 +280,10 @@ def train(root: Path, name: str, processes: int) -> dict[str, Any]:
 def main(root: Path, processes: int, names: list[str]) -> None:
     rank = int(os.environ["RANK"])
     for name in names:
-        found = train(root, name, processes)
+        result = train(root, name, processes)
         assert torch.distributed.get_world_size() == processes
         (root / name).mkdir(exist_ok=True)
-        torch.save(found, root / name / f"process-{rank}.pt")
+        torch.save(result, root / name / f"process-{rank}.pt")
 
 
 def end_processes() -> None:
@@ -281,8 +293,10 @@ def end_processes() -> None:
     for its threads while one of them waits for the GIL, to free a tensor of the last collective, and for ever.
     """
     gc.collect()
-    left = [type(each).__name__ for each in gc.get_objects() if type(each) is torch.nn.parallel.DistributedDataParallel]
-    assert not left, f"{len(left)} DDP wrappers outlive their trainers: the process group cannot be left safely"
+    wrappers = [
+        type(item).__name__ for item in gc.get_objects() if type(item) is torch.nn.parallel.DistributedDataParallel
+    ]
+    assert not wrappers, f"{len(wrappers)} DDP wrappers outlive their trainers: the process group cannot be left safely"
     torch.distributed.destroy_process_group()
 
 

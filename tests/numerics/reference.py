@@ -14,16 +14,16 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 
-def _inside(mask: ArrayLike) -> Iterator[tuple[int, ...]]:
+def _masked_indices(mask: ArrayLike) -> Iterator[tuple[int, ...]]:
     flags = np.asarray(mask, dtype=bool)
     for index in np.ndindex(*flags.shape):
         if flags[index]:
             yield index
 
 
-def _picked(x: ArrayLike, mask: ArrayLike) -> list[float]:
+def _masked_values(x: ArrayLike, mask: ArrayLike) -> list[float]:
     array = np.asarray(x)
-    return [float(array[index]) for index in _inside(mask)]
+    return [float(array[index]) for index in _masked_indices(mask)]
 
 
 def _mean(xs: list[float]) -> float:
@@ -73,22 +73,22 @@ def entropy(logits: ArrayLike) -> Array:
 
 
 def masked_mean(x: ArrayLike, mask: ArrayLike) -> float:
-    picked = _picked(x, mask)
-    return _mean(picked) if picked else math.nan
+    values = _masked_values(x, mask)
+    return _mean(values) if values else math.nan
 
 
 def masked_moments(x: ArrayLike, mask: ArrayLike) -> Array:
     """(n, Σx, Σx²)."""
-    picked = _picked(x, mask)
-    return np.array([float(len(picked)), math.fsum(picked), math.fsum(v * v for v in picked)])
+    values = _masked_values(x, mask)
+    return np.array([float(len(values)), math.fsum(values), math.fsum(v * v for v in values)])
 
 
 def mean_and_std(x: ArrayLike, mask: ArrayLike) -> tuple[Array, Array]:
     """μ and the square root of the unbiased variance, from the numbers themselves; σ of a single one is 0."""
-    picked = _picked(x, mask)
-    mean = _mean(picked)
-    spread = math.fsum((v - mean) ** 2 for v in picked)
-    return np.array(mean), np.array(math.sqrt(spread / (len(picked) - 1)) if len(picked) > 1 else 0.0)
+    values = _masked_values(x, mask)
+    mean = _mean(values)
+    spread = math.fsum((v - mean) ** 2 for v in values)
+    return np.array(mean), np.array(math.sqrt(spread / (len(values) - 1)) if len(values) > 1 else 0.0)
 
 
 def whiten(
@@ -101,13 +101,13 @@ def whiten(
     eps: float = 1e-8,
 ) -> Array:
     """N+ (arXiv:2403.17031), detail 25; `shift_mean=False` is detail 24. μ and σ are of `batch` (default: x itself)."""
-    everything = _picked(x if batch is None else batch, mask if batch_mask is None else batch_mask)
-    mean = _mean(everything)
-    spread = math.fsum((v - mean) ** 2 for v in everything)
-    variance = spread / (len(everything) - 1) if len(everything) > 1 else 0.0
+    batch_values = _masked_values(x if batch is None else batch, mask if batch_mask is None else batch_mask)
+    mean = _mean(batch_values)
+    spread = math.fsum((v - mean) ** 2 for v in batch_values)
+    variance = spread / (len(batch_values) - 1) if len(batch_values) > 1 else 0.0
     array = np.asarray(x, dtype=np.float64)
     out = np.zeros(array.shape)
-    for index in _inside(mask):
+    for index in _masked_indices(mask):
         out[index] = (array[index] - mean) / math.sqrt(variance + eps) + (0.0 if shift_mean else mean)
     return out
 
@@ -143,17 +143,17 @@ def kl_loss(logprobs: ArrayLike, old_logprobs: ArrayLike, ref_logprobs: ArrayLik
 
 
 def kl_loss_gradient(logprobs: ArrayLike, old_logprobs: ArrayLike, ref_logprobs: ArrayLike, *, estimator: str) -> Array:
-    """What d(loss)/d(log π) must be of each sampled action, derived on paper. Schulman (2020).
+    """d(loss)/d(log π) of each sampled action, derived on paper. Schulman (2020).
 
     ∇KL(π ‖ π_ref) = Σ π ∇log π · log(π/π_ref), as Σ π ∇log π = 0: an action of π_old pulls by (π/π_old)·log(π/π_ref).
     ∇KL(π_ref ‖ π) = −Σ π_ref ∇log π, and 0 = Σ π ∇log π may be added: it pulls by (π − π_ref)/π_old.
     """
 
-    def pull(new: float, old: float, ref: float) -> float:
+    def action_gradient(new: float, old: float, ref: float) -> float:
         p, p_old, q = math.exp(new), math.exp(old), math.exp(ref)
         return (p - q) / p_old if estimator == "k3_reverse" else p / p_old * (new - ref)
 
-    return _per_token(pull, logprobs, old_logprobs, ref_logprobs)
+    return _per_token(action_gradient, logprobs, old_logprobs, ref_logprobs)
 
 
 def actions(x: ArrayLike, mask: ArrayLike, *, level: str) -> Array:
@@ -172,7 +172,7 @@ def importance_weights(
     if level == "sequence":
         return np.minimum(sequence_ratio(logprobs, engine_logprobs, mask), cap)
     out = np.zeros(np.asarray(mask).shape)
-    for row, t in _inside(mask):
+    for row, t in _masked_indices(mask):
         log_ratio = float(np.asarray(logprobs)[row, t]) - float(np.asarray(engine_logprobs)[row, t])
         out[row, t] = min(math.exp(log_ratio), cap)
     return out
@@ -181,7 +181,7 @@ def importance_weights(
 def sequence_ratio(logprobs: ArrayLike, old_logprobs: ArrayLike, mask: ArrayLike) -> Array:
     """π(y|x)/π_old(y|x) as the product of the ratios of its tokens. (B, T) -> (B, 1)."""
     out = np.ones((len(np.asarray(mask)), 1))
-    for row, t in _inside(mask):
+    for row, t in _masked_indices(mask):
         out[row, 0] *= math.exp(float(np.asarray(logprobs)[row, t]) - float(np.asarray(old_logprobs)[row, t]))
     return out
 
@@ -242,7 +242,7 @@ def token_rewards(scores: ArrayLike, kl: ArrayLike, mask: ArrayLike, *, kl_coef:
     penalties, points = np.asarray(kl, dtype=np.float64), np.asarray(scores, dtype=np.float64)
     ends = last_token(mask)
     out = np.zeros(penalties.shape)
-    for row, t in _inside(mask):
+    for row, t in _masked_indices(mask):
         out[row, t] = (points[row] if t == ends[row] else 0.0) - kl_coef * penalties[row, t]
     return out
 
@@ -334,16 +334,16 @@ def aggregate(
         "seq-mean-token-sum": lambda row: sequences,
         "seq-sum-norm": lambda row: sequences * length,
     }[mode]
-    return math.fsum(float(array[row, t]) / divisor(row) for row, t in _inside(mask))
+    return math.fsum(float(array[row, t]) / divisor(row) for row, t in _masked_indices(mask))
 
 
 def explained_variance(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> float:
     """1 − Var(R − V)/Var(R); NaN for returns that do not vary."""
-    v, r = _picked(values, mask), _picked(returns, mask)
+    v, r = _masked_values(values, mask), _masked_values(returns, mask)
 
     def spread(xs: list[float]) -> float:
-        middle = _mean(xs)
-        return math.fsum((x - middle) ** 2 for x in xs)
+        mean = _mean(xs)
+        return math.fsum((x - mean) ** 2 for x in xs)
 
     residual, total = spread([b - a for a, b in zip(v, r, strict=True)]), spread(r)
     return 1 - residual / total if total > 0 else math.nan
@@ -351,11 +351,11 @@ def explained_variance(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -
 
 def value_r2(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> float:
     """1 − (squared error of V)/(squared error of the best constant, the mean of R); NaN where that has no error."""
-    v, r = _picked(values, mask), _picked(returns, mask)
-    middle = _mean(r) if r else math.nan
+    v, r = _masked_values(values, mask), _masked_values(returns, mask)
+    mean = _mean(r) if r else math.nan
     error = math.fsum((target - value) ** 2 for target, value in zip(r, v, strict=True))
-    of_the_constant = math.fsum((target - middle) ** 2 for target in r)
-    return 1 - error / of_the_constant if of_the_constant > 0 else math.nan
+    constant_error = math.fsum((target - mean) ** 2 for target in r)
+    return 1 - error / constant_error if constant_error > 0 else math.nan
 
 
 def adaptive_kl(kl_coef: float, kl: float, episodes: int, *, target: float, horizon: int) -> float:

@@ -1,4 +1,4 @@
-"""What the trainer makes of the formulas: temperature, padding, counts, divisors, shuffles and the order of shaping."""
+"""How the trainer applies the formulas: temperature, padding, counts, divisors, shuffles and the order of shaping."""
 
 from pathlib import Path
 from typing import Any
@@ -16,17 +16,17 @@ from rlhf_zoo.rewards import Scored
 pytestmark = pytest.mark.attack
 
 
-def test_v_of_a_critic_with_learned_positions_is_that_of_each_row_alone() -> None:
+def test_critic_values_of_padded_batch_equal_those_of_single_rows() -> None:
     torch.manual_seed(0)
     fields = {"n_positions": CONTEXT, "n_embd": 16, "n_layer": 1, "n_head": 2, "num_labels": 1, "pad_token_id": PAD}
     critic = GPT2ForTokenClassification(
         GPT2Config(vocab_size=len(make_tokenizer()), initializer_range=0.5, **fields)
     ).eval()
     prompts, responses = [[3], [4, 5, 6, 7, 8]], [[9, 10, 11], [5, 6, 7]]
-    ids, seen = left_pad(prompts, PAD, "cpu")
+    ids, prompt_mask = left_pad(prompts, PAD, "cpu")
     answers = torch.tensor(responses)
     mask = torch.ones_like(answers, dtype=torch.bool)
-    samples = Samples(ids, seen, answers, mask, torch.zeros(mask.shape), torch.zeros(2, dtype=torch.bool))
+    samples = Samples(ids, prompt_mask, answers, mask, torch.zeros(mask.shape), torch.zeros(2, dtype=torch.bool))
     with torch.no_grad():
         values = response_values(critic, samples)
         for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
@@ -35,31 +35,31 @@ def test_v_of_a_critic_with_learned_positions_is_that_of_each_row_alone() -> Non
 
 
 @torch.no_grad()
-def test_the_exact_kl_is_between_both_distributions_at_the_sampling_temperature(tmp_path: Path) -> None:
-    once = {
+def test_exact_kl_uses_sampling_temperature_for_both_policies(tmp_path: Path) -> None:
+    settings = {
         "temperature": 0.5, "kl_in": "loss", "kl_estimator": "full", "num_ppo_epochs": 1, "num_mini_batches": 1,
         "max_steps": 1, "learning_rate": 0.0, "critic_learning_rate": 0.0,
     }  # fmt: skip
     with torch.enable_grad():
-        own = make_trainer(tmp_path / "own", kind=Spy, **once)
-        own.train()
-        other = make_trainer(tmp_path / "other", kind=Spy, ref_model=make_policy(seed=2), **once)
+        own_reference = make_trainer(tmp_path / "own", kind=Spy, **settings)
+        own_reference.train()
+        other_reference = make_trainer(tmp_path / "other", kind=Spy, ref_model=make_policy(seed=2), **settings)
         with pytest.warns(UserWarning, match="rollout to the reference"):
-            other.train()
-    assert own.last_metrics["loss/kl"] == pytest.approx(0, abs=1e-6)
-    samples = other.updates[0][0].samples
-    policy, reference, found = make_policy(), make_policy(seed=2), []
-    for prompt, real, response in zip(samples.prompt_ids, samples.prompt_mask, samples.token_lists(), strict=True):
-        ids = torch.cat([prompt[real], torch.tensor(response)]).unsqueeze(0)
+            other_reference.train()
+    assert own_reference.last_metrics["loss/kl"] == pytest.approx(0, abs=1e-6)
+    samples = other_reference.updates[0][0].samples
+    policy, reference, kls = make_policy(), make_policy(seed=2), []
+    for prompt, is_token, response in zip(samples.prompt_ids, samples.prompt_mask, samples.token_lists(), strict=True):
+        ids = torch.cat([prompt[is_token], torch.tensor(response)]).unsqueeze(0)
         p, q = (
             (model(input_ids=ids).logits[0, -len(response) - 1 : -1] / 0.5).log_softmax(-1)
             for model in (policy, reference)
         )
-        found.append((p.exp() * (p - q)).sum(-1))
-    assert other.last_metrics["loss/kl"] == pytest.approx(float(torch.cat(found).mean()), rel=1e-4)
+        kls.append((p.exp() * (p - q)).sum(-1))
+    assert other_reference.last_metrics["loss/kl"] == pytest.approx(float(torch.cat(kls).mean()), rel=1e-4)
 
 
-def test_beta_adapts_by_the_number_of_completions(tmp_path: Path) -> None:
+def test_kl_coef_adapts_by_number_of_completions(tmp_path: Path) -> None:
     """8 prompts with 3 completions each, at the reference: KL is 0, so β falls by 0.2·n/horizon."""
     trainer = make_trainer(
         tmp_path, max_steps=1, num_generations=3, kl_target=6.0, kl_horizon=100, kl_coef=0.5, num_ppo_epochs=1
@@ -68,8 +68,8 @@ def test_beta_adapts_by_the_number_of_completions(tmp_path: Path) -> None:
     assert trainer.controller.kl_coef == pytest.approx(0.5 * (1 - 0.2 * 24 / 100), rel=1e-6)
 
 
-def test_seq_sum_norm_divides_by_the_length_a_response_may_have(tmp_path: Path) -> None:
-    """The same short responses where 10 and where 20 tokens may be sampled: the second has half the gradients."""
+def test_seq_sum_norm_divides_by_maximum_response_length(tmp_path: Path) -> None:
+    """The same short responses with a limit of 10 and of 20 tokens: the second has half the gradients."""
     norms = []
     for length in (10, 20):
         trainer = make_trainer(
@@ -85,30 +85,32 @@ def test_seq_sum_norm_divides_by_the_length_a_response_may_have(tmp_path: Path) 
     assert min(map(abs, norms[1].values())) > 1e-4
 
 
-class Order(Spy):
-    """Remembers the rows of each minibatch."""
+class MinibatchRecorder(Spy):
+    """Records the rows of each minibatch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.taken: list[list[int]] = []
+        self.minibatches: list[list[int]] = []
 
     def train_on_minibatch(self, model: Any, batch: Minibatch, progress: Any) -> None:
-        self.taken.append(batch.indices.tolist())
+        self.minibatches.append(batch.indices.tolist())
         super().train_on_minibatch(model, batch, progress)
 
 
-def test_each_epoch_of_each_update_has_a_shuffle_of_its_own(tmp_path: Path) -> None:
-    trainer = make_trainer(tmp_path, kind=Order, num_ppo_epochs=3, num_mini_batches=2, max_steps=2)
+def test_every_epoch_of_every_update_shuffles_anew(tmp_path: Path) -> None:
+    trainer = make_trainer(tmp_path, kind=MinibatchRecorder, num_ppo_epochs=3, num_mini_batches=2, max_steps=2)
     trainer.train()
-    epochs = [tuple(first + second) for first, second in zip(trainer.taken[::2], trainer.taken[1::2], strict=True)]
+    epochs = [
+        tuple(first + second) for first, second in zip(trainer.minibatches[::2], trainer.minibatches[1::2], strict=True)
+    ]
     assert len(epochs) == 6 == len(set(epochs))
     assert all(sorted(epoch) == list(range(8)) for epoch in epochs)
 
 
-def test_the_penalty_for_a_missing_end_is_not_clipped(tmp_path: Path) -> None:
+def test_missing_eos_penalty_and_score_are_not_clipped(tmp_path: Path) -> None:
     scores, ended = torch.tensor([5.0, -5.0, 0.5, -0.5]), torch.tensor([True, True, False, False])
     scored = Scored(total=scores, per_reward=scores.unsqueeze(1))
-    minus = make_trainer(tmp_path, score_clip=1.0, missing_eos_penalty=3.0)
-    assert minus.shape_scores(scored, ended).tolist() == [1.0, -1.0, -2.5, -3.5]
-    instead = make_trainer(tmp_path, score_clip=1.0, missing_eos_score=-4.0)
-    assert instead.shape_scores(scored, ended).tolist() == [1.0, -1.0, -4.0, -4.0]
+    subtracting = make_trainer(tmp_path, score_clip=1.0, missing_eos_penalty=3.0)
+    assert subtracting.shape_scores(scored, ended).tolist() == [1.0, -1.0, -2.5, -3.5]
+    replacing = make_trainer(tmp_path, score_clip=1.0, missing_eos_score=-4.0)
+    assert replacing.shape_scores(scored, ended).tolist() == [1.0, -1.0, -4.0, -4.0]

@@ -1,4 +1,4 @@
-"""What only an accelerator can show: models made on the CPU and moved there agree with those that stayed."""
+"""Tests that need a GPU: models made on the CPU and moved to the GPU agree with those that stayed."""
 
 import gpu
 import pytest
@@ -14,23 +14,23 @@ pytestmark = [
 CLOSE = 1e-4
 
 
-def test_an_update_is_that_of_the_cpu() -> None:
+def test_update_equals_that_of_cpu() -> None:
     with torch.device("cpu"):
-        found = gpu.parity("cuda", tiny=True)
+        errors = gpu.parity("cuda", tiny=True)
     for optimizer in ("sgd", "adamw_torch"):
-        assert max(found[optimizer]["device"].values()) < CLOSE, found
+        assert max(errors[optimizer]["device"].values()) < CLOSE, errors
 
 
-def test_completions_with_graphs_and_without_are_those_of_the_cpu() -> None:
+def test_completions_with_and_without_graphs_equal_those_of_cpu() -> None:
     with torch.device("cpu"):
-        found = gpu.sampling("cuda", tiny=True)
-    rows = [row for row in found.values() if isinstance(row, dict)]
-    assert len(rows) == 4 and all(row["equal completions"] == found["completions"] for row in rows), found
+        results = gpu.sampling("cuda", tiny=True)
+    rows = [row for row in results.values() if isinstance(row, dict)]
+    assert len(rows) == 4 and all(row["equal completions"] == results["completions"] for row in rows), results
 
 
-def test_the_sampler_and_the_training_pass_agree_within_what_the_guard_allows() -> None:
+def test_sampler_and_training_pass_agree_within_bound_of_guard() -> None:
     with torch.device("cpu"):
-        found = gpu.mismatch("cuda", tiny=True)
-    assert found["float32"]["max |log ratio|"] < CLOSE
+        results = gpu.mismatch("cuda", tiny=True)
+    assert results["float32"]["max |log ratio|"] < CLOSE
     for name in ("bf16 autocast", "bf16 weights"):
-        assert found[name]["mean |log ratio|"] < RATIO_ROUNDING[torch.bfloat16]
+        assert results[name]["mean |log ratio|"] < RATIO_ROUNDING[torch.bfloat16]

@@ -76,7 +76,7 @@ ON, OFF = _one_token(0.0), _one_token(1.0)
 ON_2, OFF_2 = _two_tokens(0.0), _two_tokens(0.5)
 
 
-# ---- what a gradient by the logits of π should be, from the probabilities p (of π), old and ref, (states, actions)
+# ---- expected gradients by the logits of π, from the probabilities p (of π), old and ref, (states, actions)
 
 ClosedForm = Callable[[Array, Array, Array], Array]
 
@@ -93,11 +93,11 @@ def _reached(p: Array) -> Array:
 
 def _kl(p: Array, q: Array) -> Array:
     """∇KL(p ‖ q) between completions: a token answers for its own KL and for the KL that it leads to."""
-    gap = np.log(p / q)
-    to_come = np.zeros_like(p)
+    log_ratio = np.log(p / q)
+    later_kl = np.zeros_like(p)
     if len(p) > 1:
-        to_come[0] = (p * gap)[1:].sum(axis=1)
-    return _reached(p) * _pull(p * (gap + to_come), p)
+        later_kl[0] = (p * log_ratio)[1:].sum(axis=1)
+    return _reached(p) * _pull(p * (log_ratio + later_kl), p)
 
 
 def _kl_reversed(p: Array, q: Array) -> Array:
@@ -151,7 +151,7 @@ def ref_kl_by_state(p: Array, old: Array, ref: Array) -> Array:
     return _reached(old) * _pull(-ref, p)
 
 
-# ---- the forms: what a trainer would minimise for completions that π_old sampled, β = 1
+# ---- the forms: the loss of a trainer for completions that π_old sampled, β = 1
 
 Loss = Callable[[World, Tensor, Tensor, str], Tensor]
 
@@ -159,8 +159,8 @@ Loss = Callable[[World, Tensor, Tensor, str], Tensor]
 def _logprobs(world: World, logits: Tensor, tokens: Tensor, level: str) -> tuple[Tensor, Tensor, Tensor]:
     """log π, log π_old and log π_ref of each action."""
     states, mask = torch.tensor(world.states(tokens.cpu().numpy())), torch.ones_like(tokens, dtype=torch.bool)
-    every = (logits, torch.tensor(world.old), torch.tensor(world.ref))
-    new, old, ref = (F.actions(F.selected_logprobs(x[states], tokens), mask, level=level) for x in every)
+    all_logits = (logits, torch.tensor(world.old), torch.tensor(world.ref))
+    new, old, ref = (F.actions(F.selected_logprobs(x[states], tokens), mask, level=level) for x in all_logits)
     return new, old, ref
 
 
@@ -203,7 +203,7 @@ def full(world: World, logits: Tensor, tokens: Tensor, level: str) -> Tensor:
     return F.exact_kl(logits[states], torch.tensor(world.ref)[states])
 
 
-# The loss, whose gradient is `wanted`, where two tokens make a completion per token or per completion.
+# (name, world, level, loss, its expected gradient); the level matters where two tokens make a completion.
 FORMS: list[tuple[str, World, str, Loss, ClosedForm]] = [
     ("reward k1", ON, "token", in_reward("k1"), kl_ref),
     ("reward k3", ON, "token", in_reward("k3"), kl_ref_less_ref_kl),
@@ -229,12 +229,12 @@ FORMS: list[tuple[str, World, str, Loss, ClosedForm]] = [
 
 
 def gradient(world: World, level: str, loss: Loss) -> Array:
-    """Of the mean over all completions that π_old samples, by the logits of π, (states, actions)."""
+    """The gradient of the mean over all completions that π_old samples, by the logits of π, (states, actions)."""
     logits = torch.tensor(world.new).clone().requires_grad_()
     weights = torch.tensor(world.probabilities(world.old))
-    each = loss(world, logits, torch.tensor(world.completions()), level)
-    (found,) = torch.autograd.grad((each * weights[:, None]).sum(), logits)
-    return found.cpu().numpy()
+    losses = loss(world, logits, torch.tensor(world.completions()), level)
+    (grad,) = torch.autograd.grad((losses * weights[:, None]).sum(), logits)
+    return grad.cpu().numpy()
 
 
 def closed(form: ClosedForm, world: World) -> Array:
@@ -246,27 +246,27 @@ def name_of(value: object) -> str | None:
     return value if isinstance(value, str) else names.get(id(value)) or getattr(value, "__name__", None)
 
 
-@pytest.mark.parametrize(("name", "world", "level", "loss", "wanted"), FORMS, ids=name_of)
-def test_the_gradient_is_the_one_it_should_be(
-    name: str, world: World, level: str, loss: Loss, wanted: ClosedForm
+@pytest.mark.parametrize(("name", "world", "level", "loss", "expected"), FORMS, ids=name_of)
+def test_penalty_gradient_equals_closed_form(
+    name: str, world: World, level: str, loss: Loss, expected: ClosedForm
 ) -> None:
-    np.testing.assert_allclose(gradient(world, level, loss), closed(wanted, world), rtol=0, atol=EXACT)
+    np.testing.assert_allclose(gradient(world, level, loss), closed(expected, world), rtol=0, atol=EXACT)
 
 
 @pytest.mark.parametrize("world", [ON, OFF, ON_2, OFF_2], ids=name_of)
-def test_the_world_tells_gradients_apart(world: World) -> None:
+def test_world_distinguishes_different_gradients(world: World) -> None:
     # Else a form with the wrong gradient would pass for one with the right one.
-    every = [kl_ref, ref_kl, zero, kl_ref_less_ref_kl, kl_ref_less_kl_old, kl_ref_by_state, ref_kl_by_state]
+    forms = [kl_ref, ref_kl, zero, kl_ref_less_ref_kl, kl_ref_less_kl_old, kl_ref_by_state, ref_kl_by_state]
     if world.steps == 1:
-        every += [minus_old_kl, cost_of_k3, unweighted_k2, unweighted_k3]
-    for one, other in itertools.combinations(every, 2):
-        distance = np.abs(closed(one, world) - closed(other, world)).max()
+        forms += [minus_old_kl, cost_of_k3, unweighted_k2, unweighted_k3]
+    for first, second in itertools.combinations(forms, 2):
+        distance = np.abs(closed(first, world) - closed(second, world)).max()
         assert distance < EXACT or distance > APART
-        if {one, other} in ({kl_ref, ref_kl}, {kl_ref, zero}) or (world.steps == 2 and kl_ref_by_state is other):
+        if {first, second} in ({kl_ref, ref_kl}, {kl_ref, zero}) or (world.steps == 2 and kl_ref_by_state is second):
             assert distance > APART
 
 
-def test_the_closed_forms_are_gradients_of_the_kl_that_they_name() -> None:
+def test_closed_forms_equal_finite_differences_of_kl() -> None:
     # Central differences of KLs between all completions, summed up one by one.
     for world in (OFF, OFF_2):
         ref, old = world.probabilities(world.ref), world.probabilities(world.old)
@@ -286,12 +286,12 @@ def test_the_closed_forms_are_gradients_of_the_kl_that_they_name() -> None:
 
 
 @pytest.mark.parametrize("step", [0.25, 1.0, 3.0])
-def test_the_statistic_of_the_early_stop_is_the_kl_of_old_and_new(step: float) -> None:
+def test_early_stop_statistic_is_kl_of_old_and_new_policy(step: float) -> None:
     """Exactly on average, and never negative; the mean of log π − log π_old would be minus the KL, and never stop."""
     world = _one_token(step)
     p, p_old = softmax(world.new)[0], softmax(world.old)[0]
     new, old = torch.tensor(np.log(p)), torch.tensor(np.log(p_old))
-    of_each_token = F.kl_penalty(old, new, estimator="k3").cpu().numpy()
+    token_kl = F.kl_penalty(old, new, estimator="k3").cpu().numpy()
     kl = float((p_old * np.log(p_old / p)).sum())
-    assert p_old @ of_each_token == pytest.approx(kl, rel=0, abs=EXACT) and (of_each_token >= 0).all()
+    assert p_old @ token_kl == pytest.approx(kl, rel=0, abs=EXACT) and (token_kl >= 0).all()
     assert p_old @ (new - old).cpu().numpy() == pytest.approx(-kl, rel=0, abs=EXACT)

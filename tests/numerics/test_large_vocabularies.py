@@ -35,7 +35,7 @@ def trl_logprobs(logits: Tensor, tokens: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 @torch.no_grad()
-def test_log_probabilities_are_as_close_to_float64_as_trls(size: int) -> None:
+def test_logprobs_are_as_close_to_float64_as_trls(size: int) -> None:
     """In the chunked head, in the plain path, and where a token is sampled."""
     head, states = head_and_states(size)
     logits = head(states)
@@ -43,11 +43,11 @@ def test_log_probabilities_are_as_close_to_float64_as_trls(size: int) -> None:
     tokens, sampled = draw(logits, uniform)
     exact = functional.selected_logprobs(logits.double(), tokens)
     chunked = chunked_logprobs(states, head, tokens)[0]
-    theirs = (trl_logprobs(logits, tokens) - exact).abs()
-    for found in (chunked, sampled, functional.selected_logprobs(logits, tokens)):
-        error = found.double() - exact
+    trl_error = (trl_logprobs(logits, tokens) - exact).abs()
+    for actual in (chunked, sampled, functional.selected_logprobs(logits, tokens)):
+        error = actual.double() - exact
         assert error.abs().max() < LOGPROB and error.mean().abs() < BIAS
-        assert error.abs().mean() <= 1.1 * theirs.mean()
+        assert error.abs().mean() <= 1.1 * trl_error.mean()
     tokens, sampled = draw(logits, uniform, top_p=0.9)
     assert (sampled - functional.selected_logprobs(logits.double(), tokens)).abs().max() < LOGPROB
 
@@ -66,18 +66,18 @@ def test_entropies_and_gradients_are_close_to_float64(size: int) -> None:
 
     for by_loss in (True, False):
         head.zero_grad()
-        learning = states.clone().requires_grad_()
+        inputs = states.clone().requires_grad_()
         loss = (lambda logprobs, entropies: ((logprobs + entropies).sum(), {})) if by_loss else None
-        logprobs, entropies, total, _ = chunked_logprobs(learning, head, tokens, loss=loss)
+        logprobs, entropies, total, _ = chunked_logprobs(inputs, head, tokens, loss=loss)
         (logprobs.sum() + entropies.sum() if total is None else total).backward()
         assert (entropies.detach() - exact).abs().max() < 1e-5  # the product with the head is rounded too
-        for found, wanted in ((learning.grad, exact_states.grad), (head.weight.grad, exact_head.weight.grad)):
-            assert found is not None and wanted is not None
-            assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+        for actual, expected in ((inputs.grad, exact_states.grad), (head.weight.grad, exact_head.weight.grad)):
+            assert actual is not None and expected is not None
+            assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
 @torch.no_grad()
-def test_an_exact_kl_is_close_to_float64() -> None:
+def test_exact_kl_is_close_to_float64() -> None:
     head, states = head_and_states(SIZES[-1])
     logits = head(states)
     other = logits + 0.1 * torch.randn(logits.shape, generator=torch.Generator().manual_seed(0))

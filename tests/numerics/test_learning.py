@@ -12,7 +12,7 @@ from rlhf_zoo.ppo.trainer import PPOTrainer
 UPDATES = 25
 
 
-def learn(directory: Path, **given: Any) -> PPOTrainer:
+def learn(directory: Path, **overrides: Any) -> PPOTrainer:
     settings: dict[str, Any] = {
         "train_dataset": prompt_rows(64),
         "max_steps": UPDATES,
@@ -24,7 +24,7 @@ def learn(directory: Path, **given: Any) -> PPOTrainer:
         "vf_coef": 1.0,
         "cliprange_value": None,
     }
-    trainer = make_trainer(directory, **settings | given)
+    trainer = make_trainer(directory, **settings | overrides)
     trainer.train()
     return trainer
 
@@ -37,7 +37,7 @@ def probability(trainer: PPOTrainer) -> float:
         return float(trainer.policy(input_ids=prompts).logits[:, -1].softmax(-1)[:, token].mean())
 
 
-def course(trainer: PPOTrainer, name: str) -> list[float]:
+def metric_history(trainer: PPOTrainer, name: str) -> list[float]:
     """A metric of every update."""
     return [row[name] for row in trainer.state.log_history if "loss" in row]
 
@@ -47,32 +47,32 @@ def mean(numbers: list[float]) -> float:
 
 
 @pytest.fixture(scope="module")
-def free(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
+def unpenalized(tmp_path_factory: pytest.TempPathFactory) -> PPOTrainer:
     """Trained without a KL penalty."""
     return learn(tmp_path_factory.mktemp("free"), reference=True)
 
 
-def test_a_rewarded_letter_becomes_likely(free: PPOTrainer, tmp_path: Path) -> None:
-    scores = course(free, "objective/score")
+def test_rewarded_letter_becomes_likely(unpenalized: PPOTrainer, tmp_path: Path) -> None:
+    scores = metric_history(unpenalized, "objective/score")
     assert mean(scores[:3]) < 0.15 and mean(scores[-3:]) > 0.6
-    assert probability(make_trainer(tmp_path)) < 0.1 and probability(free) > 0.4
+    assert probability(make_trainer(tmp_path)) < 0.1 and probability(unpenalized) > 0.4
 
 
-def test_a_large_beta_pins_the_policy_to_its_reference(free: PPOTrainer, tmp_path: Path) -> None:
+def test_large_kl_coef_keeps_policy_at_reference(unpenalized: PPOTrainer, tmp_path: Path) -> None:
     """A β of the wrong sign would pay the policy for leaving it."""
     pinned = learn(tmp_path, kl_coef=10.0)
-    assert mean(course(free, "objective/kl")[-5:]) > 8
-    assert mean(course(pinned, "objective/kl")[-5:]) < 0.8
-    assert mean(course(pinned, "objective/score")[-5:]) < 0.15 and probability(pinned) < 0.1
+    assert mean(metric_history(unpenalized, "objective/kl")[-5:]) > 8
+    assert mean(metric_history(pinned, "objective/kl")[-5:]) < 0.8
+    assert mean(metric_history(pinned, "objective/score")[-5:]) < 0.15 and probability(pinned) < 0.1
 
 
-def test_the_critic_learns_a_value_that_can_be_learned(tmp_path: Path) -> None:
-    """The score hangs on the prompt alone and the policy stands still: the critic can explain every return."""
+def test_critic_learns_value_that_depends_on_prompt(tmp_path: Path) -> None:
+    """The score depends on the prompt alone and the policy is frozen, so the critic can explain every return."""
 
     def first_letter(prompts: list[str], **_: Any) -> list[float]:
         return [1.0 if prompt[0] < "g" else -1.0 for prompt in prompts]
 
     trainer = learn(tmp_path, reward_funcs=first_letter, learning_rate=0.0, lam=1.0)
-    explained, losses = course(trainer, "critic/explained_variance"), course(trainer, "loss/value")
+    explained, losses = metric_history(trainer, "critic/explained_variance"), metric_history(trainer, "loss/value")
     assert explained[0] == pytest.approx(0, abs=0.01) and min(explained[-5:]) > 0.6
     assert mean(losses[-3:]) < 0.2 * mean(losses[:3])

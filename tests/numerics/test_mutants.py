@@ -1,4 +1,4 @@
-"""The numerics tests catch every mutant of `mutate.py`; that the mutations still fit the source is checked always."""
+"""The numerics tests catch every mutant of `mutate.py`, and the mutations fit the source."""
 
 import subprocess
 import sys
@@ -11,7 +11,7 @@ from rlhf_zoo import functional
 FORMULAS = {name for name in functional.__all__ if callable(getattr(functional, name))}
 
 
-def test_every_mutation_fits_the_source_and_every_formula_has_one() -> None:
+def test_mutations_fit_source_and_cover_every_formula() -> None:
     sources = [mutate.source_of(mutation) for mutation in mutate.MUTATIONS]
     mutants = {mutation.apply(source) for mutation, source in zip(mutate.MUTATIONS, sources, strict=True)}
     assert not mutants & set(sources)
@@ -22,7 +22,7 @@ def test_every_mutation_fits_the_source_and_every_formula_has_one() -> None:
 
 @pytest.mark.full
 def test_no_mutant_survives(capsys: pytest.CaptureFixture[str]) -> None:
-    """In a process that has imported nothing of the package, as every mutant's tests run in a fork of it."""
+    """In a process that has not imported the package, because every mutant's tests run in a fork of it."""
     with capsys.disabled():
-        done = subprocess.run([sys.executable, mutate.__file__], check=False)
-    assert done.returncode == 0
+        process = subprocess.run([sys.executable, mutate.__file__], check=False)
+    assert process.returncode == 0

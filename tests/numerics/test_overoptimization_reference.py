@@ -26,49 +26,49 @@ DERIVATIVES = {  # curve_fit's own are differences, good to 1e-8
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("weighted", [True, False])
 @pytest.mark.parametrize("seed", range(2))
-def test_coefficients_are_those_of_curve_fit(form, weighted, seed):
+def test_coefficients_equal_those_of_curve_fit(form, weighted, seed):
     rng = np.random.default_rng(seed)
     d = np.sort(rng.uniform(0.05, 8, size=12))
     y = FORMS[form](d, 2.0, 0.5) + rng.normal(size=12)
     errors = rng.uniform(0.5, 2, size=12) if weighted else None
-    found = fit(form, d**2, y, errors=errors, seed=0)
+    result = fit(form, d**2, y, errors=errors, seed=0)
     (alpha, beta), covariance = optimize.curve_fit(
         FORMS[form], d, y, p0=(1.0, 1.0), sigma=errors, absolute_sigma=weighted, jac=DERIVATIVES[form]
     )
-    assert (found.alpha.value, found.beta.value) == pytest.approx((alpha, beta), abs=1e-8)
+    assert (result.alpha.value, result.beta.value) == pytest.approx((alpha, beta), abs=1e-8)
 
     # The intervals: normal with known errors (widened by the scatter), t with the residuals' where they are unknown.
-    quantile = 1.959964 * max(1.0, found.scatter) ** 0.5 if weighted else scipy_stats.t(10).ppf(0.975)
-    half = quantile * np.sqrt(np.diag(covariance))
-    many = fit(form, d**2, y, errors=errors, seed=0, resamples=40_000)
-    for estimate, width in zip((many.alpha, many.beta), half, strict=True):
+    quantile = 1.959964 * max(1.0, result.scatter) ** 0.5 if weighted else scipy_stats.t(10).ppf(0.975)
+    half_widths = quantile * np.sqrt(np.diag(covariance))
+    resampled = fit(form, d**2, y, errors=errors, seed=0, resamples=40_000)
+    for estimate, width in zip((resampled.alpha, resampled.beta), half_widths, strict=True):
         assert (estimate.ci95[1] - estimate.ci95[0]) / 2 == pytest.approx(width, rel=0.03)
 
 
-def test_scatter_is_chi_square_over_its_degrees_of_freedom():
+def test_scatter_is_chi_square_per_degree_of_freedom():
     rng = np.random.default_rng(0)
     d, errors = np.linspace(0.5, 5, 9), rng.uniform(0.5, 2, size=9)
-    found = fit("rl", d**2, rl(d, 2.0, 1.0) + errors * rng.normal(size=9), errors=errors, seed=0, resamples=40_000)
-    chi_square = float(((np.array(found.residuals) / errors) ** 2).sum())
-    assert found.scatter == pytest.approx(chi_square / 7, rel=0.02)
-    assert found.scatter_p == pytest.approx(scipy_stats.chi2(7).sf(chi_square), abs=0.01)
+    result = fit("rl", d**2, rl(d, 2.0, 1.0) + errors * rng.normal(size=9), errors=errors, seed=0, resamples=40_000)
+    chi_square = float(((np.array(result.residuals) / errors) ** 2).sum())
+    assert result.scatter == pytest.approx(chi_square / 7, rel=0.02)
+    assert result.scatter_p == pytest.approx(scipy_stats.chi2(7).sf(chi_square), abs=0.01)
 
 
-def test_the_bootstrap_over_prompts_is_scipys():
+def test_bootstrap_over_prompts_equals_scipys():
     rng = np.random.default_rng(0)
     d = np.linspace(0.5, 5, 8)
     scores = rl(d, 2.0, 1.0)[:, None] + rng.normal(size=60) + 2 * rng.normal(size=(8, 60))
-    found = fit("rl", d**2, scores, seed=0, resamples=20_000)
+    result = fit("rl", d**2, scores, seed=0, resamples=20_000)
     design = np.stack([d, -special.xlogy(d, d)], axis=1)
     weights = 1 / scores.var(1, ddof=1)
     solve = np.linalg.solve((design * weights[:, None]).T @ design, (design * weights[:, None]).T)
-    widen = max(1.0, found.scatter) ** 0.5
-    for row, estimate in enumerate((found.alpha, found.beta)):
+    factor = max(1.0, result.scatter) ** 0.5
+    for row, estimate in enumerate((result.alpha, result.beta)):
         # α and β are means over prompts of the coefficients that each prompt's scores would give.
-        each = solve[row] @ scores
-        assert estimate.value == pytest.approx(each.mean(), rel=1e-10)
+        coefficients = solve[row] @ scores
+        assert estimate.value == pytest.approx(coefficients.mean(), rel=1e-10)
         reference = scipy_stats.bootstrap(
-            (each,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
+            (coefficients,), np.mean, method="percentile", n_resamples=20_000, rng=np.random.default_rng(1)
         ).confidence_interval
-        ends = each.mean() + widen * (np.array([reference.low, reference.high]) - each.mean())
+        ends = coefficients.mean() + factor * (np.array([reference.low, reference.high]) - coefficients.mean())
         assert estimate.ci95 == pytest.approx(tuple(ends), abs=0.05 * (ends[1] - ends[0]))

@@ -1,4 +1,4 @@
-"""What no table of numbers shows: what masks, batches and clips may not change, searched for counterexamples.
+"""Properties of masks, batches and clips, for which Hypothesis searches counterexamples.
 
 The values are those of `test_goldens.py` and `test_reference.py`.
 """
@@ -37,20 +37,20 @@ class Batch:
     row: Tensor
     mask: Tensor
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+    def map_arrays(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return replace(self, **{name: change(getattr(self, name)) for name in "abc"})
 
-    def outside(self, value: float) -> Batch:
+    def fill_padding(self, value: float) -> Batch:
         """The same with `value` in every array where the mask is False."""
-        return self.each(lambda x: x.masked_fill(~self.mask, value))
+        return self.map_arrays(lambda x: x.masked_fill(~self.mask, value))
 
-    def wider(self, columns: int) -> Batch:
+    def add_padding(self, columns: int) -> Batch:
         """The same with padding columns at the end."""
 
         def pad(x: Tensor, value: float = 3.0) -> Tensor:
             return torch.cat([x, torch.full((len(x), columns), value).to(x.dtype)], dim=1)
 
-        return replace(self.each(pad), mask=pad(self.mask, 0))
+        return replace(self.map_arrays(pad), mask=pad(self.mask, 0))
 
 
 @st.composite
@@ -62,13 +62,13 @@ def batches(draw: st.DrawFn, rows: int = 4, width: int = 6) -> Batch:
     return Batch(a, b, c, row, torch.arange(length) < lengths.unsqueeze(1))
 
 
-def same(got: Tensor | float, wanted: Tensor | float) -> None:
-    np.testing.assert_allclose(np.asarray(got), np.asarray(wanted), rtol=1e-10, atol=1e-10)
+def assert_close(actual: Tensor | float, expected: Tensor | float) -> None:
+    np.testing.assert_allclose(np.asarray(actual), np.asarray(expected), rtol=1e-10, atol=1e-10)
 
 
-def gradient(of: Tensor, at: Tensor) -> Tensor:
-    (found,) = torch.autograd.grad(of.sum(), at)
-    return found
+def gradient(output: Tensor, inputs: Tensor) -> Tensor:
+    (grad,) = torch.autograd.grad(output.sum(), inputs)
+    return grad
 
 
 def _whiten(x: Tensor, mask: Tensor, *, shift_mean: bool = True, eps: float = 1e-8) -> Tensor:
@@ -102,25 +102,27 @@ REDUCED: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
 
 @PROPERTY
 @given(batches(), st.sampled_from(GARBAGE))
-def test_what_lies_outside_the_mask_never_matters(batch: Batch, garbage: float) -> None:
+def test_values_outside_mask_never_matter(batch: Batch, garbage: float) -> None:
     for name, formula in (PER_TOKEN | REDUCED).items():
-        for got, wanted in zip(formula(batch.outside(garbage)), formula(batch.outside(0.0)), strict=True):
-            assert torch.equal(got.nan_to_num(nan=123.0), wanted.nan_to_num(nan=123.0)), name
-            assert name not in PER_TOKEN or (got[~batch.mask] == 0).all(), name
+        for actual, expected in zip(
+            formula(batch.fill_padding(garbage)), formula(batch.fill_padding(0.0)), strict=True
+        ):
+            assert torch.equal(actual.nan_to_num(nan=123.0), expected.nan_to_num(nan=123.0)), name
+            assert name not in PER_TOKEN or (actual[~batch.mask] == 0).all(), name
 
 
 @PROPERTY
 @given(batches(), st.integers(1, 4))
-def test_padding_columns_change_nothing(batch: Batch, columns: int) -> None:
+def test_padding_columns_change_no_result(batch: Batch, columns: int) -> None:
     width = batch.mask.shape[1]
     for name, formula in (PER_TOKEN | REDUCED).items():
-        for got, wanted in zip(formula(batch.wider(columns)), formula(batch), strict=True):
-            same(got[:, :width] if name in PER_TOKEN else got, wanted)
+        for actual, expected in zip(formula(batch.add_padding(columns)), formula(batch), strict=True):
+            assert_close(actual[:, :width] if name in PER_TOKEN else actual, expected)
 
 
 @PROPERTY
 @given(batches(), st.sampled_from(GARBAGE))
-def test_no_gradient_leaves_the_mask(batch: Batch, garbage: float) -> None:
+def test_gradient_is_zero_outside_mask(batch: Batch, garbage: float) -> None:
     mask, lengths = batch.mask.double(), batch.mask.sum(1, keepdim=True)
     weights = {
         "token-mean": mask / batch.mask.sum(),
@@ -128,37 +130,39 @@ def test_no_gradient_leaves_the_mask(batch: Batch, garbage: float) -> None:
         "seq-mean-token-sum": mask / len(mask),
         "seq-sum-norm": mask / (len(mask) * 6),
     }
-    for mode, wanted in weights.items():
-        x = batch.outside(garbage).a.requires_grad_()
-        same(gradient(_aggregate(x, batch.mask, mode), x), wanted)
-    x = batch.outside(garbage).a.requires_grad_()
-    same(gradient(functional.masked_mean(x, batch.mask), x), weights["token-mean"])
-    same(gradient(functional.actions(x, batch.mask, level="sequence"), x), mask)
+    for mode, expected in weights.items():
+        x = batch.fill_padding(garbage).a.requires_grad_()
+        assert_close(gradient(_aggregate(x, batch.mask, mode), x), expected)
+    x = batch.fill_padding(garbage).a.requires_grad_()
+    assert_close(gradient(functional.masked_mean(x, batch.mask), x), weights["token-mean"])
+    assert_close(gradient(functional.actions(x, batch.mask, level="sequence"), x), mask)
 
 
 @PROPERTY
 @given(batches(), st.sampled_from([0.0, -5.0, -80.0, -1e30, -math.inf]), st.sampled_from([None, 2.0]))
-def test_no_loss_has_a_gradient_on_padding(batch: Batch, padding_logprob: float, dual_clip: float | None) -> None:
-    # What a rollout holds there is 0; the training forward gives the padding token any log-probability.
-    logprobs, old, other = batch.outside(padding_logprob).a, batch.outside(0.0).b, batch.outside(0.0).c
+def test_policy_and_kl_losses_have_no_gradient_on_padding(
+    batch: Batch, padding_logprob: float, dual_clip: float | None
+) -> None:
+    # A rollout holds 0 there; the training pass gives the padding token any log-probability.
+    logprobs, old, other = batch.fill_padding(padding_logprob).a, batch.fill_padding(0.0).b, batch.fill_padding(0.0).c
     logprobs.requires_grad_()
     losses = [functional.clipped_policy_loss(logprobs, old, other, cliprange=0.2, dual_clip=dual_clip)[0]]
     if padding_logprob > -100:
         losses += [functional.kl_loss(logprobs, old, other, estimator=k) for k in functional.KL_IN_LOSS[:-1]]
     for loss in losses:
-        got = gradient(_aggregate(loss, batch.mask, "token-mean"), logprobs)
-        assert (got[~batch.mask] == 0).all() and got.isfinite().all()
+        grad = gradient(_aggregate(loss, batch.mask, "token-mean"), logprobs)
+        assert (grad[~batch.mask] == 0).all() and grad.isfinite().all()
 
 
 @PROPERTY
 @given(hnp.arrays(np.float64, 4, elements=numbers))
-def test_a_token_of_probability_zero_changes_no_entropy_and_no_logprob(logits: np.ndarray) -> None:
+def test_token_of_probability_zero_changes_no_entropy_or_logprob(logits: np.ndarray) -> None:
     logps = torch.tensor(logits).log_softmax(-1)
     padded = torch.cat([logps, torch.tensor([-math.inf])]).requires_grad_()
-    same(functional.entropy(padded).detach(), functional.entropy(logps))
-    same(functional.selected_logprobs(padded, torch.tensor(2)).detach(), logps[2])
-    found = gradient(functional.entropy(padded), padded)
-    assert found.isfinite().all() and found[4] == 0
+    assert_close(functional.entropy(padded).detach(), functional.entropy(logps))
+    assert_close(functional.selected_logprobs(padded, torch.tensor(2)).detach(), logps[2])
+    grad = gradient(functional.entropy(padded), padded)
+    assert grad.isfinite().all() and grad[4] == 0
 
 
 # ---- ensembles
@@ -166,15 +170,15 @@ def test_a_token_of_probability_zero_changes_no_entropy_and_no_logprob(logits: n
 
 @PROPERTY
 @given(batches(), st.sampled_from(functional.ENSEMBLES), st.floats(0, 3), st.integers(0, 3), numbers)
-def test_an_ensemble_has_no_order_never_beats_its_mean_and_agrees_with_models_that_agree(
-    batch: Batch, how: str, penalty: float, turned: int, moved: float
+def test_ensemble_scores_ignore_order_and_never_exceed_mean(
+    batch: Batch, how: str, penalty: float, rotation: int, shift: float
 ) -> None:
-    found = functional.ensemble_scores(batch.a, how=how, penalty=penalty)
-    same(functional.ensemble_scores(batch.a.roll(turned, 0), how=how, penalty=penalty), found)
-    same(functional.ensemble_scores(batch.a + moved, how=how, penalty=penalty), found + moved)
-    assert (found <= batch.a.mean(0) + 1e-12).all()
-    alike = batch.a[:1].expand(3, -1)
-    same(functional.ensemble_scores(alike, how=how, penalty=penalty), batch.a[0])
+    combined = functional.ensemble_scores(batch.a, how=how, penalty=penalty)
+    assert_close(functional.ensemble_scores(batch.a.roll(rotation, 0), how=how, penalty=penalty), combined)
+    assert_close(functional.ensemble_scores(batch.a + shift, how=how, penalty=penalty), combined + shift)
+    assert (combined <= batch.a.mean(0) + 1e-12).all()
+    equal_scores = batch.a[:1].expand(3, -1)
+    assert_close(functional.ensemble_scores(equal_scores, how=how, penalty=penalty), batch.a[0])
 
 
 # ---- batches
@@ -184,14 +188,14 @@ def test_an_ensemble_has_no_order_never_beats_its_mean_and_agrees_with_models_th
 @given(batches())
 def test_whitening_gives_mean_zero_and_unbiased_variance_one(batch: Batch) -> None:
     assume(batch.mask.sum() > 1 and batch.a[batch.mask].std() > 0.01)
-    kept = _whiten(batch.a, batch.mask, eps=0.0)[batch.mask]
-    same(kept.mean(), 0.0)
-    same(kept.var(), 1.0)
+    whitened = _whiten(batch.a, batch.mask, eps=0.0)[batch.mask]
+    assert_close(whitened.mean(), 0.0)
+    assert_close(whitened.var(), 1.0)
 
 
 @PROPERTY
 @given(batches(), st.sampled_from(functional.AGGREGATIONS), st.data())
-def test_micro_batches_of_any_split_add_up_to_the_minibatch(batch: Batch, mode: str, data: st.DataObject) -> None:
+def test_micro_batches_of_any_split_sum_to_minibatch(batch: Batch, mode: str, data: st.DataObject) -> None:
     size = len(batch.mask)
     cuts = sorted(data.draw(st.sets(st.integers(1, size - 1)))) if size > 1 else []
     bounds = [0, *cuts, size]
@@ -204,11 +208,11 @@ def test_micro_batches_of_any_split_add_up_to_the_minibatch(batch: Batch, mode: 
         per_token = (batch.a[part, :width] * scale).square()
         return functional.aggregate(per_token, batch.mask[part, :width], **counts, mode=mode)
 
-    whole = loss(slice(None))
-    (wanted,) = torch.autograd.grad(whole, scale)
+    total = loss(slice(None))
+    (expected,) = torch.autograd.grad(total, scale)
     parts = [loss(slice(a, b)) for a, b in itertools.pairwise(bounds)]
-    same(torch.stack(parts).sum().detach(), whole.detach())
-    same(sum(torch.autograd.grad(part, scale)[0] for part in parts), wanted)
+    assert_close(torch.stack(parts).sum().detach(), total.detach())
+    assert_close(sum(torch.autograd.grad(part, scale)[0] for part in parts), expected)
 
 
 # ---- clips
@@ -216,7 +220,7 @@ def test_micro_batches_of_any_split_add_up_to_the_minibatch(batch: Batch, mode: 
 
 @PROPERTY
 @given(batches(), clipranges, clipranges, st.sampled_from([None, 1.05, 2.0, 5.0]))
-def test_no_gradient_passes_any_clip_and_all_of_it_passes_elsewhere(
+def test_gradient_is_zero_exactly_where_clipped(
     batch: Batch, cliprange: float, high: float, dual_clip: float | None
 ) -> None:
     logprobs, ratio = batch.a.clone().requires_grad_(), (batch.a - batch.b).exp()
@@ -225,7 +229,7 @@ def test_no_gradient_passes_any_clip_and_all_of_it_passes_elsewhere(
     )
     bounds = torch.where(batch.c > 0, 1 + high, math.inf if dual_clip is None else dual_clip)
     assert torch.equal(clipped, (batch.c != 0) & ((ratio > bounds) | ((batch.c < 0) & (ratio < 1 - cliprange))))
-    same(gradient(loss, logprobs), torch.where(clipped, 0.0, -ratio * batch.c))
+    assert_close(gradient(loss, logprobs), torch.where(clipped, 0.0, -ratio * batch.c))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -11,7 +11,7 @@ import torch
 from tolerances import PRECISIONS, tolerance
 
 from rlhf_zoo import functional
-from rlhf_zoo.ppo import kl_controller as control
+from rlhf_zoo.ppo import kl_controller
 
 VOCABULARY = 11
 SHAPES = [(1, 1), (2, 5), (7, 53)]
@@ -42,7 +42,7 @@ class Draw:
 Case = Callable[[Draw], tuple[Any, Any]]
 
 
-def both(name: str, *arguments: Any, **settings: Any) -> tuple[Any, Any]:
+def evaluate_both(name: str, *arguments: Any, **settings: Any) -> tuple[Any, Any]:
     return getattr(functional, name)(*arguments, **settings), getattr(reference, name)(*arguments, **settings)
 
 
@@ -51,14 +51,16 @@ def _logits(draw: Draw) -> torch.Tensor:
 
 
 def _selected_logprobs(draw: Draw) -> tuple[Any, Any]:
-    return both("selected_logprobs", _logits(draw), torch.tensor(draw.rng.integers(0, VOCABULARY, size=draw.shape)))
+    return evaluate_both(
+        "selected_logprobs", _logits(draw), torch.tensor(draw.rng.integers(0, VOCABULARY, size=draw.shape))
+    )
 
 
 def _importance_weights(level: str) -> Case:
     def case(draw: Draw) -> tuple[Any, Any]:
         mask = draw.mask()
-        ours, theirs = both("importance_weights", *draw.logprobs(), mask, cap=1.2, level=level)
-        return (ours[mask], theirs[mask.cpu().numpy()]) if level == "token" else (ours, theirs)
+        actual, expected = evaluate_both("importance_weights", *draw.logprobs(), mask, cap=1.2, level=level)
+        return (actual[mask], expected[mask.cpu().numpy()]) if level == "token" else (actual, expected)
 
     return case
 
@@ -80,8 +82,8 @@ def _whiten(draw: Draw, *, shift_mean: bool) -> tuple[Any, Any]:
 
 
 def _whiten_over_shards(draw: Draw) -> tuple[Any, Any]:
-    (x, mask), another = _spread(draw), Draw(draw.rng, (draw.shape[0] + 2, draw.shape[1]), draw.dtype)
-    other, other_mask = another.normal() * 3, another.mask(shortest=4)
+    (x, mask), second_draw = _spread(draw), Draw(draw.rng, (draw.shape[0] + 2, draw.shape[1]), draw.dtype)
+    other, other_mask = second_draw.normal() * 3, second_draw.mask(shortest=4)
     moments = functional.masked_moments(x, mask) + functional.masked_moments(other, other_mask)
     batch, batch_mask = torch.cat([x, other]), torch.cat([mask, other_mask])
     return functional.whiten(x, mask, moments), reference.whiten(x, mask, batch=batch, batch_mask=batch_mask)
@@ -94,27 +96,27 @@ def _kl_loss(draw: Draw, estimator: str) -> tuple[Any, Any]:
     loss = functional.kl_loss(*arguments, estimator=estimator)
     (gradient,) = torch.autograd.grad(loss.sum(), logprobs)
     numbers = [x.detach() for x in arguments]
-    theirs = [f(*numbers, estimator=estimator) for f in (reference.kl_loss, reference.kl_loss_gradient)]
-    return (loss.detach(), gradient), tuple(theirs)
+    expected = [f(*numbers, estimator=estimator) for f in (reference.kl_loss, reference.kl_loss_gradient)]
+    return (loss.detach(), gradient), tuple(expected)
 
 
 def _token_actions(draw: Draw) -> tuple[Any, Any]:
     x, mask = draw.normal(), draw.mask()
-    ours, theirs = both("actions", x, mask, level="token")
-    return ours[mask], theirs[mask.cpu().numpy()]
+    actual, expected = evaluate_both("actions", x, mask, level="token")
+    return actual[mask], expected[mask.cpu().numpy()]
 
 
 def _missing_eos(name: str, **settings: float) -> Case:
     def case(draw: Draw) -> tuple[Any, Any]:
         ended = torch.tensor(draw.rng.random(draw.shape[0]) < 0.5)
-        return both(name, draw.normal(draw.shape[0]), ended, **settings)
+        return evaluate_both(name, draw.normal(draw.shape[0]), ended, **settings)
 
     return case
 
 
-def _equal_in_groups(draw: Draw) -> tuple[Any, Any]:
+def _zero_variance_groups(draw: Draw) -> tuple[Any, Any]:
     scores = torch.tensor(draw.rng.integers(0, 2, size=3 * draw.shape[0]), dtype=draw.dtype)
-    return both("zero_variance_groups", scores, size=3)
+    return evaluate_both("zero_variance_groups", scores, size=3)
 
 
 def _scores_of_groups(draw: Draw) -> torch.Tensor:
@@ -122,7 +124,7 @@ def _scores_of_groups(draw: Draw) -> torch.Tensor:
 
 
 def _policy_loss(**clips: float) -> Case:
-    return lambda draw: both("clipped_policy_loss", *draw.logprobs(), draw.normal(), cliprange=0.2, **clips)
+    return lambda draw: evaluate_both("clipped_policy_loss", *draw.logprobs(), draw.normal(), cliprange=0.2, **clips)
 
 
 def _sequence_policy_loss(draw: Draw) -> tuple[Any, Any]:
@@ -136,48 +138,52 @@ def _sequence_policy_loss(draw: Draw) -> tuple[Any, Any]:
 
 def _value_loss(draw: Draw, cliprange: float | None) -> tuple[Any, Any]:
     values = draw.normal()
-    return both("clipped_value_loss", values, values + draw.normal(scale=0.3), draw.normal(), cliprange=cliprange)
+    return evaluate_both(
+        "clipped_value_loss", values, values + draw.normal(scale=0.3), draw.normal(), cliprange=cliprange
+    )
 
 
 def _aggregate(mode: str) -> Case:
     counts = {"tokens": 37.0, "sequences": 9.0, "length": 64}
-    return lambda draw: both("aggregate", draw.normal(), draw.mask(), **counts, mode=mode)
+    return lambda draw: evaluate_both("aggregate", draw.normal(), draw.mask(), **counts, mode=mode)
 
 
 def _critic(name: str) -> Case:
     def case(draw: Draw) -> tuple[Any, Any]:
         values, mask = draw.normal(), draw.mask()
-        return both(name, values, values + draw.normal(scale=0.7), mask)
+        return evaluate_both(name, values, values + draw.normal(scale=0.7), mask)
 
     return case
 
 
 def _shape_scores(**settings: float) -> Case:
-    return lambda draw: both("shape_scores", draw.normal(draw.shape[0], scale=4), **settings)
+    return lambda draw: evaluate_both("shape_scores", draw.normal(draw.shape[0], scale=4), **settings)
 
 
 CASES: dict[str, Case] = {
     "selected_logprobs": _selected_logprobs,
-    "log_softmax": lambda draw: both("log_softmax", _logits(draw)),
-    "entropy": lambda draw: both("entropy", _logits(draw)),
-    "masked_mean": lambda draw: both("masked_mean", draw.normal() + 0.5, draw.mask()),
-    "masked_moments": lambda draw: both("masked_moments", draw.normal() + 0.5, draw.mask()),
+    "log_softmax": lambda draw: evaluate_both("log_softmax", _logits(draw)),
+    "entropy": lambda draw: evaluate_both("entropy", _logits(draw)),
+    "masked_mean": lambda draw: evaluate_both("masked_mean", draw.normal() + 0.5, draw.mask()),
+    "masked_moments": lambda draw: evaluate_both("masked_moments", draw.normal() + 0.5, draw.mask()),
     "whiten": lambda draw: _whiten(draw, shift_mean=True),
     "whiten/mean kept": lambda draw: _whiten(draw, shift_mean=False),
     "whiten/two shards": _whiten_over_shards,
     "mean_and_std": _mean_and_std,
     **{
-        f"kl_penalty/{k}": lambda draw, k=k: both("kl_penalty", *draw.logprobs(), estimator=k)
+        f"kl_penalty/{k}": lambda draw, k=k: evaluate_both("kl_penalty", *draw.logprobs(), estimator=k)
         for k in ("k2", *functional.KL_IN_REWARD)
     },
-    "exact_kl": lambda draw: both("exact_kl", _logits(draw), _logits(draw)),
+    "exact_kl": lambda draw: evaluate_both("exact_kl", _logits(draw), _logits(draw)),
     **{f"kl_loss/{k}": lambda draw, k=k: _kl_loss(draw, k) for k in functional.KL_IN_LOSS if k != "full"},
     "actions/token": _token_actions,
-    "actions/sequence": lambda draw: both("actions", draw.normal(), draw.mask(), level="sequence"),
+    "actions/sequence": lambda draw: evaluate_both("actions", draw.normal(), draw.mask(), level="sequence"),
     **{f"importance_weights/{level}": _importance_weights(level) for level in ("token", "sequence")},
-    "last_token": lambda draw: both("last_token", draw.mask()),
+    "last_token": lambda draw: evaluate_both("last_token", draw.mask()),
     **{
-        f"ensemble_scores/{how}": lambda draw, how=how: both("ensemble_scores", draw.normal(), how=how, penalty=0.6)
+        f"ensemble_scores/{how}": lambda draw, how=how: evaluate_both(
+            "ensemble_scores", draw.normal(), how=how, penalty=0.6
+        )
         for how in functional.ENSEMBLES
     },
     "shape_scores": _shape_scores(),
@@ -185,16 +191,18 @@ CASES: dict[str, Case] = {
     "shape_scores/all three": _shape_scores(mean=1.3, std=2.7, clip=0.9),
     "missing_eos_penalty": _missing_eos("missing_eos_penalty", penalty=1.5),
     "missing_eos_score": _missing_eos("missing_eos_score", score=-1.25),
-    "token_rewards": lambda draw: both(
+    "token_rewards": lambda draw: evaluate_both(
         "token_rewards", draw.normal(draw.shape[0]), draw.normal(), draw.mask(), kl_coef=0.07
     ),
-    "terminal_remainder": lambda draw: both(
+    "terminal_remainder": lambda draw: evaluate_both(
         "terminal_remainder", draw.normal(draw.shape[0]), draw.normal(), draw.mask()
     ),
-    "zero_variance_groups": _equal_in_groups,
-    "leave_one_out": lambda draw: both("leave_one_out", _scores_of_groups(draw), size=3),
-    "gae": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=0.97, lam=0.9),
-    "gae/undiscounted": lambda draw: both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=1.0, lam=0.95),
+    "zero_variance_groups": _zero_variance_groups,
+    "leave_one_out": lambda draw: evaluate_both("leave_one_out", _scores_of_groups(draw), size=3),
+    "gae": lambda draw: evaluate_both("gae", draw.normal(), draw.normal(), draw.mask(), gamma=0.97, lam=0.9),
+    "gae/undiscounted": lambda draw: evaluate_both(
+        "gae", draw.normal(), draw.normal(), draw.mask(), gamma=1.0, lam=0.95
+    ),
     "clipped_policy_loss": _policy_loss(),
     "clipped_policy_loss/clip higher": _policy_loss(cliprange_high=0.4),
     "clipped_policy_loss/dual clip": _policy_loss(dual_clip=1.3),
@@ -219,25 +227,25 @@ def test_every_public_formula_has_a_reference() -> None:
 
 @pytest.mark.parametrize("dtype", PRECISIONS, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("name", CASES)
-def test_agrees_with_the_reference_in_the_precision_it_is_given(name: str, dtype: torch.dtype) -> None:
+def test_formula_agrees_with_reference_in_given_precision(name: str, dtype: torch.dtype) -> None:
     for number, shape in enumerate(SHAPES):
         for seed in range(20):
             ours, theirs = CASES[name](Draw(np.random.default_rng([seed, number]), shape, dtype))
             assert name in IN_FLOAT64 or (ours[0] if isinstance(ours, tuple) else ours).dtype == dtype
-            for got, wanted in zip(_arrays(ours), _arrays(theirs), strict=True):
-                assert got.shape == wanted.shape
-                if wanted.dtype.kind in "bi":
-                    assert got.dtype == wanted.dtype
-                    np.testing.assert_array_equal(got, wanted)
+            for actual, expected in zip(_arrays(ours), _arrays(theirs), strict=True):
+                assert actual.shape == expected.shape
+                if expected.dtype.kind in "bi":
+                    assert actual.dtype == expected.dtype
+                    np.testing.assert_array_equal(actual, expected)
                 else:
-                    np.testing.assert_allclose(got, wanted, rtol=0, atol=tolerance(dtype, wanted))
+                    np.testing.assert_allclose(actual, expected, rtol=0, atol=tolerance(dtype, expected))
 
 
-def test_the_adaptive_controller_agrees_with_the_reference() -> None:
+def test_adaptive_kl_controller_agrees_with_reference() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         coefficient, target = rng.uniform(0.01, 1), rng.uniform(0.5, 20)
         kl, episodes, horizon = rng.uniform(-2, 40), int(rng.integers(1, 512)), int(rng.integers(512, 20_000))
-        ours = control.KLController(coefficient, target, horizon).update(kl, episodes).kl_coef
+        ours = kl_controller.KLController(coefficient, target, horizon).update(kl, episodes).kl_coef
         theirs = reference.adaptive_kl(coefficient, kl, episodes, target=target, horizon=horizon)
         assert ours == pytest.approx(theirs, rel=0, abs=tolerance(torch.float64, theirs))

@@ -1,4 +1,4 @@
-"""A run that was stopped and went on is the run left alone, bit for bit: metrics, weights, optimizer, controller."""
+"""A resumed run equals an uninterrupted run bit for bit: metrics, weights, optimizer, controller."""
 
 import hashlib
 import json
@@ -25,15 +25,15 @@ SIGKILL = -9
 
 
 def fingerprint(checkpoint: Path) -> dict[str, str]:
-    """sha256 of what a checkpoint holds, by file; torch's own files by their tensors (a zip holds dates)."""
-    found = {}
+    """The sha256 of each file of a checkpoint; of torch's files that of their tensors (a zip holds dates)."""
+    hashes = {}
     for name in ("model.safetensors", "critic/model.safetensors", "ppo_state.json"):
-        found[name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
+        hashes[name] = hashlib.sha256((checkpoint / name).read_bytes()).hexdigest()
     for name in ("optimizer.pt", "scheduler.pt"):
         content = hashlib.sha256()
         _absorb(torch.load(checkpoint / name, weights_only=True), content)
-        found[name] = content.hexdigest()
-    return found
+        hashes[name] = content.hexdigest()
+    return hashes
 
 
 def _absorb(value: Any, content: Any) -> None:
@@ -61,19 +61,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def build(directory: Path, **given: Any) -> Any:
+def build(directory: Path, **overrides: Any) -> Any:
     settings: dict[str, Any] = {"save_strategy": "steps", "save_steps": 1, "max_steps": 5}
     return make_trainer(
         directory, reward_model=make_reward_model(), reward_funcs=good, ref_model=make_policy(seed=2),
-        **settings | given,
+        **settings | overrides,
     )  # fmt: skip
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone(tmp_path: Path, variant: str) -> None:
-    whole = build(tmp_path / "whole", **VARIANTS[variant])
-    whole.train()
-    wanted, history = digests(whole), timeless(whole.state.log_history)
+def test_resumed_run_equals_uninterrupted_run(tmp_path: Path, variant: str) -> None:
+    uninterrupted = build(tmp_path / "whole", **VARIANTS[variant])
+    uninterrupted.train()
+    expected, history = digests(uninterrupted), timeless(uninterrupted.state.log_history)
     last = fingerprint(tmp_path / "whole" / "checkpoint-5")
     assert len({row["step"] for row in history}) == (1 if "logging_steps" in VARIANTS[variant] else 5)
     # 2 ends a pass over 13 prompts; 3 lies within the second pass.
@@ -81,39 +81,39 @@ def test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone(tmp_path: Path,
         directory = tmp_path / f"from-{step}"
         resumed = build(directory, **VARIANTS[variant])
         resumed.train(resume_from_checkpoint=str(tmp_path / "whole" / f"checkpoint-{step}"))
-        assert digests(resumed) == wanted, step
+        assert digests(resumed) == expected, step
         assert timeless(resumed.state.log_history) == history, step
         assert fingerprint(directory / "checkpoint-5") == last, step
-        assert resumed.controller == whole.controller
+        assert resumed.controller == uninterrupted.controller
     if variant == "all at once":
         assert len({row["kl_coef"] for row in history if "kl_coef" in row}) == 5
 
 
-def kill(directory: Path, plan: dict[str, list[list[Any] | None]]) -> Any:
-    done = subprocess.run(
+def run_attempts(directory: Path, plan: dict[str, list[list[Any] | None]]) -> Any:
+    process = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("killed_run.py")), str(directory), json.dumps(plan)],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
 
 
-def same_run(one: Path, other: Path) -> None:
+def assert_same_run(first: Path, second: Path) -> None:
     """The two directories hold the same checkpoints and the same metrics."""
-    records = StageRecord(one), StageRecord(other)
+    records = StageRecord(first), StageRecord(second)
     assert [p.name for p in records[0].checkpoints()] == [p.name for p in records[1].checkpoints()] != []
-    for mine, theirs in zip(*(record.checkpoints() for record in records), strict=True):
-        assert fingerprint(mine) == fingerprint(theirs), mine.name
+    for left, right in zip(*(record.checkpoints() for record in records), strict=True):
+        assert fingerprint(left) == fingerprint(right), left.name
     rows = [timeless(record.metrics()) for record in records]
     assert rows[0] == rows[1] and rows[0]
 
 
-def test_a_run_killed_while_sampling_updating_and_saving_is_the_run_left_alone(tmp_path: Path) -> None:
+def test_killed_and_resumed_run_equals_uninterrupted_run(tmp_path: Path) -> None:
     plan = [["sampling", 1], ["sampling", 4], ["saving", 4], ["update", 5], ["saving", 6], None]
-    both = kill(tmp_path, {"alone": [None], "killed": plan})
-    assert both["alone"] == [{"status": 0, "complete": [2, 4, 6], "torn": []}]
-    told = both["killed"]
-    assert [attempt["status"] for attempt in told] == [SIGKILL] * 5 + [0]
-    assert [attempt["complete"] for attempt in told] == [[], [2], [2], [2, 4], [2, 4], [2, 4, 6]]
-    assert [attempt["torn"] for attempt in told] == [[], [], [4], [], [6], []]
-    same_run(tmp_path / "alone", tmp_path / "killed")
+    attempts = run_attempts(tmp_path, {"alone": [None], "killed": plan})
+    assert attempts["alone"] == [{"status": 0, "complete": [2, 4, 6], "torn": []}]
+    killed = attempts["killed"]
+    assert [attempt["status"] for attempt in killed] == [SIGKILL] * 5 + [0]
+    assert [attempt["complete"] for attempt in killed] == [[], [2], [2], [2, 4], [2, 4], [2, 4, 6]]
+    assert [attempt["torn"] for attempt in killed] == [[], [], [4], [], [6], []]
+    assert_same_run(tmp_path / "alone", tmp_path / "killed")

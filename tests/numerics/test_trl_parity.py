@@ -8,7 +8,7 @@ differ on purpose, in two places (L is the number of its tokens, the last of the
 With these two restated, by a mask of one position more, our formulas give TRL's tensors on such responses too.
 
 Set apart rather than compared: TRL logs ½ log²ρ as approximate KL and we ρ − 1 − log ρ; it divides logits by τ + 1e-7,
-so τ + 1e-7 is what we are given here; a critic of ours has a bias in its head, which TRL's has not: frozen here. What
+so our runs get τ + 1e-7; a critic of ours has a bias in its head, which TRL's has not: frozen here. What
 TRL gets wrong is kept out of the cases (no bf16, no clipping of gradients, no last batch of a pass over the prompts, no
 PAD among the sampled tokens), but for minibatches under gradient accumulation, which one case shows.
 """
@@ -43,8 +43,8 @@ HERE = Path(__file__).with_name("trl_parity")
 FACTS = json.loads((HERE / "cases.json").read_text())
 CASES = FACTS["cases"]
 PAD, EOS = FACTS["architecture"]["pad_token_id"], FACTS["architecture"]["eos_token_id"]
-ENDING = ("early_eos", "early_eos_whitened")
-FULL = tuple(case for case in CASES if case not in ENDING)
+EARLY_ENDING = ("early_eos", "early_eos_whitened")
+FULL = tuple(case for case in CASES if case not in EARLY_ENDING)
 REPLAYED = tuple(case for case in FULL if case != "minibatches_ignored")
 
 # In units of a tensor's largest entry, or of 1 where that is smaller; all is float32, whose epsilon is 1.2e-7. Between
@@ -57,14 +57,16 @@ TOLERANCE = 1e-6 if DEVICE == "cpu" else 1e-5
 MOVED = 1e-3
 
 
-def close(got: Any, wanted: Any, what: str, mask: Tensor | None = None, *, within: float = TOLERANCE) -> None:
+def assert_close(
+    actual: Any, expected: Any, label: str, mask: Tensor | None = None, *, within: float = TOLERANCE
+) -> None:
     """Asserts that both agree, where `mask` is True if one is given."""
-    got, wanted = (x.double() if isinstance(x, Tensor) else torch.tensor(x).double() for x in (got, wanted))
-    assert got.shape == wanted.shape, what
-    got, wanted = (x if mask is None else x[mask] for x in (got, wanted))
-    assert wanted.numel(), what
-    error = float((got - wanted).abs().max() / wanted.abs().max().clamp(min=1))
-    assert error <= within, f"{what}: {error:.3g}"
+    actual, expected = (x.double() if isinstance(x, Tensor) else torch.tensor(x).double() for x in (actual, expected))
+    assert actual.shape == expected.shape, label
+    actual, expected = (x if mask is None else x[mask] for x in (actual, expected))
+    assert expected.numel(), label
+    error = float((actual - expected).abs().max() / expected.abs().max().clamp(min=1))
+    assert error <= within, f"{label}: {error:.3g}"
 
 
 @cache
@@ -84,8 +86,8 @@ def build(name: str, weights: Tensor) -> Any:
     return model.eval()
 
 
-def flat(model: nn.Module, layout: Mapping[str, Any]) -> Tensor:
-    """Its weights in the fixture's order; a critic's bias is in no layout."""
+def flatten(model: nn.Module, layout: Mapping[str, Any]) -> Tensor:
+    """The model's weights in the fixture's order; a critic's bias is in no layout."""
     weights = model.state_dict()
     assert set(weights) - set(layout) <= {"score.bias"}
     return torch.cat([weights[name].flatten() for name in layout])
@@ -142,7 +144,7 @@ class Update:
         return ~self.mask.all(1)
 
     @property
-    def remembered(self) -> bool:
+    def has_weights(self) -> bool:
         """Whether the fixture has the weights that this update began with."""
         return self.index == 0 or f"{self.index - 1}.policy" in tensors(self.case)
 
@@ -157,14 +159,14 @@ class Update:
         return model
 
 
-def each(updates: Sequence[Update]) -> pytest.MarkDecorator:
+def parametrize_updates(updates: Sequence[Update]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("update", updates, ids=[f"{update.case}-{update.index}" for update in updates])
 
 
-EVERY = [Update(case, index) for case in CASES for index in (0, 1)]
+ALL_UPDATES = [Update(case, index) for case in CASES for index in (0, 1)]
 
 
-def test_the_fixture_is_what_the_script_makes() -> None:
+def test_fixture_matches_generating_script() -> None:
     spec = importlib.util.spec_from_file_location("generate", HERE / "generate.py")
     assert spec and spec.loader
     script = importlib.util.module_from_spec(spec)
@@ -179,109 +181,109 @@ def test_the_fixture_is_what_the_script_makes() -> None:
     assert make_tokenizer().convert_ids_to_tokens(range(len(FACTS["tokens"]))) == FACTS["tokens"]
 
 
-def test_the_cases_exercise_what_they_are_for() -> None:
+def test_cases_cover_clips_kl_and_early_ends() -> None:
     """Prompts of several lengths, active clips, a KL, full and early-ending responses."""
-    for update in EVERY:
+    for update in ALL_UPDATES:
         lengths = (update["queries"] != PAD).sum(1)
         assert len(lengths.unique()) > 2 and (update["queries"][:, -1] != PAD).all()
         assert update["kl"].abs().max() > 0.05
         if update.index == 0:
             assert update.logged["policy/clipfrac_avg"] > 0.1 and update.logged["val/clipfrac_avg"] > 0.1
-        if update.case in ENDING:
+        if update.case in EARLY_ENDING:
             assert update.early.any() and not update.samples.ended.all() and len(update.mask.sum(1).unique()) > 2
             assert (update.value_mask.sum(1) - update.mask.sum(1)).tolist() == update.early.long().tolist()
         else:
             assert update.mask.all() and update.value_mask.all() and not update.samples.ended.any()
 
 
-@each([update for update in EVERY if update.remembered])
-def test_models_say_what_trl_read_from_them(update: Update) -> None:
+@parametrize_updates([update for update in ALL_UPDATES if update.has_weights])
+def test_models_reproduce_trls_logprobs_values_and_scores(update: Update) -> None:
     """Log-probabilities (TRL's own came out of `generate`), values and scores, from models built alike."""
     samples, tokenizer = update.samples, make_tokenizer()
     for model, name in (("policy", "logprobs"), ("reference", "ref_logprobs")):
         ours = token_logprobs(update.model(model), samples, temperature=update.temperature, batch_size=3)
-        close(ours, update[name], name, samples.mask)
+        assert_close(ours, update[name], name, samples.mask)
     # The value after the end is that of EOS itself, which sees no position after it.
     critic, extended = critic_from(update.model("value_model")).eval(), replace(samples, mask=update.value_mask)
     with torch.no_grad():
-        close(response_values(critic, extended), update["values"], "values", update.value_mask)
+        assert_close(response_values(critic, extended), update["values"], "values", update.value_mask)
         rows = update["micro_rows"][0]
         first = samples.select(rows)
         logits = response_logits(update.model("policy"), first, temperature=update.temperature)
         logprobs = F.selected_logprobs(logits, first.completion_ids)
         width = first.mask.shape[1]
-        close(logprobs, update["micro_logprobs"][0][:, :width], "first micro-batch", first.mask)
+        assert_close(logprobs, update["micro_logprobs"][0][:, :width], "first micro-batch", first.mask)
     scorer = RewardModel(update.model("reward_model"), tokenizer, tokenizer, batch_size=3)
-    close(scorer.score_samples(samples, [""] * len(samples)), update["raw_scores"], "scores")
+    assert_close(scorer.score_samples(samples, [""] * len(samples)), update["raw_scores"], "scores")
 
 
-@each(EVERY)
-def test_formulas_make_trls_numbers_of_trls_numbers(update: Update) -> None:
+@parametrize_updates(ALL_UPDATES)
+def test_formulas_reproduce_trls_tensors(update: Update) -> None:
     """On full-length responses both masks are True everywhere; on others `value_mask` restates TRL's convention."""
-    given, mask, value_mask = update.settings, update.mask, update.value_mask
-    kl = F.kl_penalty(update["logprobs"], update["ref_logprobs"], estimator=given["kl_estimator"])
-    close(kl.masked_fill(~mask, 0), update["kl"], "kl")
-    scores = F.missing_eos_penalty(update["raw_scores"], update.samples.ended, penalty=given["missing_eos_penalty"])
-    close(scores, update["scores"], "scores")
-    rewards = F.token_rewards(scores, kl.masked_fill(~mask, 0), value_mask, kl_coef=given["kl_coef"])
-    if given["whiten_rewards"]:
-        close(rewards, update["raw_rewards"], "rewards before whitening")
+    settings, mask, value_mask = update.settings, update.mask, update.value_mask
+    kl = F.kl_penalty(update["logprobs"], update["ref_logprobs"], estimator=settings["kl_estimator"])
+    assert_close(kl.masked_fill(~mask, 0), update["kl"], "kl")
+    scores = F.missing_eos_penalty(update["raw_scores"], update.samples.ended, penalty=settings["missing_eos_penalty"])
+    assert_close(scores, update["scores"], "scores")
+    rewards = F.token_rewards(scores, kl.masked_fill(~mask, 0), value_mask, kl_coef=settings["kl_coef"])
+    if settings["whiten_rewards"]:
+        assert_close(rewards, update["raw_rewards"], "rewards before whitening")
         rewards = F.whiten(rewards, value_mask, F.masked_moments(rewards, value_mask), shift_mean=False)
-    close(rewards, update["rewards"], "rewards")
-    advantages, returns = F.gae(rewards, update["values"], value_mask, gamma=given["gamma"], lam=given["lam"])
-    close(advantages, update["raw_advantages"], "advantages before whitening")
-    close(returns, update["returns"], "returns")
-    close(F.whiten(advantages, mask, F.masked_moments(advantages, mask)), update["advantages"], "advantages")
+    assert_close(rewards, update["rewards"], "rewards")
+    advantages, returns = F.gae(rewards, update["values"], value_mask, gamma=settings["gamma"], lam=settings["lam"])
+    assert_close(advantages, update["raw_advantages"], "advantages before whitening")
+    assert_close(returns, update["returns"], "returns")
+    assert_close(F.whiten(advantages, mask, F.masked_moments(advantages, mask)), update["advantages"], "advantages")
 
     policy_clipped, value_clipped = [], []
     for i, rows in enumerate(update["micro_rows"]):
         tokens, states = mask[rows], value_mask[rows]
         losses, clipped = F.clipped_policy_loss(
             update["micro_logprobs"][i], update["logprobs"][rows], update["advantages"][rows],
-            cliprange=given["cliprange"],
+            cliprange=settings["cliprange"],
         )  # fmt: skip
-        close(F.aggregate(losses, tokens, tokens=tokens.sum()), update["micro_policy_loss"][i], "policy loss")
+        assert_close(F.aggregate(losses, tokens, tokens=tokens.sum()), update["micro_policy_loss"][i], "policy loss")
         policy_clipped.append(F.masked_mean(clipped.float(), tokens))
         losses, clipped = F.clipped_value_loss(
             update["micro_values"][i], update["values"][rows], update["returns"][rows],
-            cliprange=given["cliprange_value"],
+            cliprange=settings["cliprange_value"],
         )  # fmt: skip
-        close(F.aggregate(losses, states, tokens=states.sum()), update["micro_value_loss"][i], "value loss")
+        assert_close(F.aggregate(losses, states, tokens=states.sum()), update["micro_value_loss"][i], "value loss")
         value_clipped.append(F.masked_mean(clipped.float(), states))
     if update.case != "minibatches_ignored":
-        close(torch.stack(policy_clipped).mean(), update.logged["policy/clipfrac_avg"], "policy clips")
-        close(torch.stack(value_clipped).mean(), update.logged["val/clipfrac_avg"], "value clips")
+        assert_close(torch.stack(policy_clipped).mean(), update.logged["policy/clipfrac_avg"], "policy clips")
+        assert_close(torch.stack(value_clipped).mean(), update.logged["val/clipfrac_avg"], "value clips")
 
 
-@each([update for update in EVERY if update.case in ENDING])
-def test_early_ends_differ_from_trl_in_two_places_only(update: Update) -> None:
+@parametrize_updates([update for update in ALL_UPDATES if update.case in EARLY_ENDING])
+def test_early_ends_differ_from_trl_in_two_known_places(update: Update) -> None:
     """The score, at L − 1 here and at L in TRL; and TRL's value of the state after EOS, in all that follows from it."""
-    given, mask, beyond = update.settings, update.mask, update.value_mask & ~update.mask
+    settings, mask, beyond = update.settings, update.mask, update.value_mask & ~update.mask
     early, last, scores = update.early, F.last_token(mask), update["scores"]
     assert torch.equal(beyond.nonzero(), torch.stack([early.nonzero()[:, 0], last[early] + 1], 1))
     on_eos = torch.zeros_like(mask)
     on_eos[early, last[early]] = True
-    ours = F.token_rewards(scores, update["kl"], mask, kl_coef=given["kl_coef"])
-    theirs = update["raw_rewards"] if given["whiten_rewards"] else update["rewards"]
-    close(ours, theirs, "all other rewards", ~(on_eos | beyond))
-    close(ours[on_eos] - theirs[on_eos], scores[early], "rewards on EOS")
-    close(theirs[beyond], scores[early], "rewards after EOS")
+    ours = F.token_rewards(scores, update["kl"], mask, kl_coef=settings["kl_coef"])
+    theirs = update["raw_rewards"] if settings["whiten_rewards"] else update["rewards"]
+    assert_close(ours, theirs, "all other rewards", ~(on_eos | beyond))
+    assert_close(ours[on_eos] - theirs[on_eos], scores[early], "rewards on EOS")
+    assert_close(theirs[beyond], scores[early], "rewards after EOS")
     assert (update["values"][beyond].abs() > 1e-2).all()
-    if given["whiten_rewards"]:
+    if settings["whiten_rewards"]:
         return
     # In TRL δ at L is score − V(L) and δ on EOS has γV(L); here δ on EOS has the score, and nothing follows.
-    advantages, _ = F.gae(ours, update["values"], mask, gamma=given["gamma"], lam=given["lam"])
-    close(advantages[~early], update["raw_advantages"][~early], "advantages of full-length responses")
-    gamma, decay = given["gamma"], given["gamma"] * given["lam"]
+    advantages, _ = F.gae(ours, update["values"], mask, gamma=settings["gamma"], lam=settings["lam"])
+    assert_close(advantages[~early], update["raw_advantages"][~early], "advantages of full-length responses")
+    gamma, decay = settings["gamma"], settings["gamma"] * settings["lam"]
     value_after = (update["values"] * beyond).sum(1)
-    on_eos_moved = gamma * value_after + decay * (scores - value_after) - scores
+    shift_on_eos = gamma * value_after + decay * (scores - value_after) - scores
     steps = (last.unsqueeze(1) - torch.arange(mask.shape[1])).clamp(min=0)
-    moved = advantages + decay**steps * on_eos_moved.unsqueeze(1)
-    close(moved, update["raw_advantages"], "advantages of early-ending responses", mask & early.unsqueeze(1))
+    shifted = advantages + decay**steps * shift_on_eos.unsqueeze(1)
+    assert_close(shifted, update["raw_advantages"], "advantages of early-ending responses", mask & early.unsqueeze(1))
 
 
 class Replay(PPOTrainer):
-    """A PPOTrainer that is given TRL's sampled tokens and shuffles, and keeps what it makes of them."""
+    """A PPOTrainer that takes TRL's sampled tokens and shuffles, and records its results."""
 
     def __init__(self, *args: Any, case: str, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -309,16 +311,16 @@ class Replay(PPOTrainer):
         progress = super().run_epochs(model, rollout, estimates)
         self.updating = False
         layout = FACTS["layout"]
-        parts = {"policy": self.policy, "value_model": self.value_model}
-        weights = {name: flat(part, layout[name]) for name, part in parts.items()}
+        models = {"policy": self.policy, "value_model": self.value_model}
+        weights = {name: flatten(part, layout[name]) for name, part in models.items()}
         self.seen.append((rollout, estimates, progress, weights))
         return progress
 
 
-def replayed(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **changed: Any) -> Replay:
+def replay_run(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **overrides: Any) -> Replay:
     """Our whole trainer run for two updates on TRL's prompts, completions and order of rows."""
     first, second = Update(case, 0), Update(case, 1)
-    settings = first.settings | {"temperature": first.temperature} | changed
+    settings = first.settings | {"temperature": first.temperature} | overrides
     args = PPOConfig(
         output_dir=str(directory), max_steps=2, max_grad_norm=0.0, train_sampling_strategy="sequential",
         save_strategy="no", report_to="none", disable_tqdm=True, use_cpu=DEVICE == "cpu", **settings,
@@ -333,13 +335,13 @@ def replayed(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **chan
     )  # fmt: skip
     orders = [order for update in (first, second) for order in update["permutations"]]
 
-    def recorded(size: int, **_: Any) -> Tensor:
+    def recorded_order(size: int, **_: Any) -> Tensor:
         order = orders.pop(0)
         assert len(order) == size
         return order
 
     with monkeypatch.context() as patched:
-        patched.setattr(torch, "randperm", recorded)
+        patched.setattr(torch, "randperm", recorded_order)
         trainer.train()
     assert not orders and len(trainer.seen) == 2
     return trainer
@@ -348,21 +350,21 @@ def replayed(directory: Path, monkeypatch: pytest.MonkeyPatch, case: str, **chan
 @pytest.mark.filterwarnings("ignore:kl_estimator 'k3'")
 @pytest.mark.parametrize("options", [{}, {"max_tokens_per_micro_batch": 40}], ids=["rows", "tokens"])
 @pytest.mark.parametrize("case", REPLAYED)
-def test_our_trainer_makes_trls_updates(
+def test_trainer_reproduces_trls_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, options: dict[str, int]
 ) -> None:
     """Two updates by our trainer alone, from the initial weights: estimates, losses and weights after each."""
     # Batches of another shape round otherwise.
-    near = partial(close, within=1e-5 if options else TOLERANCE)
-    trainer = replayed(tmp_path, monkeypatch, case, **options)
+    assert_near = partial(assert_close, within=1e-5 if options else TOLERANCE)
+    trainer = replay_run(tmp_path, monkeypatch, case, **options)
     ours = [row for row in trainer.state.log_history if "loss" in row]
-    moved = []
+    changes = []
     for index, (rollout, estimates, progress, weights) in enumerate(trainer.seen):
         update = Update(case, index)
         for name in ("logprobs", "ref_logprobs", "values"):
-            near(getattr(rollout, name), update[name], name)
+            assert_near(getattr(rollout, name), update[name], name)
         for name in ("scores", "rewards", "advantages", "returns"):
-            near(getattr(estimates, name), update[name], name)
+            assert_near(getattr(estimates, name), update[name], name)
         logged = progress | ours[index]
         for name, trls in {
             "loss/policy": "loss/policy_avg", "loss/value": "loss/value_avg", "policy/clipfrac": "policy/clipfrac_avg",
@@ -371,33 +373,33 @@ def test_our_trainer_makes_trls_updates(
             "objective/shaped_score": "objective/scores", "objective/non_score_reward": "objective/non_score_reward",
             "objective/rlhf_reward": "objective/rlhf_reward", "learning_rate": "lr", "episodes": "episode",
         }.items():  # fmt: skip
-            near(logged[name], update.logged[trls], name)
+            assert_near(logged[name], update.logged[trls], name)
         if update.settings["kl_estimator"] == "k1":
-            near(logged["objective/kl"], update.logged["objective/kl"], "objective/kl")
+            assert_near(logged["objective/kl"], update.logged["objective/kl"], "objective/kl")
         assert len(trainer.rates[index]) == CASES[case]["optimizer_steps"][index]
         assert sorted(set(trainer.rates[index])) == CASES[case]["learning_rates"][index]
         for name, flattened in weights.items():
-            kept = tensors(case).get(f"{index}.{name}")
-            if kept is not None:
+            trl_weights = tensors(case).get(f"{index}.{name}")
+            if trl_weights is not None:
                 before = tensors("models")[name]
-                near(flattened - before, kept - before, f"{name} after update {index}")
-                moved.append(float((kept - before).abs().max()))
-    assert moved and min(moved) > MOVED
+                assert_near(flattened - before, trl_weights - before, f"{name} after update {index}")
+                changes.append(float((trl_weights - before).abs().max()))
+    assert changes and min(changes) > MOVED
 
 
 def test_trl_ignores_minibatches_under_accumulation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked for two minibatches of one micro-batch each, TRL makes one step of both: our run with one minibatch."""
     case = "minibatches_ignored"
-    asked, made = Update(case, 0).settings, CASES[case]["optimizer_steps"][0]
-    assert asked["num_mini_batches"] * asked["num_ppo_epochs"] == 2 * made
-    one = replayed(tmp_path / "one", monkeypatch, case, num_mini_batches=1)
-    two = replayed(tmp_path / "two", monkeypatch, case)
+    settings, steps = Update(case, 0).settings, CASES[case]["optimizer_steps"][0]
+    assert settings["num_mini_batches"] * settings["num_ppo_epochs"] == 2 * steps
+    one_minibatch = replay_run(tmp_path / "one", monkeypatch, case, num_mini_batches=1)
+    two_minibatches = replay_run(tmp_path / "two", monkeypatch, case)
     for name in ("policy", "value_model"):
-        kept, before = Update(case, 0)[name], tensors("models")[name]
-        close(one.seen[0][3][name] - before, kept - before, name)
-        assert (two.seen[0][3][name] - kept).abs().max() > MOVED
-    assert len(two.rates[0]) == 2 * len(one.rates[0]) == 2 * made
+        trl_weights, before = Update(case, 0)[name], tensors("models")[name]
+        assert_close(one_minibatch.seen[0][3][name] - before, trl_weights - before, name)
+        assert (two_minibatches.seen[0][3][name] - trl_weights).abs().max() > MOVED
+    assert len(two_minibatches.rates[0]) == 2 * len(one_minibatch.rates[0]) == 2 * steps
     # Its averages count the slots of minibatches that it never filled.
     assert Update(case, 0).logged["val/ratio"] == pytest.approx(
-        float(one.seen[0][2]["policy/ratio"]) / 2, abs=TOLERANCE
+        float(one_minibatch.seen[0][2]["policy/ratio"]) / 2, abs=TOLERANCE
     )

@@ -1,4 +1,4 @@
-"""How far a formula may lie from what it should be, stated once."""
+"""The tolerances of the numerics tests."""
 
 from typing import Any
 
@@ -17,6 +17,6 @@ ROUNDINGS = 12
 GOLDEN_RTOL, GOLDEN_ATOL = 1e-8, 1e-10
 
 
-def tolerance(dtype: torch.dtype, wanted: Any) -> float:
+def tolerance(dtype: torch.dtype, expected: Any) -> float:
     """The absolute error allowed to every entry of `wanted`, an array or a number computed in `dtype`."""
-    return ROUNDINGS * torch.finfo(dtype).eps * max(1.0, float(np.abs(wanted).max()))
+    return ROUNDINGS * torch.finfo(dtype).eps * max(1.0, float(np.abs(expected).max()))

@@ -6,7 +6,7 @@ Tested elsewhere:
     a data set smaller than a batch hangs: test_guards::test_what_does_not_fit_together
     with PAD = EOS the EOS is never in the loss:
         test_guards::test_eos_as_pad, test_trainer::test_an_update_is_what_the_formulas_say
-    no resuming: test_resume::test_a_run_resumed_from_any_checkpoint_is_the_run_left_alone
+    no resuming: test_resume::test_resumed_run_equals_uninterrupted_run
     the critic is not saved: test_training_run::test_a_checkpoint_is_a_plain_model_with_its_critic
     evaluate() fails: test_training_run::test_evaluation_is_repeatable_and_disturbs_nothing
     should_training_stop is ignored: test_training_run::test_callbacks_and_tensorboard_hear_of_every_update
