@@ -71,8 +71,8 @@ def runs_hub(hub_with_runs: ThreadHub, at_module_hub: ThreadHub) -> ThreadHub:
     return at_module_hub
 
 
-def find(others: list[str] | None = None, repo: str = OWN, own: dict | None = None) -> ablation.Ablation:
-    return ablation.find_runs(repo, card() if own is None else own, names=others)
+def find(names: list[str] | None = None, repo: str = OWN, own: dict | None = None) -> ablation.Ablation:
+    return ablation.find_runs(repo, card() if own is None else own, names=names)
 
 
 def repo_names(result: ablation.Ablation) -> list[str]:
@@ -115,8 +115,8 @@ def test_find_runs_treats_commits_with_equal_weights_as_one_sft_model(runs_hub: 
     for name, beta in (("step", 0.1), ("best", 0.0), ("later", 0.3)):
         publish(runs_hub, f"based/from-{name}-ppo", card(beta, recipe="based", parents=parents_from(name)))
     own: dict = {"repo": "based/from-step-ppo", "own": card(0.1, recipe="based", parents=parents_from("step"))}
-    for others in (None, ["based/from-best-ppo"]):
-        assert repo_names(find(others, **own)) == ["based/from-step-ppo", "based/from-best-ppo"]
+    for names in (None, ["based/from-best-ppo"]):
+        assert repo_names(find(names, **own)) == ["based/from-step-ppo", "based/from-best-ppo"]
     message = f"^based/from-later-ppo started from based/base-sft@{commits['later'][:10]}, but "
     with pytest.raises(ZooError, match=message):
         find(["based/from-later-ppo"], **own)

@@ -57,9 +57,9 @@ def test_page_names_only_existing_files_and_functions(page: str) -> None:
     for path, name in REFERENCE.findall(re.sub(r"https?://\S+|git show\s+\S+", "", text)):
         if path in FOREIGN or Path(path).name in removed or "DATE" in path:
             continue
-        places = [(ROOT / page).parent / path, ROOT / path]
-        places += [Path(file) for file in FILES if file.endswith(f"/{path}")]
-        file = next((place for place in places if place.exists()), None)
+        candidates = [(ROOT / page).parent / path, ROOT / path]
+        candidates += [Path(file) for file in FILES if file.endswith(f"/{path}")]
+        file = next((candidate for candidate in candidates if candidate.exists()), None)
         if file is None or (name and file.suffix == ".py" and not defines(file, name)):
             missing.append(f"{path}:{name}" if name else path)
     assert missing == []

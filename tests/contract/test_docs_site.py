@@ -103,15 +103,15 @@ def unknown_options(line: str) -> list[str]:
         if child is None:
             return [name]
         context, command = click.Context(child, info_name=name, parent=context), child
-    known = {option for parameter in command.get_params(context) for option in parameter.opts}
+    options = {option for parameter in command.get_params(context) for option in parameter.opts}
     keys = {f"--{stage}.{key}" for stage in STAGES for key in declared_keys(stage)}
     keys |= {f"--{key}" for key in (*recipe_keys(), *declared_keys(name if name in STAGES else "ppo"))}
-    return [word for word in words if word.startswith("--") and word not in known | keys]
+    return [word for word in words if word.startswith("--") and word not in options | keys]
 
 
 @pytest.mark.parametrize("name", [*GUIDES, *PAGES["Understand"]])
 def test_page_commands_use_existing_options(name: str) -> None:
-    assert {line: wrong for line in inline_commands(name) if (wrong := unknown_options(line))} == {}
+    assert {line: unknown for line in inline_commands(name) if (unknown := unknown_options(line))} == {}
 
 
 def test_unknown_options_finds_wrong_flag_and_command() -> None:

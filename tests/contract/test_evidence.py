@@ -24,12 +24,19 @@ DATA = "$RLHF_ZOO_DATA"
 COMPARED = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("baselines"))]
 #: A recipe whose baselines have not been run yet has no table of them.
 SHOWN = [
-    name for name in tables.TABLES if name not in {one.name("baselines") for one in EXPERIMENTS if one not in COMPARED}
+    name
+    for name in tables.TABLES
+    if name not in {experiment.name("baselines") for experiment in EXPERIMENTS if experiment not in COMPARED}
 ]
 #: Parts that an experiment may lack although it was run.
 OPTIONAL = ("baselines",)
 RUN = [experiment for experiment in EXPERIMENTS if keep.load(experiment.name("runs"))]
-KEPT = [one.name(part) for one in RUN for part in one.parts if part not in OPTIONAL or keep.load(one.name(part))]
+KEPT = [
+    experiment.name(part)
+    for experiment in RUN
+    for part in experiment.parts
+    if part not in OPTIONAL or keep.load(experiment.name(part))
+]
 #: Figures of studies whose scripts were removed.
 STUDIES = ("probe-rates", "objections", "gold-2", "remark-judges", "tiny-sums-twins", "tiny-sums-four-digits")
 KEPT += [SUMS, REAL_TEXT, *STUDIES]
@@ -97,7 +104,7 @@ def test_pages_name_every_verdict_and_probe_family():
         assert explained.count(family.name) == expected_count, family.name
 
 
-@pytest.mark.parametrize("experiment", RUN, ids=lambda one: one.recipe)
+@pytest.mark.parametrize("experiment", RUN, ids=lambda experiment: experiment.recipe)
 def test_committed_runs_match_experiments(experiment):
     full_runs, ablated = runs(experiment.name("runs")), runs(experiment.name("ablation"))
     assert [run["seed"] for run in full_runs] == list(experiment.seeds)
@@ -202,7 +209,7 @@ def test_error_rates_on_real_text_match_docs():
     assert not any("better" in row["kinds"] for row in rates["hacked"] if row["strength"] >= 0.3)
 
 
-@pytest.mark.parametrize("experiment", ABLATED, ids=lambda one: one.recipe)
+@pytest.mark.parametrize("experiment", ABLATED, ids=lambda experiment: experiment.recipe)
 def test_runs_are_hacked_only_without_kl_penalty(experiment):
     for run in beta_runs(experiment, zero=True):
         assert run["kind"] == "hacked", run["ppo_seed"]

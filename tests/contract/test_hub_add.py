@@ -39,8 +39,8 @@ def test_add_model_uploads_only_model_files_and_only_once(tmp_path: Path, thread
     assert "My model." in card.text and "Source: trained by hand" in card.text and card.data.license == "mit"
     assert (folder / "README.md").read_text().endswith("My model.\n"), "the folder itself is not changed"
 
-    again = add_model(str(folder), NAME, license=None, source=None, hub=hub)
-    assert (again.new, again.commit) == (False, added.commit)
+    repeated = add_model(str(folder), NAME, license=None, source=None, hub=hub)
+    assert (repeated.new, repeated.commit) == (False, added.commit)
     changed = add_model(str(folder), NAME, license="apache-2.0", source=None, hub=hub)
     assert changed.new and ModelCard.load(NAME).data.license == "apache-2.0"
 
@@ -83,8 +83,8 @@ def test_hub_add_command_adds_gguf_file(tmp_path: Path) -> None:
     assert result.stdout.startswith(f"{NAME} now holds the model of {file} (commit "), result.stdout
     (folder,) = (tmp_path / "zoo" / "gguf").glob(f"*/{FILE}")
     assert load_tokenizer(folder).pad_token == "<|endoftext|>" and load_causal(folder)
-    again = zoo("hub", "add", tmp_path, NAME, home=tmp_path)
-    assert (again.returncode, again.stdout[:40]) == (0, f"{NAME} already held the model of {tmp_path}"[:40])
+    repeated = zoo("hub", "add", tmp_path, NAME, home=tmp_path)
+    assert (repeated.returncode, repeated.stdout[:40]) == (0, f"{NAME} already held the model of {tmp_path}"[:40])
     pulled = zoo("pull", NAME, "--hub", "local", "--output_dir", tmp_path / "pulled", home=tmp_path)
     assert pulled.returncode == 0, pulled.stderr
     card = (tmp_path / "pulled" / "README.md").read_text()

@@ -45,7 +45,7 @@ def make_read_only(hub_with_file: ThreadHub, monkeypatch: pytest.MonkeyPatch) ->
 
     def patch_os() -> None:
         flags = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-        monkeypatch.setattr(os, "open", fail_writes(os.open, lambda how, *_, **__: bool(how & flags)))
+        monkeypatch.setattr(os, "open", fail_writes(os.open, lambda mode, *_, **__: bool(mode & flags)))
         for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "chmod"):
             monkeypatch.setattr(os, name, fail_writes(getattr(os, name), lambda *_, **__: True))
         monkeypatch.setattr(os, "access", deny_write_access(os.access))

@@ -64,8 +64,8 @@ def test_commit_stores_small_files_in_git_and_large_ones_in_lfs(hub, api):
 
 def test_commit_of_unchanged_files_is_skipped(api):
     first = commit(api, add("a.txt", b"a"), add("w.bin", BINARY))
-    again = commit(api, add("a.txt", b"a"), add("w.bin", BINARY))
-    assert again.oid == first.oid
+    repeated = commit(api, add("a.txt", b"a"), add("w.bin", BINARY))
+    assert repeated.oid == first.oid
     changed = commit(api, add("a.txt", b"b"), add("w.bin", BINARY))
     assert changed.oid != first.oid
     assert len(api.list_repo_commits(REPO)) == 3

@@ -44,8 +44,8 @@ def test_ambiguous_short_commit_id_is_rejected(near_hub: ThreadHub, monkeypatch:
     from dulwich.object_store import DiskObjectStore
 
     first, second = near_hub.push("local/m", {"a": "1"}), near_hub.push("local/m", {"a": "2"})
-    both = [first.encode(), second.encode()]
-    monkeypatch.setattr(DiskObjectStore, "iter_prefix", lambda store, prefix: iter(both))
+    commit_ids = [first.encode(), second.encode()]
+    monkeypatch.setattr(DiskObjectStore, "iter_prefix", lambda store, prefix: iter(commit_ids))
     with pytest.raises(BadRequestError, match="2 commits begin with"):
         near_hub.api().create_tag("local/m", tag="x", revision="abcdef0")
 

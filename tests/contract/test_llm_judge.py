@@ -79,15 +79,15 @@ def test_judge_compares_in_both_orders(stub, tmp_path):
     assert [message["role"] for message in request.body["messages"]] == ["system", "user"]
 
 
-@pytest.mark.parametrize("place", ["A", "B"])
-def test_position_bias_becomes_ties(place):
-    with StubLLM(always(place)) as stub:
+@pytest.mark.parametrize("position", ["A", "B"])
+def test_position_bias_becomes_ties(position):
+    with StubLLM(always(position)) as stub:
         report = compare_pairs(make_judge(stub), PROMPTS, FIRST, SECOND, seed=0)
     assert report.scores == [0.5] * 6
     assert (report.win_rate.value, report.win_rate.ties) == (0.5, 1.0)
     assert report.agreement == proportion(0, 6)
-    assert report.shown_first.value == (1.0 if place == "A" else 0.0)
-    assert report.verdicts[0].details == {"orders": [1.0, 0.0] if place == "A" else [0.0, 1.0]}
+    assert report.shown_first.value == (1.0 if position == "A" else 0.0)
+    assert report.verdicts[0].details == {"orders": [1.0, 0.0] if position == "A" else [0.0, 1.0]}
 
 
 def test_judge_skips_equal_texts_and_asks_equal_pairs_once(stub):
@@ -196,9 +196,9 @@ def test_judge_rejects_model_with_mostly_unparsable_answers(tmp_path):
                 judge(["p"] * 12, [f"text {n}" for n in range(12)])
         with pytest.raises(ZooError, match="cannot be parsed"):
             judge.compare(["p"] * 5, list("abcde"), list("vwxyz"))
-        seen = len(stub.seen)
+        request_count = len(stub.seen)
         assert make_judge(stub, tmp_path)(["p"] * 9, [f"text {n}" for n in range(9)]) == [5.5] * 9, "too few to tell"
-        assert len(stub.seen) == seen
+        assert len(stub.seen) == request_count
 
 
 # failures of the endpoint

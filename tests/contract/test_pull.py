@@ -224,11 +224,11 @@ def partials(folder: Path) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(
-    ("stop_signal", "code", "place"), [(signal.SIGKILL, -9, "cache"), (signal.SIGINT, 130, "output_dir")]
+    ("stop_signal", "code", "destination"), [(signal.SIGKILL, -9, "cache"), (signal.SIGINT, 130, "output_dir")]
 )
-def test_interrupted_pull_resumes_where_it_stopped(wire, module_hub, commits, tmp_path, stop_signal, code, place):
+def test_interrupted_pull_resumes_where_it_stopped(wire, module_hub, commits, tmp_path, stop_signal, code, destination):
     """The Hub sends no byte twice, except those of the chunk that was being read."""
-    options = ["--output_dir", "out"] if place == "output_dir" else []
+    options = ["--output_dir", "out"] if destination == "output_dir" else []
     arguments = ["pull", f"{REPO}@40", *options, "--hub", module_hub.url]
     env = {"RLHF_ZOO_HUB_TOKEN": module_hub.token}
     wire.stall[f"{commits[40]}/model.safetensors"] = STALL
@@ -278,7 +278,7 @@ def test_fetch_restarts_damaged_partial_file(wire, commits, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("place", "name", "damage"),
+    ("destination", "name", "damage"),
     [
         ("cache", "model.safetensors", "flipped"),
         ("cache", "config.json", "cut"),
@@ -286,8 +286,8 @@ def test_fetch_restarts_damaged_partial_file(wire, commits, tmp_path):
         ("output_dir", "config.json", "flipped"),
     ],
 )
-def test_fetch_repairs_damaged_file(wire, commits, tmp_path, place, name, damage):
-    out = tmp_path / "out" if place == "output_dir" else None
+def test_fetch_repairs_damaged_file(wire, commits, tmp_path, destination, name, damage):
+    out = tmp_path / "out" if destination == "output_dir" else None
     folder = fetch(f"{REPO}@4", out).path
     file = (folder / name).resolve()
     data = file.read_bytes()
@@ -299,8 +299,8 @@ def test_fetch_repairs_damaged_file(wire, commits, tmp_path, place, name, damage
     assert fetch(f"{REPO}@4", out).refetched == []
 
 
-@pytest.mark.parametrize(("place", "name"), [("cache", "config.json"), ("output_dir", "model.safetensors")])
-def test_fetch_retries_wrong_content_once(wire, commits, tmp_path, place, name):
+@pytest.mark.parametrize(("destination", "name"), [("cache", "config.json"), ("output_dir", "model.safetensors")])
+def test_fetch_retries_wrong_content_once(wire, commits, tmp_path, destination, name):
     """Of the same length, so that only the checksum differs. One wrong answer is retried; two are an error."""
     corruptions = [1]
 
@@ -311,19 +311,19 @@ def test_fetch_retries_wrong_content_once(wire, commits, tmp_path, place, name):
         return b"x" * len(body)
 
     wire.change = corrupt
-    result = fetch(f"{REPO}@4", tmp_path / "once" if place == "output_dir" else None)
+    result = fetch(f"{REPO}@4", tmp_path / "once" if destination == "output_dir" else None)
     assert tree(result.path) == digests(content(4)) and (corruptions, result.refetched) == ([0], [])
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
 
     corruptions[0] = 99
     with pytest.raises(ZooError, match=f"^{name} of {REPO} at commit {commits[4]} arrived twice with a digest other"):
-        fetch(f"{REPO}@4", tmp_path / "out" if place == "output_dir" else None)
+        fetch(f"{REPO}@4", tmp_path / "out" if destination == "output_dir" else None)
     assert corruptions == [97]
-    wrong = b"x" * len(content(4)[name])
-    corrupted = [path for path in tmp_path.rglob("*") if path.is_file() and wrong in path.read_bytes()]
-    others = {hashlib.sha256(data).hexdigest() for other, data in content(4).items() if other != name}
-    partial_sizes = {size for digest, size in partials(tmp_path).items() if digest not in others}
-    assert corrupted == [] and len(wrong) not in partial_sizes  # others may go on where they stopped
+    wrong_content = b"x" * len(content(4)[name])
+    corrupted = [path for path in tmp_path.rglob("*") if path.is_file() and wrong_content in path.read_bytes()]
+    intact_digests = {hashlib.sha256(data).hexdigest() for other, data in content(4).items() if other != name}
+    partial_sizes = {size for digest, size in partials(tmp_path).items() if digest not in intact_digests}
+    assert corrupted == [] and len(wrong_content) not in partial_sizes  # others may go on where they stopped
 
 
 def test_pull_uses_intact_cache_when_hub_is_offline(thread_hub, pull):
@@ -442,9 +442,9 @@ def assert_same_models(kind: str, checkpoint: Path, tag: str) -> None:
 
     from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
 
-    def outputs(model: Any, place: Any, **where: Any) -> Any:
+    def outputs(model: Any, source: Any, **options: Any) -> Any:
         with torch.no_grad():
-            return model.from_pretrained(place, **where).eval()(torch.tensor([[3, 4, 5, 6]]))
+            return model.from_pretrained(source, **options).eval()(torch.tensor([[3, 4, 5, 6]]))
 
     ours = outputs(AutoModelForCausalLM, checkpoint).logits
     assert torch.equal(ours, outputs(AutoModelForCausalLM, REPO, revision=tag).logits)

@@ -162,8 +162,8 @@ def test_pull_ignores_etag_that_is_path(forge_tree: Any, tmp_path: Path, monkeyp
     assert not (tmp_path / "evil").exists() and not list(tmp_path.rglob("evil*"))
     assert {name: (pulled.path / name).read_text() for name in FILES} == FILES
     assert (pulled.path / "config.json").is_symlink(), "a blob that two revisions share is kept once"
-    again = fetch(f"{REPO}@main")
-    assert (again.path, again.refetched) == (pulled.path, [])
+    repeated = fetch(f"{REPO}@main")
+    assert (repeated.path, repeated.refetched) == (pulled.path, [])
 
 
 def test_pull_rejects_symlinks_in_destination(forge_tree: Any, tmp_path: Path) -> None:

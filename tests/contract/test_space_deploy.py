@@ -346,8 +346,8 @@ def test_deploy_falls_back_to_static_page(
     assert "A static page takes no votes, so nothing goes to local/toy-votes." in output
     assert running.api().space_info(SPACE).sdk == "static"
     assert files(running) == {"README.md", "compare.json", "index.html"}
-    again = stdout_of(deploy("local/toy-ppo", *flags))
-    assert ", unchanged, " in again and "delete the Space and deploy it again for a live one" in again
+    second_output = stdout_of(deploy("local/toy-ppo", *flags))
+    assert ", unchanged, " in second_output and "delete the Space and deploy it again for a live one" in second_output
     file, head, _ = space_files(running, tmp_path / "space")
     assert (file["votes"], file["runs"]) == (None, [])
     assert (head["sdk"], head["app_file"]) == ("static", "index.html") and len(head["short_description"]) <= 60

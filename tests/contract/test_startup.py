@@ -1,4 +1,4 @@
-"""What a user reads first: a mistake is told before the stack is imported, and a Hub that is silent before it tires."""
+"""Start-up: mistakes are reported before heavy imports, and a silent Hub within seconds."""
 
 import io
 import json
@@ -18,8 +18,8 @@ from rlhf_zoo.hub.client.connect import Hub, choose, choose_source
 from rlhf_zoo.hub.client.refs import resolve
 from rlhf_zoo.runs.data.sources import find_data
 
-NOBODY = "http://127.0.0.1:9"
-# Of what takes seconds to import.
+UNREACHABLE_HUB = "http://127.0.0.1:9"
+# Packages that take seconds to import.
 HEAVY = ("torch", "transformers", "trl", "datasets", "pandas", "huggingface_hub", "accelerate", "gradio", "matplotlib")
 PROBE = f"""
 import sys
@@ -33,7 +33,7 @@ finally:
 
 
 @pytest.fixture(scope="module")
-def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def wrong_recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("recipes") / "wrong"
     folder.mkdir()
     (folder / "recipe.yaml").write_text("description: A toy.\ndataset_name: a/b\n")
@@ -43,7 +43,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "message"),
     [
         ("recipes list", 0, ""),
         ("recipes show tiny-world", 0, ""),
@@ -57,42 +57,49 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("eval WRONG", 2, "sft.yaml has lerning_rate"),
     ],
 )
-def test_mistakes_and_recipes_need_no_stack(words: str, code: int, said: str, wrong: Path) -> None:
-    command = [sys.executable, "-c", PROBE, *words.replace("WRONG", str(wrong)).split()]
-    done = subprocess.run(command, env=base_environment(), capture_output=True, text=True, check=False)
-    *lines, imported = done.stderr.splitlines()
-    assert done.returncode == code, done.stderr
-    assert said.replace("WRONG", str(wrong)) in "".join(lines)
+def test_mistakes_and_recipe_commands_import_no_heavy_package(
+    words: str, code: int, message: str, wrong_recipe: Path
+) -> None:
+    command = [sys.executable, "-c", PROBE, *words.replace("WRONG", str(wrong_recipe)).split()]
+    process = subprocess.run(command, env=base_environment(), capture_output=True, text=True, check=False)
+    *lines, imported = process.stderr.splitlines()
+    assert process.returncode == code, process.stderr
+    assert message.replace("WRONG", str(wrong_recipe)) in "".join(lines)
     assert imported == "", f"{words} imports {imported}"
 
 
-def test_a_launcher_is_told_the_cause(tmp_path: Path) -> None:
-    cause = tmp_path / "error.json"
-    launched = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_ERROR_FILE": str(cause)}
+def test_error_is_written_to_file_of_launcher(tmp_path: Path) -> None:
+    error_file = tmp_path / "error.json"
+    launcher_env = {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0", "TORCHELASTIC_ERROR_FILE": str(error_file)}
     command = [sys.executable, "-m", "rlhf_zoo.cli", "ppo", "tiny-world", "--kl_coef", "-1"]
-    done = subprocess.run(command, env=base_environment() | launched, capture_output=True, text=True, check=False)
-    assert done.returncode == 2 and done.stderr.count("Error: ") == 1
-    assert json.loads(cause.read_text())["message"] == done.stderr.strip()
+    process = subprocess.run(
+        command, env=base_environment() | launcher_env, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 2 and process.stderr.count("Error: ") == 1
+    assert json.loads(error_file.read_text())["message"] == process.stderr.strip()
 
 
 @pytest.mark.parametrize("width", [80, 60, 200])
-def test_tables_break_lines_between_words_alone(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_wraps_lines_only_between_words(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     columns = ["model", "stage", "recipe", "base", "reward", "KL", "win rate", "date"]
     rows = [["tiny-world-ppo", "ppo", "tiny-world", "tiny-world-sft", "1.823*", "3.910*", "0.822",
              "2026-11-23"]]  # fmt: skip
     for terminal in (width >= 80, False):
         screen = io.StringIO()
-        made = partial(Console, file=screen, force_terminal=terminal, color_system=None)
-        monkeypatch.setattr("rich.console.Console", lambda made=made, **given: made(**({"width": width} | given)))
+        make_console = partial(Console, file=screen, force_terminal=terminal, color_system=None)
+        monkeypatch.setattr(
+            "rich.console.Console",
+            lambda make_console=make_console, **options: make_console(**({"width": width} | options)),
+        )
         table("local", columns, rows)
         words = screen.getvalue().split()
         assert set(" ".join([*columns, *rows[0]]).split()) <= set(words), screen.getvalue()
 
 
-def test_a_silent_source_is_named_within_seconds(tmp_path: Path) -> None:
-    source = choose_source(NOBODY, choose("local", push_to_hub=False))
+def test_silent_source_hub_is_reported_within_seconds(tmp_path: Path) -> None:
+    source = choose_source(UNREACHABLE_HUB, choose("local", push_to_hub=False))
     assert source is not None
-    assert source.description == f"{NOBODY} (--source_hub)"
+    assert source.description == f"{UNREACHABLE_HUB} (--source_hub)"
     started = time.monotonic()
     with pytest.raises(ZooError) as data:
         find_data("maker/lines", None, source).load(None, "train", columns=[])
@@ -100,11 +107,16 @@ def test_a_silent_source_is_named_within_seconds(tmp_path: Path) -> None:
         resolve("maker/model", source)
     assert time.monotonic() - started < 5
     for caught in (data, model):
-        assert f"the source {NOBODY}" in str(caught.value)
+        assert f"the source {UNREACHABLE_HUB}" in str(caught.value)
         assert "--source_hub" in str(caught.value)
-    with pytest.raises(ZooError, match=f"and {NOBODY} does not answer .*: check the network and --hub"):
-        find_data("maker/lines", None, Hub("other", NOBODY, "--hub", cache=tmp_path)).load(None, "train", columns=[])
+    with pytest.raises(ZooError, match=f"and {UNREACHABLE_HUB} does not answer .*: check the network and --hub"):
+        find_data("maker/lines", None, Hub("other", UNREACHABLE_HUB, "--hub", cache=tmp_path)).load(
+            None, "train", columns=[]
+        )
 
 
-def test_what_new_reads_from_was_named_by_its_own_flag() -> None:
-    assert choose(NOBODY, push_to_hub=False, option="--source_hub").description == f"{NOBODY} (--source_hub)"
+def test_choose_describes_hub_by_given_option() -> None:
+    assert (
+        choose(UNREACHABLE_HUB, push_to_hub=False, option="--source_hub").description
+        == f"{UNREACHABLE_HUB} (--source_hub)"
+    )
