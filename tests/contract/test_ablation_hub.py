@@ -130,7 +130,7 @@ def test_find_runs_prefers_same_seed_then_newest_of_equal_betas(
         repos = repo_names(find())
         assert "local/b02-ppo" in repos and "local/seed3-ppo" not in repos
         runs_hub.api().update_repo_settings("local/b02-ppo", private=True)
-        monkeypatch.setenv("HF_TOKEN", "")  # who has none sees no private repository
+        monkeypatch.setenv("HF_TOKEN", "")  # without a token, private repositories are hidden
         assert repo_names(find()) == [OWN, "local/no-steps-ppo", "local/seed3-ppo", "local/b0-ppo"]
     finally:
         runs_hub.api().update_repo_settings("local/b02-ppo", private=False)

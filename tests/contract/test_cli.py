@@ -330,7 +330,7 @@ def test_stage_rejects_directory_of_other_recipe_or_settings(error_message, tmp_
     message = refusal(tmp_path, "sft", "tiny-world", "--output_dir", "one")
     assert message.startswith("one/data has a run of the recipe 'product-remarks', not of 'tiny-world': choose another")
     assert "--restart" in message
-    # --restart of one stage does not delete the other recipe's stages.
+    # The command refuses with --restart too, because the sft stage belongs to another recipe.
     for stage in ("sft", "reward"):
         write_record(tmp_path / "work" / "both" / stage, recipe="product-remarks", resolved={})
     for options in ([], ["--restart"]):

@@ -42,7 +42,7 @@ REQUIRED = {
     "method": "dpo", "model": "user/name", "kl_coef": "0", "repo": "user/name", "prompt": "the",
     "against": "reference.jsonl", "grid": "kl_coef=0",
 }  # fmt: skip
-# They serve until Ctrl-C, or write into the home directory.
+# These serve until Ctrl-C, or write into the home directory.
 LEFT_OUT = {"hub serve", "compare", "hub extension install", "hub extension uninstall"}
 
 
@@ -101,7 +101,7 @@ def odd_command_lines(command: click.Command, name: str) -> Iterator[list[str]]:
     arguments = [param for param in command.params if isinstance(param, click.Argument)]
     options = [param for param in command.params if isinstance(param, click.Option) and not param.is_flag]
     required = [word for option in options if option.required for word in (option.opts[0], REQUIRED[str(option.name)])]
-    if name in ALIKE:  # what they share with `run` and `eval` is tried there
+    if name in ALIKE:  # options shared with `run` and `eval` are tested there
         options = [param for param in options if param.opts[0] not in SHARED]
     valid = ["tiny-world"] * len(arguments)
     for position in range(len(arguments)):
@@ -184,7 +184,7 @@ def test_command_bounds_json_options(run: Callable[..., tuple[int, str, str]]) -
 
 
 def test_closed_stdout_prints_no_traceback(tmp_path: Path) -> None:
-    """`rlhf-zoo recipes keys ppo | head -1`: no traceback, nor the interpreter's own complaint."""
+    """`rlhf-zoo recipes keys ppo | head -1`: no traceback, and no message of the interpreter."""
     process = subprocess.Popen(
         [*COMMAND, "recipes", "keys", "recipe", "--json"],
         env=environment(tmp_path), stdout=subprocess.PIPE, stderr=subprocess.PIPE,
@@ -204,7 +204,7 @@ def test_command_accepts_odd_terminal_widths(
 
 
 def test_help_works_without_utf_8_and_home(tmp_path: Path) -> None:
-    """β where the locale has none, and without HOME: click writes UTF-8 all the same, rich writes "?"."""
+    """β in a locale that lacks it, and no HOME: click still writes UTF-8, and rich writes "?"."""
     settings = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     env = {name: value for name, value in environment(tmp_path, **settings).items() if name != "HOME"}
     result = subprocess.run([*COMMAND, "ablate", "--help"], env=env, capture_output=True, check=False, close_fds=True)

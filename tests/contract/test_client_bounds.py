@@ -26,7 +26,7 @@ from rlhf_zoo.runs.data.sources import find_data
 
 pytestmark = pytest.mark.attack
 COMMIT = "a" * 40
-#: Of a Hub whose clock runs behind ours.
+#: The date of a Hub whose clock is behind ours.
 PAST = "Wed, 21 Oct 2015 07:28:00 GMT"
 
 Answer = Callable[[BaseHTTPRequestHandler], None]

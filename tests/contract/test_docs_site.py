@@ -68,7 +68,7 @@ def test_home_page_links_to_every_page() -> None:
     assert [link for link in links if f"]({link})" not in home] == []
 
 
-#: Pages under Start and Guides: short, and in short sentences. What is looked up, code and tables, does not count.
+#: Pages under Start and Guides, which are short and in short sentences. Code and tables do not count.
 GUIDES = [path for path in [*PAGES["Start"], *PAGES["Guides"]] if path != "README.md"]
 
 

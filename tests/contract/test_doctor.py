@@ -132,7 +132,7 @@ def remove_policy_weights(world: World) -> None:
 
 
 def change_data(world: World, change: Callable[[dict], dict]) -> None:
-    """The recipe's data, changed in this world alone."""
+    """Changes the recipe's data in this world only."""
     for path in (world.folder / "data/prompts").glob("*.jsonl"):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("".join(json.dumps(change(row)) + "\n" for row in rows))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("pictures", "placeholders")
 
 
 def save_reward_model(folder: Path, base: Path) -> Path:
-    """A reward model with one output, and the tokenizer of `base`."""
+    """Saves a reward model with one output, and the tokenizer of `base`."""
     config = AutoConfig.from_pretrained(base, num_labels=1)
     AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
     AutoTokenizer.from_pretrained(base).save_pretrained(folder)
@@ -164,7 +164,7 @@ def test_sft_rejects_changed_base_weights(zoo: Callable[..., None], base_model: 
         hub.close()
 
 
-#: As Gemma's: no system turn, and users and assistants take turns.
+#: Like Gemma's template: no system turn, and user and assistant alternate.
 STRICT = (
     "{%- for m in messages %}{%- if m.role != ('user' if loop.index0 is even else 'assistant') %}"
     "{{- raise_exception('Conversation roles must alternate user/assistant') }}{%- endif %}"
@@ -214,7 +214,7 @@ def test_run_names_row_that_chat_template_rejects(
 
 
 def test_reward_stage_centers_scores_on_prompts_of_pairs(zoo: Callable[..., None], base_model: Path) -> None:
-    """In a recipe of SFT and reward alone: scores are centered over samples on the pairs' own prompts."""
+    """In a recipe with only SFT and reward stages, scores are centered over samples on the prompts of the pairs."""
     Path("mine/ppo.yaml").unlink()
     zoo("run", "mine", "--hub", UNREACHABLE_HUB, "--source_hub", "none")
     record = json.loads(Path("runs/mine/reward/run.json").read_text())

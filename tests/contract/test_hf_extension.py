@@ -86,7 +86,7 @@ def test_hf_installs_nothing_from_github(tmp_path, folder):
         threading.Thread(target=proxy.serve_forever, daemon=True).start()
         env = {"HTTPS_PROXY": f"http://127.0.0.1:{proxy.server_port}", "HF_HUB_DISABLE_UPDATE_CHECK": "0"}
         assert hf("rlhf-zoo", "--version", home=tmp_path, **env).returncode == 0
-        assert requests  # `hf`'s check of its own version: the proxy is in its way
+        assert requests  # `hf` checks its own version through the proxy
         assert not [line for line in requests if "github" in line], requests
         update = hf("extensions", "update", "rlhf-zoo", home=tmp_path, **env)
         assert "Could not check updates" in update.stdout + update.stderr
@@ -132,7 +132,7 @@ def test_uninstall_rejects_symlinked_folder(tmp_path, folder):
 
 
 def test_uninstall_rejects_folder_with_foreign_files(folder):
-    folder.mkdir(parents=True)  # an empty one is nobody's
+    folder.mkdir(parents=True)  # an empty folder belongs to nobody
     assert extension.install() is None
     (folder / "notes.txt").write_text("mine")
     with pytest.raises(ZooError, match=r"holds files that are not ours \(notes.txt\)"):

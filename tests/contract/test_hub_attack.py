@@ -146,7 +146,7 @@ def test_create_rejects_hostile_repository_names(hub_with_repo):
     for name in ("..", "a/..", "../../x", "a\0", "x" * 200, ".hidden", "a--b", "x.git", ""):
         for fields in ({"name": name, "organization": "local"}, {"name": "m", "organization": name}):
             assert hub_with_repo.send("POST", "/api/repos/create", fields).status == 400, fields
-    for namespace in ("api", "datasets"):  # which begin other addresses
+    for namespace in ("api", "datasets"):  # prefixes of other addresses
         assert hub_with_repo.send("POST", "/api/repos/create", {"name": "m", "organization": namespace}).status == 400
     assert {path.parts[-2:] for path in (hub_with_repo.root / "repos").glob("*/*/*")} == {("local", "m.git")}
 
@@ -304,7 +304,7 @@ def test_request_body_is_bounded_by_route(hub_with_repo):
         with hub_with_repo.connect() as connection:
             connection.sendall(f"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\n{framing}\r\n\r\n{{}}".encode())
             assert b" 400 " in connection.recv(100), framing
-            while connection.recv(2**16):  # and the rest of it is not taken for another request
+            while connection.recv(2**16):  # the rest is not read as another request
                 pass
     answer = hub_with_repo.send("POST", "/api/repos/create", b"", Content_Length=str(2**40))
     assert answer.status == 413

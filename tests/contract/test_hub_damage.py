@@ -311,7 +311,7 @@ def test_lists_skip_damaged_collections(thread_hub: ThreadHub, caplog: pytest.Lo
     assert (thread_hub.root / "tokens.json").exists()
 
 
-# Private is private
+# Private repositories
 
 
 def test_collection_hides_private_repositories_from_anonymous(thread_hub: ThreadHub) -> None:
@@ -346,7 +346,7 @@ def test_hub_root_is_private_to_owner(
             )
         paths = [tmp_path / "home", *(tmp_path / "home").rglob("*")]
         assert [path for path in paths if path.stat().st_mode & 0o077] == []
-        # Made wide by somebody: closed again, by every way in.
+        # Someone opened the permissions: every entry point closes them again.
         (tmp_path / "home").chmod(0o755)
         for folder, enter in (
             ("home/hub", lambda root: connect._make_private(root)),
@@ -368,7 +368,7 @@ def test_hub_root_is_private_to_owner(
     finally:
         os.umask(before)
     assert not caplog.records
-    # It belongs to somebody else, and stays open: that is said.
+    # A folder of another user stays open, and a warning says so.
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs").chmod(0o755)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)

@@ -100,12 +100,12 @@ def export(
 
 
 def commits(hub: Hub, name: str, *revisions: str) -> list[str]:
-    """Ids, oldest first, by git itself."""
+    """Commit ids, oldest first, as git lists them."""
     return hub.git(name, "rev-list", "--reverse", "--topo-order", *revisions).split()
 
 
 def tags(hub: Hub, name: str) -> dict[str, tuple[str, str]]:
-    """Name -> the tree behind it and the annotation."""
+    """Tag -> its tree and its annotation."""
     line_format = "%(refname:lstrip=2)%00%(if)%(*tree)%(then)%(*tree)%(else)%(tree)%(end)%00"
     line_format += "%(if)%(*tree)%(then)%(contents)%(end)%01"
     rows = hub.git(name, "for-each-ref", f"--format={line_format}", "refs/tags").strip().split("\1")
@@ -132,7 +132,7 @@ def test_export_copies_history_and_tags(source_hub, target_hub, export):
         *commits(target_hub, TARGET, "main"),
         *commits(target_hub, TARGET, "main..merged"),
     ]
-    assert result.sent == len(commit_map) - 1 == STEPS + 4  # the Hub made the first one itself
+    assert result.sent == len(commit_map) - 1 == STEPS + 4  # the Hub created the first commit
     assert result.branches == {name: target_hub.git(TARGET, "rev-parse", name).strip() for name in ("main", "merged")}
     assert result.tags == {
         name: target_hub.git(TARGET, "rev-list", "-1", name).strip() for name in tags(source_hub, SOURCE)
@@ -197,7 +197,7 @@ def test_export_resumes_after_each_fault(source_hub, target_hub, export, proxy):
 
 
 def test_export_adds_commit_when_first_commit_of_target_differs(source_hub, target_hub, export):
-    """The Hugging Face Hub's .gitattributes is not ours: one commit more, and the same trees."""
+    """The Hugging Face Hub writes another .gitattributes: one more commit, and the same trees."""
     api = target_hub.api()
     api.create_repo(TARGET)
     api.upload_file(path_or_fileobj=b"*.bin filter=lfs\n", path_in_repo=".gitattributes", repo_id=TARGET)

@@ -19,7 +19,7 @@ def files(hub: ThreadHub, repo: str, revision: str | None = None, kind: str = "m
     return {name: Path(path).read_bytes() for name, path in paths.items() if name != ".gitattributes"}
 
 
-# Short ids, and names of two kinds
+# Short commit ids, and branches and tags of one name
 
 
 def test_revision_may_be_short_commit_id(near_hub: ThreadHub) -> None:
@@ -141,7 +141,7 @@ def test_duplicate_repo_copies_files_refs_and_variables(near_hub: ThreadHub) -> 
         api.duplicate_repo("local/s", to_id="local/u", repo_type="space", space_hardware="t4-small")
 
 
-# Old names
+# Moved repositories
 
 
 def test_old_name_of_moved_repository_redirects(near_hub: ThreadHub, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def incomplete(hub) -> list[Path]:
 
 
 def rss_mib(pid: int) -> tuple[float, float]:
-    """Resident memory of a process now, and at its highest."""
+    """Resident memory of a process in MiB: now, and at its peak."""
     lines = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
     return int(lines["VmRSS"].split()[0]) / 1024, int(lines["VmHWM"].split()[0]) / 1024
 

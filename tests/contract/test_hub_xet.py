@@ -44,7 +44,7 @@ def files_of(hub, cache: Path, revision: str = "main") -> dict[str, str]:
 
 
 def store_of(hub, repo: str = REPO) -> Path:
-    """The folder of the one epoch."""
+    """The folder of the only epoch."""
     (folder,) = xet_store._epochs(hub.git_dir(repo) / "xet")
     return folder
 
@@ -334,7 +334,7 @@ def test_store_accepts_hand_written_requests(hub, store):
     sha256 = digest(content)
     assert store.post("shards", shard((sha256, ranges))).json() == {"result": 1}
     assert stored_file(hub, sha256).read_bytes() == content
-    # The xorb can be referred to again; a file that is stored already is checked no less.
+    # A later shard may refer to the xorb; a file that is already stored is checked again.
     part = (name, 2, 3, len(CHUNKS[2]))
     assert store.post("shards", shard((digest(CHUNKS[2] * 2), [part, part]), (sha256, ranges))).status_code == 200
     assert store.post("shards", shard((sha256, ranges[::-1]))).status_code == 400

@@ -25,7 +25,7 @@ _key, stub = test_llm_judge._key, test_llm_judge.stub
 
 
 def test_second_run_is_answered_from_cache(stub, tmp_path):
-    with ThreadPoolExecutor() as pool:  # two at one time share a cache
+    with ThreadPoolExecutor() as pool:  # two judges at once share a cache
         results = list(pool.map(lambda _: make_judge(stub, tmp_path).compare(PROMPTS, FIRST, SECOND), range(2)))
     assert [[score for score, _ in result] for result in results] == [SCORES] * 2
     files = [path for path in tmp_path.rglob("*") if path.is_file()]

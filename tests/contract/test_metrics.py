@@ -65,7 +65,7 @@ def test_load_metric_rejects_unknown_names(monkeypatch, tmp_path):
     monkeypatch.setattr(metrics, "__file__", str(tmp_path / "rlhf_zoo" / "evaluation" / "metrics.py"))
     with pytest.raises(ZooError, match="lacks the metric module win_rate"):
         metrics.metric_folder("win_rate")
-    for location in ("metrics", "rlhf_zoo/_metrics"):  # a checkout's, and a wheel's, which comes first
+    for location in ("metrics", "rlhf_zoo/_metrics"):  # in a checkout, and in a wheel, which takes precedence
         (tmp_path / location / "win_rate").mkdir(parents=True)
         assert metrics.metric_folder("win_rate") == tmp_path / location / "win_rate"
 
@@ -112,7 +112,7 @@ def test_metric_imports_name_source_of_package():
 
 @pytest.mark.parametrize("name", metrics.METRICS)
 def test_metric_readme_example_prints_its_result(name):
-    """Front matter, and an example that prints what it says."""
+    """Front matter, and an example that prints its stated result."""
     _, head, body = (FOLDER / name / "README.md").read_text(encoding="utf-8").split("---\n", 2)
     front = yaml.safe_load(head)
     assert {"evaluate", "metric"} <= set(front["tags"]) and front["license"] == "apache-2.0"

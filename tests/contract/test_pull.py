@@ -65,7 +65,7 @@ def commits(module_hub: ThreadHub) -> dict[int, str]:
 
 @pytest.fixture
 def pull(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """The command in this process, whose clients talk to a Hub already."""
+    """Runs the command in this process, whose clients already use the Hub."""
     monkeypatch.setattr(command, "open_hub", lambda *_, **__: contextlib.nullcontext(DEFAULT_HUB))
     monkeypatch.chdir(tmp_path)
     return lambda *arguments: CliRunner().invoke(command.pull, arguments, catch_exceptions=False)

@@ -144,7 +144,7 @@ def test_pull_rejects_commit_that_is_path(forge_tree: Any, tmp_path: Path, monke
     for output_dir in (None, tmp_path / "out"):
         with pytest.raises(ZooError, match="as the commit of"):
             fetch(REPO, output_dir)
-    for revision in ("../../../evil", "/etc/evil", "a/../b", "-x", "a\0b"):  # a card may name any
+    for revision in ("../../../evil", "/etc/evil", "a/../b", "-x", "a\0b"):  # a card may name any revision
         with pytest.raises(ZooError, match=f"^{REPO} has no revision "):
             fetch(f"{REPO}@{revision}")
     assert all_files(tmp_path) == before

@@ -130,7 +130,7 @@ def commits(hub: RunningHub, space: str = SPACE) -> list[str]:
 
 def test_deploy_creates_space_for_models(running: RunningHub, deploy: Deploy, tmp_path: Path) -> None:
     output = stdout_of(deploy("local/toy-ppo"))
-    assert len(commits(running)) == 2  # the Hub's own first one, and ours
+    assert len(commits(running)) == 2  # the Hub's first commit, and ours
     assert output.startswith(
         f"Space: {running.url}/spaces/{SPACE} (a live page, created, commit {commits(running)[0][:10]})\n"
     )
@@ -255,7 +255,7 @@ def test_deploy_rejects_foreign_space(running: RunningHub, deploy: Deploy) -> No
 
 def test_deploy_completes_interrupted_deploy(running: RunningHub, deploy: Deploy) -> None:
     """The Space exists without our commit. Refusals by the Hub are tested in test_space_attack.py."""
-    running.api().create_repo(SPACE, repo_type="space", space_sdk="gradio")  # as a machine that died would leave it
+    running.api().create_repo(SPACE, repo_type="space", space_sdk="gradio")  # as a crashed machine would leave it
     assert ", updated, commit " in stdout_of(deploy("local/toy-ppo"))
     assert WHEEL in files(running)
 

@@ -34,7 +34,7 @@ UPDATES = 64 // 16
 
 
 def tokenizer_without_pad() -> PreTrainedTokenizerBase:
-    """As GPT-2's: the script has to add a PAD, whose id is the first past the embeddings."""
+    """Like GPT-2's: the script has to add a PAD, whose id is the first past the embeddings."""
     tokenizer = make_tokenizer()
     tokenizer.pad_token = None
     return tokenizer

@@ -104,7 +104,7 @@ def proxied_env(hub: RunningHub, proxy: FaultProxy) -> dict[str, str]:
 
 
 def test_concurrent_voters_store_each_vote_once(hub, tmp_path):
-    """Three journals, one of them of two processes; none knows of the others, and they commit to one repository."""
+    """Three journals, one of them shared by two processes, commit independently to one repository."""
     spaces = [start(hub.env, tmp_path / f"space {i % 3}", f"space {i}", voters=4, votes=4) for i in range(4)]
     sent = [vote for space in spaces for vote in finish(space)]
     configurations = load(hub)
@@ -162,7 +162,7 @@ def test_votes_survive_kill_during_commit(hub, proxy, proxied_env, tmp_path):
     )
 
 
-# What is stored, over a Hub in this process
+# Stored content, with a Hub in this process
 
 HOSTILE = [
     "2024-01-01T00:00:00Z", "1", "null", "", " ", "a\u2028b\x85d\r\ne", "\x00", "\ufeff\u202e", "---\nconfigs: []\n---",

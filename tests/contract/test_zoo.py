@@ -59,7 +59,7 @@ def heads(module_hub: ThreadHub) -> dict[str, str]:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Result]:
-    """run(hub, *arguments): the command in this process, whose clients talk to the Hub already."""
+    """run(hub, *arguments): runs the command in this process, whose clients already use the Hub."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "100")
 

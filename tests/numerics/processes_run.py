@@ -140,7 +140,7 @@ def prompt_groups(directory: Path, processes: int) -> Any:
 
 
 def step_loop(directory: Path, processes: int) -> Any:
-    """For a loop of one's own, in which the processes step with 5 and with 3 completions."""
+    """For a custom loop, in which the processes call `step` with 5 and with 3 completions."""
     return make_trainer(directory, **settings(processes) | {"max_steps": 3, "reward_model": None, "reward_funcs": None})
 
 

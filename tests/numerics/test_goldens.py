@@ -374,7 +374,7 @@ def test_unknown_option_name_raises_value_error(name: str) -> None:
     with pytest.raises(ValueError, match="k3_reverse"):
         functional.kl_loss(x, x, x, estimator=name)
     with pytest.raises(ValueError, match="k3_reverse"):
-        functional.kl_loss(x, x, x, estimator="k1")  # pulls nowhere
+        functional.kl_loss(x, x, x, estimator="k1")  # its gradient is zero on average
     with pytest.raises(ValueError, match="seq-sum-norm"):
         functional.aggregate(x, mask, tokens=1, mode=name)
     with pytest.raises(ValueError, match="mean_minus_variance"):

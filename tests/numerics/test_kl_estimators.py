@@ -21,7 +21,7 @@ from rlhf_zoo import functional as F
 Array = NDArray[np.float64]
 
 EXACT = 1e-12  # float64; the worst of all forms is 1e-16, a rounding in sums of at most 9 terms below 1
-APART = 0.03  # no two gradients of a world that differ at all are nearer to each other, at some logit
+APART = 0.03  # different gradients of a world differ by at least this much at some logit
 
 
 # ---- the worlds

@@ -82,7 +82,7 @@ def _aggregate(loss: Tensor, mask: Tensor, mode: str) -> Tensor:
 
 # ---- the mask
 
-# Every formula that is given one, by what comes back: an entry for each token, or for a row or the whole batch.
+# Every formula with a mask, by the shape of its result: per token, or per row or batch.
 PER_TOKEN: dict[str, Callable[[Batch], tuple[Tensor, ...]]] = {
     "whiten": lambda x: (_whiten(x.a, x.mask), _whiten(x.a, x.mask, shift_mean=False)),
     "token_rewards": lambda x: (functional.token_rewards(x.row, x.a, x.mask, kl_coef=0.3),),

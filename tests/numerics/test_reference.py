@@ -20,7 +20,7 @@ FORMULAS = {name for name in functional.__all__ if callable(getattr(functional, 
 
 @dataclass(frozen=True)
 class Draw:
-    """Random inputs of one shape; `close` pairs are log-probabilities of neighbouring policies."""
+    """Random inputs of one shape; `logprobs` gives those of two similar policies."""
 
     rng: np.random.Generator
     shape: tuple[int, int]

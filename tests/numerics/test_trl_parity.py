@@ -51,7 +51,7 @@ REPLAYED = tuple(case for case in FULL if case != "minibatches_ignored")
 # the two lie sums in another order: TRL samples with a cache over left-padded prompts and scores them so, we run whole
 # rows and score them padded on the right. Worst seen: 5.4e-7 (values of the second update; 7.1e-7 with AVX2: the
 # fixture is of a machine with AVX-512), 2.2e-7 of the formulas alone, and 1.8e-7 of a weight after an update.
-# A GPU, of whose kernels each sums in an order of its own: 3.8e-6 of a change of the weights.
+# On a GPU, whose kernels sum in other orders: 3.8e-6 of a change of the weights.
 TOLERANCE = 1e-6 if DEVICE == "cpu" else 1e-5
 # Far above either: what an update, or a planted difference, changes at least.
 MOVED = 1e-3
@@ -354,7 +354,7 @@ def test_trainer_reproduces_trls_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str, options: dict[str, int]
 ) -> None:
     """Two updates by our trainer alone, from the initial weights: estimates, losses and weights after each."""
-    # Batches of another shape round otherwise.
+    # Batches of another shape round differently.
     assert_near = partial(assert_close, within=1e-5 if options else TOLERANCE)
     trainer = replay_run(tmp_path, monkeypatch, case, **options)
     ours = [row for row in trainer.state.log_history if "loss" in row]
