@@ -36,7 +36,7 @@ BAD_CARDS = [NESTED, BOMB + "---\n", f"---\nx: 0x{'f' * 5000}\n---\n", "---\nx: 
 
 
 @pytest.fixture
-def hub_with_repo(near_hub: ThreadHub) -> ThreadHub:
+def repo_hub(near_hub: ThreadHub) -> ThreadHub:
     """A Hub with the repository REPO."""
     near_hub.api().create_repo(REPO)
     return near_hub
@@ -62,8 +62,8 @@ def test_validate_yaml_ignores_anonymous_users_and_bounds_parsing(hub):
     assert rss_mib(hub.process.pid)[1] - before < 150
 
 
-def test_foreign_origin_or_host_is_refused_on_every_route(hub_with_repo):
-    port = hub_with_repo.port
+def test_foreign_origin_or_host_is_refused_on_every_route(repo_hub):
+    port = repo_hub.port
     own = [f"http://127.0.0.1:{port}", f"http://localhost:{port}"]
     foreign = ["https://evil.example", "null", "", "http://127.0.0.1", f"http://127.0.0.1:{port + 1}",
                f"https://127.0.0.1:{port}", f"http://127.0.0.1:{port}.evil.example", f"http://evil@127.0.0.1:{port}",
@@ -73,17 +73,12 @@ def test_foreign_origin_or_host_is_refused_on_every_route(hub_with_repo):
               ("OPTIONS", "/api/repos/create"), ("GET", "/no/such/place/here")]  # fmt: skip
     for method, path in routes:
         for origin in foreign:
-            assert hub_with_repo.send(method, path, b"{}", role="write", Origin=origin).status == 403, (
-                method,
-                path,
-                origin,
-            )
+            assert repo_hub.send(method, path, b"{}", role="write", Origin=origin).status == 403, (method, path, origin)
     for origin, host in zip(own, (f"127.0.0.1:{port}", f"localhost:{port}"), strict=True):
-        assert hub_with_repo.send("GET", "/api/models", Origin=origin, Host=host).status == 200
-    assert (
-        hub_with_repo.send("GET", "/api/models", Origin=own[1]).status == 403
-    )  # the client knows this server as 127.0.0.1
-    assert hub_with_repo.send("GET", "/api/models", Origin="http://localhost", Host="localhost:80").status == 200
+        assert repo_hub.send("GET", "/api/models", Origin=origin, Host=host).status == 200
+    # The client knows this server as 127.0.0.1.
+    assert repo_hub.send("GET", "/api/models", Origin=own[1]).status == 403
+    assert repo_hub.send("GET", "/api/models", Origin="http://localhost", Host="localhost:80").status == 200
     for headers, status in (
         ("", 403),
         ("Host: 127.0.0.1\r\nHost: evil.example", 403),
@@ -91,18 +86,18 @@ def test_foreign_origin_or_host_is_refused_on_every_route(hub_with_repo):
         *((f"Host: {host}", 403) for host in ("evil.example", "127.0.0.1.evil.example", "")),
         *((f"Host: {host}", 200) for host in ("127.0.0.1", "localhost:1234", "[::1]:80")),
     ):
-        answer = send_raw(hub_with_repo, f"GET /api/models/{REPO} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n")
+        answer = send_raw(repo_hub, f"GET /api/models/{REPO} HTTP/1.1\r\n{headers}\r\nConnection: close\r\n\r\n")
         assert int(answer.split(b" ", 2)[1]) == status, headers
 
 
-def send_raw(hub_with_repo: ThreadHub, text: str) -> bytes:
-    with hub_with_repo.connect() as connection:
+def send_raw(repo_hub: ThreadHub, text: str) -> bytes:
+    with repo_hub.connect() as connection:
         connection.sendall(text.encode("latin-1"))
         connection.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: connection.recv(65536), b""))
 
 
-def test_path_traversal_returns_client_error(hub_with_repo):
+def test_path_traversal_returns_client_error(repo_hub):
     for path in (
         "/local/m/resolve/main/../../../tokens.json",
         "/local/m/resolve/main/..%2F..%2F..%2Ftokens.json",
@@ -123,12 +118,12 @@ def test_path_traversal_returns_client_error(hub_with_repo):
         "/local/m/resolve/" + "r" * 5000 + "/x",
         "/" + "x" * 70_000,
     ):
-        answer = send_raw(hub_with_repo, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
+        answer = send_raw(repo_hub, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")
         assert int(answer.split(b" ", 2)[1]) in (400, 401, 404, 414), path
         assert b"root:" not in answer and b"sha256" not in answer, path
 
 
-def test_malformed_request_gets_neither_success_nor_traceback(hub_with_repo):
+def test_malformed_request_gets_neither_success_nor_traceback(repo_hub):
     post = "POST /api/repos/create HTTP/1.1\r\nHost: localhost\r\n"
     for text in (
         "NONSENSE\r\n\r\n",
@@ -138,17 +133,17 @@ def test_malformed_request_gets_neither_success_nor_traceback(hub_with_repo):
         f"{post}Content-Length: 50\r\n\r\n{{",
         "GET / HTTP/1.1\r\nHost: localhost\r\n" + "A: b\r\n" * 300 + "\r\n",
     ):
-        answer = send_raw(hub_with_repo, text)
+        answer = send_raw(repo_hub, text)
         assert not answer.startswith(b"HTTP/1.1 2") and b"Traceback" not in answer, text
 
 
-def test_create_rejects_hostile_repository_names(hub_with_repo):
+def test_create_rejects_hostile_repository_names(repo_hub):
     for name in ("..", "a/..", "../../x", "a\0", "x" * 200, ".hidden", "a--b", "x.git", ""):
         for fields in ({"name": name, "organization": "local"}, {"name": "m", "organization": name}):
-            assert hub_with_repo.send("POST", "/api/repos/create", fields).status == 400, fields
+            assert repo_hub.send("POST", "/api/repos/create", fields).status == 400, fields
     for namespace in ("api", "datasets"):  # prefixes of other addresses
-        assert hub_with_repo.send("POST", "/api/repos/create", {"name": "m", "organization": namespace}).status == 400
-    assert {path.parts[-2:] for path in (hub_with_repo.root / "repos").glob("*/*/*")} == {("local", "m.git")}
+        assert repo_hub.send("POST", "/api/repos/create", {"name": "m", "organization": namespace}).status == 400
+    assert {path.parts[-2:] for path in (repo_hub.root / "repos").glob("*/*/*")} == {("local", "m.git")}
 
 
 BAD_NAMES = [
@@ -164,7 +159,7 @@ GOOD_NAMES = [
 ]  # fmt: skip
 
 
-def test_commit_rejects_paths_special_to_git_or_windows(hub_with_repo):
+def test_commit_rejects_paths_special_to_git_or_windows(repo_hub):
     for path in BAD_NAMES:
         for variant in (path, f"folder/{path}", f"{path}/folder"):
             if variant in ("folder/C:/x", "folder/c:x"):  # a colon means a drive only in front
@@ -174,17 +169,17 @@ def test_commit_rejects_paths_special_to_git_or_windows(hub_with_repo):
             assert caught.value.status == 400, variant
     for path in GOOD_NAMES:
         assert check_path(path) == path
-    before = hub_with_repo.send("GET", f"/api/models/{REPO}").json()["sha"]
+    before = repo_hub.send("GET", f"/api/models/{REPO}").json()["sha"]
     for value in ({"key": "file", "value": {"path": ".git./config", "content": "x"}},
                   {"key": "lfsFile", "value": {"path": "..\\x", "oid": "0" * 64, "size": 1}},
                   {"key": "deletedFile", "value": {"path": ".g\u200cit/x"}},
                   {"key": "deletedFolder", "value": {"path": "a\\..\\b/"}},
                   {"key": "file", "value": {"path": ".gitattributes", "content": "x" * 2100}}):  # fmt: skip
-        assert hub_with_repo.commit(REPO, value).status == 400, value
+        assert repo_hub.commit(REPO, value).status == 400, value
     body = {"files": [{"path": ".git::$INDEX_ALLOCATION/x", "size": 1, "sample": ""}]}
-    assert hub_with_repo.send("POST", f"/api/models/{REPO}/preupload/main", body).status == 400
-    assert hub_with_repo.send("GET", f"/api/models/{REPO}").json()["sha"] == before
-    assert hub_with_repo.send("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "api/x"}).status == 400
+    assert repo_hub.send("POST", f"/api/models/{REPO}/preupload/main", body).status == 400
+    assert repo_hub.send("GET", f"/api/models/{REPO}").json()["sha"] == before
+    assert repo_hub.send("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "api/x"}).status == 400
 
 
 WRONG_TYPES = [
@@ -228,38 +223,38 @@ WRONG_TYPES = [
 ]
 
 
-def test_wrong_json_types_return_400(hub_with_repo):
-    before = hub_with_repo.api().model_info(REPO).sha
+def test_wrong_json_types_return_400(repo_hub):
+    before = repo_hub.api().model_info(REPO).sha
     for method, path, body in WRONG_TYPES:
-        answer = hub_with_repo.send(method, path, body)
+        answer = repo_hub.send(method, path, body)
         assert answer.status == 400, (path, body, answer.content)
     for item in (5, [], {"type": ["model"], "id": REPO}, {"type": "model", "id": 5}):
-        slug = hub_with_repo.send("POST", "/api/collections", {"title": f"c {item!r:.30}"}).json()["slug"]
-        assert hub_with_repo.send("POST", f"/api/collections/{slug}/items", {"item": item}).status == 400
+        slug = repo_hub.send("POST", "/api/collections", {"title": f"c {item!r:.30}"}).json()["slug"]
+        assert repo_hub.send("POST", f"/api/collections/{slug}/items", {"item": item}).status == 400
     for value in ({"path": ["a"], "content": "x"}, {"path": "a\ud800", "content": "x"}, {"path": "a", "content": 5}):
-        assert hub_with_repo.commit(REPO, {"key": "file", "value": value}).status == 400
-    assert hub_with_repo.api().model_info(REPO).sha == before
+        assert repo_hub.commit(REPO, {"key": "file", "value": value}).status == 400
+    assert repo_hub.api().model_info(REPO).sha == before
 
 
-def test_slow_glob_pattern_is_matched_quickly(hub_with_repo):
+def test_slow_glob_pattern_is_matched_quickly(repo_hub):
     pattern = "*a*a*a*ab"
     names = ["a" * 250, "x.y", "a" * 250 + "b"]
     files = [{"path": name, "size": 1, "sample": ""} for name in names]
     for name, attribute in ((".gitattributes", " filter=lfs"), (".gitignore", "")):
         value = {"path": name, "content": f"{pattern}{attribute}\n*.y{attribute}\n"}
-        assert hub_with_repo.commit(REPO, {"key": "file", "value": value}).status == 200
+        assert repo_hub.commit(REPO, {"key": "file", "value": value}).status == 200
     started = time.process_time()
-    answer = hub_with_repo.send("POST", f"/api/models/{REPO}/preupload/main", {"files": files})
+    answer = repo_hub.send("POST", f"/api/models/{REPO}/preupload/main", {"files": files})
     assert [(item["uploadMode"], item["shouldIgnore"]) for item in answer.json()["files"]] == [
         ("regular", False), ("lfs", True), ("lfs", True)]  # fmt: skip
     assert time.process_time() - started < 1
 
 
-def test_range_header_of_spaces_is_parsed_quickly(hub_with_repo):
+def test_range_header_of_spaces_is_parsed_quickly(repo_hub):
     """A careless regular expression tries as many splits as there are spaces."""
     started = time.process_time()
     for header in ("bytes=" + " " * 60_000 + "x", "bytes" + " " * 60_000, "bytes=0" + " " * 60_000 + "x"):
-        assert hub_with_repo.send("GET", f"/{REPO}/resolve/main/.gitattributes", role=None, Range=header).status == 200
+        assert repo_hub.send("GET", f"/{REPO}/resolve/main/.gitattributes", role=None, Range=header).status == 200
     assert time.process_time() - started < 2
 
 
@@ -272,9 +267,9 @@ def test_route_without_body_limit_reads_no_body():
     assert caught.value.status == 413
 
 
-def test_request_body_is_bounded_by_route(hub_with_repo):
+def test_request_body_is_bounded_by_route(repo_hub):
     """Whatever the framing, the Hub reads little more than the route's limit."""
-    token = create_token(hub_with_repo.root, "write")
+    token = create_token(repo_hub.root, "write")
     chunk = b"100000\r\n" + bytes(2**20) + b"\r\n"
     for path, authorization in (
         ("/v1/telemetry", ""),
@@ -284,7 +279,7 @@ def test_request_body_is_bounded_by_route(hub_with_repo):
         (f"/_lfs/models/{REPO}/{'0' * 64}?size=9&signature=1.x", ""),
     ):
         method = "PUT" if path.startswith("/_lfs") else "POST"
-        with hub_with_repo.connect() as connection:
+        with repo_hub.connect() as connection:
             head = f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n{authorization}Transfer-Encoding: chunked\r\n\r\n"
             connection.sendall(head.encode())
             with pytest.raises(OSError):
@@ -301,24 +296,22 @@ def test_request_body_is_bounded_by_route(hub_with_repo):
         "Transfer-Encoding: identity",
     ]
     for framing in framings:
-        with hub_with_repo.connect() as connection:
+        with repo_hub.connect() as connection:
             connection.sendall(f"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\n{framing}\r\n\r\n{{}}".encode())
             assert b" 400 " in connection.recv(100), framing
             while connection.recv(2**16):  # the rest is not read as another request
                 pass
-    answer = hub_with_repo.send("POST", "/api/repos/create", b"", Content_Length=str(2**40))
+    answer = repo_hub.send("POST", "/api/repos/create", b"", Content_Length=str(2**40))
     assert answer.status == 413
-    assert (
-        hub_with_repo.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x" * (17 * 2**20)}}).status == 413
-    )
+    assert repo_hub.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x" * (17 * 2**20)}}).status == 413
 
 
-def test_silent_connection_is_closed(hub_with_repo, monkeypatch):
+def test_silent_connection_is_closed(repo_hub, monkeypatch):
     for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_PATIENCE_SECONDS"):
         monkeypatch.setattr(handler, name, 0.3)
     head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n\r\n"
     for start in (b"", b"POST /v1", head):
-        with hub_with_repo.connect() as connection:
+        with repo_hub.connect() as connection:
             connection.sendall(start)
             while connection.recv(2**16):  # 408 or nothing, and then the end
                 pass
@@ -326,13 +319,13 @@ def test_silent_connection_is_closed(hub_with_repo, monkeypatch):
 
 @pytest.mark.parametrize("start", ["GET / HTTP/1.1\r\nA: ", "POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\n"
                                    "Transfer-Encoding: chunked\r\n\r\n"])  # fmt: skip
-def test_dripping_connection_is_closed(hub_with_repo, monkeypatch, start):
+def test_dripping_connection_is_closed(repo_hub, monkeypatch, start):
     """A timeout per read would not close it, as every pause is shorter."""
     for name in ("_IDLE_SECONDS", "_HEAD_SECONDS", "_PATIENCE_SECONDS"):
         monkeypatch.setattr(handler, name, 0.5)
     started = time.monotonic()
     piece = b"x" if start.startswith("GET") else b"1\r\nx\r\n"
-    with hub_with_repo.connect() as connection, pytest.raises((ConnectionError, BrokenPipeError)):
+    with repo_hub.connect() as connection, pytest.raises((ConnectionError, BrokenPipeError)):
         _drip(connection, start.encode(), piece, until=started + 10)
     assert time.monotonic() - started < 5
 
@@ -344,61 +337,61 @@ def _drip(connection: socket.socket, start: bytes, piece: bytes, until: float) -
         time.sleep(0.05)
 
 
-def test_incomplete_requests_do_not_delay_complete_one(hub_with_repo, monkeypatch):
+def test_incomplete_requests_do_not_delay_complete_one(repo_hub, monkeypatch):
     monkeypatch.setattr(handler, "_SLOT_SECONDS", 1.0)
-    connections = [hub_with_repo.connect() for _ in range(300)]
+    connections = [repo_hub.connect() for _ in range(300)]
     for connection in connections:
         with contextlib.suppress(OSError):  # the first are closed by now
             connection.sendall(b"GET / HTTP/1.1\r\nA: b")
     started = time.monotonic()
-    assert hub_with_repo.send("GET", "/api/models").status == 200
+    assert repo_hub.send("GET", "/api/models").status == 200
     assert time.monotonic() - started < 5
     for connection in connections:
         connection.close()
 
 
-def test_hub_answers_503_when_all_slots_are_busy(hub_with_repo, monkeypatch):
+def test_hub_answers_503_when_all_slots_are_busy(repo_hub, monkeypatch):
     monkeypatch.setattr(handler, "_SLOT_SECONDS", 0.5)
     head = b"POST /v1/telemetry HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 9\r\n\r\n"
-    connections = [hub_with_repo.connect() for _ in range(256)]
+    connections = [repo_hub.connect() for _ in range(256)]
     for connection in connections:
         connection.sendall(head)
-    wait_until(lambda: hub_with_repo.server._active_requests == 256)
-    with hub_with_repo.connect() as last:
+    wait_until(lambda: repo_hub.server._active_requests == 256)
+    with repo_hub.connect() as last:
         assert last.recv(100).startswith(b"HTTP/1.1 503 ")
     for connection in connections:
         connection.close()
-    wait_until(lambda: hub_with_repo.server._slots._value > 250)
-    assert hub_with_repo.send("GET", "/api/models").status == 200
+    wait_until(lambda: repo_hub.server._slots._value > 250)
+    assert repo_hub.send("GET", "/api/models").status == 200
 
 
 @pytest.mark.parametrize("gone", ["deleted", "deleted and made again", "moved away", "another in its place"])
-def test_upload_link_is_invalid_after_repository_is_gone(hub_with_repo, gone):
+def test_upload_link_is_invalid_after_repository_is_gone(repo_hub, gone):
     digest = hashlib.sha256(b"right").hexdigest()
-    link = hub_with_repo.batch(REPO, digest, 5)["actions"]["upload"]["href"]
+    link = repo_hub.batch(REPO, digest, 5)["actions"]["upload"]["href"]
     if gone.startswith("deleted"):
-        assert hub_with_repo.send("DELETE", "/api/repos/delete", {"name": "m"}).status == 200
+        assert repo_hub.send("DELETE", "/api/repos/delete", {"name": "m"}).status == 200
     else:
-        assert hub_with_repo.send("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "local/n"}).status == 200
+        assert repo_hub.send("POST", "/api/repos/move", {"fromRepo": REPO, "toRepo": "local/n"}).status == 200
     if gone == "deleted and made again":
-        assert hub_with_repo.send("POST", "/api/repos/create", {"name": "m"}).status == 200
+        assert repo_hub.send("POST", "/api/repos/create", {"name": "m"}).status == 200
     if gone == "another in its place":
-        assert hub_with_repo.send("POST", "/api/repos/create", {"name": "other"}).status == 200
-        assert hub_with_repo.send("POST", "/api/repos/move", {"fromRepo": "local/other", "toRepo": REPO}).status == 200
-    assert hub_with_repo.send("PUT", link, b"right", role=None).status == 403
-    assert not list(hub_with_repo.root.rglob(digest))
+        assert repo_hub.send("POST", "/api/repos/create", {"name": "other"}).status == 200
+        assert repo_hub.send("POST", "/api/repos/move", {"fromRepo": "local/other", "toRepo": REPO}).status == 200
+    assert repo_hub.send("PUT", link, b"right", role=None).status == 403
+    assert not list(repo_hub.root.rglob(digest))
 
 
-def test_tokens_can_be_listed_revoked_and_expire(hub_with_repo, monkeypatch):
+def test_tokens_can_be_listed_revoked_and_expire(repo_hub, monkeypatch):
     def run_token(*arguments: str) -> Any:
-        return CliRunner().invoke(group, ["token", *arguments, "--root", str(hub_with_repo.root)])
+        return CliRunner().invoke(group, ["token", *arguments, "--root", str(repo_hub.root)])
 
     def is_accepted(token: str) -> bool:
-        answer = hub_with_repo.send("GET", "/api/whoami-v2", role=None, Authorization=f"Bearer {token}")
+        answer = repo_hub.send("GET", "/api/whoami-v2", role=None, Authorization=f"Bearer {token}")
         return answer.status == 200
 
-    old = hub_with_repo.token
-    stored = json.loads((hub_with_repo.root / "tokens.json").read_text())
+    old = repo_hub.token
+    stored = json.loads((repo_hub.root / "tokens.json").read_text())
     assert [set(entry) for entry in stored] == [{"sha256", "role", "created"}]  # the format of earlier versions
     assert is_accepted(old)
     lasting = run_token("--role", "read", "--name", "laptop").stdout.strip()
@@ -418,7 +411,7 @@ def test_tokens_can_be_listed_revoked_and_expire(hub_with_repo, monkeypatch):
     assert short not in revoked.output
     assert (is_accepted(old), is_accepted(lasting), is_accepted(short)) == (True, False, False)
     with pytest.raises(ZooError, match="hub token list") as caught:
-        revoke_tokens(hub_with_repo.root, (short,))
+        revoke_tokens(repo_hub.root, (short,))
     assert short not in str(caught.value)
     expired = run_token("--expires", "1m").stdout.strip()
     assert is_accepted(expired)
@@ -432,7 +425,7 @@ def test_tokens_can_be_listed_revoked_and_expire(hub_with_repo, monkeypatch):
     monkeypatch.setattr(tokens, "datetime", Clock)
     assert not is_accepted(expired)
     assert "expired 20" in run_token("list").stdout
-    TokenFile(hub_with_repo.root).add("read")
+    TokenFile(repo_hub.root).add("read")
     assert "expired" not in run_token("list").stdout  # dropped when the file was written
     assert run_token("--expires", "5 days").exit_code == 2
     assert run_token("revoke", "nonsense").exit_code == 2

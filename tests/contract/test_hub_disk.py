@@ -24,16 +24,16 @@ DAY = 24 * 3600.0
 
 
 @pytest.fixture
-def hub_with_file(near_hub: ThreadHub) -> ThreadHub:
+def file_hub(near_hub: ThreadHub) -> ThreadHub:
     """A Hub with a repository that holds a file."""
     near_hub.make("m", {"README.md": "x"})
     return near_hub
 
 
 @pytest.fixture
-def make_read_only(hub_with_file: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+def make_read_only(file_hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """Makes every write below the Hub's folder fail, as on a disk that was remounted read-only."""
-    root = str(hub_with_file.root)
+    root = str(file_hub.root)
 
     def fail_writes(real: Callable[..., Any], writes: Callable[..., bool]) -> Callable[..., Any]:
         def call(path: Any, *arguments: Any, **keywords: Any) -> Any:
@@ -57,14 +57,14 @@ def make_read_only(hub_with_file: ThreadHub, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_read_only_root_serves_reads_and_answers_507_to_writes(
-    hub_with_file: ThreadHub, make_read_only: Callable[[], None], caplog: pytest.LogCaptureFixture
+    file_hub: ThreadHub, make_read_only: Callable[[], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     oid = "0" * 64
-    link = hub_with_file.batch(REPO, oid, 5)["actions"]["upload"]["href"]
-    slug = hub_with_file.api().create_collection("c").slug
+    link = file_hub.batch(REPO, oid, 5)["actions"]["upload"]["href"]
+    slug = file_hub.api().create_collection("c").slug
     make_read_only()
     for path in ("/api/models", f"/api/models/{REPO}", f"/{REPO}/resolve/main/README.md", "/api/collections"):
-        assert hub_with_file.send("GET", path).status == 200, path
+        assert file_hub.send("GET", path).status == 200, path
     files = {"files": [{"path": "a.bin", "size": 5, "sample": ""}]}
     writes = [
         ("POST", "/api/repos/create", {"name": "n"}),
@@ -80,26 +80,26 @@ def test_read_only_root_serves_reads_and_answers_507_to_writes(
         ("PUT", link, b"12345"),
         ("POST", f"/{REPO}.git/info/lfs/objects/batch", {"operation": "upload", "objects": [{"oid": oid, "size": 9}]}),
     ]
-    answers = [hub_with_file.send(method, path, body) for method, path, body in writes]
-    answers.append(hub_with_file.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}}))
+    answers = [file_hub.send(method, path, body) for method, path, body in writes]
+    answers.append(file_hub.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}}))
     for answer, request in zip(answers, [*writes, "commit"], strict=True):
         assert (answer.status, b"cannot write under" in answer.content) == (507, True), (request, answer)
         assert b"Read-only file system" in answer.content
     assert not [record for record in caplog.records if record.exc_info]
     with pytest.raises(ZooError, match=r"cannot write under .*Read-only file system"):
-        process.serve(hub_with_file.root)
+        process.serve(file_hub.root)
 
 
-def test_folder_in_place_of_file_is_reported_as_damage(hub_with_file: ThreadHub) -> None:
-    lock = hub_with_file.root / "locks" / "models--local--m"
+def test_folder_in_place_of_file_is_reported_as_damage(file_hub: ThreadHub) -> None:
+    lock = file_hub.root / "locks" / "models--local--m"
     lock.unlink()
     lock.mkdir()
-    answer = hub_with_file.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}})
+    answer = file_hub.commit(REPO, {"key": "file", "value": {"path": "a", "content": "x"}})
     assert (answer.status, b"is damaged" in answer.content) == (410, True)
-    (hub_with_file.root / "tokens.json").rename(hub_with_file.root / "kept")
-    (hub_with_file.root / "tokens.json").mkdir()
-    assert hub_with_file.send("GET", "/api/whoami-v2").status == 410
-    assert hub_with_file.send("GET", f"/api/models/{REPO}", role=None).status == 200
+    (file_hub.root / "tokens.json").rename(file_hub.root / "kept")
+    (file_hub.root / "tokens.json").mkdir()
+    assert file_hub.send("GET", "/api/whoami-v2").status == 410
+    assert file_hub.send("GET", f"/api/models/{REPO}", role=None).status == 200
 
 
 def set_age(path: Path, seconds: float) -> Path:
