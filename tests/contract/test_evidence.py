@@ -98,7 +98,7 @@ def test_pages_name_every_verdict_and_probe_family():
     assert sorted(re.findall(r"^\d\. \*\*([a-z ]+?)(?: at step N)?\*\*", page, re.M)) == sorted(get_args(Kind))
     explained = page.split("| family | is explained where |")[1].split("\n\n")[0]
     for family in FAMILIES:
-        # Templates have two rows: those that fit their prompts, and those that ignore them.
+        # Templates have two rows: those that keep to their prompts, and those that have left them.
         expected_count = 2 if family.name == "templates" else 1
         assert explained.count(family.name) == expected_count, family.name
 
