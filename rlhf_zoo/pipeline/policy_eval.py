@@ -72,10 +72,8 @@ class Terms:
         split: Split of the prompts; None for the prompts that training held out, or for test without such prompts.
         seed: Seed of the samples.
         temperature, max_new_tokens: Sampling settings; None for the settings of the policy's training.
-        dataset_name, dataset_revision: The data set with the prompts; None for the one that the policy's run or card
-            names.
-        dataset_config: Configuration of the data set; "" for none, None for the one that the policy's run or card
-            names.
+        dataset_name, dataset_revision: The data set with the prompts; None takes it from the policy's run or card.
+        dataset_config: Configuration of the data set; "" for none, None takes it from the policy's run or card.
         columns: The column that is read -> the data set's column.
         judges: Names of the judges, the headline judge first; () for the judge of the policy's run.
         llm: Settings of judges llm:MODEL.

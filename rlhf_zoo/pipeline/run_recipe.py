@@ -355,7 +355,7 @@ def show_published(context: RunContext, console: "Console") -> None:
                 )
         pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, the model that PPO starts from
         evaluator = make_evaluator(context, pulled["sft"]).with_headline_judge
-        keys = [(SHOW_STREAM, i) for i in range(len(prompts))]
+        keys = [(SHOW_STREAM, index) for index in range(len(prompts))]
         measurements = {
             stage: measure(
                 load_causal(path),
@@ -374,15 +374,15 @@ def show_published(context: RunContext, console: "Console") -> None:
     table = Table(title=title, show_lines=True)
     for name in ("", "completion of a held-out prompt", "reward", f"judge: {judge}", "log-ratio"):
         table.add_column(name, justify="left" if name in ("", "completion of a held-out prompt") else "right")
-    for i, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         for stage in ("sft", "ppo"):
             measurement = measurements[stage]
             table.add_row(
                 stage.upper(),
-                Text(plain_text(prompt) + measurement.completions[i]),
-                f"{measurement.reward[i]:.2f}",
-                f"{measurement.judges[judge][i]:.2f}",
-                f"{measurement.kl[i]:.2f}",
+                Text(plain_text(prompt) + measurement.completions[index]),
+                f"{measurement.reward[index]:.2f}",
+                f"{measurement.judges[judge][index]:.2f}",
+                f"{measurement.kl[index]:.2f}",
             )
     console.print(table)
     console.print(

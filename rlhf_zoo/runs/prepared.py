@@ -193,20 +193,20 @@ def _configurations(names: Iterable[str]) -> dict[str, list[str]]:
     return splits_by_name
 
 
-def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
+def card_head(shared: Mapping[str, Any], recipe: str, configurations: Mapping[str, Iterable[str]]) -> str:
     """Writes the YAML head of a data set's README.
 
     Args:
-        about: The keys of recipe.yaml.
+        shared: The keys of recipe.yaml.
         recipe: Name of the recipe.
         configurations: Configuration -> splits.
     """
     import yaml
 
     head = {
-        "license": about["license"],
-        "language": [about["language"]],
-        "tags": ["rlhf-zoo", f"recipe:{recipe}"] + (["simulated"] if about["simulated"] else []),
+        "license": shared["license"],
+        "language": [shared["language"]],
+        "tags": ["rlhf-zoo", f"recipe:{recipe}"] + (["simulated"] if shared["simulated"] else []),
         "configs": [
             {
                 "config_name": name,
@@ -221,20 +221,20 @@ def card_head(about: Mapping[str, Any], recipe: str, configurations: Mapping[str
 
 def _card(document: Mapping[str, Any], configurations: Mapping[str, list[str]]) -> str:
     """Writes the data set's README from the recipe's keys in run.json."""
-    about, recipe = document["about"], document["recipe"]
+    shared, recipe = document["about"], document["recipe"]
     notice = (
         "\n**This is a simulated world**: a program wrote every line, and preferences are simulated too.\n"
-        if about["simulated"]
+        if shared["simulated"]
         else ""
     )
-    source = f"\nText: {about['attribution']}\n" if about["attribution"] else ""
-    if about["preferences"] and "preferences" in configurations:
-        source += f"\nPreferences: {about['preferences']}\n"
+    source = f"\nText: {shared['attribution']}\n" if shared["attribution"] else ""
+    if shared["preferences"] and "preferences" in configurations:
+        source += f"\nPreferences: {shared['preferences']}\n"
     rows = "".join(f"| `{name}` | {', '.join(splits)} |\n" for name, splits in configurations.items())
     return (
-        f"{card_head(about, recipe, configurations)}# {recipe}: data\n\n"
-        f"{about['description']}\n{notice}{source}\n| configuration | splits |\n|---|---|\n{rows}\n"
-        f"Prepared by `rlhf-zoo run {recipe}` (seed {about['seed']}).\n"
+        f"{card_head(shared, recipe, configurations)}# {recipe}: data\n\n"
+        f"{shared['description']}\n{notice}{source}\n| configuration | splits |\n|---|---|\n{rows}\n"
+        f"Prepared by `rlhf-zoo run {recipe}` (seed {shared['seed']}).\n"
     )
 
 

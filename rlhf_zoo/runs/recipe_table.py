@@ -76,7 +76,7 @@ def _row(recipe: Recipe) -> Row:
         raise ZooError(f"{recipe.source('zoo')} has no {missing}, which the list of recipes shows: add it.")
     if zoo.get("hardware") not in HARDWARE:
         raise ZooError(f"{recipe.source('zoo')} has hardware {zoo.get('hardware')!r}: choose {' or '.join(HARDWARE)}.")
-    first: Mapping[str, Any] = recipe.stages.get("sft") or recipe.stages.get("ppo", {})
+    first_stage: Mapping[str, Any] = recipe.stages.get("sft") or recipe.stages.get("ppo", {})
     corpus = str(recipe.shared.get("corpus") or "").partition(":")[0].rpartition(".")[2].replace("_", "-")
     return Row(
         name=recipe.name,
@@ -85,7 +85,7 @@ def _row(recipe: Recipe) -> Row:
         description=str(recipe.shared.get("description", "")),
         hardware=zoo["hardware"],
         memory=str(zoo["memory"]),
-        model=first.get("model_name_or_path") or "new, tiny",
+        model=first_stage.get("model_name_or_path") or "new, tiny",
         data=recipe.shared.get("dataset_name") or corpus or "of --dataset_name",
         license=str(zoo["license"]),
         source=zoo.get("source"),

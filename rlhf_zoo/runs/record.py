@@ -412,10 +412,10 @@ class StageRecord:
 def _setting_text(settings: Mapping[str, Any], key: str) -> str:
     """Formats the value at a dotted key for a message; "nothing" if it is not set."""
     value: Any = settings
-    for part in [key] if key in settings else key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
+    for name in [key] if key in settings else key.split("."):
+        if not isinstance(value, Mapping) or name not in value:
             return "nothing"
-        value = value[part]
+        value = value[name]
     return json.dumps(jsonable(value, nonfinite_as_text=True), ensure_ascii=False)
 
 

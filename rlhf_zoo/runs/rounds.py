@@ -1,9 +1,9 @@
 """Rounds of a run. Each round trains the reward model again, also on samples of the last PPO policy, and then PPO.
 
-Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: `pairs` (the previous round's pairs and new pairs,
-from which the reward model learns), the stages reward, ppo and eval, and round.json, which names the run. All rounds
-use the run's SFT stage. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed, and PPO starts from
-the SFT policy in each round.
+Round 1 is the run itself. runs/RECIPE/round-N/ holds a later round: the folder `pairs` with old and new pairs for the
+reward model, the stages reward, ppo and eval, and round.json with the path of the run. All rounds use the run's SFT
+stage. As in Bai et al. 2022, arXiv:2204.05862 §4.5, old and new pairs are mixed, and PPO starts from the SFT policy in
+each round.
 """
 
 from collections.abc import Mapping

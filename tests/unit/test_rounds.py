@@ -58,7 +58,7 @@ def pairs_of(this: RunContext) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("labels", "flags", "message"),
     [
-        ("gold", {}, "uses `preference` of the stage reward, but the recipe has none"),
+        ("gold", {}, "uses `preference` of the stage reward, but the recipe does not set it"),
         ("same-labels", {}, "--labels same-labels would repeat the existing labels"),
         ("toy_run:nobody", {}, "There is no 'nobody' in the module 'toy_run'"),
         ("judge", {"reward_model_path": ["reward", "reward"]}, "its PPO uses ['reward', 'reward']"),

@@ -1,8 +1,8 @@
 """Baselines of a finished run, on the same data: best-of-n of its SFT policy, more SFT, DPO and RLOO.
 
 RUN/baseline/METHOD/ holds the parts of a method: for best-of-n the scores of the pool; for other methods a directory
-per seed, and per β if the method has one, with run.json and samples.jsonl. Baselines are measured as the eval stage
-measures PPO: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
+per seed, and per β if the method has one, with run.json and samples.jsonl. Baselines are measured like PPO in the eval
+stage: on the same prompts, with the same random numbers. `baseline_report` compares them with PPO.
 """
 
 from collections.abc import Mapping, Sequence
@@ -113,7 +113,7 @@ class Baseline:
 
     @cached_property
     def groups(self) -> list[int]:
-        """The group of each held-out row's prompt, as the evaluation resamples them."""
+        """The group of each held-out row's prompt; the evaluation resamples these groups."""
         return group_rows(self.rows, self.context.shared.evaluation.group)
 
     @property
@@ -208,16 +208,16 @@ class Baseline:
         limit = self.context.settings("ppo").data.max_prompt_length
         return drop_long_prompts(rows, self.evaluator.tokenizer, limit, subject="the prompts")[0]
 
-    def resolved(self, **part: Any) -> dict[str, Any]:
+    def resolved(self, **settings: Any) -> dict[str, Any]:
         """Returns the settings that identify a part of a baseline, for run.json.
 
         Args:
-            **part: The settings of the part itself. The evaluation and the starting models are added.
+            **settings: The settings of the part itself. The evaluation and the starting models are added.
         """
         shared, ppo = self.context.shared, self.context.settings("ppo").resolved
         parents = {stage: start.lineage["fingerprint"] for stage, start in self.checkpoints.items() if stage != "ppo"}
         return {
-            **part,
+            **settings,
             "paid_by": {key: ppo[key] for key in REWARD_KEYS if key in ppo},
             "evaluation": identity_keys(evaluation_of(self.context)),
             "evaluation_seed": shared.seed,

@@ -1,7 +1,7 @@
-"""Reward models of one run that differ only by the trainer's seed, and where they disagree.
+"""Trains reward models of a run that differ only by the trainer's seed, and finds where they disagree.
 
 The first model is the run's own. RUN/ensemble/seed-K/reward is the reward stage with seed K, on the same SFT policy
-and the same pairs. RUN/ensemble/overview.json compares the models: see `evaluation.ensemble`.
+and the same pairs. RUN/ensemble/overview.json compares the models by `evaluation.ensemble_report`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def check(context: RunContext) -> None:
-    """Checks, before anything trains, that the recipe has reward models that can be compared.
+    """Checks, before training, that the recipe trains reward models and holds out pairs on which to compare them.
 
     Args:
         context: The run.
@@ -50,7 +50,7 @@ def check(context: RunContext) -> None:
     """
     if "reward" not in context.recipe.stages:
         raise ZooError(
-            f"The recipe {context.recipe.name} has no stage reward, so no model is trained: add a reward.yaml."
+            f"The recipe {context.recipe.name} has no stage reward, so no reward model is trained: add a reward.yaml."
         )
     for stage in context.recipe.stages:
         context.settings(stage)
@@ -63,11 +63,11 @@ def check(context: RunContext) -> None:
 
 
 def member(context: RunContext, seed: int) -> RunContext:
-    """Returns the run that trains the reward model with another seed. The run's own model must be trained already.
+    """Returns the run that trains the reward model with another seed.
 
     Args:
-        context: The run.
-        seed: The seed.
+        context: The run, whose own reward model is finished.
+        seed: The other seed.
     """
     keys: dict[str, Any] = {"seed": seed}
     flags, settings, pairs = context.flags, context.settings("reward"), named_pairs(context)
@@ -82,17 +82,17 @@ def train(context: RunContext, count: int, console: "Console") -> list[RunContex
     """Trains the reward models that are not finished, and the stages before them.
 
     Args:
-        context: The run. Its `restart` applies to the additional models.
+        context: The run. `restart` applies only to the additional models.
         count: The total number of reward models, with consecutive seeds.
         console: A rich console.
 
     Returns:
-        The run of each model, the recipe's own first.
+        The run of each model, the recipe's own model first.
     """
     silence_libraries()
     check(context)
     run = replace(context, restart=False)
-    # SFT need not be trained here: a trained reward model may have started from an SFT policy on the Hub.
+    # If the reward model is trained, SFT is not needed: the model may have started from an SFT policy on the Hub.
     run_recipe.run_stages(run, ["reward"] if run.record("reward").read() else ["sft", "reward"], console)
     first_seed = run.settings("reward").trainer.seed
     runs = [run]
@@ -107,13 +107,13 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
     """Compares reward models on held-out pairs and on completions of SFT and PPO.
 
     Args:
-        runs: The run of each model, the recipe's own first.
+        runs: The run of each model, the recipe's own model first.
 
     Returns:
         The content of overview.json.
 
     Raises:
-        ZooError: The evaluation belongs to another run, or a model gives all completions one score.
+        ZooError: The evaluation belongs to another run, or a model gives all completions the same score.
     """
     first_run = runs[0]
     texts, judge_name = _texts(first_run)
@@ -139,7 +139,7 @@ def overview(runs: Sequence[RunContext]) -> dict[str, Any]:
 
 
 def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
-    """Completions of SFT and, if the run was evaluated, of PPO; and the judge's name, None if it was not evaluated."""
+    """Returns completions of SFT and, if the run was evaluated, of PPO; and the judge's name, or None."""
     sft, record = run.checkpoint("sft"), run.record("eval")
     document = record.read()
     if document.get("status") != "finished":
@@ -169,7 +169,7 @@ def _texts(run: RunContext) -> tuple[dict[str, Texts], str | None]:
 def _texts_of_side(
     rows: Sequence[Mapping[str, Any]], prompts: Sequence[Prompt], groups: Sequence[int], side: str
 ) -> Texts:
-    """The texts of SFT or PPO. `prompts` has a text or conversation per row; each reward model renders it itself."""
+    """Returns the texts of SFT or PPO. `prompts` has a text or conversation per row, which reward models render."""
     return Texts(
         groups,
         [append_completion(prompt, row[side]["completion"]) for prompt, row in zip(prompts, rows, strict=True)],
@@ -180,7 +180,7 @@ def _texts_of_side(
 
 
 def _score(runs: Sequence[RunContext], texts: Mapping[str, Texts]) -> tuple[EnsembleScores, str]:
-    """Each model's scores of the held-out pairs and of the texts, and the name of the pairs' split."""
+    """Returns each model's scores of the held-out pairs and of the texts, and the name of the pairs' split."""
     owner, source = open_pairs(runs[0])
     held_out = held_out_pairs(owner, source)
     assert held_out is not None  # `check` refuses such a recipe
@@ -206,7 +206,7 @@ def write_overview(run: Path, document: Mapping[str, Any]) -> Path:
 
     Args:
         run: The run directory.
-        document: See `overview`.
+        document: The document that `overview` returned.
     """
     path = run / ENSEMBLE / "overview.json"
     write_json(path, document)

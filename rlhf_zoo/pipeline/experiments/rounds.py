@@ -1,4 +1,4 @@
-"""Runs further rounds: reward model and PPO train again, also on labeled samples of the last PPO policy."""
+"""Runs further rounds, which train the reward model, also on labeled samples of the last PPO policy, and then PPO."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -32,7 +32,7 @@ Publishing = Callable[[RunContext], AbstractContextManager[Publisher | None]]
 
 
 def check_labels(context: RunContext, labels: str | None) -> str:
-    """Checks, before anything trains, that the new pairs can be labeled.
+    """Checks, before training, that the new pairs can be labeled.
 
     Args:
         context: The run.
@@ -52,8 +52,8 @@ def check_labels(context: RunContext, labels: str | None) -> str:
     if labels == GOLD:
         if not has_gold:
             raise ZooError(
-                "--labels gold uses `preference` of the stage reward, but the recipe has none: name a judge, such as "
-                "--labels judge, or votes:NAMESPACE/NAME."
+                "--labels gold uses `preference` of the stage reward, but the recipe does not set it: choose --labels "
+                "judge, or name a judge, such as votes:NAMESPACE/NAME."
             )
         load_object(data.preference, group=PREFERENCES)
         return labels
@@ -61,7 +61,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
     if kind_of(name)[0] == SAME_LABELS:
         option = f"--labels {labels}" + ("" if labels == name else f", which is {name} here,")
         raise ZooError(
-            f"{option} would repeat the existing labels: name another, such as reward:NAME, rule:NAME or "
+            f"{option} would repeat the existing labels: name another judge, such as reward:NAME, rule:NAME or "
             "votes:NAMESPACE/NAME."
         )
     check_names(
@@ -86,8 +86,8 @@ def run_rounds(
         console: A rich console.
         publishing: Opens the publisher of a run.
         rounds: The total number of rounds.
-        labels: The labeler: see `check_labels`.
-        pairs: Number of pairs to label in each round; None for as many as the recipe simulates.
+        labels: The labeler that `check_labels` returned.
+        pairs: Number of pairs to label in each round; None for the number that the recipe simulates.
 
     Returns:
         The runs of all rounds.
@@ -119,7 +119,7 @@ def write_rounds(runs: Sequence[RunContext]) -> tuple[Path, list[dict[str, Any]]
         runs: The runs of all rounds.
 
     Returns:
-        Its path, and a row for each round.
+        The path of rounds.json, and a row for each round.
     """
     rounds = [_row(run, runs[index - 1] if index else None) for index, run in enumerate(runs)]
     path = runs[0].directory / ROUNDS
@@ -146,9 +146,9 @@ def _row(run: RunContext, previous: RunContext | None) -> dict[str, Any]:
 
 
 def _gain(run: RunContext, previous: RunContext) -> Estimate:
-    """The headline judge's score of PPO minus its score in the previous round.
+    """Estimates the headline judge's score of PPO minus its score in the previous round.
 
-    Both rounds sample the same test prompts with the same random streams, so samples are paired; the interval is a
+    Both rounds sample the same test prompts with the same random streams, so samples are paired. The interval is a
     bootstrap over groups of prompts.
     """
     scores, previous_scores = (

@@ -1,8 +1,8 @@
-"""Runs the variants of a run for sweep and ablate; ensemble, rounds and baseline share parts of it.
+"""Runs the variants of a run for sweep and ablate; ensemble, rounds and baseline share some functions.
 
-A variant is a run in RUN/FOLDER/NAME that trains some stages with its own keys. It shares the earlier stages of RUN,
-which are trained once. Finished variants are not trained again, `--restart` applies only to the variants, and the same
-command continues after Ctrl-C.
+A variant is a run in RUN/FOLDER/NAME that trains some stages with its own keys, and shares the other stages of RUN.
+Finished variants are not trained again, `--restart` applies only to the variants, and the same command continues after
+Ctrl-C.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from ..stages.interrupt import Stopped
 if TYPE_CHECKING:
     from rich.console import Console
 
-#: File in the directory of an ablation's or a sweep's variant, with its name and the run that it belongs to.
+#: File in the directory of a variant of an ablation or sweep, with the variant's name and run.
 VARIANT_FILE = "ablation.json"
-SAMPLES = 4  # held-out prompts whose completions the tables show
+#: Number of held-out prompts whose completions the tables show.
+SAMPLES = 4
 _OUTCOME_FIGURES = ("reward", "judge", "kl", "length", "eos_rate", "distinct_2", "repetition")
 
 Flags = Mapping[str, Mapping[str, Any]]
@@ -58,7 +59,7 @@ class Variant:
 
     @property
     def value(self) -> Any:
-        """The value of its first key."""
+        """The value of the first changed key."""
         return self.settings[0][1]
 
     @property
@@ -78,7 +79,7 @@ class Variant:
         return self.settings_text + (f", seed {self.seed}" if self.seed is not None else "")
 
     def directory(self, run: Path) -> Path:
-        """Returns its directory.
+        """Returns the directory of the variant.
 
         Args:
             run: The run directory.
@@ -86,7 +87,7 @@ class Variant:
         return run / self.folder / self.name
 
     def flags(self, flags: Flags) -> dict[str, dict[str, Any]]:
-        """Returns the flags of its run.
+        """Returns the flags of the variant's run.
 
         Args:
             flags: The command's flags, by stage.
@@ -97,7 +98,7 @@ class Variant:
         return with_keys(flags, "ppo", keys if self.seed is None else {**keys, "seed": self.seed})
 
     def fields(self, run: Path, flags: Flags) -> dict[str, Any]:
-        """Returns the fields of its `RunContext` that differ from those of the run.
+        """Returns the fields of the variant's `RunContext` that differ from the run's.
 
         Args:
             run: The run directory.
@@ -106,7 +107,7 @@ class Variant:
         return {"directory": self.directory(run), "base": run, "variant": self.name, "flags": self.flags(flags)}
 
     def record_base(self, run: Path) -> None:
-        """Records in the variant's directory which run it belongs to.
+        """Writes into the variant's directory to which run it belongs.
 
         Args:
             run: The run directory.
@@ -115,18 +116,18 @@ class Variant:
 
 
 def variant_of(directory: Path) -> dict[str, Any]:
-    """Reads which run a variant's directory belongs to.
+    """Returns the arguments {base, variant} of `RunContext` for the directory of a variant.
 
     Args:
-        directory: The directory.
+        directory: A run directory.
 
     Returns:
-        {base, variant} for `RunContext`; {} for any other directory.
+        The arguments; {} if the directory is not a variant's.
     """
     path = directory / VARIANT_FILE
     if not path.is_file():
         return {}
-    # The base is always two folders up, whatever the file says: a downloaded folder must not point to another run.
+    # The base is always two folders up, because the file of a downloaded folder might name another run.
     return {"base": directory / ".." / "..", "variant": read_json(path)["variant"]}
 
 
@@ -136,7 +137,7 @@ def variants(grid: Mapping[str, Sequence[Any]], *, folder: str, seeds: int = 1, 
     Args:
         grid: Key of PPO -> its values.
         folder: Folder in the run directory that holds the variants.
-        seeds: Number of runs per combination. The first one has the recipe's own seed.
+        seeds: Number of runs per combination. The first run has the recipe's own seed.
         first_seed: The recipe's own seed.
 
     Returns:
@@ -176,8 +177,8 @@ def with_keys(flags: Flags, stage: str, keys: Mapping[str, Any]) -> dict[str, di
 
     Args:
         flags: Flags by stage.
-        stage: The stage.
-        keys: Its new keys.
+        stage: Name of the stage, or "recipe".
+        keys: The new keys of the stage.
     """
     copy = {name: dict(values) for name, values in flags.items()}
     copy[stage] = {**copy.get(stage, {}), **keys}
@@ -192,7 +193,7 @@ def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", text).strip("-.") or "empty"
 
 
-# Running them
+# Running variants
 
 
 def run_variants(
@@ -230,23 +231,23 @@ def open_part(
 
     Args:
         context: The run.
-        folder: The part's directory.
-        resolved: Its settings.
+        folder: Directory of the part.
+        resolved: Settings of the part.
         stage: Name of the experiment, recorded in run.json as the stage.
-        restart: Whether to start over.
+        restart: Whether a finished part is repeated.
 
     Yields:
         The record; None if the part is finished.
 
     Raises:
-        ZooError: The directory holds a part with other settings.
+        ZooError: The directory has a part with other settings.
         Stopped: The part was interrupted.
     """
     record, started = StageRecord(folder), time.monotonic()
     if restart:
         record.clear()
     recipe = context.recipe.name
-    record.check_fingerprint(resolved, recipe=recipe, fix="pass the options that it was made with, or --restart")
+    record.check_fingerprint(resolved, recipe=recipe, fix="pass its earlier options, or --restart")
     if record.read().get("status") == "finished":
         yield None
         return
@@ -270,12 +271,12 @@ class Outcome:
 
     Attributes:
         variant: The variant.
-        repo: Its repository; None if it is not published.
-        figures: PPO's figures on held-out prompts, {value, ci95, n} each.
+        repo: Repository of the PPO policy; None if it is not published.
+        figures: Name -> {value, ci95, n} of PPO's figures on held-out prompts.
         win_rate: Win rate of PPO over SFT, as {value, ci95, n}.
         rows: The rows of metrics.jsonl.
         samples: (prompt, completion, reward, judge) of the first held-out prompts.
-        verdict: The verdict over its checkpoints; None if there is none.
+        verdict: The verdict over the checkpoints; None without a verdict.
         fired: Families of the probes that fired at the end of training.
     """
 
@@ -323,7 +324,7 @@ def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, S
         outcomes: Outcomes of variants.
 
     Returns:
-        (keys with their values, figure -> its spread over seeds, outcomes) of each group, in order.
+        (keys with their values, figure -> spread over seeds, outcomes) of each group, in order.
     """
     outcomes_by_setting: dict[str, list[Outcome]] = {}
     for outcome in outcomes:
@@ -337,11 +338,11 @@ def group_by_setting(outcomes: Sequence[Outcome]) -> list[tuple[str, dict[str, S
 
 
 def overview_rows(outcomes: Sequence[Outcome], identify: Callable[[Variant], dict[str, Any]]) -> dict[str, Any]:
-    """Returns the entries of overview.json: each run, and each setting over its seeds.
+    """Returns the entries of overview.json for each run, and for each setting over its seeds.
 
     Args:
         outcomes: Outcomes of variants.
-        identify: Returns the entries of a row that identify a variant's settings.
+        identify: Returns the entries that identify a variant's settings.
     """
     runs = [
         {

@@ -1,7 +1,7 @@
-"""Sweeps and ablations: PPO under several values of its keys and several seeds, from one SFT and reward model.
+"""Sweeps and ablations: PPO with several values of its keys and several seeds, from the same SFT and reward model.
 
 A cell of a sweep is in runs/RECIPE/sweep/NAME/, and NAME is its tag in the recipe's PPO repository. A run of an
-ablation, which varies one key, is in runs/RECIPE/ablation/NAME/ and has its own repositories.
+ablation, which varies a single key, is in runs/RECIPE/ablation/NAME/ and has its own repositories.
 """
 
 import contextlib
@@ -28,21 +28,21 @@ SWEEP, ABLATION = "sweep", "ablation"
 def train(
     context: RunContext, publisher: Publisher | None, cells: Sequence[Variant], flags: Flags, console: "Console"
 ) -> tuple[list[Outcome], ZooError | None]:
-    """Trains the stages that the cells share and then each cell, and publishes each cell as a tag.
+    """Trains the stages that all cells share, then each cell, and publishes each cell as a tag.
 
     Args:
         context: The recipe's own run.
-        publisher: Its publisher.
+        publisher: The run's publisher; None if it does not publish.
         cells: The cells.
         flags: The command's flags, by stage.
         console: A rich console.
 
     Returns:
-        The outcomes, and the Hub's last error if it refused a tag.
+        The outcomes, and the last error if the Hub refused a tag, else None.
     """
     run, send_errors = context.directory, []
     for cell in cells:
-        if cell.seed is None:  # keys that are valid for one seed are valid for all
+        if cell.seed is None:  # keys that are valid for one seed are valid for other seeds too
             run_recipe.check(replace(context, **cell.fields(run, flags)))
     shared = replace(context, restart=False, preflight_passed=True)
     run_recipe.claim(shared, publisher)
@@ -58,7 +58,7 @@ def train(
             if publisher is not None:
                 try:
                     send_cell(context, cell_context, cell.name)
-                except ZooError as error:  # the next cells still train; the command fails at the end
+                except ZooError as error:  # the command fails only at the end, so that the next cells still train
                     console.print(f"Warning: {error}", highlight=False, markup=False)
                     send_errors.append(error)
 
@@ -68,13 +68,13 @@ def train(
 def write_overview(
     run: Path, recipe: str, outcomes: Sequence[Outcome], grid: Mapping[str, Sequence[Any]] | None = None
 ) -> Path:
-    """Writes overview.json next to the runs of a sweep; for an ablation, which has no grid, also overview.png.
+    """Writes overview.json next to the runs of a sweep or ablation; for an ablation also overview.png.
 
     Args:
         run: The run directory.
         recipe: Name of the recipe.
         outcomes: The outcomes of the variants.
-        grid: Key -> its values; None for an ablation.
+        grid: Key -> values of a sweep; None for an ablation.
 
     Returns:
         The path of overview.json.

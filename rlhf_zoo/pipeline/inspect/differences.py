@@ -143,9 +143,9 @@ def compare_metrics(
         step: The last step to compare.
 
     Returns:
-        {rows, rows_here, columns, differing, problem}: `columns` counts those compared, `differing` has {column, rows,
-        of, max_abs, first_step} for each column with a differing row (`max_abs` is None if a side has no number),
-        and `problem` names the first row whose step differs.
+        {rows, rows_here, columns, differing, problem}. `columns` is the number of compared columns. `differing` has
+        {column, rows, of, max_abs, first_step} for each column with differing rows; `max_abs` is None if a side has
+        no number. `problem` names the first row with a differing step.
     """
     sides = [[row for row in rows if row["step"] <= step] for rows in (published, here)]
     # A checkpoint may be sent before the last rows of its step are written, such as those of an evaluation.

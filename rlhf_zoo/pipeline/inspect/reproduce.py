@@ -333,7 +333,7 @@ def _card_differences(published: Published, card_fingerprint: Any) -> list[dict[
     settings = published.card.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
     rows = compare_settings(settings, {key: value for key, value in published.resolved.items() if key in settings})
-    rows = [{"key": f"{row['key']} (card, recipe.json)", **{k: row[k] for k in ("published", "here")}} for row in rows]
+    rows = [{**row, "key": f"{row['key']} (card, recipe.json)"} for row in rows]
     return rows or [{"key": "fingerprint (card, recipe.json)", "published": card_fingerprint, "here": "another"}]
 
 
@@ -375,8 +375,8 @@ def show(document: Mapping[str, Any], console: "Console") -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "compared", "differ"):
         table.add_column(column, overflow="fold", justify="right" if column == "differ" else "left")
-    for part, compared, differing in _summary(document):
-        table.add_row(part, Text(clean(compared)), str(differing))
+    for name, compared, differing in _summary(document):
+        table.add_row(name, Text(clean(compared)), str(differing))
     console.print(table)
     if rows := list(_difference_rows(document)):
         table = Table(box=box.SIMPLE_HEAD)

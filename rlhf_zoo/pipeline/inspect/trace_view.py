@@ -62,12 +62,12 @@ def _totals(traced: Trace) -> list[str]:
     parts = ", ".join(
         f"{name} {'does not apply' if score is None else f'{score:.3f}'}" for name, score in traced.scores.items()
     )
-    where = "in the reward" if traced.kl_in == "reward" else "in the loss, so r does not include it"
+    kl_place = "in the reward" if traced.kl_in == "reward" else "in the loss, so r does not include it"
     action = "each token is an action" if traced.action_level == "token" else "the completion is one action"
     end = "ended by itself" if traced.ended else f"did not end within {traced.length}"
     return [
         f"score {traced.score:.3f} ({parts}), {traced.shaped_score:.3f} of it as the reward of the last token",
-        f"ΣKL {traced.kl:.3f} nats, β {traced.kl_coef:g} ({traced.kl_estimator}, {where})",
+        f"ΣKL {traced.kl:.3f} nats, β {traced.kl_coef:g} ({traced.kl_estimator}, {kl_place})",
         f"{traced.length} tokens, {end}; temperature {traced.temperature:g}, seed {traced.seed}",
         f"∏ρ {traced.ratio:.3f}, clipped outside [{low:g}, {high:g}]; {action}; γ {traced.gamma:g}, λ {traced.lam:g}",
         *([traced.whitening] if traced.whitening else []),

@@ -54,7 +54,7 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
 
     Args:
         name: A folder, a GGUF file, or NAMESPACE/NAME[@REVISION].
-        revision: Revision of the repository; None for the one in the name, or for the default.
+        revision: Revision of the repository; None takes it from the name, or the default revision.
         hub: Where Hub ids are looked up.
 
     Raises:

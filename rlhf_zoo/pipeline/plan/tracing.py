@@ -181,10 +181,10 @@ class Tracer:
         """Calls `run` at each depth, and extrapolates the measured bytes to the model's depth."""
         if key not in self._results:
             name = self._kept_name(key)
-            kept = None if name is None else read("traces", name)
-            if isinstance(kept, list) and kept and all(isinstance(value, int) for value in kept):
-                self._results[key] = kept
-                return kept
+            cached = None if name is None else read("traces", name)
+            if isinstance(cached, list) and cached and all(isinstance(value, int) for value in cached):
+                self._results[key] = cached
+                return cached
             try:
                 measured = [(depth, run(model, mode)) for depth, mode, model in self._models]
             except (RuntimeError, ValueError, TypeError, KeyError, AttributeError, NotImplementedError) as error:

@@ -296,16 +296,16 @@ def _run_lm_eval(context: RunContext, parents: Mapping[str, ParentCheckpoint]) -
 
 def _document_head(context: RunContext, source: DataSource, trained_on: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the first keys of evaluation.json: the run, its data and its reward model."""
-    part = evaluated_part(context)
+    prompt_location = evaluated_part(context)
     return {
         "schema": 1,
         "recipe": context.recipe.name,
         "seed": context.shared.seed,
-        "split": part["split"],
+        "split": prompt_location["split"],
         "data": {
             "location": source.lineage["repo"],
             "revision": source.lineage["commit"],
-            **part,
+            **prompt_location,
             "trained_on": trained_on,
         },
         "simulated": context.shared.simulated,
@@ -418,8 +418,8 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
     return prompts
 
 
-def _describe_part(part: Mapping[str, Any]) -> str:
-    share, split = part["held_out_share"], part["split"]
+def _describe_part(location: Mapping[str, Any]) -> str:
+    share, split = location["held_out_share"], location["split"]
     return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
 

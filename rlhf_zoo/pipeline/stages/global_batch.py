@@ -65,8 +65,8 @@ class GlobalBatch(Trainer):
         state = self.accelerator.gradient_state
         if not state.end_of_dataloader or state.remainder <= 0:
             return local, local * self.args.world_size
-        share, extra = divmod(state.remainder, self.args.world_size)
-        return share + (self.args.process_index < extra), state.remainder
+        share, remainder = divmod(state.remainder, self.args.world_size)
+        return share + (self.args.process_index < remainder), state.remainder
 
     def _mask_padding(self, inputs: Any) -> Any:
         """Masks the labels if this process has only a row that does not count."""

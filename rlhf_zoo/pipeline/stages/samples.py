@@ -225,11 +225,11 @@ def simulated_pairs(
         return source
     rng = random.Random(seed)
     splits = {}
-    for split, part, count, stream in (
+    for split, prompt_split, count, stream in (
         ("train", "train", data.simulated_pairs, TRAIN_STREAM),
         ("test", "validation", data.simulated_test_pairs, TEST_STREAM),
     ):
-        prompts = prompts_of(context, source, part)
+        prompts = prompts_of(context, source, prompt_split)
         repeated = [prompts[index % len(prompts)] for index in range(count)]
         splits[split] = _labeled_rows(repeated, sample_pairs(context, repeated, seed, (stream,), sft), prefer, rng)
     with distributed.main_process_first():
@@ -317,6 +317,7 @@ def sample_pairs(
         for side in (0, 1)
     )
     # RewardTrainer appends an end-of-sequence token to every text, which a truncated text did not have.
-    ended = [first_ended and second_ended for first_ended, second_ended in zip(first.ended, second.ended, strict=True)]
-    indices = [index for index in range(len(prompts)) if ended[index] and first.texts[index] != second.texts[index]]
+    both_ended = [all(pair) for pair in zip(first.ended, second.ended, strict=True)]
+    differ = [text != other for text, other in zip(first.texts, second.texts, strict=True)]
+    indices = [index for index in range(len(prompts)) if both_ended[index] and differ[index]]
     return indices, [first.texts[index] for index in indices], [second.texts[index] for index in indices]

@@ -374,7 +374,7 @@ def _train(run: _Run, trainer: Trainer) -> None:
             trainer.args.eval_on_start = must_evaluate
             trainer.train(resume_from_checkpoint=str(resume_from))
             return
-        trainer.state = state  # all steps are done, but Trainer.train would train another one
+        trainer.state = state  # all steps are done, but Trainer.train would train another step
         if must_evaluate:
             trainer._load_from_checkpoint(str(resume_from))
             trainer.evaluate()

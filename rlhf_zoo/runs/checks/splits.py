@@ -161,7 +161,7 @@ class _RowLoader:
         try:
             if self.every_row and Path(name).exists():
                 return source.load(configuration, split, columns=[])
-            first = source.first_row(configuration, split)
+            first_row = source.first_row(configuration, split)
         except NoSuchPart as error:
             raise NoSuchPart(f"{str(error).removesuffix('.')} of {subject}.") from error
         except ZooError as error:
@@ -169,4 +169,4 @@ class _RowLoader:
                 raise
             self.unchecked[name] = source.unanswered or reason(error.__cause__ or error)
             return None
-        return None if first is None else dataset_of({column: [value] for column, value in first.items()})
+        return None if first_row is None else dataset_of({column: [value] for column, value in first_row.items()})

@@ -303,8 +303,8 @@ def lexicon(source: str) -> dict[str, int]:
         raise ZooError(f"The opinion lexicon at {source} is empty: {fix}.")
     return {
         word: sign
-        for word, (sign, *more) in ((word, sorted(word_signs)) for word, word_signs in signs.items())
-        if not more
+        for word, (sign, *other_signs) in ((word, sorted(word_signs)) for word, word_signs in signs.items())
+        if not other_signs
     }
 
 

@@ -402,13 +402,13 @@ def drop_long_prompts(
     """
     if most is None or "prompt" not in rows.column_names:
         return rows, 0
-    kept = [index for index, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
-    dropped = len(rows) - len(kept)
-    if not kept:
+    indices = [index for index, prompt in enumerate(rows["prompt"]) if len(tokenize_prompt(prompt, tokenizer)) <= most]
+    dropped = len(rows) - len(indices)
+    if not indices:
         raise ZooError(f"max_prompt_length is {most}, but all prompts of {subject} are longer: raise the limit.")
     if dropped:
         log.warning("%d of %d rows of %s are left out: max_prompt_length is %d.", dropped, len(rows), subject, most)
-    return rows.select(kept), dropped
+    return rows.select(indices), dropped
 
 
 def conversational(rows: Dataset) -> bool:

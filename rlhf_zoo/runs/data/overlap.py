@@ -227,8 +227,8 @@ def overlap(prompts: Dataset | Sequence[Mapping[str, Any]], rows: Dataset | Sequ
     questions = Questions(_question_rows(prompts))
     common, with_prompt, is_complete = set[int](), set[int](), True
     for index, row in enumerate(_question_rows(rows)):
-        if found := questions.find_in(row):
-            common |= found
+        if matches := questions.find_in(row):
+            common |= matches
             with_prompt.add(index)
         is_complete = is_complete and (questions.all_long or question_of(row).has_prompt)
     return Overlap(common, with_prompt, is_complete)

@@ -24,7 +24,7 @@ from .tables import read_all_rows
 
 log = logging.getLogger(__name__)
 
-#: The loader's messages about a missing configuration or split; the group matches the list of existing ones.
+#: The loader's messages about a missing configuration or split. The group matches the list of existing names.
 _MISSING_PART = {
     "configuration": re.compile(r"(?:BuilderConfig '.*' not found\. Available|available configs): (\[.*\])"),
     "split": re.compile(r"(?:Unknown split|Bad split).*(\[.*\])"),
@@ -55,7 +55,7 @@ class DataSource:
         revision: The commit or revision of a Hub id.
         lineage: What identifies the data set in run.json and cards: repo and commit, or folder and digest of the files.
         hub: The Hub that has the data set.
-        unanswered: Why no Hub answered, in which case only the cache can be used; None if a Hub answered.
+        unanswered: Why no Hub answered, so that only the cache can be used; None if a Hub answered.
     """
 
     location: str

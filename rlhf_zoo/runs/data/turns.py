@@ -90,9 +90,9 @@ def _with_columns(rows: Dataset, converted: Mapping[str, list[Any]]) -> Dataset:
 
     if not converted:
         return rows
-    others = [name for name in rows.column_names if name not in converted]
+    other_names = [name for name in rows.column_names if name not in converted]
     new = dataset_of(converted)
-    return concatenate_datasets([rows.select_columns(others), new], axis=1) if others else new
+    return concatenate_datasets([rows.select_columns(other_names), new], axis=1) if other_names else new
 
 
 def turns_of_text(text: str) -> list[dict[str, str]] | None:

@@ -160,7 +160,7 @@ class EvaluationConfig:
 
     @property
     def own_pairs_data(self) -> OwnPairsArguments | None:
-        """The keys under `own_pairs`; None if the recipe names none.
+        """The keys under `own_pairs`; None if the recipe does not set `own_pairs`.
 
         Raises:
             ZooError: A key is unknown or has the wrong type.
@@ -174,7 +174,7 @@ class EvaluationConfig:
 
     @property
     def reference_answers(self) -> ReferenceArguments | None:
-        """The keys under `reference`; None if the recipe names none.
+        """The keys under `reference`; None if the recipe does not set `reference`.
 
         Raises:
             ZooError: A key is unknown or has the wrong type, or no column is named.

@@ -116,7 +116,7 @@ STAGE_KEYS: Mapping[str, Kind] = _table(
         """,
     }
 )
-#: Keys of recipe.yaml. Reproducing a checkpoint does not run its `evaluation`: see `EVALUATION_KEYS`.
+#: Keys of recipe.yaml; `EVALUATION_KEYS` has those under `evaluation`.
 SHARED_KEYS: Mapping[str, Kind] = _table(
     {
         Kind.PLAIN: """
@@ -388,7 +388,7 @@ def check_architecture(fields: Any, *, where: str) -> None:
 
 
 def _wrong_inside(value: Any) -> str | None:
-    """Returns the first harmful key of a mapping, "" if the value itself is harmful, or None if nothing is."""
+    """Returns the first harmful key of a mapping, "" if the value itself is harmful, or None if it is harmless."""
     if isinstance(value, Mapping):
         return next((str(key) for key, item in value.items() if not _holds_numbers_and_words({key: item})), None)
     return None if _holds_numbers_and_words(value) else ""

@@ -312,7 +312,7 @@ def stage_settings(
         if hints[name] is float and not name.endswith("_steps"):
             arguments[name] = float(arguments[name])
     arguments |= {"output_dir": str(output_dir), "disable_tqdm": True}
-    arguments.setdefault("log_level_replica", "passive")  # the other processes log as much as the main one
+    arguments.setdefault("log_level_replica", "passive")  # all processes use the log level of the main process
     if arguments.get("bf16", keys["bf16"][1]) is None and not arguments.get("use_cpu"):
         from ...modeling.devices import has_bfloat16
 
@@ -330,7 +330,7 @@ def stage_settings(
     check_model(model, stage, critic=getattr(trainer, "critic", None), shards=bool(arguments.get("fsdp2")))
     _check_combinations(stage, data, trainer, model, release)
     keep = resolved.get("save_total_limit")
-    # A run may be resumed with other values of these, so they are not in its fingerprint.
+    # A run may be resumed with other values of these keys, so they are not in its fingerprint.
     for name in ("fsdp2", "offload_frozen", "reward_timeout"):
         resolved.pop(name, None)
     return StageSettings(stage, shared, data, trainer, model, release, keep, {**resolved, "recipe": fingerprinted})

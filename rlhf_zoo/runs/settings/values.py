@@ -267,7 +267,7 @@ def type_hints(kind: type) -> Mapping[str, Any]:
         kind: The dataclass.
     """
     resolved = typing.get_type_hints(kind)
-    return {f.name: resolved[f.name] for f in dataclasses.fields(kind) if f.init}
+    return {entry.name: resolved[entry.name] for entry in dataclasses.fields(kind) if entry.init}
 
 
 def checked_keys(

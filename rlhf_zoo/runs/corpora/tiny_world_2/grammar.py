@@ -85,7 +85,7 @@ def tokenize(text: str) -> list[str]:
 
 def _slots(template: str) -> list[list[str]]:
     parts = _SLOT.split(template)
-    return [part.split("|") if i % 2 else [part] for i, part in enumerate(parts)]
+    return [part.split("|") if index % 2 else [part] for index, part in enumerate(parts)]
 
 
 def spellings(template: str) -> list[str]:
@@ -216,18 +216,18 @@ _NEUTRAL_KIND = {
 
 def _fold_repeats(tokens: list[str]) -> tuple[list[str], int]:
     """Drops immediate repetitions, as in ``very very`` or ``it works it works``; returns the rest and a word count."""
-    kept: list[str] = []
+    folded: list[str] = []
     dropped = 0
     for token in tokens:
-        kept.append(token)
-        if token not in kept[-1 - _MAX_REPEAT_WORDS : -1]:
+        folded.append(token)
+        if token not in folded[-1 - _MAX_REPEAT_WORDS : -1]:
             continue
-        for span in range(1, min(_MAX_REPEAT_WORDS, len(kept) // 2) + 1):
-            if kept[-1] == kept[-1 - span] and kept[-span:] == kept[-2 * span : -span]:
-                dropped += max(1, sum(map(is_word, kept[-span:])))
-                del kept[-span:]
+        for span in range(1, min(_MAX_REPEAT_WORDS, len(folded) // 2) + 1):
+            if folded[-1] == folded[-1 - span] and folded[-span:] == folded[-2 * span : -span]:
+                dropped += max(1, sum(map(is_word, folded[-span:])))
+                del folded[-span:]
                 break
-    return kept, dropped
+    return folded, dropped
 
 
 def is_word(token: str) -> bool:
@@ -283,8 +283,8 @@ class _Reader:
     def _fits(self, phrase: Phrase) -> bool:
         if phrase.kind in ("subject", "bare subject"):
             product = phrase.product or self.product
-            same = self.product in (None, product)
-            return same and product is not None and phrase.aspect in lex.PRODUCTS[product]
+            is_same_product = self.product in (None, product)
+            return is_same_product and product is not None and phrase.aspect in lex.PRODUCTS[product]
         if phrase.kind == "detail":
             return phrase.aspect == self.aspect
         if phrase.kind == "consequence":
