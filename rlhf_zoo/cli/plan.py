@@ -119,15 +119,15 @@ def _cached_plan(
     source_hub: str | None,
 ) -> Plan:
     """Returns the plan from the cache, or makes it. A cached plan needs no slow imports."""
-    from ..pipeline.plan import kept
+    from ..pipeline.plan import cache
     from ..pipeline.plan.published import all_published, model_names
     from ..pipeline.plan.result import Plan
 
     name = None
     if recipe.download is None and all_published(model_names(recipe, flags)):
         keys = [recipe.name, recipe.shared, recipe.stages, recipe.zoo, flags, prompt_length]
-        name = kept.digest([kept.code_state(), kept.versions(), asdict(device), *keys])
-        if isinstance(entry := kept.read("plans", name), dict):
+        name = cache.digest([cache.code_state(), cache.versions(), asdict(device), *keys])
+        if isinstance(entry := cache.read("plans", name), dict):
             return Plan.from_json(entry["plan"], change_peaks=entry["change_peaks"])
     with doing("loading the planner"):
         from ..pipeline.plan.plan import make_plan, models_elsewhere
@@ -135,7 +135,7 @@ def _cached_plan(
         result = make_plan(recipe, device, flags, prompt_length=prompt_length, hub=hub)
     if name is not None:
         peaks = {stage: change.peak for stage, change in result.changes.items() if change is not None}
-        kept.write("plans", name, {"plan": result.to_json(), "change_peaks": peaks})
+        cache.write("plans", name, {"plan": result.to_json(), "change_peaks": peaks})
     return result
 
 

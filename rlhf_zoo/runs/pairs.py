@@ -117,7 +117,7 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
     )
 
 
-def on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
+def run_on_pairs(context: RunContext, pairs: NamedPairs) -> RunContext:
     """Returns the run with `recipe_on_pairs`. Flags of the reward stage still apply.
 
     Args:

@@ -18,7 +18,7 @@ from zoo_process import errors
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.pipeline.stages.reward import hold_out
-from rlhf_zoo.runs.pairs import NamedPairs, named_pairs, on_pairs, recipe_on_pairs
+from rlhf_zoo.runs.pairs import NamedPairs, named_pairs, recipe_on_pairs, run_on_pairs
 from rlhf_zoo.runs.recipe import copy_recipe, load_recipe
 from rlhf_zoo.runs.record import StageRecord
 
@@ -221,7 +221,7 @@ def test_the_recipe_on_pairs_says_every_key(tmp_path):
     assert with_test.stages["reward"]["dataset_test_split"] == "test"
     assert "held_out_share" not in with_test.stages["reward"]
     make_recipe(tmp_path)
-    context = on_pairs(make_context(tmp_path), pairs)
+    context = run_on_pairs(make_context(tmp_path), pairs)
     settings = context.settings("reward")
     assert settings.data.held_out_share == 0.1 and settings.resolved["ppo"]["dataset_config"] == "default"
 

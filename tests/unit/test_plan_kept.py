@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_zoo.cli import plan as command
-from rlhf_zoo.pipeline.plan import kept, tracing
+from rlhf_zoo.pipeline.plan import cache, tracing
 from rlhf_zoo.pipeline.plan import plan as planner
 from rlhf_zoo.pipeline.plan.devices import cpu_device, local_device, parse_device
 from rlhf_zoo.pipeline.plan.memory import GIB, ModelMemory, PhaseMemory
@@ -80,7 +80,7 @@ def test_equal_questions_are_answered_once(home: Path, plan: Plan, monkeypatch: 
         path.write_text("{")
     command._cached_plan(*questions[0], None)
     assert len(asked) == len(questions) + 1, "what cannot be read is made again"
-    monkeypatch.setattr(kept, "code_state", lambda: "changed")
+    monkeypatch.setattr(cache, "code_state", lambda: "changed")
     command._cached_plan(*questions[0], None)
     assert len(asked) == len(questions) + 2, "and so is what other code planned"
 
@@ -113,17 +113,17 @@ def test_a_model_is_measured_once(home: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_older_half_goes(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "MAX_FILES", 3)
+    monkeypatch.setattr(cache, "MAX_FILES", 3)
     for number in range(4):
-        kept.write("plans", str(number), number)
+        cache.write("plans", str(number), number)
     assert {path.stem for path in (home / "plans").iterdir()} < {"0", "1", "2", "3"}
     assert len(list((home / "plans").iterdir())) == 2
 
 
 def test_where_nothing_can_be_written_nothing_is_kept(home: Path) -> None:
     (home / "plans").write_text("a file")
-    kept.write("plans", "x", 1)
-    assert kept.read("plans", "x") is None
+    cache.write("plans", "x", 1)
+    assert cache.read("plans", "x") is None
 
 
 def test_a_cached_plan_needs_no_torch(home: Path, plan: Plan) -> None:

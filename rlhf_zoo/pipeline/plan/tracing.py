@@ -39,7 +39,7 @@ from ...modeling.models import is_peft
 from ...modeling.remote_code import is_trusted
 from ...modeling.sampling.decoder import forward
 from ...modeling.sampling.kv_cache import new_cache
-from .kept import digest, read, versions, write
+from .cache import digest, read, versions, write
 from .memory import Counts, ForwardPass, TrainingPass
 
 if TYPE_CHECKING:

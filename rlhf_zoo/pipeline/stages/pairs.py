@@ -6,7 +6,7 @@ from ...runs.context import RunContext
 from ...runs.data.hold_out import hold_out
 from ...runs.data.overlap import drop_question_column
 from ...runs.dataset import DataSource, stage_rows, stage_source, training_rows
-from ...runs.pairs import named_pairs, on_pairs
+from ...runs.pairs import named_pairs, run_on_pairs
 
 
 def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
@@ -22,7 +22,7 @@ def open_pairs(context: RunContext) -> tuple[RunContext, DataSource]:
     pairs = None if context.round is not None else named_pairs(context)
     if pairs is None:
         return context, stage_source(context, "reward")
-    return on_pairs(context, pairs), pairs.source(context.hub)
+    return run_on_pairs(context, pairs), pairs.source(context.hub)
 
 
 def training_pairs(
