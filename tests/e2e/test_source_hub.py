@@ -123,7 +123,9 @@ def test_what_is_asked_of_whom(hubs: tuple[ThreadHub, ThreadHub], tmp_path: Path
         with pytest.raises(ZooError, match=message):
             resolve(name, both)
     silent = replace(both, source=replace(source, endpoint="http://127.0.0.1:9"))
-    with pytest.raises(ZooError, match=rf"maker/none is not on {first.url}, .*http://127.0.0.1:9 does not deliver it"):
+    with pytest.raises(
+        ZooError, match=rf"maker/none is not on {first.url}, .*The Hub http://127.0.0.1:9 cannot be reached"
+    ):
         resolve("maker/none", silent)
     offline = replace(both, source=replace(source, offline=True))
     for hub in (silent, offline):

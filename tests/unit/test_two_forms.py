@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
+from rlhf_zoo.runs.data import layout
 from rlhf_zoo.runs.data.layout import Form, convert_rows
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
@@ -25,12 +26,18 @@ PAIR = {"chosen": [*TURNS[:1], {"role": "assistant", "content": "c"}], "rejected
             "columns chosen and rejected, which the stage reads, and also messages",
         ),
         ("prompts", {"prompt": "x", "completion": "y"}, None),
+        ("prompts", {"prompt": TURNS[:1], **PAIR}, None),
         ("pairs", {**PAIR, "messages": TURNS, "prompt": TURNS[:1]}, None),
     ],
 )
 def test_the_log_says_which_columns_are_read(
-    form: Form, row: dict[str, Any], message: str | None, caplog: pytest.LogCaptureFixture
+    form: Form,
+    row: dict[str, Any],
+    message: str | None,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(layout, "_warned_columns", set())
     rows = Dataset.from_list([row, row])
     with caplog.at_level(logging.WARNING):
         shaped = convert_rows(rows, form, columns={}, turns=False, text="text", subject="The data set mine")
@@ -41,6 +48,8 @@ def test_the_log_says_which_columns_are_read(
         assert shaped.column_names == ["messages"]
     if message is not None:
         caplog.clear()
+        convert_rows(rows, form, columns={}, turns=False, text="text", subject="The data set mine of another stage")
+        assert not caplog.records, "once is enough"
         name = next(iter(row))
         convert_rows(rows, form, columns={name: name}, turns=False, text="text", subject="The data set mine")
         assert not caplog.records, "who names columns has chosen"

@@ -270,12 +270,10 @@ def _check_on_hub(judge: str, repo: str, revision: str | None, *, repo_type: str
     """Returns whether the Hub answered. Raises ZooError if it answered that the repository does not exist."""
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    from ...hub.client.refusals import refusals_as
+    from ...hub.client.refusals import lookup
 
     def check_exists(connection: Hub) -> None:
-        with refusals_as(
-            f"The judge {judge} is not on {connection.name}, or this token may not read it", "check its name."
-        ):
+        with lookup(f"The judge {judge}", connection, "check its name and the token."):
             tag = full_revision(repo, revision, connection) if repo_type == "model" else revision
             connection.api().repo_info(repo, revision=tag, repo_type=repo_type)
 

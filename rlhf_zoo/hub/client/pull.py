@@ -20,7 +20,7 @@ from typing import IO, Any
 from ...errors import ZooError
 from .connect import DEFAULT_HUB, Hub
 from .local_paths import CHUNK, Cache, FileToFetch, Folder, sha256_if_intact
-from .refusals import is_outage, reason, refusals_as, status_of
+from .refusals import is_outage, reason, refusals_as, status_of, unreachable
 from .step_tags import step_in, tag_name, tagged_steps
 from .trees import COMMIT_ID, list_files
 
@@ -167,7 +167,10 @@ def fetch(
                 f"{hub.token_variable}."
             ) from cause
         if isinstance(cause, RepositoryNotFoundError):
-            raise ZooError(f"There is no repository {repo!r} on {hub.name} that this token may read.") from cause
+            other = "pass --hub https://huggingface.co" if hub.kind == "local" else "check the token"
+            raise ZooError(
+                f"There is no repository {repo!r} on {hub.name} that this token may read: check its name, or {other}."
+            ) from cause
         if isinstance(cause, HFValidationError):
             raise ZooError(f"{repository!r} is not a repository: write NAMESPACE/NAME[@TAG].") from cause
         # Never fall back to the cache after a bad token, because the user should learn of it.
@@ -180,10 +183,7 @@ def fetch(
             raise
         if output_dir is None and (cached := _from_cache(repo, revision, hub, ignore, reason(cause))):
             return cached
-        raise ZooError(
-            f"{repository} is not in the cache, and {hub.name} does not deliver it ({reason(cause)}): "
-            f"check the network, {hub.flag} and the token."
-        ) from cause
+        raise unreachable(hub, cause, f"and {repository} is not in the cache") from cause
     files = [file for file in all_files if not any(fnmatchcase(file.path, pattern) for pattern in ignore)]
     target = Cache(repo, commit, hub) if output_dir is None else Folder(repo, commit, output_dir, hub)
     if isinstance(target, Folder):

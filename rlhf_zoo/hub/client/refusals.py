@@ -5,10 +5,13 @@ import errno
 import logging
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ...errors import ZooError
 from .bounds import MAX_WAIT_SECONDS, requested_wait
+
+if TYPE_CHECKING:
+    from .connect import Hub
 
 log = logging.getLogger(__name__)
 
@@ -176,3 +179,44 @@ def refusals_as(failure: str, remedy: str) -> Iterator[None]:
         if not is_misread(error):
             raise
         raise ZooError(f"{failure} (its answer is not a Hub's: {error!r:.200}): {remedy}") from error
+
+
+@contextlib.contextmanager
+def lookup(subject: str, hub: "Hub", remedy: str) -> Iterator[None]:
+    """Turns exceptions of the client while it looks for something on a Hub into a ZooError.
+
+    A Hub that cannot be reached is reported as that, and not as a mistake in the name.
+
+    Args:
+        subject: What is looked for; begins the message.
+        hub: The Hub.
+        remedy: What the user can do if the Hub does not have it; ends the message.
+
+    Raises:
+        ZooError: The Hub does not have it, cannot be reached, or does not answer like a Hub.
+        OSError: The disk is full.
+    """
+    try:
+        with refusals_as(f"{subject} cannot be found on {hub.name}", remedy):
+            yield
+    except ZooError as error:
+        if error.__cause__ is None or not is_outage(error.__cause__):
+            raise
+        raise unreachable(hub, error.__cause__, f"so {subject[:1].lower()}{subject[1:]} cannot be looked up") from (
+            error.__cause__
+        )
+
+
+def unreachable(hub: "Hub", cause: BaseException, consequence: str) -> ZooError:
+    """Returns the error for a Hub that does not answer.
+
+    Args:
+        hub: The Hub.
+        cause: The client's exception.
+        consequence: What cannot be done, as the rest of a sentence.
+    """
+    name = hub.name if hub.name.startswith("the embedded") else f"the Hub {hub.address}"
+    return ZooError(
+        f"T{name[1:]} cannot be reached ({reason(cause)}), {consequence}: check the network and HF_ENDPOINT, pass "
+        f"{hub.flag} local, or name a folder."
+    )

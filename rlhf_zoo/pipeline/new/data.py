@@ -1,7 +1,7 @@
 """Inspects the splits and columns of a data set, and chooses the keys by which each stage reads it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import datasets
 
 from ...errors import ZooError
-from ...hub.client.connect import DEFAULT_HUB
+from ...hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
 from ...hub.client.data_gate import CheckedData, open_checked
-from ...hub.client.refusals import client_errors, reason, refusals_as
+from ...hub.client.refusals import client_errors, lookup, reason
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.data.columns import has_placeholders, placeholders
@@ -125,8 +125,8 @@ def inspect_data(name: str) -> InspectedData:
     if not is_local:
         from huggingface_hub import HfApi
 
-        title = f"The data set {repo} is neither a folder nor a file, and cannot be found on {DEFAULT_HUB.address}"
-        with refusals_as(title, "check its name and --source_hub."):
+        source = replace(DEFAULT_HUB, flag=SOURCE_FLAG)
+        with lookup(f"The data set {repo}", source, "check its name, folder or file, and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
         with open_checked(repo, commit) as gate:

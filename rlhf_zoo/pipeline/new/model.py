@@ -1,7 +1,7 @@
 """Inspects a model's files without its weights: size, context, template, special tokens, layers for LoRA."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from transformers import (
 )
 
 from ...errors import ZooError
-from ...hub.client.connect import DEFAULT_HUB
+from ...hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
 from ...hub.client.pull import full_revision, split_revision
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import lookup
 from ...modeling.gguf import check_no_gguf, find_gguf, gguf_source, unpack_if_gguf
 from ...modeling.loading import load_config, load_tokenizer
 from ...modeling.model_files import translate_load_errors
@@ -139,8 +139,8 @@ def _pin(name: str) -> tuple[str, str | None, str | None]:
     if Path(name).is_dir():
         return name, None, gguf_source(Path(name)).get("license")
     repo, revision = split_revision(name)
-    fix = "check its name, its revision and --source_hub."
-    with refusals_as(f"The model {repo} is not a folder, and cannot be found on {DEFAULT_HUB.address}", fix):
+    source = replace(DEFAULT_HUB, flag=SOURCE_FLAG)
+    with lookup(f"The model {repo}", source, "check its name or folder, its revision and --source_hub."):
         info = DEFAULT_HUB.api().model_info(repo, revision=full_revision(repo, revision, DEFAULT_HUB))
     license_name = getattr(info.card_data, "license", None)
     return repo, str(info.sha), license_name if isinstance(license_name, str) else None

@@ -71,7 +71,6 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
         revision or name_revision,
         hub,
         patterns=SHAPE_FILES,
-        subject=f"The model {repo} is not a folder, is not in recipes/shapes.yaml, and",
         fix="check its name, --hub and --source_hub, or name the folder of its config.json.",
     )
     return _read(str(folder), f"The model {repo}")

@@ -15,7 +15,7 @@ from ...errors import ZooError
 from ...hub.client.connect import Hub
 from ...hub.client.pull import fetch, full_revision
 from ...hub.client.refs import NOT_LOADED, ask, hub_lineage, resolve
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import lookup, refusals_as
 from ...modeling.chat import plain_text
 from ...modeling.chat_template import check_answers_end
 from ...modeling.loading import load_tokenizer
@@ -266,7 +266,7 @@ def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint
         if hub.offline:
             return fetch(f"{name}@{revision or 'main'}", hub=hub, ignore=NOT_LOADED).commit
         advice = f"check model_name_or_path, model_revision and {hub.flag}."
-        with refusals_as(f"The model {name} cannot be found on {hub.name}", advice):
+        with lookup(f"The model {name}", hub, advice):
             return str(hub.api().model_info(name, revision=full_revision(name, revision, hub)).sha)
 
     hub, commit = ask(name, context.hub, commit_on)

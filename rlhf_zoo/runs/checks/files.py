@@ -7,7 +7,7 @@ from pathlib import Path
 from ...hub.client.connect import Hub
 from ...hub.client.pull import full_revision
 from ...hub.client.refs import ask
-from ...hub.client.refusals import refusals_as
+from ...hub.client.refusals import lookup
 from ...modeling.model_files import ADAPTER_CONFIG, json_object
 
 #: Patterns of all files of a model except its weights.
@@ -20,7 +20,6 @@ def fetch_files(
     hub: Hub,
     *,
     patterns: Sequence[str] = SMALL_FILES,
-    subject: str | None = None,
     fix: str,
 ) -> Path:
     """Returns a folder with a model's files, without downloading its weights.
@@ -32,7 +31,6 @@ def fetch_files(
         revision: A branch, tag or commit of the repository; None for its main branch.
         hub: The Hub. If it does not answer, cached files are used.
         patterns: Patterns of the files to fetch from a repository.
-        subject: The beginning of the error message; None for "The model NAME".
         fix: The end of the error message, which says what to do.
 
     Returns:
@@ -45,7 +43,7 @@ def fetch_files(
         return Path(name)
 
     def snapshot(candidate: Hub) -> Path:
-        with refusals_as(f"{subject or f'The model {name}'} cannot be found on {candidate.name}", fix):
+        with lookup(f"The model {name}", candidate, fix):
             outage = candidate.outage()
             try:
                 answering_hub = candidate if outage is None else replace(candidate, offline=True)

@@ -47,6 +47,8 @@ TRUNCATION_KEYS = ("response_length_min", "truncate_text", "truncate_after")
 CLOSE = 0.8
 #: The start of an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
 _ANSWER = "\n\nAssistant:"
+#: (columns that are read, columns that are not) of the warnings that this process has logged.
+_warned_columns: set[tuple[str, str]] = set()
 
 
 @dataclass(frozen=True)
@@ -195,19 +197,28 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
         rows = rows.rename_column(source, target)
     check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
     fitting = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
+    if fitting[0] == {"prompt"}:  # pairs answer the same prompts
+        fitting = [columns for columns in fitting if "chosen" not in columns]
     if len(fitting) > 1 and not declared:
         used, ignored = (
             " and ".join(sorted(columns)) for columns in (fitting[0], set().union(*fitting[1:]) - fitting[0])
         )
-        log.warning(
-            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, used, ignored
-        )
+        _warn_of_ignored_columns(subject, used, ignored)
     if form == "prompts" and "prompt" in rows.column_names:
         read_columns = ["prompt"]  # other columns are for reward functions
     else:
         read_columns = ["prompt", "messages", "completion", "chosen", "rejected"] if form != "labeled" else []
     sharegpt = bool(new_names) or SHAREGPT in declared.values()
     return as_messages(rows, read_columns, system=sharegpt, subject=subject[:1].lower() + subject[1:])
+
+
+def _warn_of_ignored_columns(subject: str, used: str, ignored: str) -> None:
+    # A command reads a data set for several stages, under several titles: one warning is enough.
+    if (used, ignored) not in _warned_columns:
+        _warned_columns.add((used, ignored))
+        log.warning(
+            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, used, ignored
+        )
 
 
 def _columns_of(form: Form, text: str) -> tuple[set[str], ...]:

@@ -17,7 +17,7 @@ from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
 from ...hub.client.connect import DEFAULT_HUB, Hub
 from ...hub.client.data_gate import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.refs import ask, hub_lineage
-from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, reason, refusals_as
+from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, lookup, reason
 from ...modeling.prompts import require_columns
 from ..record import block_record_writes, fingerprint
 from .tables import read_all_rows
@@ -281,7 +281,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
 
     def query(candidate: Hub) -> dict[str, Any]:
         tried.append(candidate)
-        with refusals_as(f"The data set {name} is not on {candidate.name}, or cannot be loaded", "check its name."):
+        with lookup(f"The data set {name}", candidate, "check its name."):
             info = candidate.api().dataset_info(name, revision=revision)
             entry: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK_FILE for file in info.siblings or []):
