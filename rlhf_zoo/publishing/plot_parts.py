@@ -106,24 +106,18 @@ def draw_band(axes: Axes, x: Sequence[float], points: Sequence[Mapping[str, Any]
     axes.plot(x, [point["value"] for point in points], color=color, linewidth=2.5, marker="o", markersize=6)
 
 
-def label_ends(ends: Sequence[tuple[Axes, float, str, str]], *, shift: int = 8) -> None:
-    """Writes a label at the right end of each line, without overlap.
+def label_lines(axes: Axes, labels: Sequence[tuple[str, str]]) -> None:
+    """Names the lines above their panel, in their colors, so that the panel can have the whole width.
 
     Args:
-        ends: (axes, last value, label, color) of each line. All axes cover the same area.
-        shift: Distance from the axes, in typographic points.
+        axes: matplotlib's axes.
+        labels: (label, color) of each line, from the left.
     """
-    for axes, *_ in ends:
-        axes.get_ylim()  # computes the limits now; matplotlib would only do so when it draws the figure
-    heights = [axes.transAxes.inverted().transform(axes.transData.transform((0, value)))[1] for axes, value, *_ in ends]
-    order = sorted(range(len(ends)), key=heights.__getitem__)
-    for lower, upper in pairwise(order):
-        if heights[upper] - heights[lower] < 0.14:
-            middle = (heights[upper] + heights[lower]) / 2
-            heights[lower], heights[upper] = middle - 0.07, middle + 0.07
-    for (axes, _, label, color), height in zip(ends, heights, strict=True):
-        style = {"xycoords": "axes fraction", "va": "center", "color": color, "fontweight": "bold"}
-        annotate(axes, label, (1, height), (shift, 0), **style)
+    shift = 0
+    for label, color in labels:
+        style = {"xycoords": "axes fraction", "va": "bottom", "color": color, "fontweight": "bold"}
+        annotate(axes, label, (0, 1), (shift, 4), **style)
+        shift += 11 * len(label) + 12  # typographic points; wide enough at 15 points
 
 
 def make_transparent(figure: Figure, *, size: float) -> None:

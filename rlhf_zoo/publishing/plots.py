@@ -32,7 +32,7 @@ from .plot_parts import (
     draw_estimates,
     draw_ring,
     error_bars,
-    label_ends,
+    label_lines,
     line_style,
     make_transparent,
     mark_step,
@@ -170,38 +170,37 @@ def plot_over_training(trajectory: Mapping[str, Any] | None, path: Path, *, star
         return False
     rows = [trajectory["sft"], *trajectory["checkpoints"]]
     steps = [0, *(row["step"] for row in trajectory["checkpoints"])]
-    figure, (top, bottom) = new_figure(
-        3.9, 2, left=0.85, right=1.5, top=0.5, gap=0.2, sharex=True, height_ratios=(3, 2)
-    )
     spans = [
         max(row[key]["value"] for row in rows) - min(row[key]["value"] for row in rows) for key in ("reward", "judge")
     ]
     separate_scales = not 1 / 4 < (spans[1] or 1e-9) / (spans[0] or 1e-9) < 4
+    figure, (top, bottom) = new_figure(
+        4.3, 2, left=0.75, right=0.75 if separate_scales else 0.1, top=0.85, gap=0.4, sharex=True, height_ratios=(3, 2)
+    )
     right = top.twinx() if separate_scales else top
     draw_band(top, steps, [row["reward"] for row in rows], BLUE_ON_ANY)
     draw_band(right, steps, [row["judge"] for row in rows], GREEN_ON_ANY)
     draw_band(bottom, steps, [row["kl"] for row in rows], ORANGE_ON_ANY)
     bottom.set_ylim(bottom=min(0.0, bottom.get_ylim()[0]))
-    last = {key: rows[-1][key]["value"] for key in ("reward", "judge", "kl")}
-    ends = [(top, last["reward"], "reward", BLUE_ON_ANY), (right, last["judge"], "judge", GREEN_ON_ANY)]
-    label_ends(ends, shift=48 if separate_scales else 8)
-    label = start.removeprefix("the ")  # the margin is narrow
-    label_ends([(bottom, last["kl"], f"KL to {label},\nnats", ORANGE_ON_ANY)])
+    label_lines(top, [("reward", BLUE_ON_ANY), ("judge" + " (right)" * separate_scales, GREEN_ON_ANY)])
+    label = start.removeprefix("the ")
+    label_lines(bottom, [(f"KL to {label}, nats", ORANGE_ON_ANY)])
     recommended = trajectory.get("recommended")
     for axes in (top, bottom):
         if recommended is not None:
             axes.axvline(recommended, color=GRAY_ON_ANY, linestyle=(0, (4, 4)), linewidth=1.5)
     if recommended is not None:
+        shift, side = (6, "left") if recommended < max(steps) / 2 else (-6, "right")
         annotate(
-            bottom, f"step {recommended}: recommended", (recommended, 0), (5, 6), xycoords=("data", "axes fraction"),
-            ha="left" if recommended < max(steps) / 2 else "right",
+            bottom, f"step {recommended}: recommended", (recommended, 0), (shift, 6),
+            xycoords=("data", "axes fraction"), ha=side,
         )  # fmt: skip
     if len(steps) <= MAX_TICKS:
         bottom.set_xticks(steps)
     bottom.set_xlabel(f"PPO update (0 = {label})")
     title = over_training_message(trajectory, start)
-    figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=16, fontweight="bold")
-    make_transparent(figure, size=13)
+    figure.suptitle(title, x=0.02, y=0.985, ha="left", fontsize=17, fontweight="bold")
+    make_transparent(figure, size=15)
     if separate_scales:
         top.tick_params(axis="y", labelcolor=BLUE_ON_ANY)
         right.tick_params(axis="y", labelcolor=GREEN_ON_ANY)

@@ -109,7 +109,7 @@ def test_the_card_of_the_recommended_step_has_the_verdict_on_that_step(runs):
     assert "Use **step 20** (this page, `main`)" in text and "explained:" not in text
     assert "Training went on to step 40, where the verdict is *hacked*." in text
     pull = "rlhf-zoo pull local/tiny-world-ppo@step-000020 --hub local --output_dir tiny-world-ppo"
-    assert f">\n> Get it: `{pull}`\n" in text and f"```sh\n{pull}\n```" in text
+    assert f">\n> Get it: `{pull}`\n" in text and f"```sh\n{pull}\n```" not in text
 
 
 def test_a_healthy_last_step_is_set_against_the_recommended_one(runs):
@@ -144,7 +144,6 @@ def test_the_main_figures_beside_the_best_constant(runs):
     assert "best constant" not in card(runs)
     text = card(runs, trivial=CONSTANTS)
     assert cells(text, "**Win rate over SFT** (judge: gold)")[1:] == ["0.50 ¹", "**0.90** (0.85–0.95)", "0.25"]
-    assert cells(text, "**Judge's score**, mean")[1:] == ["0.51", "**1.51** (1.46–1.56)", "–"]
     assert cells(text, "**KL to SFT**")[1:] == ["0.52", "**1.52** (1.47–1.57)", "–"]
     assert cells(text, "**Reward**")[1:] == ["0.50", "**1.50** (1.45–1.55)", "1.75 ²"]
     assert "644 completions to 161 prompts" in text and "² The text that the reward likes most wins only 0.12." in text
@@ -159,7 +158,7 @@ def test_the_example_is_the_median_pair_that_the_judge_tells_apart(runs):
     path = runs / "eval" / "samples.jsonl"
     path.write_text("".join(line + "\n" for line in map(json.dumps, rows)))
     text = card(runs)
-    assert "(the median pair by the judge): “Write↵line 5 long" in text
+    assert "(the judge's median pair): “Write↵line 5 long" in text
     answer = cells(text, "**PPO**")[1]
     assert answer.startswith("&#42; 5↵&#42; &#42;&#42;bold") and answer.endswith("word …") and len(answer) < 340
 
@@ -201,8 +200,7 @@ def test_what_to_watch_out_for(runs):
         "- **Unfinished answers.** 50% reach the token limit (SFT 0%).",
         "- **true statements falls** from 0.90 to 0.50.",
         "- **g falls** from 0.90 to 0.50 (minus the errors).",
-        "- **Reward and judge disagree** in 20% of the comparisons; a tie by one of them counts half. Their rank",
-        " correlation falls from 0.75 to 0.25: the reward",
+        "- **Reward and judge disagree** in 20% of the comparisons. Their rank correlation falls from 0.75 to 0.25.",
         "- **A fixed text wins.**",
         "- **Simplest rival:** best-of-n from SFT (n = 4) reaches PPO's reward, with a win rate of 0.60 (0.55–0.65) (",
         "- **Seen in training.** SFT also trained on 7 of these prompts.",
@@ -225,13 +223,12 @@ def test_defects_and_the_best_simple_filter_stand_beside_the_gain(runs):
     filters = {"samples": 16, "best": "without 1 word", "tried": [
         tried("best of 2 by the reward", 0.5, 1.0), tried("without 1 word", 1.6, -0.1)]}  # fmt: skip
     text = card(runs, defects=defects, filters=filters)
-    assert cells(text, "**False statements**, share of the answers")[1:] == ["0.05", "**0.15** (0.1–0.20)"]
+    assert cells(text, "**False statements**, share")[1:] == ["0.05", "**0.15** (0.1–0.20)"]
     assert cells(text, "**Doubled clauses**")[1:] == ["0.05", "**0.08** (0.03–0.13)"]
-    row = cells(text, "**Best simple filter** of SFT's answers, without 1 word: judge's score")
+    row = cells(text, "**Best simple filter** (without 1 word), judge's score")
     assert row[1:] == ["1.60 (1.55–1.65)", "**1.51** (1.46–1.56)"]
     watch = text.split("## Watch out for")[1].split("## Trained with")[0]
-    assert "- **More false statements.** 15% of the answers have them (SFT 5%)." in watch
-    assert "More doubled clauses" not in watch, "the interval of the difference holds 0"
+    assert "- **More** answers with false statements (5% → 15%).\n" in watch, "the interval of the difference holds 0"
     assert "- **A simple filter does as well.** SFT with a filter (without 1 word) reaches PPO's score" in watch
     text = (runs / "ppo" / "README.md").read_text(encoding="utf-8")
     assert cells(text, "false statements, share of completions")[1:3] == [

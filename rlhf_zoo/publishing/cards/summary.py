@@ -280,7 +280,6 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
     reward = best.get("reward")
     is_different_text = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
-    constant_score = estimate_at(best["win_rate"], "judge") if "win_rate" in best else None
     sft_kl = facts.estimate("sft", "kl")
     is_sft_kl_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
     rows = [
@@ -289,12 +288,6 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             Raw(f"{short(control['value'])} ¹") if control else "",
             facts.estimate("win_rate"),
             short(best["win_rate"]["win_rate"]["value"]) if "win_rate" in best else "–",
-        ),
-        (
-            Raw("**Judge's score**, mean"),
-            short((facts.estimate("sft", "judge") or {}).get("value")),
-            facts.estimate("ppo", "judge"),
-            short(constant_score["value"]) if constant_score else "–",
         ),
         (
             Raw(f"**KL to {facts.start}**, nats per completion"),
@@ -319,10 +312,10 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
         f"{'groups' if counted else 'prompts'}, not training seeds."
     )
     ties = (facts.estimate("win_rate") or {}).get("ties")
-    note += f" Ties ({ties:.0%} of the comparisons) count one half." if finite(ties) and ties >= 0.005 else ""
-    note += " Best constant: the best of several fixed texts, each given to every prompt." if best else ""
+    note += f" Ties ({ties:.0%}) count one half." if finite(ties) and ties >= 0.005 else ""
+    note += " Best constant: one fixed text for every prompt." if best else ""
     start = facts.start[:1].upper() + facts.start[1:]
-    note += f" ¹ {start} against itself with other random numbers: the noise around 0.50." if control else ""
+    note += f" ¹ {start} against itself: the noise around 0.50." if control else ""
     if is_different_text and reward is not None:
         note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
@@ -333,14 +326,14 @@ def _defect_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any
     """Yields a row of `headline` for each defect that the recipe's corpus recognizes."""
     for name in facts.defects:
         sft, ppo = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
-        title = Raw(f"**{escape(name[:1].upper() + name[1:])}**, share of the answers")
+        title = Raw(f"**{escape(name[:1].upper() + name[1:])}**, share")
         yield title, short((sft or {}).get("value")), ppo, "–"
 
 
 def _filter_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:
     """Yields the row of `headline` for the best simple filter of SFT's samples, if filters were tried."""
     if (best := facts.best_filter) is not None:
-        title = Raw(f"**Best simple filter** of {facts.start}'s answers, {escape(best['name'])}: judge's score, mean")
+        title = Raw(f"**Best simple filter** ({escape(best['name'])}), judge's score")
         yield title, with_interval(estimate_at(best, "judge")), facts.estimate("ppo", "judge"), "–"
 
 

@@ -44,12 +44,14 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if (change := _sides(facts, "eos_rate")) and change[1] < change[0] - 0.02:
         cut = f"{_percent(1 - change[1])} reach the token limit ({facts.start_title} {_percent(1 - change[0])})"
         yield f"**Unfinished answers.** {cut}."
+    risen = []
     for name in facts.defects:
         before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
         rise = facts.estimate("defects", name, "difference")
         if before and after and rise and rise["ci95"][0] > 0:
-            start_share = f"({facts.start_title} {_percent(before['value'])})"
-            yield f"**More {escape(name)}.** {_percent(after['value'])} of the answers have them {start_share}."
+            risen.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
+    if risen:
+        yield f"**More** answers with {', '.join(risen)}."
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
@@ -65,10 +67,9 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
     falls = bool(before and after and _fell(before, after))
     if same_side:
         share = _percent(1 - same_side["value"])
-        line = f"**Reward and judge disagree** in {share} of the comparisons; a tie by one of them counts half."
+        line = f"**Reward and judge disagree** in {share} of the comparisons."
         if falls and before and after:
-            correlation = f"{short(before['value'])} to {short(after['value'])}"
-            line += f" Their rank correlation falls from {correlation}: the reward ranks PPO's answers less well."
+            line += f" Their rank correlation falls from {short(before['value'])} to {short(after['value'])}."
         yield line
     if (facts.evaluation.get("trivial") or {}).get("winnable_by_a_constant"):
         beaten = f"One text for every prompt beats {facts.start} by this judge"
@@ -89,17 +90,15 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
 
 def _best_filter(facts: StageFacts) -> str | None:
     """Returns a sentence on the best simple filter of SFT's samples, unless PPO is shown to be better."""
-    best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
+    best = facts.best_filter
     lead = estimate_at(best or {}, "ppo_minus_this")
-    if best is None or ppo is None or lead is None or lead["ci95"][0] > 0:
+    if best is None or lead is None or lead["ci95"][0] > 0:
         return None
     start = facts.start[:1].upper() + facts.start[1:]
-    scores = f"{with_interval(estimate_at(best, 'judge'))}, PPO's is {with_interval(ppo)}"
     filtered = f"{start} with a filter ({escape(best['name'])})"
     if best["reaches_ppo"]:
-        return f"**A simple filter does as well.** {filtered} reaches PPO's score by the judge: it is {scores}."
-    lead_text = f"PPO's lead over {filtered} is not shown"
-    return f"**A simple filter may do as well.** {lead_text}: its score by the judge is {scores}."
+        return f"**A simple filter does as well.** {filtered} reaches PPO's score by the judge."
+    return f"**A simple filter may do as well.** PPO's lead over {filtered} is not shown."
 
 
 def _simplest_rival(facts: StageFacts) -> str | None:
