@@ -250,7 +250,7 @@ def test_run_rejects_missing_preference_before_sft(zoo: Callable[..., None], bas
         ),
         (
             "reward_model_path who/knows",
-            f"^The Hub {NOBODY} cannot be reached .*, so the model who/knows cannot be looked up",
+            f"^The Hub {UNREACHABLE_HUB} cannot be reached .*, so the model who/knows cannot be looked up",
         ),
         ("value_model_name_or_path who/knows", "so the model who/knows cannot be looked up: check the network"),
     ],
