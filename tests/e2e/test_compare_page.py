@@ -383,12 +383,12 @@ def test_the_keyboard_alone_is_enough(visitor: Visitor, page: Page) -> None:
     visitor.screenshot("compare-dark.png", 1280)
 
     visitor.tab("Over training")
-    visitor.wait("the curves", lambda: visitor.count("#curves svg") == 1)
-    before = visitor.all("#curves .zoo-chosen")[0].rect["x"]
+    visitor.wait("the curves", lambda: visitor.count("#curves svg") == 2)
+    before = visitor.all("#curves .zoo-wide .zoo-chosen")[0].rect["x"]
     visitor.all("#step input[type=range]")[0].send_keys(Keys.END)
     last = shown(page.at(PROMPTS[0], 40).ppo[0])
     visitor.wait("the last step", lambda: visitor.done("at-step") and visitor.side("ppo", box="at-step") == last)
-    assert visitor.all("#curves .zoo-chosen")[0].rect["x"] > before
+    assert visitor.all("#curves .zoo-wide .zoo-chosen")[0].rect["x"] > before
     visitor.screenshot("training-phone.png", 420)
     assert visitor.overflow() <= 0
 
@@ -427,7 +427,7 @@ def test_the_slider_stands_below_the_chart_it_moves(visitor: Visitor) -> None:
 
     visitor.open()
     visitor.tab("Over training")
-    visitor.wait("the curves", lambda: visitor.count("#curves svg") == 1)
+    visitor.wait("the curves", lambda: visitor.count("#curves svg") == 2)
     slider = visitor.all("#step input[type=range]")[0]
     for key, share in ((Keys.HOME, 0.0), (Keys.END, 1.0)):
         slider.send_keys(key)
@@ -435,7 +435,7 @@ def test_the_slider_stands_below_the_chart_it_moves(visitor: Visitor) -> None:
         middle = rect["x"] + thumb / 2 + share * (rect["width"] - thumb)
         visitor.wait(
             "the mark above the thumb",
-            lambda middle=middle: abs(visitor.all("#curves .zoo-chosen")[0].rect["x"] - middle) < 3,
+            lambda middle=middle: abs(visitor.all("#curves .zoo-wide .zoo-chosen")[0].rect["x"] - middle) < 3,
         )
 
 

@@ -45,7 +45,7 @@ def test_the_curves_mark_the_chosen_step_and_name_the_others() -> None:
     found = run(10, 20, 40, chosen=40, recommended=20)
     drawn = curves(found, 10)
     assert {"recommended", "best", "step 10"} <= set(re.findall(r">([^<>]+)</text>", drawn))
-    assert drawn.count('class="zoo-chosen"') == 2, "a mark in each panel"
+    assert drawn.count('class="zoo-chosen"') == 4, "a mark in each panel, for phones and for wide screens"
     assert "step-10 · in training: reward +1.00, KL 0.10 nats" in drawn
     places = [re.search(r'class="zoo-chosen" d="M([\d.]+)', curves(found, step)).group(1) for step in (10, 20, 40)]
     assert sorted(places, key=float) == places and len(set(places)) == 3

@@ -20,9 +20,10 @@ Scale = Callable[[float], float]
 Box = tuple[float, float, float, float]
 Point = tuple[str, str] | None  # x and y, formatted
 
-WIDTH = 360  # of every chart, in SVG units; about a phone's width in CSS pixels
-RIGHT_EDGE = WIDTH - 12
-STEPS_END = RIGHT_EDGE - 4  # where the axis of steps ends
+WIDTH = 330  # of a chart, in SVG units: the width of the page on a phone, in CSS pixels
+DESKTOP_WIDTH = 760  # of a chart over the whole page of a wide screen
+RIGHT_MARGIN = 12
+END_MARGIN = RIGHT_MARGIN + 4  # where the axes of steps and of KL end
 TITLE_HEIGHT = 20  # height of the title line above a panel
 FONT_SIZE = 11
 GLYPH_WIDTH = 6.2  # average width of a character at FONT_SIZE, to place labels without overlap
@@ -115,24 +116,33 @@ def token_line(
         None if value is None else (f"{plot.x(position):.1f}", f"{plot.y(value):.1f}")
         for position, value in enumerate(numbers, 1)
     ]
-    zero = f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{RIGHT_EDGE}" stroke="{QUIET_COLOR}"/>'
+    zero = (
+        f'<path class="zoo-zero" d="M{plot.left:.1f} {plot.y(0.0):.1f}H{WIDTH - RIGHT_MARGIN}" stroke="{QUIET_COLOR}"/>'
+    )
     curve = _curve(points, COLORS[role])
     return _token_chart(plot, numbers, labels, f"zoo-line-chart zoo-{role}", title, unit, below=zero, above=curve)
 
 
 def step_curves(
-    steps: Sequence[int], series: Sequence[Series], *, selected: int, labeled: Mapping[int, str] | None = None
+    steps: Sequence[int],
+    series: Sequence[Series],
+    *,
+    selected: int,
+    labeled: Mapping[int, str] | None = None,
+    width: int = WIDTH,
 ) -> str:
     """Draws curves over the training steps, in stacked panels that share the axis of steps.
 
     The axis begins at the first step and ends at the last, so that a slider below it can have the same ends. The style
-    sheet places that slider by --zoo-left and --zoo-right: the axis's margins as shares of the chart's width.
+    sheet places that slider by --zoo-left and --zoo-right, or by --zoo-wide-left and --zoo-wide-right of a wide chart:
+    the axis's margins as shares of the chart's width.
 
     Args:
         steps: Ascending training steps.
         series: The curves.
         selected: The step to mark by a vertical line.
         labeled: Step -> label above the panels. The points of these steps are outlined.
+        width: The chart's width, WIDTH or DESKTOP_WIDTH.
 
     Raises:
         ValueError: A series does not have one value per step.
@@ -146,13 +156,13 @@ def step_curves(
         for curve, panel in zip(series, panels, strict=True)
     ]
     left = max(map(_axis_width, axes))
-    x = _linear(low, high, left, STEPS_END)
+    x = _linear(low, high, left, width - END_MARGIN)
     gaps = [x(after) - x(before) for before, after in pairwise(steps)]
     step_labels = [(x(step), label, "currentColor") for step, label in labeled.items()]
-    label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left)
+    label_markup, bottom = _step_labels([*step_labels, (x(selected), f"step {selected}", MARK_COLOR)], left, width)
     body, descriptions = [label_markup], []
     for curve, panel, y_ticks in zip(series, panels, axes, strict=True):
-        plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left)
+        plot = _Plot(y_ticks, x_ticks, x, top=bottom + TITLE_HEIGHT, height=96, left=left, width=width)
         points: list[Point] = []
         tooltip_columns, rings, selected_value = [], "", ""
         for step, value in zip(steps, panel, strict=True):
@@ -180,11 +190,13 @@ def step_curves(
         ]
         bottom = plot.bottom + 8
         descriptions.append(f"{curve.name} over training{selected_value}")
-    body.append(_axis_title("training step", bottom + 24))
+    body.append(_axis_title("training step", bottom + 24, width))
     descriptions += [f"{label}: step {step}" for step, label in labeled.items()]
     # The slider is another component, so it needs to be told where the axis begins, which depends on the tick labels.
-    body.append(f"<style>#step {{ --zoo-left: {left / WIDTH:.4f}; --zoo-right: {1 - STEPS_END / WIDTH:.4f} }}</style>")
-    return _svg(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body))
+    prefix = "--zoo" if width == WIDTH else "--zoo-wide"
+    margins = f"{prefix}-left: {left / width:.4f}; {prefix}-right: {END_MARGIN / width:.4f}"
+    body.append(f"<style>#step {{ {margins} }}</style>")
+    return _svg(bottom + 30, "zoo-steps-chart", "; ".join(descriptions), "".join(body), width)
 
 
 def step_range(steps: Iterable[int]) -> tuple[int, int]:
@@ -197,12 +209,13 @@ def step_range(steps: Iterable[int]) -> tuple[int, int]:
     return ordered[0], max(ordered[-1], ordered[0] + 1)
 
 
-def frontier(runs: Sequence[TimelineRun], *, selected: int) -> str:
+def frontier(runs: Sequence[TimelineRun], *, selected: int, width: int = WIDTH) -> str:
     """Draws reward against KL: one line per run through its checkpoints, with its best point marked and labeled by β.
 
     Args:
         runs: Runs with a known β.
         selected: Index of the run to emphasize. Its best point gets a second mark.
+        width: The chart's width, WIDTH or DESKTOP_WIDTH.
     """
     title = "Reward against KL"
     run_points = [
@@ -216,8 +229,8 @@ def frontier(runs: Sequence[TimelineRun], *, selected: int) -> str:
     ]
     x_ticks = _axis([0.0, *(max(kl, 0.0) for points in run_points for _, kl, _ in points)])
     y_ticks = _axis([reward for points in run_points for _, _, reward in points])
-    x = _linear(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), RIGHT_EDGE - 4)
-    plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks))
+    x = _linear(x_ticks[0], x_ticks[-1], _axis_width(y_ticks), width - END_MARGIN)
+    plot = _Plot(y_ticks, x_ticks, x, top=TITLE_HEIGHT, height=180, left=_axis_width(y_ticks), width=width)
     lines, marks, descriptions = [], [], []
     for index in sorted(range(len(runs)), key=lambda index: index == selected):  # draw the emphasized run last, on top
         label, emphasized = f"β = {runs[index].beta:g}", index == selected
@@ -245,8 +258,8 @@ def frontier(runs: Sequence[TimelineRun], *, selected: int) -> str:
             f'<g fill="{color}" stroke="{color}" stroke-opacity="0" stroke-width="10">{dots}</g></g>{mark}'
         )
     body = plot.axes(title) + "".join(lines) + _best_points(marks, plot)
-    body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32)
-    return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body)
+    body += _axis_title("KL to SFT, nats per completion", plot.bottom + 32, width)
+    return _svg(plot.bottom + 38, "zoo-frontier-chart", "; ".join([title, *descriptions]), body, width)
 
 
 def ticks(low: float, high: float, *, integers: bool = False) -> tuple[float, ...]:
@@ -276,15 +289,23 @@ class _Plot:
     """A plot area with the ticks of both axes. `x` and `y` map values to positions."""
 
     def __init__(
-        self, y_ticks: Sequence[float], x_ticks: Sequence[float], x: Scale, *, top: float, height: float, left: float
+        self,
+        y_ticks: Sequence[float],
+        x_ticks: Sequence[float],
+        x: Scale,
+        *,
+        top: float,
+        height: float,
+        left: float,
+        width: int = WIDTH,
     ) -> None:
-        self.y_ticks, self.x_ticks, self.x = y_ticks, x_ticks, x
+        self.y_ticks, self.x_ticks, self.x, self.width = y_ticks, x_ticks, x, width
         self.top, self.height, self.bottom, self.left = top, height, top + height, left
         self.y = _linear(y_ticks[0], y_ticks[-1], self.bottom, top)
 
     def axes(self, title: str, *, x_labels: bool = True) -> str:
         """Draws the title, the grid and the tick labels, those of the x axis only if `x_labels` is True."""
-        grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{RIGHT_EDGE}" for value in self.y_ticks)
+        grid = "".join(f"M{self.left:.1f} {self.y(value):.1f}H{self.width - RIGHT_MARGIN}" for value in self.y_ticks)
         labels = [
             f'<text x="{self.left - 5:.1f}" y="{self.y(value) + 3.8:.1f}" text-anchor="end">{_label(value)}</text>'
             for value in self.y_ticks
@@ -311,7 +332,12 @@ def _over_tokens(y_ticks: Sequence[float], positions: int) -> _Plot:
     left = _axis_width(y_ticks)
     x_ticks = [position for position in ticks(0, positions, integers=True) if 1 <= position <= positions]
     return _Plot(
-        y_ticks, x_ticks, _linear(0.5, positions + 0.5, left, RIGHT_EDGE), top=TITLE_HEIGHT, height=84, left=left
+        y_ticks,
+        x_ticks,
+        _linear(0.5, positions + 0.5, left, WIDTH - RIGHT_MARGIN),
+        top=TITLE_HEIGHT,
+        height=84,
+        left=left,
     )
 
 
@@ -343,14 +369,14 @@ def _token_chart(
     return _svg(plot.bottom + 18, css_class, description, body)
 
 
-def _axis_title(title: str, y: float) -> str:
-    return f'<text x="{RIGHT_EDGE}" y="{y}" text-anchor="end" fill="{QUIET_COLOR}">{title}</text>'
+def _axis_title(title: str, y: float, width: int) -> str:
+    return f'<text x="{width - RIGHT_MARGIN}" y="{y}" text-anchor="end" fill="{QUIET_COLOR}">{title}</text>'
 
 
-def _svg(height: float, css_class: str, description: str, body: str) -> str:
+def _svg(height: float, css_class: str, description: str, body: str, width: int = WIDTH) -> str:
     """Wraps a chart in an SVG element. `description` is the text for screen readers."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {WIDTH} {height:g}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="zoo-chart {css_class}" viewBox="0 0 {width} {height:g}" '
         f'role="img" aria-label="{text(description)}" font-size="{FONT_SIZE}" '
         f'style="display:block;width:100%;max-width:var(--zoo-chart-width,520px);height:auto">{body}</svg>'
     )
@@ -379,13 +405,13 @@ def _curve(points: Sequence[Point], color: str, *, dots: bool = False, width: fl
     )
 
 
-def _step_labels(labels: Sequence[tuple[float, str, str]], left: float) -> tuple[str, float]:
+def _step_labels(labels: Sequence[tuple[float, str, str]], left: float, width: int) -> tuple[str, float]:
     """Places labels (x, label, color) above the panels, in as many lines as needed. Returns their markup and height."""
     lines: list[list[tuple[float, float]]] = []
     markup = []
     for x, label, color in sorted(labels):
         half_width = len(label) * GLYPH_WIDTH / 2
-        middle = max(min(x, WIDTH - 2 - half_width), left + half_width)
+        middle = max(min(x, width - 2 - half_width), left + half_width)
         free_lines = (
             k
             for k, line in enumerate(lines)
@@ -412,7 +438,7 @@ def _best_points(marks: Sequence[tuple[float, float, str, bool]], plot: _Plot) -
         free = (
             box
             for box in boxes
-            if box[0] > plot.left and box[2] < WIDTH and plot.top < box[1] and box[3] < plot.bottom
+            if box[0] > plot.left and box[2] < plot.width and plot.top < box[1] and box[3] < plot.bottom
             if not any(_overlap(box, other) for other in occupied)
         )
         box = next(free, boxes[0])  # if no place is free, beside its point

@@ -1,7 +1,7 @@
 """The training tab: the same prompt at every published checkpoint, and at every β of an ablation."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
@@ -13,7 +13,7 @@ from ...errors import ZooError
 from ...fileio import finite
 from ..engine import AtCheckpoint, TimelinePoint, TimelineRun
 from .browser import into_view, live_region
-from .charts import Series, frontier, step_curves, step_range
+from .charts import DESKTOP_WIDTH, WIDTH, Series, frontier, step_curves, step_range
 from .drawing import Drawing
 from .html import notice, number, short_name, signed, text
 from .link import address
@@ -227,23 +227,23 @@ def curves(run: TimelineRun, step: int) -> str:
     """
     points = run.points
     watched_names = list(dict.fromkeys(name for point in points for name in point.watched))[:MAX_WATCHED]
-    chart = step_curves(
-        run.steps,
-        [
-            Series("Reward in training", [point.reward for point in points]),
-            Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
-            *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
-        ],
-        selected=step,
-        labeled={point.step: ", ".join(point.marks) for point in points if point.marks},
-    )
-    return (
-        f'<div class="zoo-curves">{chart}<p class="zoo-note" aria-live="polite">{_point_label(run.at(step))}</p></div>'
-    )
+    series = [
+        Series("Reward in training", [point.reward for point in points]),
+        Series("KL to SFT", [point.kl for point in points], unit="nats", from_zero=True),
+        *(Series(f"{name} (watched)", [point.watched.get(name) for point in points]) for name in watched_names),
+    ]
+    labeled = {point.step: ", ".join(point.marks) for point in points if point.marks}
+    charts = _for_each_screen(lambda width: step_curves(run.steps, series, selected=step, labeled=labeled, width=width))
+    return f'{charts}<p class="zoo-note" aria-live="polite">{_point_label(run.at(step))}</p>'
 
 
 def _frontier(runs: Sequence[TimelineRun], selected: int) -> str:
-    return f'<div class="zoo-curves">{frontier(runs, selected=selected)}</div>'
+    return _for_each_screen(lambda width: frontier(runs, selected=selected, width=width))
+
+
+def _for_each_screen(draw: Callable[[int], str]) -> str:
+    """A chart for phones and one for wide screens, whose text would otherwise be tiny or huge. The style hides one."""
+    return f'<div class="zoo-narrow">{draw(WIDTH)}</div><div class="zoo-wide">{draw(DESKTOP_WIDTH)}</div>'
 
 
 def checkpoints(rows: Sequence[AtCheckpoint], *, requested: int, total: int, by_beta: bool = False) -> str:
