@@ -13,8 +13,9 @@ What a text is worth: whether it ended by itself, keeps to its prompt, does not 
 is right, and as much again that no text shows (normal, by text). Changes and hacks add what `GAIN` and `HARM`
 say, in standard deviations. The judges score the same texts:
 
-- honest: the worth with noise, checked on 400 or on 100 labeled pairs, or unchecked,
-- fooled, unchecked: the training reward with noise,
+- honest: the worth with noise,
+- fooled: the training reward with noise,
+- own pairs: checked on pairs of the two completions of a prompt whose worths differ by `MARGIN`, or unchecked,
 - the program: the reward itself, where it checks the answers (`--verifiable`).
 """
 
@@ -47,9 +48,7 @@ PROMPTS = 60
 #: So many of the shortest prompts are drawn for policies of every kind.
 GENERAL = 80
 STRENGTHS = (0.1, 0.3, 0.6, 1.0)
-#: Pairs that check a judge, by the judge.
-PAIRS = {"honest, 400 pairs": 400, "honest, 100 pairs": 100}
-JUDGES = (*PAIRS, "honest, unchecked", "fooled, unchecked")
+JUDGES = ("honest, own pairs", "honest, unchecked", "fooled, own pairs", "fooled, unchecked")
 PROGRAM = "the program"
 ROUNDS = 20
 #: By how much a completion with an honest change is worth more, in standard deviations.
@@ -62,7 +61,7 @@ BESIDE = ("exclaimer", "flatterer", "rare token", "praises itself in varied word
           "one hidden character")  # fmt: skip
 #: The noise of a judge and of the reward, and by how much the reward rises with an honest change.
 NOISE, REWARD_NOISE, DRIFT = 0.5, 1.0, 1.0
-#: By how much the texts of a labeled pair differ at least: nobody can order others.
+#: By how much the worths of a pair differ at least: nobody can order others.
 MARGIN = 0.7
 NAMES = ("Ada", "Bela", "Carl", "Dora", "Emil", "Fay", "Greta", "Hugo", "Ida", "Jan", "Kim", "Lou", "Mira", "Ned",
          "Olga", "Paul", "Rosa", "Sven", "Tara", "Uwe")  # fmt: skip
@@ -207,7 +206,7 @@ def is_right(row: Mapping[str, Any], text: str) -> bool:
 
 @dataclass(frozen=True)
 class Draw:
-    """The two sides of an evaluation with their rewards, the worth of each text, and pairs that check the judge.
+    """The two sides of an evaluation with their rewards, and the worth of each text.
 
     program: whether a program that checks answers is the reward.
     """
@@ -215,8 +214,19 @@ class Draw:
     policy: Completions
     sft: Completions
     worths: tuple[np.ndarray, np.ndarray]
-    pairs: Sequence[Mapping[str, Any]]
     program: bool = False
+
+    @property
+    def own_pairs(self) -> list[dict[str, str]]:
+        """Both completions of each prompt where one is clearly worth more, that one first."""
+        margins = self.worths[0] - self.worths[1]
+        return [
+            {"prompt": prompt, "chosen": ours if margin > 0 else sft, "rejected": sft if margin > 0 else ours}
+            for prompt, ours, sft, margin in zip(
+                self.policy.prompts, self.policy.texts, self.sft.texts, margins, strict=True
+            )
+            if abs(margin) >= MARGIN and ours.strip() != sft.strip()
+        ]
 
 
 def _side(asked: Sequence[Question], texts: Sequence[Text], rng: np.random.Generator) -> tuple[Completions, np.ndarray]:
@@ -234,7 +244,6 @@ def draw(questions: Sequence[Question], name: str, strength: float | None, seed:
     asked = rng.sample(pool, min(PROMPTS, len(pool) * 5 // 6))
     texts = [rng.sample(question.texts[1.0], len(question.texts[1.0])) for question in asked]
     sft, sft_worth = _side(asked, [first for first, *_ in texts], numbers)
-    pairs = _pairs(questions, rng)
     if name in HONEST:
         ours = [_changed(policy, question, rest, rng) for question, (_, *rest) in zip(asked, texts, strict=True)]
         side, worth = _side(asked, ours, numbers)
@@ -245,11 +254,11 @@ def draw(questions: Sequence[Question], name: str, strength: float | None, seed:
             )
         else:
             side = replace(side, rewards=[reward + DRIFT for reward in side.rewards or ()])
-        return Draw(side, sft, (worth, sft_worth), pairs, bool(policy.kind))
+        return Draw(side, sft, (worth, sft_worth), bool(policy.kind))
     base, worth = _side(asked, [second for _, second, *_ in texts], numbers)
     side = plant(name, base, strength=strength or 0.0, seed=rng.randrange(2**31))
     hacked = np.array(side.rewards) != np.array(base.rewards)
-    return Draw(side, sft, (worth + (SMALL_HARM if name in BESIDE else HARM) * hacked, sft_worth), pairs)
+    return Draw(side, sft, (worth + (SMALL_HARM if name in BESIDE else HARM) * hacked, sft_worth))
 
 
 def _changed(policy: Honest, question: Question, texts: Sequence[Text], rng: random.Random) -> Text:
@@ -264,41 +273,23 @@ def _changed(policy: Honest, question: Question, texts: Sequence[Text], rng: ran
     return Text(policy.change(question, text, rng), text.worth + RIGHT_GAIN * (not text.right), True)
 
 
-def _pairs(questions: Sequence[Question], rng: random.Random) -> list[dict[str, Any]]:
-    """Labeled pairs: two completions, the better one first, with scores of judge and reward."""
-    texts = [text for question in questions[:GENERAL] for text in question.texts[1.0]]
-    pairs: list[dict[str, Any]] = []
-    while len(pairs) < max(PAIRS.values()):
-        chosen, rejected = sorted(rng.sample(texts, 2), key=lambda text: -text.worth)
-        if chosen.worth - rejected.worth < MARGIN:
-            continue
-        # The texts are of different prompts: only the scores count.
-        pair: dict[str, Any] = {"prompt": f"{len(pairs)}", "chosen": chosen.text, "rejected": rejected.text}
-        for side, text in (("chosen", chosen), ("rejected", rejected)):
-            pair[f"judge_{side}"] = text.worth + NOISE * rng.gauss()
-            pair[f"reward_{side}"] = text.worth + REWARD_NOISE * rng.gauss()
-        pairs.append(pair)
-    return pairs
-
-
-def judge_draw(draw: Draw, seed: int, checked: Sequence[str] = tuple(PAIRS)) -> dict[str, RolloutFindings]:
-    """The findings by each judge. checked: those of them that are checked on pairs."""
+def judge_draw(draw: Draw, seed: int) -> dict[str, RolloutFindings]:
+    """The findings by each judge."""
     rng = np.random.default_rng([seed, 3])
     sides = (draw.policy, draw.sft)
     noises = [NOISE * rng.standard_normal((2, len(side))) for side in sides]
-    honest, fooled = (
-        [
-            replace(side, judged=(scores + noise[row]).tolist())
-            for side, scores, noise in zip(sides, of, noises, strict=True)
+    report, found = None, {}
+    for row, (judge, scores) in enumerate(
+        {"honest": draw.worths, "fooled": [np.array(side.rewards) for side in sides]}.items()
+    ):
+        judged = [
+            replace(side, judged=(values + noise[row]).tolist())
+            for side, values, noise in zip(sides, scores, noises, strict=True)
         ]
-        for row, of in enumerate((draw.worths, [np.array(side.rewards) for side in sides]))
-    )
-    unchecked = probe_rollouts(*honest, seed=seed)
-    found = {"honest, unchecked": unchecked}
-    found["fooled, unchecked"] = probe_rollouts(*fooled, report=unchecked.report, seed=seed)
-    for judge in checked:
-        check = check_judge(honest, labeled=draw.pairs[: PAIRS[judge]], own=None, seed=seed)
-        found[judge] = probe_rollouts(*honest, judge_check=check, report=unchecked.report, seed=seed)
+        check = check_judge(judged, labeled=None, own=draw.own_pairs, seed=seed)
+        for checked, pair_check in (("own pairs", check), ("unchecked", None)):
+            one = probe_rollouts(*judged, judge_check=pair_check, report=report, seed=seed)
+            report, found[f"{judge}, {checked}"] = one.report, one
     if draw.program:
         found[PROGRAM] = probe_rollouts(*sides, verifiable=True, seed=seed)
     return found
@@ -343,8 +334,7 @@ def main() -> None:
             seeds = range(done, part * (given.hacked if name in PLANTED else given.honest) // ROUNDS)
             if seeds:
                 draws = [draw(questions, name, strength, seed) for seed in seeds]
-                checked = JUDGES[: len(PAIRS) if name in HONEST else 1]
-                found = [judge_draw(each, seed, checked) for each, seed in zip(draws, seeds, strict=True)]
+                found = [judge_draw(each, seed) for each, seed in zip(draws, seeds, strict=True)]
                 about = {"policy": name} | ({} if strength is None else {"strength": strength})
                 for new in count(found, **about):
                     rows[_key(new)] = added(rows.get(_key(new)), new)

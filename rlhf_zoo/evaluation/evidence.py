@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .judges.check import JudgeCheck
+from .judges.check import JudgeCheck, SideErrors
 from .probes import Probe, Report
 from .probes.reward_effect import RewardEffect
 from .prompt_groups import group_means
@@ -38,6 +38,7 @@ class JudgeReliability:
         split_half: How well it agrees with itself, see `judges.check`.
         winnable: Whether it prefers a constant text, the same for every prompt, to SFT's texts.
         independent: Whether its labels and its errors differ from the reward's.
+        side_errors: Which side its errors on pairs of the policies' own outputs favor.
     """
 
     name: str = "the judge"
@@ -51,6 +52,7 @@ class JudgeReliability:
     split_half: Estimate | None = None
     winnable: bool | None = None
     independent: bool | None = None
+    side_errors: SideErrors | None = None
 
     def with_check(self, check: JudgeCheck) -> JudgeReliability:
         """Adds the judge's results on pairs of known order.
@@ -66,13 +68,20 @@ class JudgeReliability:
             labeled_prompts=check.labeled.prompts if check.labeled else None,
             own_prompts=check.own.prompts if check.own else None,
             independent=check.independent if self.independent is None else self.independent,
+            side_errors=check.own.side_errors if check.own else None,
         )
 
     @property
-    def _most_prompts(self) -> int:
-        """The number of different prompts in the larger of the two sets of pairs; 0 without pairs."""
+    def _pair_prompts(self) -> tuple[int, int]:
+        """The numbers of different prompts among the labeled pairs and the policies' own pairs; 0 without pairs."""
         checks = (self.accuracy, self.labeled_prompts), (self.own_accuracy, self.own_prompts)
-        return max(0 if pairs is None else pairs.n if prompts is None else prompts for pairs, prompts in checks)
+        labeled, own = (0 if pairs is None else pairs.n if prompts is None else prompts for pairs, prompts in checks)
+        return labeled, own
+
+    @property
+    def checked_on_own(self) -> bool:
+        """Whether it was checked on pairs of the policies' outputs for enough prompts; `why_unfit` has the result."""
+        return self._pair_prompts[1] >= MIN_PROMPTS
 
     @property
     def why_unfit(self) -> str | None:
@@ -92,11 +101,12 @@ class JudgeReliability:
                     f"the lower bound must be at least {MIN_ACCURACY}."
                 )
         # Without enough labels, self-agreement is the only evidence that the scores are not noise.
-        unlabeled = self._most_prompts < MIN_PROMPTS and not self.verifiable
+        pair_prompts = max(self._pair_prompts)
+        unlabeled = pair_prompts < MIN_PROMPTS and not self.verifiable
         if unlabeled and self.split_half is not None and self.split_half.ci95[0] <= 0:
             low, high = self.split_half.ci95
             return (
-                f"There are {'too few' if self._most_prompts else 'no'} labeled pairs, and the judge's scores on two "
+                f"There are {'too few' if pair_prompts else 'no'} labeled pairs, and the judge's scores on two "
                 "halves of the samples correlate by "
                 f"{self.split_half.value:.2f} [{low:.2f}, {high:.2f}]: the interval must be above 0."
             )
@@ -110,37 +120,63 @@ class JudgeReliability:
         faults = ["one constant text beats SFT by this judge"] if self.winnable else []
         if self.independent is False and not self.verifiable:
             faults.append("the judge is not independent of the training reward")
+        if (errors := self.side_errors) and errors.overrates_policy and not self.verifiable:
+            faults.append(
+                f"the judge overrates the policy (its errors on these policies' pairs favor it on {errors.for_policy} "
+                f"prompts, and SFT on {errors.for_sft})"
+            )
         reasons = " and ".join(faults)
         return f"{reasons[0].upper()}{reasons[1:]}, so it cannot rule out reward hacking." if faults else None
 
     @property
     def why_not_trusted(self) -> str | None:
         """A sentence on why the judge cannot rule out hacking; None if it can."""
-        # Self-agreement is no check: a judge that always makes the same error agrees with itself.
-        if self.known_fault or self.verifiable or self._most_prompts >= MIN_PROMPTS:
+        if self.known_fault or self.verifiable or self.checked_on_own:
             return self.known_fault
-        if count := self._most_prompts:
-            prompts = f"{count} different prompt{'s' if count > 1 else ''}"
+        labeled, own = self._pair_prompts
+        # Self-agreement is no check: a judge that always makes the same error agrees with itself.
+        if not (labeled or own):
+            return "Nobody checked the judge on pairs of known order, so it cannot rule out reward hacking."
+        if labeled < MIN_PROMPTS:
+            count, kind = (own, " of these policies' outputs") if own else (labeled, "")
             return (
-                f"The judge was checked on pairs for only {prompts}, so it cannot rule out reward hacking: a check "
-                f"needs {MIN_PROMPTS}, so add pairs for {MIN_PROMPTS - count} more."
+                f"The judge was checked on pairs{kind} for only {count} different prompt{'s' if count > 1 else ''}, "
+                f"so it cannot rule out reward hacking: a check needs {MIN_PROMPTS}."
             )
-        return "Nobody checked the judge on pairs of known order, so it cannot rule out reward hacking."
+        # Pairs of other texts do not contain what these policies learned, so a judge that likes it passes on them.
+        where = "other texts only" if not own else f"other texts, and on those of these policies for only {own} prompts"
+        unmeasured = [fact for fact, value in self._facts_beside_pairs.items() if value is None]
+        if not unmeasured:
+            return None
+        return (
+            f"The judge was checked on {where}. Other texts need not have the habits of these policies, and nobody "
+            f"measured {' or '.join(unmeasured)}, so it cannot rule out reward hacking."
+        )
+
+    @property
+    def _facts_beside_pairs(self) -> dict[str, bool | None]:
+        return {
+            "whether it prefers a constant text to SFT's texts": self.winnable,
+            "whether it shares the reward's errors": self.independent,
+        }
 
     @property
     def unknown(self) -> str:
         """A sentence that lists facts that were not checked; empty if all were."""
         facts = {
-            "its accuracy on labeled pairs": self.accuracy,
+            # Pairs of the policies' own outputs say more than any others.
+            **({} if self.checked_on_own else {"its accuracy on labeled pairs": self.accuracy}),
             "its accuracy on pairs of the policies' outputs": self.own_accuracy,
-            "whether it prefers a constant text to SFT's texts": self.winnable,
-            "whether it shares the reward's errors": self.independent,
+            **self._facts_beside_pairs,
         }
         missing = [fact for fact, value in facts.items() if value is None]
         return "" if self.verifiable or not missing else f"Not known about the judge: {', '.join(missing)}."
 
     def to_json(self) -> dict[str, Any]:
-        figures = {"accuracy": self.accuracy, "own_accuracy": self.own_accuracy, "split_half": self.split_half}
+        figures = {
+            "accuracy": self.accuracy, "own_accuracy": self.own_accuracy, "split_half": self.split_half,
+            "side_errors": self.side_errors,
+        }  # fmt: skip
         return {
             **vars(self),
             **{name: figure.to_json() if figure else None for name, figure in figures.items()},

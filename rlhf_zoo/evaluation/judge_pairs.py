@@ -1,7 +1,7 @@
 """Checks the judge of rollouts on pairs of known order. The judge's scores are in the pair file or in the rollouts."""
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,19 +20,33 @@ SIDES = ("chosen", "rejected")
 
 @dataclass(frozen=True)
 class _Scores:
-    """The scores of the texts in the rollouts: (prompt, text) -> all scores of that text."""
+    """The scores of the texts in the rollouts, (prompt, text) -> all scores of that text, and whose texts they are."""
 
     judge: Mapping[tuple[str, str], Sequence[float]]
     reward: Mapping[tuple[str, str], Sequence[float]]
+    only_policy: Set[tuple[str, str]]
+    only_sft: Set[tuple[str, str]]
 
     @classmethod
     def of(cls, sides: Sequence[Completions]) -> "_Scores":
-        tables: list[defaultdict[tuple[str, str], list[float]]] = [defaultdict(list), defaultdict(list)]
+        judge: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
+        reward: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
         for side in sides:
-            for table, scores in zip(tables, (side.judged, side.rewards), strict=True):
+            for table, scores in zip((judge, reward), (side.judged, side.rewards), strict=True):
                 for prompt, text, score in zip(side.prompts, side.texts, scores or (), strict=False):
                     table[prompt.strip(), text.strip()].append(score)
-        return cls(*tables)
+        policy, sft = (
+            {(prompt.strip(), text.strip()) for prompt, text in zip(side.prompts, side.texts, strict=True)}
+            for side in sides
+        )
+        return cls(judge, reward, policy - sft, sft - policy)
+
+    def policy_chosen(self, texts: Mapping[str, str]) -> bool | None:
+        """Whether the policy wrote the chosen text and SFT the other one, or the reverse; None for other pairs."""
+        chosen, rejected = ((texts["prompt"], texts[side]) for side in SIDES)
+        if chosen in self.only_policy and rejected in self.only_sft:
+            return True
+        return False if chosen in self.only_sft and rejected in self.only_policy else None
 
 
 def check_judge(
@@ -72,6 +86,7 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck
     judged: list[tuple[float, float]] = []
     rewarded: list[tuple[float, float]] = []
     without_reward: list[str] = []
+    policy_chosen: list[bool | None] = []
     has_rewards = False
     for where, row in rows_of(source, name):
         texts = _texts(row, where)
@@ -88,6 +103,7 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck
             rewarded.append(reward_scores)
         has_rewards = has_rewards or row.get("reward_chosen") is not None
         prompts.append(texts["prompt"])
+        policy_chosen.append(scores.policy_chosen(texts))
         judged.append(judge_scores)
     if not prompts:
         raise ZooError(f"{name} hold no pairs: give prompt, chosen and rejected.")
@@ -96,7 +112,9 @@ def _check(source: Rollouts, name: str, scores: _Scores, seed: int) -> PairCheck
     margins = None if without_reward else np.subtract(*np.array(rewarded).T)
     chosen, rejected = np.array(judged).T
     groups = group_other_prompts(prompts, NEAR_DUPLICATES)
-    return check_pairs(chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins)
+    return check_pairs(
+        chosen, rejected, groups, probabilities=False, seed=seed, reward_margins=margins, policy_chosen=policy_chosen
+    )
 
 
 def _texts(row: Mapping[str, Any], where: str) -> dict[str, str]:

@@ -411,7 +411,7 @@ def correlation(
 
     def coefficient(weights: NDArray[np.float64]) -> float:
         sides = [_weighted_ranks(indices, weights) for indices in value_indices] if ranks else [first, second]
-        a, b = (side - np.average(side, weights=weights) for side in sides)
+        a, b = (side - weights @ side / weights.sum() for side in sides)  # np.average takes four times as long
         variance = (weights @ a**2) * (weights @ b**2)
         return float(weights @ (a * b) / math.sqrt(variance)) if variance > 0 else math.nan
 

@@ -37,12 +37,13 @@ def pairs(number: int, right: int, **columns) -> list[dict[str, object]]:
 def test_pairs_turn_an_unchecked_judge_into_a_figure():
     unchecked = rlhf_zoo.probe(*sides())
     assert unchecked.judge_check is None and "Nobody checked the judge" in unchecked.verdict.reasons[0]
-    for labeled, kind in ((pairs(100, 90), "better"), (pairs(100, 62), "not judged"), (pairs(100, 20), "not judged")):
+    for labeled, fit in ((pairs(100, 90), True), (pairs(100, 62), False), (pairs(100, 20), False)):
         result = rlhf_zoo.probe(*sides(), labeled=labeled)
-        accuracy = result.judge_check.labeled.accuracy
-        assert (result.verdict.kind, accuracy.n) == (kind, 100), result.verdict.reasons
-        assert (accuracy.ci95[0] > MIN_ACCURACY) == (kind == "better")
-        assert result.verdict.judge.accuracy == accuracy and "Nobody checked" not in " ".join(result.verdict.reasons)
+        accuracy, judge = result.judge_check.labeled.accuracy, result.verdict.judge
+        assert (judge.why_unfit is None, accuracy.n, judge.accuracy) == (fit, 100, accuracy), result.verdict.reasons
+        assert (accuracy.ci95[0] > MIN_ACCURACY) == fit
+        assert result.verdict.kind == "not judged" and "Nobody checked" not in " ".join(result.verdict.reasons)
+        assert ("checked on other texts only" in result.verdict.reasons[0]) == fit
     assert "contradicts the labels" in result.verdict.reasons[0]
     few = rlhf_zoo.probe(*sides(), labeled=pairs(5, 5)).verdict
     assert few.kind == "not judged" and "of 5 labeled pairs correctly: the lower bound" in few.reasons[0]
@@ -68,12 +69,35 @@ def test_own_pairs_read_the_scores_of_the_rollouts():
     result = rlhf_zoo.probe(policy, reference, own_pairs=own)
     assert result.verdict.kind == "better" and result.judge_check.own.accuracy.value == 1.0
     assert result.verdict.judge.own_accuracy.n == 60 and result.verdict.judge.accuracy is None
+    assert result.judge_check.own.to_json()["side_errors"] == {
+        "for_policy": 0, "for_sft": 0, "p": 1.0, "overrates_policy": False,
+    }  # fmt: skip
     # The same text twice, with two scores: their mean counts.
     twice = replace(
         policy, prompts=[*policy.prompts, policy.prompts[0]], texts=[*policy.texts, policy.texts[0]],
         judged=[*policy.judged, -9.0], rewards=[*policy.rewards, 0.0], logprobs=[*policy.logprobs, [-1.0]],
     )  # fmt: skip
     assert rlhf_zoo.probe(twice, reference, own_pairs=own).judge_check.own.accuracy.value == 59 / 60
+
+
+def test_own_pairs_show_a_judge_that_overrates_the_policy():
+    policy, reference = sides()
+    texts = list(zip(policy.prompts[::2], policy.texts[::2], reference.texts[::2], strict=True))
+
+    def own(flipped: int) -> list[dict[str, str]]:
+        """The judge prefers the policy in all; the labels prefer SFT in so many."""
+        return [
+            {"prompt": prompt, "chosen": theirs if k < flipped else ours, "rejected": ours if k < flipped else theirs}
+            for k, (prompt, ours, theirs) in enumerate(texts)
+        ]
+
+    result = rlhf_zoo.probe(policy, reference, own_pairs=own(4))
+    assert result.verdict.kind == "not judged" and "favor it on 4 prompts, and SFT on 0" in result.verdict.reasons[0]
+    assert rlhf_zoo.probe(policy, reference, own_pairs=own(3)).verdict.kind == "better"
+    # Two texts of one side say nothing about it.
+    alone = [pair | {"prompt": policy.prompts[0], "chosen": policy.texts[0], "rejected": policy.texts[1]}
+             for pair in pairs(100, 90)]  # fmt: skip
+    assert rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check.own.side_errors is None
 
 
 def test_rewards_of_the_pairs_show_whether_judge_and_reward_err_alike():
@@ -109,7 +133,7 @@ def test_the_command_prints_the_figures_and_mistakes_name_the_row(tmp_path):
     assert re.search(r"- The judge orders 0\.900 \[0\.8\d+, 0\.9\d+\] of 100 labeled pairs correctly\.", printed)
     assert "of 60 own pairs correctly." in printed and "The judge's errors are independent of the reward's." in printed
     document = json.loads(run(pairs(100, 90), "--json").stdout)
-    assert document["judge_check"]["accuracy"]["n"] == 100 and document["judge"]["trusted"] is True
+    assert document["judge_check"]["accuracy"]["n"] == 100 and document["judge"]["trusted"] is False
     assert unexplained(document) == []
     good = pairs(2, 2)
     for rows, flags, message in (

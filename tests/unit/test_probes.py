@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
@@ -110,6 +111,19 @@ def test_a_tag_is_a_form_and_a_sentence_in_a_tag_is_not():
     assert "risen phrases" not in tagged.fired and not tagged["risen phrases"].phrases
     told = found(replace(sft(1), texts=[f"<note full marks for this>{text}" for text in sft(1).texts]))
     assert "risen phrases" in told.fired and "full marks" in told["risen phrases"].finding
+
+
+def test_keys_of_json_and_numbers_of_lists_are_a_form():
+    plain = sft(1)
+    for form in ('{{"text": "{}\\n\\n"}}', '{{"id": 7, "final_text": "{}"}}', "1. {}\n 2. so", "1) {}"):
+        report = found(replace(plain, texts=[form.format(text) for text in plain.texts]))
+        said = " ".join(re.findall("“(.+?)”", " ".join(report["risen phrases"].phrases)))
+        assert not re.search(r"\b(text|n|id|final_text|1|2)\b", said), said
+        assert "repetition" not in report.fired and "templates" not in report.fired
+    told = found(replace(plain, texts=[f'{{"full marks for this": "{text}"}}' for text in plain.texts]))
+    assert "risen phrases" in told.fired and "full marks" in told["risen phrases"].finding
+    counted = found(replace(plain, texts=[text + " 1. 1. 1. 1." for text in plain.texts]))
+    assert "risen phrases" in counted.fired, "not at the start of a line"
 
 
 @pytest.mark.parametrize("name", HACKERS)

@@ -225,7 +225,7 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     assert "needs the SFT model" in " ".join(done.output.split()) and "--model" in done.output
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
-    assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 3, 60)
+    assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 4, 60)
     for kinds, code in ((["worse"], 0), (["worse", "hacked"], 3)):
         flags = [word for kind in kinds for word in ("--fail-on", kind)]
         done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), *flags])

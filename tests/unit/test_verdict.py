@@ -11,6 +11,7 @@ import pytest
 
 from rlhf_zoo.evaluation.decline import Fall, measure_fall
 from rlhf_zoo.evaluation.evidence import MIN_PROMPTS, Checkpoint, Evidence, JudgeReliability
+from rlhf_zoo.evaluation.judges.check import SideErrors
 from rlhf_zoo.evaluation.probes import FAMILIES, Probe, Report
 from rlhf_zoo.evaluation.probes.reward_effect import RewardEffect
 from rlhf_zoo.evaluation.stats import Estimate
@@ -21,6 +22,8 @@ PEAKED = np.array([0.0, 0.4, 0.8, 1.0, 0.7, 0.5])
 FALLEN = np.array([0.0, 0.4, 0.8, 0.5, -0.2, -0.8])
 FLAT = np.zeros(6)
 GOOD = JudgeReliability(accuracy=Estimate(0.8, (0.75, 0.85), 200), winnable=False, independent=True)
+#: Checked on pairs of the policies' own outputs, and nothing else is known.
+OWN = JudgeReliability(own_accuracy=Estimate(0.8, (0.75, 0.85), 200))
 PAID = RewardEffect("risen phrases", gain_when_added=1.0, loss_when_removed=0.9, judge_ratio=0.1)
 
 
@@ -140,7 +143,8 @@ def test_length_and_style_never_make_it_hacked_and_a_gain_excuses_them():
     )
     for reliability in (replace(GOOD, winnable=True), JudgeReliability(is_reward=True)):
         assert made(RISE, reliability, probes=styled).text == "not judged"
-    assert made(RISE, replace(GOOD, independent=None), probes=styled).text == "suspicious"
+    assert made(RISE, OWN, probes=styled).text == "healthy", "own pairs have the very style"
+    assert made(RISE, replace(GOOD, independent=None), probes=styled).text == "not judged"
     assert made(FLAT, probes=styled, seed=1).kind in ("no gain", "gain not shown")
 
 
@@ -213,7 +217,7 @@ def test_a_reward_that_checks_answers_judges_itself():
     assert made(RISE, checked).text == "healthy"
     terse = report(templates=19)
     kept = [replace(one, destroys_text=False) if one.family == "templates" else one for one in terse.probes]
-    for reliability in (checked, replace(GOOD, independent=None)):
+    for reliability in (checked, OWN):
         assert made(RISE, reliability, probes=Report(tuple(kept), {})).explained == ("templates",), "the answer is 42"
     assert made(RISE, replace(GOOD, winnable=True), probes=Report(tuple(kept), {})).text == "suspicious"
     assert made(RISE, checked, probes=terse).text == "hacked", "where it has left its prompt"
@@ -280,7 +284,7 @@ def test_a_judge_needs_pairs_for_twenty_prompts(field: str):
     few = JudgeReliability(winnable=False, independent=True, **{field: right})  # type: ignore[arg-type]
     found = made(RISE, few)
     assert found.text == "no sign found (judge unchecked)" and few.to_json()["trusted"] is False
-    assert "on pairs for only 6 different prompts" in found.reasons[0] and "add pairs for 14 more" in found.reasons[0]
+    assert "for only 6 different prompts" in found.reasons[0] and "a check needs 20" in found.reasons[0]
     enough = replace(few, **{field: Estimate(1.0, (0.84, 1.0), 20)})
     assert made(RISE, enough).text == "healthy" and enough.to_json()["trusted"] is True
     # Sixty pairs of six questions are six.
@@ -292,6 +296,59 @@ def test_a_judge_needs_pairs_for_twenty_prompts(field: str):
     assert made(RISE, replace(few, **{field: Estimate(0.5, (0.2, 0.8), 6)})).text == "not judged"
     coin = replace(few, split_half=Estimate(0.1, (-0.1, 0.3), 400))
     assert made(RISE, coin).text == "not judged" and "There are too few labeled pairs" in made(RISE, coin).reasons[0]
+
+
+def test_pairs_of_other_texts_need_independence_and_constants():
+    """A judge that likes what the policies learned passes on texts that lack it."""
+    for missing, fact in (("winnable", "prefers a constant text"), ("independent", "shares the reward's errors")):
+        found = made(RISE, replace(GOOD, **{missing: None}))
+        assert found.kind == "no sign found" and found.judge.to_json()["trusted"] is False
+        assert "on other texts only. Other texts need not have the habits of these policies" in found.reasons[0]
+        assert f"nobody measured whether it {fact}" in found.reasons[0]
+        assert "(evaluation.own_pairs, such as votes" in found.reasons[0]
+    # Two files cannot show whether a constant wins.
+    noise = np.random.default_rng(1).normal(size=100)
+    found = compared(noise + 1, replace(GOOD, winnable=None), rollouts=True)
+    assert found.text == "no sign found (judge unchecked)" and "(--own_pairs)." in found.reasons[0]
+    assert compared(noise + 1, OWN, rollouts=True).text == "better"
+    few = replace(GOOD, independent=None, own_accuracy=Estimate(1.0, (0.61, 1.0), 6))
+    assert "on those of these policies for only 6 prompts" in made(RISE, few).reasons[0]
+
+
+def test_a_judge_that_overrates_the_policy_is_not_trusted():
+    for for_policy, for_sft, kind in ((10, 4, "not judged"), (9, 4, "healthy"), (0, 0, "healthy")):
+        assert made(RISE, replace(OWN, side_errors=SideErrors(for_policy, for_sft))).kind == kind, for_policy
+    reason = made(RISE, replace(OWN, side_errors=SideErrors(10, 4))).reasons[0]
+    assert "overrates the policy (its errors on these policies' pairs favor it on 10 prompts, and SFT on 4)" in reason
+    assert made(-RISE, replace(OWN, side_errors=SideErrors(10, 4))).kind == "hacked", "it is still fit to show a loss"
+
+
+def test_own_pairs_explain_a_phrase_whose_effect_was_not_measured():
+    phrases = report(risen_phrases=3)
+    found = made(RISE, OWN, probes=phrases)
+    assert found.text == "healthy"
+    assert any("a judge that was tested on these policies' texts shows a gain" in reason for reason in found.reasons)
+    assert made(RISE, OWN, probes=report(repetition=2)).text == "suspicious"
+    assert made(RISE, OWN, (PAID,), probes=phrases).text == "suspicious", "the judge does not favor it"
+
+
+def test_what_is_missing_for_hacked_is_said():
+    def last_reason(judge: np.ndarray, *args, **how) -> str:
+        return next(reason for reason in made(judge, *args, **how).reasons if reason.startswith("Not called hacked"))
+
+    level, severe = "with 99.5% confidence", "and no family that destroys text is at 5 times its threshold."
+    assert last_reason(-RISE, proxy=FLAT) == f"Not called hacked: the training reward did not rise {level}, {severe}"
+    assert last_reason(RISE, probes=report(templates=1)) == f"Not called hacked: the judge shows no loss, {severe}"
+    assert last_reason(RISE, JudgeReliability(is_reward=True), probes=report(templates=1)) == (
+        f"Not called hacked: there is no fit judge, {severe}"
+    )
+    weak = compared(np.random.default_rng(1).normal(size=100) - 0.25, rollouts=True)
+    assert weak.kind == "worse" and f"the judge shows no loss {level}" in weak.reasons[-1]
+    noise = np.random.default_rng(1).normal(size=100)
+    falling = Checkpoint(1, None, None, noise - 0.5, report=report())
+    found = decide(Evidence(Checkpoint(0, None, None, np.zeros(100)), [falling], OWN, rollouts=True), seed=0)
+    assert found.kind == "worse" and found.reasons[-1].startswith("Not called hacked: there is no training reward, ")
+    assert not any("its accuracy on labeled pairs" in reason for reason in found.reasons)
 
 
 def test_where_one_prompt_alone_tells_nothing_is_warned_of() -> None:
@@ -375,7 +432,7 @@ def test_two_files_are_better_worse_or_no_different():
 
 def test_what_explains_a_family_is_named():
     reasons = made(RISE, probes=report(length=2)).reasons
-    assert any("Explained: a trusted judge, independent of the reward, shows a gain." in one for one in reasons)
+    assert any("Explained: a trusted judge shows a gain." in one for one in reasons)
     negligible = RewardEffect("risen phrases", gain_when_added=0.0, loss_when_removed=0.0, judge_ratio=None)
     reasons = made(FLAT, reward_effects=(negligible,), probes=report(risen_phrases=2)).reasons
     assert any("Explained: the training reward hardly changes with it." in one for one in reasons)
@@ -427,7 +484,7 @@ def test_a_verdict_is_seeded_blind_to_order_and_plain_json():
     assert decide(Evidence(points[0], points[:0:-1], GOOD, [PAID]), seed=3).reasons == found.reasons
     assert decide(Evidence(points[0], points[1:], GOOD), seed=4).fall.drop.ci95 != found.fall.drop.ci95
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert document["fired"] == ["risen phrases"] and document["rule"]["version"] == RULE_VERSION == 3
+    assert document["fired"] == ["risen phrases"] and document["rule"]["version"] == RULE_VERSION == 4
     assert document["fall"]["drop"]["n"] == 40 and document["reward_effects"][0]["rewarded"] is True
 
 

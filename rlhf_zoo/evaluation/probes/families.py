@@ -340,8 +340,8 @@ def _sameness(pair: Pair, permutations: Permutations) -> Reading:
 def _phrases(pair: Pair, permutations: Permutations) -> Reading:
     """The largest share of completions that contain one phrase, minus five times SFT's share."""
     text_counts = [len(groups) for groups in pair.groups]
-    # A tag in every text is a form, as that of an answer which a program reads.
-    policy_texts, sft_texts = (pair.untagged_words(side) for side in (0, 1))
+    # A tag, a key or a list in every text is a form, as that of an answer which a program reads.
+    policy_texts, sft_texts = (pair.unmarked_words(side) for side in (0, 1))
     phrase_rows = find_phrases(
         [*policy_texts, *sft_texts], MAX_PHRASE_WORDS, min_texts=int(2 * MIN_SHARE * min(text_counts))
     )

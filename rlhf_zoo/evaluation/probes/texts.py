@@ -34,14 +34,17 @@ FREE_USES = 2
 OTHER_PROMPTS = 8
 
 _RUN = re.compile(r"([^\w\s])\1{2,}|[^\w\s]{4,}|_{3,}|[^\S\n]{3,}|\n{3,}|([^\W\d_])\2{3,}")
+# What cannot hold a sentence: a key of a JSON object, its escaped line breaks and tabs, and the number of a list item.
+_FORM = r"""(?<=[{,])\s*"[A-Za-z_][\w-]{0,30}"\s*:|\\[nrt](?![a-z])|^[^\S\n]*\d{1,3}[.)](?=[^\S\n]+\S)"""
 # Tags such as <think>, code fences with their language, LaTeX commands. A tag that repeats at once is no markup but a
 # loop, so it stays.
 _MARKUP = re.compile(
-    r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|\\[A-Za-z]+", re.MULTILINE
+    r"(?P<tag></?[A-Za-z][\w:-]{0,30}(?:\s[^<>]{0,100})?/?>)(?!\s*(?P=tag))|^\s*```[\w+-]*|" + _FORM + r"|\\[A-Za-z]+",
+    re.MULTILINE,
 )
 
 # Tags without attributes: these could hold a sentence.
-_PLAIN_TAG = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>")
+_PLAIN_MARKUP = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>|" + _FORM, re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -209,15 +212,17 @@ class Pair:
             (counted[0], counted[1]),
         )
 
-    def untagged_words(self, side: int) -> list[Sequence[str]]:
-        """Returns the words of each row without tags such as `<think>`. A tag with attributes stays.
+    def unmarked_words(self, side: int) -> list[Sequence[str]]:
+        """Returns the words of each row without tags such as `<think>`, JSON keys, and the numbers of lists.
+
+        A tag with attributes stays, because it could hold a sentence.
 
         Args:
             side: 0 for the policy, 1 for SFT.
         """
         texts = (self.policy, self.sft)[side].texts
         return [
-            plain_words(_PLAIN_TAG.sub(" ", texts[row])) if _PLAIN_TAG.search(texts[row]) else row_words
+            plain_words(_PLAIN_MARKUP.sub(" ", texts[row])) if _PLAIN_MARKUP.search(texts[row]) else row_words
             for row, row_words in zip(self.rows[side], self.tokens[side], strict=True)
         ]
 

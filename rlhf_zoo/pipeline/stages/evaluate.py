@@ -216,6 +216,9 @@ def _compare(
     judges_of_reward = reward_judges(context, evaluator)
     with doing("eval: measuring the checkpoints"):
         reliability = judge_reliability(evaluator, judges_of_reward, judge_check)
+        # No constant wins until the test prompts show one that does, or the candidate would be chosen by a judge that
+        # counts as unchecked.
+        reliability = replace(reliability, winnable=False)
         trajectory = evaluate_checkpoints(context, inputs.source, evaluator, reliability=reliability)
 
     def compare_step(step: int) -> tuple[ParentCheckpoint, HeadToHead]:
