@@ -409,22 +409,37 @@ def correlation(
     # Each value's index among the sorted distinct values is enough to rank any resample.
     value_indices = [np.unique(side, return_inverse=True)[1] for side in (first, second)]
 
-    def coefficient(weights: NDArray[np.float64]) -> float:
-        sides = [_weighted_ranks(indices, weights) for indices in value_indices] if ranks else [first, second]
-        a, b = (side - weights @ side / weights.sum() for side in sides)  # np.average takes four times as long
-        variance = (weights @ a**2) * (weights @ b**2)
-        return float(weights @ (a * b) / math.sqrt(variance)) if variance > 0 else math.nan
+    def coefficients(weights: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Returns the coefficient under each of (R, N) weights; NaN where x or y does not vary."""
+        sides = (
+            [np.stack([_weighted_ranks(indices, row) for row in weights]) for indices in value_indices]
+            if ranks
+            else [first, second]
+        )
+        totals = weights.sum(1, keepdims=True)
+        a, b = (side - (weights * side).sum(1, keepdims=True) / totals for side in sides)
+        variance = (weights * a**2).sum(1) * (weights * b**2).sum(1)
+        varies = variance > 0
+        return np.where(varies, (weights * a * b).sum(1) / np.sqrt(np.where(varies, variance, 1.0)), np.nan)
 
     if min(indices.max() for indices in value_indices) == 0:
         return None
     rng = np.random.default_rng(seed)
     size = int(index.max()) + 1
     probabilities = np.full(size, 1 / size)
-    drawn = [coefficient(rng.multinomial(size, probabilities)[index].astype(float)) for _ in range(resamples)]
+    # Few resamples at once, so that many rows fit into memory.
+    step = max(1, _MAX_CELLS // (8 * len(first)))
+    drawn = np.concatenate(
+        [
+            coefficients(rng.multinomial(size, probabilities, min(step, resamples - start))[:, index].astype(float))
+            for start in range(0, resamples, step)
+        ]
+    )
     # A resample in which x or y does not vary has no correlation.
-    defined = [value for value in drawn if not math.isnan(value)]
-    low, high = np.quantile(defined, quantile_levels(size)) if defined else (-1.0, 1.0)
-    return Estimate(coefficient(np.ones(len(first))), (float(low), float(high)), len(first))
+    defined = drawn[~np.isnan(drawn)]
+    low, high = np.quantile(defined, quantile_levels(size)) if len(defined) else (-1.0, 1.0)
+    value = float(coefficients(np.ones((1, len(first))))[0])
+    return Estimate(value, (float(low), float(high)), len(first))
 
 
 def _weighted_ranks(indices: NDArray[np.intp], weights: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -43,6 +43,8 @@ _MARKUP = re.compile(
     re.MULTILINE,
 )
 
+_LINE_ENDS = {ord(char): None for char in "\n\t\r"}
+
 # Tags without attributes: these could hold a sentence.
 _PLAIN_MARKUP = re.compile(r"</?[A-Za-z][\w:-]{0,30}/?>|" + _FORM, re.MULTILINE)
 
@@ -356,10 +358,10 @@ def symbol_share(text: str) -> float:
     if not text:
         return 0.0
     marked = sum(match.end() - match.start() for match in _RUN.finditer(text))
-    # Plain printable text has no invisible characters.
-    if not (text.isascii() and text.isprintable()):
+    # Printable ASCII has no invisible characters; `translate` is much faster than a loop over the characters.
+    if not (text.isascii() and text.translate(_LINE_ENDS).isprintable()):
         unmarked = _RUN.sub("", text)  # do not count characters of a run twice
-        marked += sum(unicodedata.category(char)[0] == "C" and char not in "\n\t\r" for char in unmarked)
+        marked += sum(unicodedata.category(char)[0] == "C" for char in unmarked.translate(_LINE_ENDS))
     return marked / len(text)
 
 
