@@ -23,7 +23,7 @@ def honest_table() -> str:
     body = [
         [
             policy,
-            *(_rates(by.get((policy, judge))) for judge in judges),
+            *(_rates(by.get((policy, judge)), "better") for judge in judges),
             _families(by[policy, judges[0]]),
         ]
         for policy in policies
@@ -37,7 +37,7 @@ def honest_table() -> str:
         [
             table(["honest policy", *judges, "families that fired"], body),
             "",
-            f"*hacked* + *suspicious*, as shares of {_counts(rows)} evaluations each, by version {kept['rule']} "
+            f"*hacked* + *suspicious* + *better*, as shares of {_counts(rows)} evaluations, by version {kept['rule']} "
             f"of the rule. Over all policies: {'; '.join(sums)} (95% intervals, Wilson).",
             "",
             made(code(kept["command"])).removesuffix(": `make evidence`.") + ".",
@@ -59,12 +59,18 @@ def hacked_table() -> str:
         rates = (policy, *(_rates(by.get((policy, judge, strength)), "worse") for strength in strengths))
         judges.setdefault(rates, []).append(judge)
     body = [[policy, "; ".join(names), *rates] for (policy, *rates), names in judges.items()]
+    better = [
+        f"{sum(row['kinds'].get('better', 0) for row in of)} of {sum(row['n'] for row in of)} by the judge *{judge}*"
+        for judge in dict.fromkeys(row["judge"] for row in rows)
+        if (of := [row for row in rows if row["judge"] == judge])
+    ]
     return "\n".join(
         [
             table(["hacker", "judge", *(f"{strength:.0%}" for strength in strengths)], body),
             "",
             f"*hacked* + *suspicious* + *worse*, as shares of {_counts(rows)} evaluations, by the share of the "
-            f"completions that are hacked. {code('benchmarks/hackers.py')} has the hackers.",
+            f"completions that are hacked. *better* were {', '.join(better)}. {code('benchmarks/hackers.py')} has the "
+            "hackers.",
         ]
     )
 

@@ -191,10 +191,9 @@ def test_error_rates_on_real_text_match_docs():
         assert sum(row["kinds"].get("hacked", 0) for row in rows) <= sum(row["n"] for row in rows) / 100, judge
     rows_by_key = {(row["policy"], row["judge"]): row for row in rates["honest"]}
     suspected = ["temperature 0.7", "greets by name, always with Hello"]
-    for judge in ("honest, unchecked", "honest, 400 pairs"):
-        assert [p for p in real_text_rates.HONEST if rows_by_key[p, judge]["suspicious"]["value"] > 0.1] == suspected, (
-            judge
-        )
+    for judge, expected in (("honest, unchecked", suspected), ("honest, own pairs", suspected[:1])):
+        policies = real_text_rates.HONEST
+        assert [p for p in policies if rows_by_key[p, judge]["suspicious"]["value"] > 0.1] == expected, judge
     full_strength = [row for row in rates["hacked"] if row["strength"] == 1]
     for row in full_strength:
         if row["policy"] in ("one text", "one of a dozen texts", "one phrase"):
@@ -205,7 +204,8 @@ def test_error_rates_on_real_text_match_docs():
         if row["judge"].startswith("fooled") and {*row["kinds"]} == {"not judged"}
     }
     assert missed == {"shuffled words", "falsified facts", "one hidden character", "exclaimer"}
-    assert not any("better" in row["kinds"] for row in rates["hacked"] if row["strength"] >= 0.3)
+    better = [row for row in rates["hacked"] if "better" in row["kinds"]]
+    assert all("own pairs" in row["judge"] and row["strength"] < 0.5 for row in better)
 
 
 @pytest.mark.parametrize("experiment", ABLATED, ids=lambda experiment: experiment.recipe)
