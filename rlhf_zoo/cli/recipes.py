@@ -151,7 +151,13 @@ def _check_on_hub(
     from ..evaluation.judges.named import check_names, needing_labels
     from ..evaluation.lm_eval import check_tasks
     from ..hub.client.refusals import reason
-    from ..runs.checks.models import check_label, check_response_length, check_tokenizers, cut_by_sft, named_models
+    from ..runs.checks.models import (
+        check_label,
+        check_response_length,
+        check_tokenizers,
+        count_rows_cut_by_sft,
+        named_models,
+    )
     from ..runs.checks.splits import check_forms, check_labeled, check_own_pairs
     from ..runs.judge import with_judge
 
@@ -179,7 +185,7 @@ def _check_on_hub(
         check_tasks(config.evaluation.lm_eval)
         unchecked |= {f"the pairs of {name}": cause for name, cause in check_own_pairs(recipe, config, hub).items()}
     sft = settings_by_stage.get("sft")
-    truncation = None if sft is None else cut_by_sft(config, sft, models.get("policy"), hub)
+    truncation = None if sft is None else count_rows_cut_by_sft(config, sft, models.get("policy"), hub)
     lines = [f"{recipe.name} is valid: {', '.join(recipe.stages)}."]
     if truncation is not None and truncation.cut:
         lines.append(f"The stage sft: {truncation.line}.")

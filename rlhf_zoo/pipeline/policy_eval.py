@@ -341,7 +341,7 @@ def evaluate(pair: PolicyPair, terms: Terms, *, out: Path, command: str) -> dict
     )
     figures = comparison.to_json()
     if evaluator.panel.votes:
-        sides = {"ppo": _commits(pair.policy), "sft": _commits(pair.against)}
+        sides = {"ppo": _published_commits(pair.policy), "sft": _published_commits(pair.against)}
         figures["votes"] = {
             name: votes_on(name, **sides, seed=terms.seed, hub=pair.hub) for name in evaluator.panel.votes
         }
@@ -476,7 +476,7 @@ def _labeled_texts(pair: PolicyPair, data: DataSource) -> Dataset:
         ) from error
 
 
-def _commits(source: Checkpoint) -> list[tuple[str, str]]:
+def _published_commits(source: Checkpoint) -> list[tuple[str, str]]:
     repo, commit, _ = source.published_at
     return [(repo, commit)] if repo is not None and commit is not None else []
 

@@ -257,7 +257,7 @@ def delete_old_checkpoints(record: StageRecord, *, keep: int | None, protected: 
         keep: How many checkpoints to keep; None or 0 keeps all.
         protected: Steps whose checkpoints are never deleted, even if more than `keep` checkpoints remain.
     """
-    for path in _surplus(record, keep=keep, protected=protected):
+    for path in _surplus_checkpoints(record, keep=keep, protected=protected):
         record.remove_checkpoint(path)
 
 
@@ -288,11 +288,13 @@ def checkpoints_to_keep(record: StageRecord) -> list[Path]:
         return paths
     chosen_and_last = (record.chosen_checkpoint(), record.last_checkpoint())
     protected = {checkpoint_step(path) for path in chosen_and_last if path is not None}
-    surplus = _surplus(record, keep=(document.get("resolved") or {}).get("save_total_limit"), protected=protected)
+    surplus = _surplus_checkpoints(
+        record, keep=(document.get("resolved") or {}).get("save_total_limit"), protected=protected
+    )
     return [path for path in paths if path not in surplus]
 
 
-def _surplus(record: StageRecord, *, keep: int | None, protected: Collection[int]) -> list[Path]:
+def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected: Collection[int]) -> list[Path]:
     paths = record.checkpoints()
     if not keep:
         return []

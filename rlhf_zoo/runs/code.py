@@ -117,13 +117,13 @@ def _sources(module: ModuleType) -> tuple[Path, set[Path]]:
         return file.parent, {file}
     files, to_parse = {file}, [file]
     while to_parse:
-        imported = set(_imported(to_parse.pop())) - files
+        imported = set(_imported_files(to_parse.pop())) - files
         files |= imported
         to_parse += imported
     return file.parent, files
 
 
-def _imported(file: Path) -> Iterator[Path]:
+def _imported_files(file: Path) -> Iterator[Path]:
     """Yields the files that a file imports from its own folder."""
     with suppress(OSError, SyntaxError, ValueError):  # a file that cannot be parsed cannot be imported either
         for node in ast.walk(ast.parse(file.read_bytes())):

@@ -271,7 +271,7 @@ class RunContext:
         """
         name = self.recipe.cli_name
         if not self.recipe.stages:
-            name = _recipe_in(self.record(stage).read().get("command")) or self.recipe.name
+            name = _recipe_of_command(self.record(stage).read().get("command")) or self.recipe.name
         return " ".join(["rlhf-zoo", stage, name, "--output_dir", shlex.quote(str(self.directory)), *flags])
 
     def check_recipe(self, stages: Sequence[str]) -> None:
@@ -470,7 +470,7 @@ class RunContext:
         )
 
 
-def _recipe_in(command: str | None) -> str | None:
+def _recipe_of_command(command: str | None) -> str | None:
     """Returns the recipe that a recorded training command names; None if the command does not name a recipe."""
     words = shlex.split(command or "")[1:]
     names_recipe = len(words) > 1 and words[0] in ("run", *STAGES) and not words[1].startswith("-")

@@ -98,7 +98,7 @@ def judge_run(context: RunContext) -> RunContext:
     Raises:
         ZooError: A flag contradicts a recorded key, or another user's run sets a key that it may not.
     """
-    run = as_trained(context, "reward")
+    run = with_trained_keys(context, "reward")
     document = context.record("reward").read()
     if document.get("status") == "finished" and "ppo" in document["resolved"] and "ppo" in run.recipe.stages:
         sampling = {key: value for key, value in document["resolved"]["ppo"].items() if key in SAMPLING_KEYS}
@@ -111,7 +111,7 @@ def judge_run(context: RunContext) -> RunContext:
     )
 
 
-def as_trained(context: RunContext, stage: str) -> RunContext:
+def with_trained_keys(context: RunContext, stage: str) -> RunContext:
     """Returns the run with the keys that a finished stage was trained with, whatever its recipe says now.
 
     Keys of a machine or an account that another user's run or recipe sets are replaced by this user's recipe and flags.

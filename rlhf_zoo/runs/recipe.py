@@ -99,7 +99,7 @@ def list_recipes() -> list[str]:
     return sorted(path.parent.name for path in shipped().glob(f"*/{SHARED}.yaml"))
 
 
-def list_others() -> list[str]:
+def list_registered_recipes() -> list[str]:
     """Returns the names of the recipes that other packages register, except names that this package uses itself."""
     own_names = list_recipes()
     return [name for name in registered(RECIPES) if name not in own_names]
@@ -127,13 +127,13 @@ def _find(name: str) -> tuple[Path, Mapping[str, str]]:
         return folder, {}
     if (shipped() / name / f"{SHARED}.yaml").is_file():
         return shipped() / name, {}
-    if name in (registered_elsewhere := list_others()):
-        return _registered(name)
+    if name in (registered_elsewhere := list_registered_recipes()):
+        return _find_registered(name)
     hint = did_you_mean(name, [*list_recipes(), *registered_elsewhere])
     raise ZooError(f"There is no recipe {name!r}{hint or ': `rlhf-zoo recipes list` shows them, or name a folder.'}")
 
 
-def _registered(name: str) -> tuple[Path, dict[str, str]]:
+def _find_registered(name: str) -> tuple[Path, dict[str, str]]:
     packages = {entry.value: entry.dist for entry in entry_points(RECIPES, name)}
     package_names = {
         location: f"{dist.name} {dist.version}" if dist else location for location, dist in packages.items()
@@ -179,12 +179,12 @@ def load_recipe(name: str) -> Recipe:
             f"{subject} is called {title!r}, which is not a valid name for its repositories: use at most 80 "
             "letters, digits, '-', '_' and '.', with a letter or digit at both ends."
         )
-    files = _files(folder)
+    files = _read_files(folder)
     base_folder: Path | None = None
     base = files[SHARED].pop(EXTENDS, None)
     if base is not None:
-        base_folder = _base(folder, str(base), downloaded=not package and _is_downloaded(folder))
-        overrides, files = files, _files(base_folder)
+        base_folder = _find_base(folder, str(base), downloaded=not package and _is_downloaded(folder))
+        overrides, files = files, _read_files(base_folder)
         if EXTENDS in files[SHARED]:
             raise ZooError(
                 f"{folder / SHARED}.yaml extends {base}, which itself extends {files[SHARED][EXTENDS]}: extend "
@@ -202,7 +202,7 @@ def load_recipe(name: str) -> Recipe:
     )
 
 
-def _base(folder: Path, name: str, *, downloaded: bool) -> Path:
+def _find_base(folder: Path, name: str, *, downloaded: bool) -> Path:
     """Returns the folder of the recipe that a recipe extends.
 
     A downloaded recipe may extend only a recipe next to it or an installed recipe, because a recipe elsewhere on this
@@ -223,7 +223,7 @@ def _is_downloaded(folder: Path) -> bool:
     return folder.resolve().parent != shipped().resolve() and find_download(folder) is not None
 
 
-def _files(folder: Path) -> dict[str, dict[str, Any]]:
+def _read_files(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns the keys of each YAML file in a recipe's folder, by the file's name without its extension."""
     names = [SHARED, *(name for name in (*STAGES, ZOO) if (folder / f"{name}.yaml").is_file())]
     return {name: read_mapping(folder / f"{name}.yaml") for name in names}
@@ -277,7 +277,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
         ZooError: The file cannot be read, is not a mapping or repeats a key.
     """
     try:
-        content = load_yaml(path.read_text(encoding="utf-8"), loader=_strict(path))
+        content = load_yaml(path.read_text(encoding="utf-8"), loader=_strict_loader(path))
     except (OSError, UnicodeDecodeError) as error:
         raise ZooError(f"{path} cannot be read ({error}): correct the file or its permissions.") from error
     except BadYAML as error:
@@ -290,7 +290,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return content
 
 
-def _strict(path: Path) -> Any:
+def _strict_loader(path: Path) -> Any:
     """Returns the YAML loader of recipes, whose messages name `path`."""
     import yaml
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ZooError
-from .recipe import Recipe, list_others, list_recipes, load_recipe
+from .recipe import Recipe, list_recipes, list_registered_recipes, load_recipe
 
 #: The values of `hardware` in zoo.yaml, by which the table groups recipes.
 HARDWARE = ("a laptop, in minutes", "a laptop, in hours", "one GPU", "several GPUs")
@@ -58,7 +58,7 @@ def recipe_rows() -> list[Row]:
 def rows_of_other_packages() -> tuple[list[Row], list[str]]:
     """Returns the valid recipes of other packages, and a sentence about each invalid one."""
     rows, problems = [], []
-    for name in list_others():
+    for name in list_registered_recipes():
         try:
             rows.append(_row(load_recipe(name)))
         except ZooError as error:

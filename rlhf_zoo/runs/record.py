@@ -30,13 +30,13 @@ CARD_FILES = ("README.md", "rlhf_card.json", "plots/*.png", ".eval_results/*.yam
 SUMMARY = "summary.json"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 # The training thread and the publishing thread both change run.json.
-_WRITING = threading.RLock()
+_WRITE_LOCK = threading.RLock()
 
 
 @contextlib.contextmanager
 def block_record_writes() -> Iterator[None]:
     """Keeps other threads from writing run.json inside the block, so that a folder listing has no temporary file."""
-    with _WRITING:
+    with _WRITE_LOCK:
         yield
 
 
@@ -161,7 +161,7 @@ class StageRecord:
         Raises:
             ZooError: The existing document cannot be read.
         """
-        with _WRITING:
+        with _WRITE_LOCK:
             previous = self.read()
             document = jsonable({"schema": SCHEMA, "created": now(), **previous, **fields}, nonfinite_as_text=True)
             document.pop(SIGNATURE, None)
@@ -380,7 +380,7 @@ class StageRecord:
         incomplete = [path for path in self._checkpoint_folders() if not (path / COMPLETE).is_file()]
         for path in incomplete:
             shutil.rmtree(path)
-        with _WRITING:  # otherwise the temporary file of another thread's write would count as a leftover
+        with _WRITE_LOCK:  # otherwise the temporary file of another thread's write would count as a leftover
             leftovers = [path for name in ("run.json", "metrics.jsonl") for path in self.path.glob(f".{name}.*.tmp")]
             for path in leftovers:
                 path.unlink()

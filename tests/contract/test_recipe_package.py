@@ -13,7 +13,7 @@ from zoo_process import zoo
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.runs import recipe as recipes
-from rlhf_zoo.runs.recipe import copy_recipe, list_others, list_recipes, load_recipe
+from rlhf_zoo.runs.recipe import copy_recipe, list_recipes, list_registered_recipes, load_recipe
 from rlhf_zoo.runs.recipe_table import rows_of_other_packages
 
 PACKAGE = Path(__file__).parents[2] / "examples" / "recipe_package"
@@ -81,10 +81,10 @@ def test_smoke_run_names_package_in_record_and_card(installed: Path, tmp_path: P
 def test_broken_package_affects_no_other_recipe(
     installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert list_others() == []
+    assert list_registered_recipes() == []
     monkeypatch.syspath_prepend(make_broken_package(tmp_path / "broken"))
     monkeypatch.syspath_prepend(installed)
-    assert list_others() == ["countdown", "gone", "nowhere", "unread", "unsaid"]
+    assert list_registered_recipes() == ["countdown", "gone", "nowhere", "unread", "unsaid"]
     assert load_recipe("tiny-world").package == {}, "a name of ours stays ours"
     rows, left_out = rows_of_other_packages()
     assert rows == []

@@ -16,7 +16,7 @@ from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.pipeline.stages import sft
 from rlhf_zoo.pipeline.stages.summary import write_summary
 from rlhf_zoo.publishing.cards.card import make_card
-from rlhf_zoo.runs.checks.models import NamedModel, cut_by_sft
+from rlhf_zoo.runs.checks.models import NamedModel, count_rows_cut_by_sft
 from rlhf_zoo.runs.data.cut_rows import count_cut_rows
 
 
@@ -43,7 +43,7 @@ def test_rows_that_max_length_cuts_are_counted(folder: Path, caplog: pytest.LogC
     context = replace(make_context(folder), flags={"sft": own})
     counted = {"max_length": 16, "rows": 6, "cut": 3, "without_answer": 1}
     settings, base = context.settings("sft"), NamedModel("model_name_or_path", "base", folder / "base")
-    foreseen = cut_by_sft(context.shared, settings, base, DEFAULT_HUB)
+    foreseen = count_rows_cut_by_sft(context.shared, settings, base, DEFAULT_HUB)
     assert foreseen is not None and asdict(foreseen) == counted, "validate says it beforehand"
     assert sft.run(context)
     assert "max_length, 16, cuts 3 of 6 rows; 1 of them keep no token of the answer." in caplog.text

@@ -26,7 +26,7 @@ CHANGED = {"kl_coef": 0.11, "temperature": 0.9, "response_length": 71, "cliprang
 @pytest.fixture
 def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """PPOConfig with other defaults: in its fields, and in the source that is read where importing it is too slow."""
-    source = declared._source
+    source = declared._find_class
 
     def altered(module: str, name: str) -> tuple[Path, ast.Module]:
         path, tree = source(module, name)
@@ -38,7 +38,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
                     node.value.args[0] = ast.Constant(CHANGED[key])
         return path, tree
 
-    monkeypatch.setattr(declared, "_source", altered)
+    monkeypatch.setattr(declared, "_find_class", altered)
     for key, value in CHANGED.items():
         monkeypatch.setattr(PPOConfig.__dataclass_fields__[key], "default", value)
     declared.declared_keys.cache_clear()

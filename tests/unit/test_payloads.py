@@ -33,7 +33,7 @@ from rlhf_zoo.publishing.cards.card import card_json
 from rlhf_zoo.publishing.cards.facts import StageFacts
 from rlhf_zoo.publishing.catalog.card import Card
 from rlhf_zoo.publishing.catalog.lineage import find_family, find_lineage
-from rlhf_zoo.runs.judge import as_trained
+from rlhf_zoo.runs.judge import with_trained_keys
 from rlhf_zoo.runs.record import StageRecord
 from rlhf_zoo.runs.registry import STAGES
 from rlhf_zoo.runs.settings import key_classes as classified
@@ -389,12 +389,12 @@ def test_a_strangers_run_directory_sets_no_code_of_a_recipes_run(strange: Path, 
     folder = strange.parent
     make_recipe(folder, ppo={"reward_funcs": ["toy_run:answered"]})
     StageRecord(strange / "ppo").write(status="finished")
-    as_trained(make_context(folder), "ppo")  # what the recipe itself says is the user's
+    with_trained_keys(make_context(folder), "ppo")  # what the recipe itself says is the user's
     private = [(key, str(own / "sft")) for key in ("model_name_or_path", "value_model_name_or_path", "dataset_name")]
     for key, value in (("reward_funcs", [SHELL]), ("reward_model_loader", SHELL), ("deepspeed", "ds.json"), *private):
         change(strange, "ppo", {"reward_funcs": None, "reward_model_loader": None, key: value})
         with pytest.raises(ZooError, match=r"run\.json, which was not written by your rlhf-zoo"):
-            as_trained(make_context(folder), "ppo")
+            with_trained_keys(make_context(folder), "ppo")
         change(strange, "ppo", {key: None})
     account = {
         "report_to": "trackio",
@@ -404,11 +404,11 @@ def test_a_strangers_run_directory_sets_no_code_of_a_recipes_run(strange: Path, 
     }
     change(strange, "ppo", {**account, "kl_coef": 0.5})
     flags = {"ppo": {"project": "mine"}}
-    settings = as_trained(replace(make_context(folder), flags=flags), "ppo").settings("ppo")
+    settings = with_trained_keys(replace(make_context(folder), flags=flags), "ppo").settings("ppo")
     assert settings.trainer.kl_coef == 0.5 and settings.trainer.trackio_space_id is None
     assert settings.trainer.project == "mine" and settings.trainer.report_to == []
     assert settings.model.attn_implementation is None
-    assert as_trained(make_context(folder), "ppo").settings("ppo").resolved.keys() & account.keys() == set()
+    assert with_trained_keys(make_context(folder), "ppo").settings("ppo").resolved.keys() & account.keys() == set()
 
 
 def places_in(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.pipeline.inspect.published import Published, comparable, fetch, recipe_of
+from rlhf_zoo.pipeline.inspect.published import Published, comparable_settings, fetch, recipe_of
 from rlhf_zoo.runs.settings.parse import stage_settings
 
 A, B = "a" * 40, "b" * 40
@@ -60,8 +60,8 @@ def test_models_from_elsewhere_are_taken_at_the_commits_of_the_card():
     assert pinned == {} and list(recipe.stages) == ["ppo"]
     keys = recipe.stages["ppo"]
     assert (keys["model_name_or_path"], keys["reward_model_path"]) == (f"y/base@{A}", f"y/judge@{B}")
-    assert comparable(keys, found)["model_name_or_path"] == "y/base"
-    assert comparable(keys, found)["reward_model_path"] == "y/judge@main"
+    assert comparable_settings(keys, found)["model_name_or_path"] == "y/base"
+    assert comparable_settings(keys, found)["reward_model_path"] == "y/judge@main"
 
 
 def test_several_reward_models_are_each_at_their_commit():
@@ -72,7 +72,7 @@ def test_several_reward_models_are_each_at_their_commit():
     recipe, pinned = recipe_of(found)
     assert pinned == {"sft": f"x/toy-sft@{A}", "reward": f"x/toy-reward@{B}"} and "reward" in recipe.stages
     assert recipe.stages["ppo"]["reward_model_path"] == ["reward", f"y/judge@{A}"]
-    assert comparable(recipe.stages["ppo"], found)["reward_model_path"] == ["reward", "y/judge@main"]
+    assert comparable_settings(recipe.stages["ppo"], found)["reward_model_path"] == ["reward", "y/judge@main"]
     for name in ("ensemble/seed-2/reward", {"a": 1}):
         with pytest.raises(ZooError, match="a path on the machine that published it"):
             recipe_of(published(parents=parents, reward_model_path=["reward", name], **keys))
@@ -106,8 +106,8 @@ def test_where_it_reports_to_is_not_obeyed():
     stage = recipe_of(found)[0].stages["sft"]
     assert stage == {"learning_rate": 1e-3, "seed": 3, "report_to": []}
     # Nor is it a difference.
-    assert comparable(stage, found) == {"learning_rate": 1e-3, "seed": 3}
-    assert comparable(found.resolved, found).keys() == {"learning_rate", "seed", "recipe", "data", "parents"}
+    assert comparable_settings(stage, found) == {"learning_rate": 1e-3, "seed": 3}
+    assert comparable_settings(found.resolved, found).keys() == {"learning_rate", "seed", "recipe", "data", "parents"}
 
 
 @pytest.mark.parametrize(

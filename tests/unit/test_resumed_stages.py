@@ -304,7 +304,7 @@ def test_stages_run_singly_read_the_data_that_the_first_one_learned_from(folder:
 
 @pytest.mark.parametrize(
     ("make", "module", "loads"),
-    [(_sft, sft, "_model_and_tokenizer"), (_reward, reward, "_model"), (_ppo, ppo, "_load_models")],
+    [(_sft, sft, "_model_and_tokenizer"), (_reward, reward, "_load_model"), (_ppo, ppo, "_load_models")],
 )
 def test_what_an_adapter_starts_from_does_not_depend_on_how_models_are_loaded(
     folder: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[..., Any], module: Any, loads: str

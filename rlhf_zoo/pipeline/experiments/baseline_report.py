@@ -34,10 +34,12 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
     by_beta: dict[float, dict[int, Point]] = defaultdict(dict)
     by_beta[ppo_args.kl_coef][ppo_args.seed] = replace(ppo, label=f"seed {ppo_args.seed}")
     for folder in sorted((run / ABLATION).glob("kl-coef-*")):
-        if all(_differs_in(("kl_coef", "seed", "release"), folder / stage, run / stage) for stage in ("ppo", "eval")):
+        if all(
+            _differs_only_in(("kl_coef", "seed", "release"), folder / stage, run / stage) for stage in ("ppo", "eval")
+        ):
             resolved = StageRecord(folder / "ppo").read()["resolved"]
             beta, seed = resolved.get("kl_coef", ppo_args.kl_coef), resolved.get("seed", ppo_args.seed)
-            if beta == ppo_args.kl_coef and _rule(folder) != _rule(run):
+            if beta == ppo_args.kl_coef and _release_rule(folder) != _release_rule(run):
                 continue  # seeds are averaged only if the same rule chose their checkpoints
             lines = read_samples(
                 folder / "eval" / "samples.jsonl", baseline.rows["prompt"], baseline.samples_per_prompt
@@ -55,12 +57,12 @@ def _ppo_points(baseline: Baseline, ppo: Point) -> tuple[Point, list[Point]]:
     return replace(mean, label=ppo.label, training=ppo.training, serving=ppo.serving), ablated
 
 
-def _rule(run: Path) -> str | None:
+def _release_rule(run: Path) -> str | None:
     """Returns the rule that chose the checkpoint that a run sampled."""
     return (StageRecord(run / "ppo").read().get("chosen") or {}).get("rule")
 
 
-def _differs_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
+def _differs_only_in(keys: Sequence[str], stage: Path, base: Path) -> bool:
     """Whether a stage is finished and its settings differ from the base run's only in these keys."""
     record, base_settings = StageRecord(stage).read(), StageRecord(base).read()["resolved"]
     if record.get("status") != "finished":
@@ -111,7 +113,7 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
     if method == "best-of-n":
         return _best_of_n_points(baseline)
     by_settings: dict[tuple[float | None, float | None], list[Point]] = defaultdict(list)
-    for record in _finished(baseline, sorted((baseline.folder / method).glob("*seed-*"))):
+    for record in _finished_records(baseline, sorted((baseline.folder / method).glob("*seed-*"))):
         document = record.read()
         compute = Compute.from_json(document["compute"])
         if method in ("rloo", "rejection"):
@@ -128,7 +130,7 @@ def _points_of(baseline: Baseline, method: Method) -> list[Point]:
     return points
 
 
-def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageRecord]:
+def _finished_records(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageRecord]:
     """Yields the records of finished parts with the same prompts, SFT policy and reward model as the run has now."""
     current = baseline.resolved()
     for folder in folders:
@@ -140,16 +142,16 @@ def _finished(baseline: Baseline, folders: Sequence[Path]) -> Iterator[StageReco
             yield record
 
 
-def _pool(baseline: Baseline) -> dict[str, Floats] | None:
+def _read_pool(baseline: Baseline) -> dict[str, Floats] | None:
     """Returns reward, judge and length of best-of-n's samples, (P, N) each; None if they were not drawn."""
-    for record in _finished(baseline, [baseline.folder / "best-of-n"]):
+    for record in _finished_records(baseline, [baseline.folder / "best-of-n"]):
         rows = sorted(record.metrics(), key=lambda row: row["step"])
         return {name: np.array([row[name] for row in rows]) for name in ("reward", "judge", "length")}
     return None
 
 
 def _best_of_n_points(baseline: Baseline) -> list[Point]:
-    pool = _pool(baseline)
+    pool = _read_pool(baseline)
     if pool is None:
         return []
     reward, judge = pool["reward"], pool["judge"]
@@ -190,7 +192,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     Returns:
         The frontier.
     """
-    context, seed, pool = baseline.context, baseline.context.shared.seed, _pool(baseline)
+    context, seed, pool = baseline.context, baseline.context.shared.seed, _read_pool(baseline)
     sft = _point_of(baseline, "SFT", baseline.lines["sft"], Compute())
     ppo = _point_of(baseline, "PPO", baseline.lines["ppo"], baseline.ppo_training + baseline.reward_training)
     ppo, ablated = _ppo_points(baseline, ppo)
@@ -219,7 +221,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
         "filter": None if pool is None else cheapest_filter(pool["reward"], pool["judge"], float(ppo.reward.mean())),
         "ppo_ablation": [comparison.row(point) for point in ablated],
         "methods": series,
-        "commands": {name: _command(baseline, name, method) for name in methods},
+        "commands": {name: _last_command(baseline, name, method) for name in methods},
         # The method "sft" starts from the base model, so its line does not begin at SFT's point.
         "equal_kl": {name: comparison.at_equal_kl(points) for name, points in methods.items() if name != "sft"},
         "equal_compute": {name: comparison.at_equal_compute(points) for name, points in methods.items()},
@@ -231,7 +233,7 @@ def write_report(baseline: Baseline, method: Method, *, served: int | None) -> d
     return frontier
 
 
-def _command(baseline: Baseline, method: Method, current: Method) -> str:
+def _last_command(baseline: Baseline, method: Method, current: Method) -> str:
     """Returns the command that last ran a method."""
     if method == current:
         return baseline.context.command

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PAIRS = 1000
 ROUNDS = "rounds.json"
 _FIGURES = ("reward", "judge", "kl", "length", "distinct_2")
-Publishing = Callable[[RunContext], AbstractContextManager[Publisher | None]]
+OpenPublisher = Callable[[RunContext], AbstractContextManager[Publisher | None]]
 
 
 def check_labels(context: RunContext, labels: str | None) -> str:
@@ -77,7 +77,7 @@ def check_labels(context: RunContext, labels: str | None) -> str:
 
 
 def run_rounds(
-    context: RunContext, console: "Console", publishing: Publishing, *, rounds: int, labels: str, pairs: int | None
+    context: RunContext, console: "Console", publishing: OpenPublisher, *, rounds: int, labels: str, pairs: int | None
 ) -> list[RunContext]:
     """Runs rounds 2, 3, … one after the other.
 

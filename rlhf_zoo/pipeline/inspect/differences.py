@@ -26,7 +26,7 @@ NOT_COMPARED = (
     CARD_FILE, CLAIM_FILE, RECIPE_FILE, COMPLETE, "README.md", "metrics.jsonl", "trainer_state.json", "published.json",
 )  # fmt: skip
 #: Larger numbers are not subtracted. An integer in downloaded JSON may be too large for a float.
-LARGEST = 1e300
+MAX_NUMBER = 1e300
 #: Keys with the version of the library that wrote a file, which `compare_versions` reports.
 VERSION_KEYS = ("transformers_version", "peft_version")
 BASE_KEYS = ("base_model_name_or_path", "revision")
@@ -44,7 +44,7 @@ def compare_weights(published: Path, here: Path) -> list[dict[str, Any]]:
         tensors that differ in any bit. `max_abs` is the largest |a − b|, in the tensor `worst`; `max_rel` is the
         largest max |a − b| / max |a| of a tensor; both are None if not finite. `problem` is any other difference.
     """
-    names = sorted({*_files(published, ".safetensors"), *_files(here, ".safetensors")})
+    names = sorted({*_list_files(published, ".safetensors"), *_list_files(here, ".safetensors")})
     return [_compare_file(name, published / name, here / name) for name in names]
 
 
@@ -100,17 +100,17 @@ def compare_files(published: Path, here: Path) -> list[dict[str, str]]:
         {file, problem} for each file that differs.
     """
     differing = []
-    for name in _files(published):
+    for name in _list_files(published):
         if Path(name).name in NOT_COMPARED or name.endswith((".safetensors", ".pt", ".pth", ".bin")):
             continue
         if not (here / name).is_file():
             differing.append({"file": name, "problem": "is missing here"})
-        elif problem := _difference(published / name, here / name):
+        elif problem := _describe_difference(published / name, here / name):
             differing.append({"file": name, "problem": problem})
     return differing
 
 
-def _difference(published: Path, here: Path) -> str | None:
+def _describe_difference(published: Path, here: Path) -> str | None:
     a, b = published.read_bytes(), here.read_bytes()
     if a == b:
         return None
@@ -175,7 +175,7 @@ def compare_metrics(
 
 
 def _distance(a: Any, b: Any) -> float | None:
-    are_numbers = all(type(value) in (int, float) and abs(value) < LARGEST for value in (a, b))
+    are_numbers = all(type(value) in (int, float) and abs(value) < MAX_NUMBER for value in (a, b))
     return abs(float(a) - float(b)) if are_numbers else None
 
 
@@ -226,7 +226,7 @@ def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}
 
 
-def _files(folder: Path, ending: str = "") -> list[str]:
+def _list_files(folder: Path, ending: str = "") -> list[str]:
     return sorted(
         path.relative_to(folder).as_posix()
         for subfolder in FOLDERS

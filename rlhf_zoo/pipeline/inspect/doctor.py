@@ -58,7 +58,7 @@ from ..stages.ppo import (
 )
 from ..stages.reward import check_pairs
 from ..stages.train import silence_libraries
-from .examination import Examination, Finding, NotYet
+from .examination import Examination, Finding, SkipCheck
 
 #: Number of prompts of the trial rollout, with one completion each.
 TRIAL_PROMPTS = 8
@@ -142,7 +142,7 @@ def _check_columns(context: RunContext) -> tuple[None, str]:
     stages = {stage: settings for stage, settings in stages_to_train(context).items() if stage != "ppo"}
     unchecked = check_forms(context.shared, stages, context.hub)
     if unchecked:
-        raise NotYet(f"the columns of {', '.join(unchecked)} cannot be checked ({next(iter(unchecked.values()))})")
+        raise SkipCheck(f"the columns of {', '.join(unchecked)} cannot be checked ({next(iter(unchecked.values()))})")
     if "reward" in stages and stages["reward"].data.simulated_pairs is None:
         check_pairs(context, None)
     exception = "" if context.shared.corpus is None else ", except for what the corpus prepares"
@@ -220,13 +220,13 @@ def _find_parent(context: RunContext, settings: StageSettings, role: str) -> tup
         defaults = {"reward": "only reward functions", "value": "the critic starts from the reward model or the policy"}
         return None, f"none: {defaults[role]}"
     if is_member(name) and not is_trained(context, name):
-        raise NotYet(f"train {name} with `rlhf-zoo ensemble` first")
+        raise SkipCheck(f"train {name} with `rlhf-zoo ensemble` first")
     try:
         checkpoint = parent(context, name)
     except ZooError as error:
         is_missing = isinstance(error.__cause__, (RepositoryNotFoundError, RevisionNotFoundError))
         if name in context.recipe.stages and is_missing:
-            raise NotYet(f"train the {name} stage first") from error
+            raise SkipCheck(f"train the {name} stage first") from error
         raise
     lineage = checkpoint.lineage
     source = "@".join(str(lineage[key]) for key in ("repo", "commit") if lineage.get(key)) or checkpoint.path

@@ -13,7 +13,7 @@ from ...ppo.guards import GuardWarning
 OK, WARNING, FAILED, SKIPPED = "ok", "warning", "failed", "skipped"
 
 
-class NotYet(ZooError):
+class SkipCheck(ZooError):
     """A check needs a model that is not trained yet."""
 
 
@@ -47,7 +47,7 @@ class Examination:
         Args:
             name: Name of the check.
             test: Takes the results of `needs`, and returns its own result and a detail to show. It raises ZooError to
-                fail, and NotYet to be skipped.
+                fail, and SkipCheck to be skipped.
             *needs: Names of earlier checks whose results the test takes.
         """
         missing = next((need for need in needs if need not in self._results), None)
@@ -59,7 +59,7 @@ class Examination:
             warnings.simplefilter("always", GuardWarning)
             try:
                 self._results[name], detail = test(*(self._results[need] for need in needs))
-            except NotYet as reason:
+            except SkipCheck as reason:
                 self._fail_or_skip(name, SKIPPED, str(reason))
                 return
             except Exception as error:

@@ -39,8 +39,8 @@ from ...runs.trusted_names import check_object
 #: Keys for the machine or account that ran the stage. They are ignored, because they do not affect results.
 IGNORED_KEYS = machine_keys()
 #: Keys under `ppo` of an earlier stage: PPO's sampling settings, and the prompts that PPO holds out.
-_PPO_KEYS = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
-_MODELS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
+_KEYS_FROM_PPO = ("response_length", "temperature", *TRUNCATION_KEYS, *HELD_OUT_KEYS)
+_MODEL_KEYS = ("model_name_or_path", "reward_model_path", "value_model_name_or_path")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 RECIPE_FIELDS = frozenset(RecipeConfig.__dataclass_fields__)
 ALLOW = "--allow_import"
@@ -186,14 +186,14 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
                 f"{published.name} also learned from samples of an earlier round's PPO policy, so it can only be "
                 "reproduced with the rounds before it: `rlhf-zoo run RECIPE --rounds N`, as its card says."
             )
-        commits_by_stage["sft"] = _pinned(published, "sft")
+        commits_by_stage["sft"] = _pinned_parent(published, "sft")
         stages["sft"] = {}
     elif published.stage == "ppo":
         models = {
             "sft": stage_keys.get("model_name_or_path") or "sft",
             **reward_roles(stage_keys.get("reward_model_path", "reward")),
         }
-        commits = {role: _pinned(published, role) for role in models}
+        commits = {role: _pinned_parent(published, role) for role in models}
         commits_by_stage = {role: commit for role, commit in commits.items() if models[role] == role}
         stages |= {role: {} for role in commits_by_stage}
         names = {role: role if role in commits_by_stage else commit for role, commit in commits.items()}
@@ -203,7 +203,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
         if rewards and rewards != ["reward"]:
             stages["ppo"] = {**stages["ppo"], "reward_model_path": rewards if len(rewards) > 1 else rewards[0]}
     if published.stage != "ppo" and isinstance(ppo := published.resolved.get("ppo"), Mapping):
-        stages["ppo"] = {key: ppo[key] for key in _PPO_KEYS if key in ppo}
+        stages["ppo"] = {key: ppo[key] for key in _KEYS_FROM_PPO if key in ppo}
         if ppo.get("held_out_share") is not None:  # this key excludes a test split
             stages["ppo"] |= {"dataset_test_split": None}
         if (data := ppo.get("dataset_name")) is not None:
@@ -216,7 +216,7 @@ def recipe_of(published: Published, allowed: Sequence[str] = ()) -> tuple[Recipe
     return _OneFileRecipe(published.card["recipe"], Path(published.where), shared, stages), commits_by_stage
 
 
-def comparable(resolved: Mapping[str, Any], published: Published) -> dict[str, Any]:
+def comparable_settings(resolved: Mapping[str, Any], published: Published) -> dict[str, Any]:
     """Prepares a run's settings for a comparison with the published settings.
 
     Args:
@@ -227,7 +227,7 @@ def comparable(resolved: Mapping[str, Any], published: Published) -> dict[str, A
         The settings without ignored keys, with the model names of the published run.
     """
     settings = {key: value for key, value in resolved.items() if key not in IGNORED_KEYS}
-    for key in _MODELS:
+    for key in _MODEL_KEYS:
         if key in settings and settings[key] != published.resolved.get(key) and "@" in str(settings[key]):
             settings[key] = published.resolved.get(key)
     return settings
@@ -271,7 +271,7 @@ def _check_names(published: Published, allowed: Sequence[str]) -> None:
         raise ZooError(f"{ALLOW} names {unknown[0]}, but {published.where} names {values}: remove it.")
     for key, name, group in objects:
         check_object(name, group, key=key, where=published.where, flag=ALLOW, allowed=allowed)
-    for key in _MODELS:
+    for key in _MODEL_KEYS:
         value = published.resolved.get(key)
         for model in map(str, value if isinstance(value, list) else [value] if value is not None else []):
             if model not in STAGES:
@@ -301,7 +301,7 @@ def _check_namespace(published: Published, key: str, name: Any) -> None:
         )
 
 
-def _pinned(published: Published, role: str) -> str:
+def _pinned_parent(published: Published, role: str) -> str:
     parent = published.parent(role)
     if parent is None:
         title = parent_title(role, on_base=Card(published.card).on_base)

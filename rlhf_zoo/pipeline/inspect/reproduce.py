@@ -43,12 +43,12 @@ from .differences import (
     compare_weights,
     file_digests,
 )
-from .published import Published, comparable, fetch, named_objects, recipe_of
+from .published import Published, comparable_settings, fetch, named_objects, recipe_of
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-NOTE = "reproduce.json"
+RESULT_FILE = "reproduce.json"
 SCHEMA = 1
 _MAX_THREADS = 1024
 #: Maximum number of differing metrics in the table.
@@ -96,7 +96,7 @@ def reproduce(
 
 
 def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
-    note = context.directory / NOTE
+    note = context.directory / RESULT_FILE
     _check_directory(context.directory, published)
     context.settings(published.stage)
     for _, object_name, group in named_objects(published):
@@ -162,7 +162,7 @@ def _identity(published: Published) -> dict[str, Any]:
 
 def _check_directory(directory: Path, published: Published) -> None:
     """Raises ZooError if the directory has files, but not of an earlier attempt to reproduce the same checkpoint."""
-    note = directory / NOTE
+    note = directory / RESULT_FILE
     if note.is_file():
         earlier = read_json(note)
         identity_keys = ("commit", "fingerprint", "stage", "step")
@@ -307,7 +307,9 @@ def _compare(published: Published, context: RunContext, checkpoint: Path) -> dic
             "fingerprint": {"card": card_fingerprint, "recipe": fingerprint(published.resolved)},
             "differing": [
                 *_card_differences(published, card_fingerprint),
-                *compare_settings(comparable(published.resolved, published), comparable(run["resolved"], published)),
+                *compare_settings(
+                    comparable_settings(published.resolved, published), comparable_settings(run["resolved"], published)
+                ),
             ],
         },
         "versions": compare_versions(published.versions, run["versions"]),

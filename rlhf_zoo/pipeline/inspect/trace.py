@@ -144,7 +144,7 @@ def _from_run(
         raise ZooError(f"{stage} has a run of the stage {document.get('stage')}: pass the folder of the PPO stage.")
     steps = {checkpoint_step(path): str(path) for path in record.checkpoints()}
     step = max(steps, default=0) if step is None else step
-    name = _name_at(steps, step, str(stage)) if step else None
+    name = _checkpoint_at(steps, step, str(stage)) if step else None
     old_name = _old_policy_name(steps, step, old, str(stage))
     reference = _resolve_checkpoint(sft, hub) if sft is not None else _find_parent(stage, document, "sft", hub)
     parents = document.get("parents") or {}
@@ -248,7 +248,7 @@ def _resolve_checkpoint(name: str, hub: Hub, *, own: bool = False) -> Checkpoint
     return checkpoint
 
 
-def _name_at(steps: Mapping[int, str], step: int, where: str) -> str:
+def _checkpoint_at(steps: Mapping[int, str], step: int, where: str) -> str:
     if step not in steps:
         available = ", ".join(map(str, sorted(steps))) or "none"
         raise ZooError(f"{where} has no checkpoint of step {step}: it has {available}, and 0 is the start of PPO.")
@@ -260,7 +260,7 @@ def _old_policy_name(steps: Mapping[int, str], step: int, old: str | None, where
     if old is None:
         return steps[max(earlier_steps)] if (earlier_steps := [number for number in steps if number < step]) else None
     if old.isdecimal():
-        return _name_at(steps, int(old), where) if int(old) else None
+        return _checkpoint_at(steps, int(old), where) if int(old) else None
     return old
 
 

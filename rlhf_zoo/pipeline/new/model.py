@@ -74,9 +74,9 @@ def inspect_model(name: str) -> ModelFacts:
     Raises:
         ZooError: The model is not a causal language model that can be trained here.
     """
-    repo, commit, license_name = _pin(unpack_if_gguf(name))
+    repo, commit, license_name = _pin_commit(unpack_if_gguf(name))
     title = f"The model {name}"
-    model = _without_weights(AutoModelForCausalLM, repo, commit, title)
+    model = _load_without_weights(AutoModelForCausalLM, repo, commit, title)
     config = model.config
     if config.is_encoder_decoder:
         raise ZooError(f"{title} has an encoder, but PPO needs a decoder-only model: choose another model.")
@@ -112,9 +112,9 @@ def reward_labels(name: str) -> list[str]:
         ZooError: The model cannot be read, or its PAD token is EOS, so that its score would be read one token early.
     """
     check_no_gguf(name, key="--reward")
-    repo, commit, _ = _pin(name)
+    repo, commit, _ = _pin_commit(name)
     title = f"The reward model {name}"
-    model = _without_weights(AutoModelForSequenceClassification, repo, commit, title)
+    model = _load_without_weights(AutoModelForSequenceClassification, repo, commit, title)
     tokenizer = load_tokenizer(repo, name=title, revision=commit)
     if tokenizer.pad_token_id is not None and tokenizer.pad_token_id == tokenizer.eos_token_id:
         raise ZooError(
@@ -126,7 +126,7 @@ def reward_labels(name: str) -> list[str]:
     return [labels[key] for key in sorted(labels)]
 
 
-def _without_weights(auto_class: Any, repo: str, revision: str | None, title: str) -> Any:
+def _load_without_weights(auto_class: Any, repo: str, revision: str | None, title: str) -> Any:
     import torch
 
     with translate_load_errors(title), torch.device("meta"):
@@ -134,7 +134,7 @@ def _without_weights(auto_class: Any, repo: str, revision: str | None, title: st
         return auto_class.from_config(config, trust_remote_code=is_trusted())
 
 
-def _pin(name: str) -> tuple[str, str | None, str | None]:
+def _pin_commit(name: str) -> tuple[str, str | None, str | None]:
     """Returns a model's folder or repository, the current commit of its revision, and the license on its card."""
     if Path(name).is_dir():
         return name, None, gguf_source(Path(name)).get("license")

@@ -77,7 +77,7 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         load_object(name, group=REWARDS)
     model = inspect_model(request.model)
     readings = _stage_data(request, starts_ppo=model.has_chat_template)
-    conversational, chat = _conversations(model, readings, decisions)
+    conversational, chat = _choose_prompt_form(model, readings, decisions)
     _describe_model(model, decisions, first="SFT" if "sft" in readings else "PPO")
     for stage, reading in readings.items():
         columns = ", ".join(
@@ -93,13 +93,13 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         decisions.add(f"data of {stage}", location, reason)
     if conversational:
         chat.write(model.tokenizer)
-    device, device_reason = _device(request.gib)
+    device, device_reason = _choose_device(request.gib)
     sizes = choose_sizes(model, readings, conversational, decisions)
     labels = [""] if reward_model is None else reward_labels(reward_model)
     label = labels[-1] if len(labels) > 1 else None
     if label is not None:
         decisions.add("reward_label", label, f"GUESSED: the last of {', '.join(labels)}; its output is the reward")
-    judge = _judge(request, readings, decisions)
+    judge = _choose_judge(request, readings, decisions)
     variables = {
         "title": title,
         "model": model,
@@ -136,14 +136,14 @@ def write(recipe: NewRecipe, folder: Path) -> None:
         copy.mkdir()
         for name, text in recipe.files.items():
             (copy / name).write_text(text, encoding="utf-8")
-        _check(copy)
+        _validate(copy)
         try:
             shutil.copytree(copy, folder, dirs_exist_ok=True)
         except OSError as error:
             raise ZooError(f"{folder} cannot be written ({error.strerror or error}): choose another folder.") from error
 
 
-def _check(folder: Path) -> None:
+def _validate(folder: Path) -> None:
     from ...runs.checks.splits import check_forms
     from ...runs.settings.parse import recipe_config, stage_settings
 
@@ -209,7 +209,9 @@ def _columns_of(data: InspectedData) -> str:
     return f"The data set {data.name} has the columns {', '.join(rows[0])}"
 
 
-def _conversations(model: ModelFacts, readings: Mapping[str, StageData], decisions: Decisions) -> tuple[bool, Chat]:
+def _choose_prompt_form(
+    model: ModelFacts, readings: Mapping[str, StageData], decisions: Decisions
+) -> tuple[bool, Chat]:
     """Returns whether the model reads conversations, and how they are rendered."""
     stages = [stage for stage, reading in readings.items() if not reading.is_plain_text]
     if stages and not model.has_chat_template:
@@ -292,7 +294,7 @@ def _fit_to_memory(
             "use its name there, or set a --memory that fits all weights"
         )
         decisions.add("publishing", "not possible yet", reason)
-    return _files(variables), plan
+    return _render_files(variables), plan
 
 
 def _shorten_for_cpu(variables: dict[str, Any], device: Device, plan: Plan, decisions: Decisions) -> Plan:
@@ -328,18 +330,18 @@ def _largest_stage(plan: Plan) -> str:
 def _plan(variables: Mapping[str, Any], device: Device) -> Plan:
     import yaml
 
-    files = _files({**variables, "memory": {}})
+    files = _render_files({**variables, "memory": {}})
     stages = {name.removesuffix(".yaml"): yaml.safe_load(text) for name, text in files.items()}
     recipe = Recipe(variables["title"], Path(variables["title"]), stages.pop("recipe"), stages)
     return make_plan(recipe, device, suggest_changes=False)
 
 
-def _files(variables: Mapping[str, Any]) -> dict[str, str]:
+def _render_files(variables: Mapping[str, Any]) -> dict[str, str]:
     names = ["recipe", *(stage for stage in ("sft", "reward", "ppo") if stage in variables["readings"])]
     return {f"{name}.yaml": _render(name, variables) for name in names}
 
 
-def _device(gib: float | None) -> tuple[Device, str]:
+def _choose_device(gib: float | None) -> tuple[Device, str]:
     """Returns the device for which the recipe is written, and the reason for this choice."""
     # Without a GPU here, --memory describes another machine's GPU, which is assumed to support bfloat16.
     bfloat16 = not _has_gpu() or has_bfloat16()
@@ -358,7 +360,7 @@ def _has_gpu() -> bool:
 WORDS = "unit='words'"
 
 
-def _as_judge(name: str) -> str:
+def _judge_name(name: str) -> str:
     """Converts a reward's name to a judge's name. A judge reads only texts, so it counts words instead of tokens."""
     if getattr(load_object(name, group=REWARDS), "unit", None) != "tokens":
         return name
@@ -366,7 +368,7 @@ def _as_judge(name: str) -> str:
     return f"{reward}({', '.join(filter(None, (arguments, WORDS)))})"
 
 
-def _judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions: Decisions) -> dict[str, Any]:
+def _choose_judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions: Decisions) -> dict[str, Any]:
     """Chooses the judge. Returns the evaluation's keys that name it."""
     if request.judge is not None:
         if request.judge.startswith("reward:"):
@@ -382,7 +384,7 @@ def _judge(request: RecipeRequest, readings: Mapping[str, StageData], decisions:
             "by --judge reward:NAMESPACE/NAME, would not share the errors of these labels"
         )
     else:
-        judge = f"reward:{request.models[0]}" if request.models else f"rule:{_as_judge(request.functions[0])}"
+        judge = f"reward:{request.models[0]}" if request.models else f"rule:{_judge_name(request.functions[0])}"
         reason = (
             "NO JUDGE WAS GIVEN: the reward itself shows that training worked, not that answers got better; name "
             "another reward model by --judge reward:NAMESPACE/NAME"

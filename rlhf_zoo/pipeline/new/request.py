@@ -54,12 +54,12 @@ class RecipeRequest:
         # --judge takes reward models with this prefix, so --reward does too.
         object.__setattr__(self, "rewards", tuple(name.removeprefix("reward:") for name in self.rewards))
         functions = self.functions
-        rewards = tuple(name if name in functions else _absolute(name) for name in self.rewards)
+        rewards = tuple(name if name in functions else _absolute_path(name) for name in self.rewards)
         object.__setattr__(self, "rewards", rewards)
         for name in ("model", "preferences", "prompts", "texts"):
-            object.__setattr__(self, name, _absolute(getattr(self, name), data=name != "model"))
+            object.__setattr__(self, name, _absolute_path(getattr(self, name), data=name != "model"))
         if self.judge is not None and self.judge.startswith("reward:"):
-            object.__setattr__(self, "judge", f"reward:{_absolute(self.judge.removeprefix('reward:'))}")
+            object.__setattr__(self, "judge", f"reward:{_absolute_path(self.judge.removeprefix('reward:'))}")
 
     def check(self) -> None:
         """Checks the options before anything slow is imported.
@@ -91,7 +91,7 @@ class RecipeRequest:
             raise ZooError("There are no prompts for PPO: pass --prompts, or --preferences, which contain prompts.")
 
 
-def _absolute(name: str | None, *, data: bool = False) -> str | None:
+def _absolute_path(name: str | None, *, data: bool = False) -> str | None:
     """Returns the absolute path of a folder, a data file or a GGUF file, and any other name unchanged."""
     exists = name is not None and (Path(name).exists() if data or name.endswith(".gguf") else Path(name).is_dir())
     return os.path.abspath(name) if name is not None and exists else name

@@ -49,7 +49,7 @@ def sft_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
     head_trains = model.counts.trained == model.counts.parameters
     head_bytes: float = TRL_TILES * tile * (BFLOAT16 if half else FLOAT32)
     head_bytes += memory.head_gradient(tokens=rows * length, counts=model.counts, head_trains=head_trains)
-    return _supervised("sft", keys, model, device, rows=rows, length=length, steps=steps, head_bytes=head_bytes)
+    return _plan_supervised("sft", keys, model, device, rows=rows, length=length, steps=steps, head_bytes=head_bytes)
 
 
 def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan:
@@ -66,10 +66,10 @@ def reward_plan(keys: SimpleNamespace, base: Shape, device: Device) -> StagePlan
     rows, steps = divide_batch(keys.per_device_train_batch_size, keys.gradient_accumulation_steps, device.count)
     length = min(keys.max_length or base.context, base.context)
     model = stage_tracer(base, "classifier", keys, weight_dtype(keys, base), computes_in_bfloat16(keys, device))
-    return _supervised("reward", keys, model, device, rows=2 * rows, length=length, steps=steps, head_bytes=0)
+    return _plan_supervised("reward", keys, model, device, rows=2 * rows, length=length, steps=steps, head_bytes=0)
 
 
-def _supervised(
+def _plan_supervised(
     stage: str,
     keys: SimpleNamespace,
     model: Tracer,

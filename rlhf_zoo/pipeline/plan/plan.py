@@ -86,7 +86,7 @@ def make_plan(
     def estimate(stage: str, stage_keys: SimpleNamespace) -> StagePlan:
         if stage == "ppo":
             assert prompt_length is not None  # it is set above for recipes with PPO
-            return ppo_plan(stage_keys, shapes.of_ppo(stage_keys), device, prompt_length=prompt_length)
+            return ppo_plan(stage_keys, shapes.ppo_models(stage_keys), device, prompt_length=prompt_length)
         return (sft_plan if stage == "sft" else reward_plan)(stage_keys, shapes.base, device)
 
     plans, durations, changes = [], {}, {}
@@ -149,7 +149,7 @@ class _Shapes:
         # A learning rate of 0 leaves the weights as they were published.
         self._unchanged = sft is not None and name is not None and sft.learning_rate == 0
 
-    def of_ppo(self, ppo: SimpleNamespace) -> PPOModels:
+    def ppo_models(self, ppo: SimpleNamespace) -> PPOModels:
         name = ppo.model_name_or_path
         is_external = name not in (None, *STAGES)
         policy = find_shape(name, hub=self.hub) if is_external else self.base

@@ -179,12 +179,12 @@ class _PPO:
             **known_updates(keys, self.completion_count * device.count),
         }  # fmt: skip
         peaks = {name: with_process(device, phase, self.shards) for name, phase in phases.items()}
-        peaks |= saving_phase(device, self.shards, self._trained(), self._frozen_weights())
+        peaks |= saving_phase(device, self.shards, self._trained_models(), self._frozen_weights())
         return StagePlan("ppo", self.models, peaks, batch, self._work(), self.in_bfloat16)
 
     # What stays on the device
 
-    def _trained(self) -> list[ModelMemory]:
+    def _trained_models(self) -> list[ModelMemory]:
         return [self.models[name] for name in ("policy", "critic") if name in self.models]
 
     def _frozen_weights(self, *in_use: str) -> float:
@@ -193,9 +193,9 @@ class _PPO:
         offloads = self.keys.offload_frozen and (self.critic is None or self.critic_has_own_weights)
         return sum(self.models[name].weights for name in names if not offloads or name in in_use)
 
-    def _resident(self, *in_use: str, gathered: Tracer | None = None) -> PhaseMemory:
+    def _resident_memory(self, *in_use: str, gathered: Tracer | None = None) -> PhaseMemory:
         """Returns the memory outside of passes. `gathered` is a model whose shards are gathered while it runs."""
-        trained = self._trained()
+        trained = self._trained_models()
         weights = sum(model.weights for model in trained) + self._frozen_weights(*in_use)
         if gathered is not None and self.shards > 1:
             weights += weight_size(gathered) * gathered.counts.parameters  # the shard stays as well
@@ -238,7 +238,7 @@ class _PPO:
         return PhaseMemory(weights=2 * policy + critic + self._frozen_weights())
 
     def _sample(self) -> PhaseMemory:
-        resident, (rows, columns) = self._resident(gathered=self.policy), self._sampling_shape()
+        resident, (rows, columns) = self._resident_memory(gathered=self.policy), self._sampling_shape()
         distinct_prompts = math.ceil(rows / self.keys.num_generations)  # all completions of a prompt share its prefill
         prefill = self.policy.forward_pass(rows=distinct_prompts, length=self.prompt_length, half=self.in_bfloat16)
         step = self.policy.decode_step(rows=rows, length=self.length, half=self.in_bfloat16)
@@ -255,13 +255,13 @@ class _PPO:
 
     def _values(self, reader: Tracer) -> PhaseMemory:
         forward = reader.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
-        return replace(self._resident(gathered=reader), activations=forward.peak)
+        return replace(self._resident_memory(gathered=reader), activations=forward.peak)
 
     def _reference(self) -> PhaseMemory:
         model = self.reference or self.policy
         forward = model.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
         gathered = None if self.reference is None else model
-        resident, casts = self._resident("reference", gathered=gathered), 0
+        resident, casts = self._resident_memory("reference", gathered=gathered), 0
         if self.critic is not None:  # bfloat16 casts of the critic's weights stay during this pass
             casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16).casts
         return replace(
@@ -273,7 +273,7 @@ class _PPO:
         for name, reward in self.rewards.items():
             max_length = getattr(reward.config.get_text_config(), "max_position_embeddings", None) or self.length
             forward = reward.forward_pass(rows=self.forward_rows, length=min(self.length, max_length), half=False)
-            peaks.append(replace(self._resident(name, gathered=reward), activations=forward.peak))
+            peaks.append(replace(self._resident_memory(name, gathered=reward), activations=forward.peak))
         return max(peaks, key=lambda peak: peak.total)
 
     def _logits(self, rows: int, *, head_trains: bool) -> float:
@@ -307,7 +307,7 @@ class _PPO:
             tokens=self.micro_batch_rows * self.response_length, counts=counts, head_trains=head_trains
         )
         policy, critic = (self.models.get(name, NO_MEMORY) for name in ("policy", "critic"))
-        resident = self._resident()
+        resident = self._resident_memory()
         exchange_buffers = policy.gradients + critic.gradients if self.device.count > 1 and self.shards == 1 else 0
         peak = memory.update_memory(
             policy,

@@ -99,7 +99,7 @@ class Change:
     peak: float
 
     def __str__(self) -> str:
-        return ", ".join(f"{name}: {_yaml(value)}" for name, value in self.keys.items())
+        return ", ".join(f"{name}: {_format_yaml(value)}" for name, value in self.keys.items())
 
 
 @dataclass(frozen=True)
@@ -232,7 +232,7 @@ def _without_total(entries: Mapping[str, Mapping[str, float]]) -> dict[str, dict
     return {name: {part: size for part, size in sizes.items() if part != "total"} for name, sizes in entries.items()}
 
 
-def _yaml(value: Any) -> str:
+def _format_yaml(value: Any) -> str:
     return (
         str(value).lower() if isinstance(value, bool) else ", ".join(value) if isinstance(value, list) else str(value)
     )

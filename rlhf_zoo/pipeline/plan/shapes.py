@@ -62,10 +62,10 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
     """
     title = f"The model {name}"
     if Path(name := unpack_if_gguf(name)).is_dir():
-        return _read(name, title)
+        return _read_shape(name, title)
     repo, name_revision = split_revision(name)
     if repo in published_shapes():
-        return _published(repo)
+        return _published_shape(repo)
     folder = fetch_files(
         repo,
         revision or name_revision,
@@ -73,15 +73,15 @@ def find_shape(name: str, *, revision: str | None = None, hub: Hub = DEFAULT_HUB
         patterns=SHAPE_FILES,
         fix="check its name, --hub and --source_hub, or name the folder of its config.json.",
     )
-    return _read(str(folder), f"The model {repo}")
+    return _read_shape(str(folder), f"The model {repo}")
 
 
-def _read(folder: str, title: str) -> Shape:
+def _read_shape(folder: str, title: str) -> Shape:
     config = load_config(folder, subject=title)
     return Shape(config, str(config.dtype or "float32").removeprefix("torch."))
 
 
-def _published(name: str) -> Shape:
+def _published_shape(name: str) -> Shape:
     keys = dict(published_shapes()[name])
     if (base_name := keys.pop("like", None)) is not None:
         keys = {**published_shapes()[base_name], **keys}

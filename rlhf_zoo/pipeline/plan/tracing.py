@@ -53,7 +53,7 @@ DEPTHS = 2, 4
 AUTO_CLASSES: Mapping[str, Any] = {"policy": AutoModelForCausalLM, "classifier": AutoModelForSequenceClassification}
 
 
-def _experts(self: Any, states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
+def _run_first_expert(self: Any, states: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
     """Replaces transformers' grouped_mm. states: (tokens, hidden); chosen and shares: (tokens, experts per token)."""
 
     def linear(rows: Tensor, name: str) -> Tensor:
@@ -69,7 +69,7 @@ def _experts(self: Any, states: Tensor, chosen: Tensor, shares: Tensor) -> Tenso
     return out.view(*chosen.shape, -1).sum(dim=1).to(states.dtype)
 
 
-ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _experts)
+ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _run_first_expert)
 
 
 class _MemoryCounter(TorchDispatchMode):
@@ -180,7 +180,7 @@ class Tracer:
     def _at_depth(self, key: tuple[Any, ...], run: Callable[[PreTrainedModel, FakeTensorMode], list[int]]) -> list[int]:
         """Calls `run` at each depth, and extrapolates the measured bytes to the model's depth."""
         if key not in self._results:
-            name = self._kept_name(key)
+            name = self._cache_name(key)
             cached = None if name is None else read("traces", name)
             if isinstance(cached, list) and cached and all(isinstance(value, int) for value in cached):
                 self._results[key] = cached
@@ -203,7 +203,7 @@ class Tracer:
                 write("traces", name, self._results[key])
         return self._results[key]
 
-    def _kept_name(self, key: tuple[Any, ...]) -> str | None:
+    def _cache_name(self, key: tuple[Any, ...]) -> str | None:
         """Returns the cache name of a measurement; None for custom code, which has no version."""
         if is_trusted():
             return None

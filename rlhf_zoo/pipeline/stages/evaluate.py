@@ -50,7 +50,7 @@ from ...runs.dataset import (
     stage_source,
     stages_to_train,
 )
-from ...runs.judge import as_trained, check_same_labels, evaluation_of
+from ...runs.judge import check_same_labels, evaluation_of, with_trained_keys
 from ...runs.models import ParentCheckpoint
 from ...runs.record import checkpoint_step, fingerprint
 from ...runs.settings.evaluation import EvaluationConfig
@@ -140,7 +140,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     record = context.record("eval")
     if not context.restart:
         record.check_recipe(context.recipe.name)
-    context = as_trained(context, "ppo")
+    context = with_trained_keys(context, "ppo")
     check_code(stage_code(context.settings("ppo")), context.record("ppo").read().get("code"))
     config = evaluation_of(context)
     checkpoints = {name: context.checkpoint(name) for name in ("sft", "ppo")}  # before any data is prepared
@@ -396,7 +396,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
     prompts = evaluation_rows(context, source, path=path)
     if len(prompts) < prompt_count:
         raise ZooError(
-            f"The {_describe_part(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
+            f"The {_describe_location(evaluated_part(context))} has {describe_prompt_count(prompts)} prompts, but "
             f"evaluation.prompts is {prompt_count}: lower it, or prepare more data."
         )
     prompts = prompts.select(range(prompt_count))
@@ -404,7 +404,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
         log.warning(
             "evaluation.prompts is %d, but the %s has %d different prompts: %d rows repeat one, and intervals count "
             "each prompt once.",
-            prompt_count, _describe_part(evaluated_part(context)), distinct, prompt_count - distinct,
+            prompt_count, _describe_location(evaluated_part(context)), distinct, prompt_count - distinct,
         )  # fmt: skip
     check_column(prompts, context.shared.evaluation.group)
     answers = context.shared.evaluation.reference_answers
@@ -421,7 +421,7 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
     return prompts
 
 
-def _describe_part(location: Mapping[str, Any]) -> str:
+def _describe_location(location: Mapping[str, Any]) -> str:
     share, split = location["held_out_share"], location["split"]
     return f"{split} split" if share is None else f"share of {share:g} that PPO holds out of the {split} split"
 
@@ -471,7 +471,7 @@ def check_rules(context: RunContext, source: DataSource, prompts: Dataset, path:
             rows_by_part["validation"] = rows.select(range(min(config.checkpoint_prompts, len(rows))))
     for rule in rules:
         for part, rows in rows_by_part.items():
-            rule.check_prompts(rows, subject=f"the {_describe_part(evaluated_part(context, part))}")
+            rule.check_prompts(rows, subject=f"the {_describe_location(evaluated_part(context, part))}")
 
 
 def _last_step(context: RunContext) -> int:

@@ -65,7 +65,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     context, source = open_pairs(context)
     settings = context.settings("reward")
     sft = context.checkpoint("sft")
-    tokenizer = _tokenizer(settings, sft)
+    tokenizer = _load_tokenizer(settings, sft)
     if settings.data.simulated_pairs is not None:
         source = simulated_pairs(context, settings, source, sft)
     left_out: dict[str, int] = {}
@@ -78,7 +78,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
         return make_trainer(
             with_finite_steps(RewardTrainer),
             settings,
-            model=_model(context, settings, sft, tokenizer),
+            model=_load_model(context, settings, sft, tokenizer),
             train_dataset=inputs.train,
             eval_dataset=inputs.validation,
             processing_class=tokenizer,
@@ -93,7 +93,7 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
                 _write_score_statistics(model, tokenizer, inputs.samples, path)
 
     def conclude(trainer: Trainer, chosen: Path) -> dict[str, Any]:
-        return {"reward_model": _report(context, settings, tokenizer, inputs, chosen)}
+        return {"reward_model": _measure_chosen(context, settings, tokenizer, inputs, chosen)}
 
     return train_stage(
         context,
@@ -128,7 +128,7 @@ class _Inputs:
     held_out: tuple[Dataset, str] | None
 
 
-def _tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> PreTrainedTokenizerBase:
+def _load_tokenizer(settings: StageSettings, sft: ParentCheckpoint) -> PreTrainedTokenizerBase:
     """Loads the SFT policy's tokenizer and makes sure that its PAD token differs from EOS."""
     tokenizer = load_tokenizer(sft.path)
     pad_token = settings.trainer.pad_token
@@ -167,7 +167,7 @@ def _load_inputs(
     return _Inputs(train, validation, pairs, samples, held_out_pairs(context, source))
 
 
-def _model(
+def _load_model(
     context: RunContext, settings: StageSettings, sft: ParentCheckpoint, tokenizer: PreTrainedTokenizerBase
 ) -> PreTrainedModel:
     """Loads the SFT policy with a new head of a single output."""
@@ -209,7 +209,7 @@ def _write_score_statistics(model: Any, tokenizer: PreTrainedTokenizerBase, samp
     model.config.save_pretrained(path)
 
 
-def _report(
+def _measure_chosen(
     context: RunContext, settings: StageSettings, tokenizer: PreTrainedTokenizerBase, inputs: _Inputs, chosen: Path
 ) -> dict[str, Any]:
     """Returns the chosen checkpoint's score statistics and its figures on held-out pairs, as fields of run.json."""

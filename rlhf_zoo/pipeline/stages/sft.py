@@ -130,7 +130,7 @@ def _set_up_tokenizer(
     """Sets the tokenizer's special tokens and template, and returns settings with which trl does not change them."""
     if (warning := switch_off_eos(tokenizer)) is not None:
         log.warning("%s", warning)
-    settings = _with_template(settings, model, tokenizer, context.hub)
+    settings = _set_template(settings, model, tokenizer, context.hub)
     pad_token, eos_token = settings.trainer.pad_token, settings.trainer.eos_token
     if (warning := settle_padding(tokenizer, model, pad_token=pad_token, eos_token=eos_token)) is not None:
         log.warning("%s", warning)
@@ -218,7 +218,7 @@ def without_second_bos(rows: Dataset, tokenizer: PreTrainedTokenizerBase, *names
     return rows.map(lambda row: {name: without_bos(row[name], tokenizer) for name in columns})
 
 
-def _with_template(
+def _set_template(
     settings: StageSettings, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, hub: Hub
 ) -> StageSettings:
     """Sets the template that chat_template_path names, as trl would, and returns settings without that key.

@@ -137,10 +137,12 @@ def train_stage(
     stage = settings.stage
     check_installed(settings)
     lineage = {name: dict(parent.lineage) for name, parent in parents.items()}
-    resolved = _resolved(settings, data, lineage)
+    resolved = _resolved_settings(settings, data, lineage)
     code = stage_code(settings)
     # Only the main process makes the plan, because it also writes files.
-    plan: _Plan = distributed.from_main_process(lambda: _plan(context, settings, resolved, parents, code, publisher))
+    plan: _Plan = distributed.from_main_process(
+        lambda: _make_plan(context, settings, resolved, parents, code, publisher)
+    )
     if plan.finished:
         return False
     run = _Run(context, settings, context.record(stage), plan, started, publisher)
@@ -154,7 +156,7 @@ def train_stage(
         # `build` comes first, because settings that it refuses must neither claim the directory nor delete its files.
         if distributed.is_main_process():
             optional = {"code": code, "left_out": left_out, "cut_rows": cut_rows}
-            _begin(run, resolved, lineage, data, optional)
+            _write_start(run, resolved, lineage, data, optional)
         distributed.wait()
         if not _train_and_record(run, trainer, stop, finish_checkpoint):
             return True
@@ -216,7 +218,7 @@ def _finish(run: _Run, trainer: Trainer, conclude: Callable[[Any, Path], Mapping
         run.publisher.notify()
 
 
-def _resolved(
+def _resolved_settings(
     settings: StageSettings, data: Mapping[str, Any], parents: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, Any]:
     """Returns the keys, the data and the parents that identify a run of the stage."""
@@ -228,7 +230,7 @@ def _resolved(
     return {**settings.resolved, "data": data.get("fingerprint"), "parents": fingerprints}
 
 
-def _begin(
+def _write_start(
     run: _Run,
     resolved: Mapping[str, Any],
     parents: Mapping[str, Mapping[str, Any]],
@@ -256,7 +258,7 @@ def _begin(
         dataset=keep_published_lineage(previous_run.get("dataset") or {}, data),
         **({"chat_template": template} if (template := _template_lineage(settings)) else {}),
         hub=previous_run.get("hub") or context.hub.label,
-        publish=previous_run.get("publish") if publisher is None else _publication(context),
+        publish=previous_run.get("publish") if publisher is None else _publish_target(context),
         repo=previous_run.get("repo"),
         command=context.command,
         run=context.run_id(stage),
@@ -281,7 +283,7 @@ def code_lineage(context: RunContext) -> list[dict[str, Any]]:
     return [next((earlier for earlier in recorded if earlier["files"] == code["files"]), code) for code in lineages]
 
 
-def _plan(
+def _make_plan(
     context: RunContext,
     settings: StageSettings,
     resolved: Mapping[str, Any],
@@ -302,7 +304,7 @@ def _plan(
         check_code(code, previous_run.get("code"))
     if previous_run.get("status") == "finished":
         if publisher is not None:
-            record.write(publish=_publication(context))
+            record.write(publish=_publish_target(context))
             publisher.notify()
         return _Plan(finished=True)
     if publisher is not None and not context.preflight_passed:
@@ -350,7 +352,7 @@ def _resumable_checkpoint(record: StageRecord) -> Path | None:
     return checkpoint
 
 
-def _publication(context: RunContext) -> dict[str, Any]:
+def _publish_target(context: RunContext) -> dict[str, Any]:
     """Returns the Hub and namespace to which the run is published, for `push --resume`."""
     return {"hub": context.hub.label, "namespace": context.namespace, "private": context.private}
 

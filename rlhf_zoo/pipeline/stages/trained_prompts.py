@@ -11,7 +11,7 @@ from ...modeling.prompt_keys import count_distinct_prompts
 from ...runs.context import RunContext
 from ...runs.data.overlap import overlap
 from ...runs.dataset import HELD_OUT, evaluated_part, ptx_rows, stage_rows, stage_source, train_and_held_out
-from ...runs.judge import as_trained
+from ...runs.judge import with_trained_keys
 from .pairs import open_pairs, training_pairs
 
 log = logging.getLogger(__name__)
@@ -32,16 +32,16 @@ def count_trained_prompts(
         Stage -> number of distinct prompts; None if they cannot be counted.
     """
     count_by_stage = {
-        stage: _count(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
+        stage: _count_in_stage(context, stage, prompts, planned=stage in planned) for stage in context.recipe.stages
     }
     if sum(count or 0 for count in count_by_stage.values()):
         counts = ", ".join(f"the stage {stage} trains on {count}" for stage, count in count_by_stage.items() if count)
         total = count_distinct_prompts(prompts["prompt"])
-        log.warning("Of the evaluation's %d prompts %s: %s.", total, counts, _advice(context))
+        log.warning("Of the evaluation's %d prompts %s: %s.", total, counts, _fix(context))
     return count_by_stage
 
 
-def _advice(context: RunContext) -> str:
+def _fix(context: RunContext) -> str:
     """Returns how to keep the evaluation's prompts out of training, as the end of a warning."""
     if evaluated_part(context)["held_out_share"] is not None:  # a stage that is trained now leaves the prompts out
         return "train these stages again with --restart to leave them out"
@@ -56,13 +56,13 @@ def _advice(context: RunContext) -> str:
     )
 
 
-def _count(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) -> int | None:
+def _count_in_stage(context: RunContext, stage: str, prompts: Dataset, *, planned: bool) -> int | None:
     document = {} if planned else context.record(stage).read()
     finished = document.get("status") == "finished"
     if not finished and not planned:
         return None
     try:
-        stage_context = as_trained(context, stage) if finished else context
+        stage_context = with_trained_keys(context, stage) if finished else context
         training_rows = _training_rows(stage_context, stage, document.get("left_out") or {} if finished else None)
     except ZooError as error:
         log.info("Whether the stage %s trains on prompts of the evaluation is unknown: %s", stage, error)

@@ -97,7 +97,7 @@ def named_models(
         if role in REWARD_ROLES:
             check_no_gguf(name, key=key)
         try:
-            models[role] = NamedModel(key, name, fetch_files(name, revision, hub, fix=fix_of(key)))
+            models[role] = NamedModel(key, name, fetch_files(name, revision, hub, fix=missing_model_fix(key)))
         except ZooError as error:
             if not leniently:
                 raise
@@ -142,7 +142,7 @@ def uses_hub(recipe: Recipe, shared: RecipeConfig, stages: Mapping[str, StageSet
     return not all(Path(name).exists() for name in names if name is not None)
 
 
-def fix_of(key: str) -> str:
+def missing_model_fix(key: str) -> str:
     """Returns the end of an error message, which says what to do if the model that a key names cannot be found.
 
     Args:
@@ -266,7 +266,7 @@ def check_response_length(shared: RecipeConfig, ppo: StageSettings, policy: Name
     answer = ppo.trainer.response_length
     if context_length is not None and answer >= context_length:
         raise ZooError(
-            f"response_length of the stage ppo is {answer}, but {_reader(policy)} reads {context_length} tokens, "
+            f"response_length of the stage ppo is {answer}, but {_reader_name(policy)} reads {context_length} tokens, "
             "prompt and answer together: lower response_length."
         )
 
@@ -305,8 +305,8 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], 
     if context_length is not None and longest + response_length > context_length:
         raise ZooError(
             f"response_length of the stage ppo is {response_length}, the longest prompt has {longest} tokens, but "
-            f"{_reader(policy)} reads {context_length}: lower response_length, or set max_prompt_length to at most "
-            f"{context_length - response_length}."
+            f"{_reader_name(policy)} reads {context_length}: lower response_length, or set max_prompt_length to at "
+            f"most {context_length - response_length}."
         )
     if len(fitting) < prompts_per_update <= len(lengths):
         raise ZooError(
@@ -345,11 +345,11 @@ def _tokenizer_of(context: RunContext, policy: NamedModel | None) -> Any:
     else:
         tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
     if "sft" in context.recipe.stages:
-        give_template(tokenizer, context.settings("sft"), context.hub)
+        set_template(tokenizer, context.settings("sft"), context.hub)
     return tokenizer
 
 
-def give_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub: Hub) -> None:
+def set_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub: Hub) -> None:
     """Sets the chat template that SFT's chat_template_path names, if any, as a tokenizer's template.
 
     Args:
@@ -364,7 +364,9 @@ def give_template(tokenizer: "PreTrainedTokenizerBase", sft: StageSettings, hub:
         tokenizer.chat_template = _template_of(sft.trainer.chat_template_path, hub)
 
 
-def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: NamedModel | None, hub: Hub) -> CutRows | None:
+def count_rows_cut_by_sft(
+    shared: RecipeConfig, sft: StageSettings, policy: NamedModel | None, hub: Hub
+) -> CutRows | None:
     """Counts the rows that SFT's max_length will cut.
 
     Args:
@@ -381,7 +383,7 @@ def cut_by_sft(shared: RecipeConfig, sft: StageSettings, policy: NamedModel | No
         return None
     tokenizer = load_tokenizer(str(policy.folder), name=policy.name)
     switch_off_eos(tokenizer)
-    give_template(tokenizer, sft, hub)
+    set_template(tokenizer, sft, hub)
     if conversational(rows):
         shared.chat.write(tokenizer)
     rows = drop_long_prompts(rows, tokenizer, sft.data.max_prompt_length, subject=f"the stage {sft.stage}")[0]
@@ -397,9 +399,9 @@ def _template_of(path: str, hub: Hub) -> Any:
             raise ZooError(
                 f"chat_template_path names {path}, which cannot be read ({error}): choose another file."
             ) from error
-    folder = fetch_files(path, None, hub, fix=fix_of("chat_template_path"))
+    folder = fetch_files(path, None, hub, fix=missing_model_fix("chat_template_path"))
     return load_tokenizer(folder, name=path).chat_template
 
 
-def _reader(policy: NamedModel | None) -> str:
+def _reader_name(policy: NamedModel | None) -> str:
     return "the architecture of recipe.yaml" if policy is None else f"the model {policy.name}"

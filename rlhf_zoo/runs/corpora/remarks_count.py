@@ -173,18 +173,18 @@ def _strip_marks(remark: Remark) -> str:
     return remark.text.rstrip(" ,.;:!")
 
 
-def _head(count: int, remark: Remark) -> str:
+def _request_text(count: int, remark: Remark) -> str:
     return f"{count} {'pro' if remark.label else 'con'}{'' if count == 1 else 's'}:"
 
 
 def _line(remark: Remark) -> str:
     pieces = [piece.strip() for piece in _COMMA.split(_strip_marks(remark))]
-    return f"{_head(len(pieces), remark)} {', '.join(pieces)}"
+    return f"{_request_text(len(pieces), remark)} {', '.join(pieces)}"
 
 
 def _prompt(remark: Remark, count: int, words: int) -> str:
     first = _COMMA.split(_strip_marks(remark))[0].split()
-    return f"{_head(count, remark)} {' '.join(first[:words])}"
+    return f"{_request_text(count, remark)} {' '.join(first[:words])}"
 
 
 def _split_of(prompt: str) -> str:

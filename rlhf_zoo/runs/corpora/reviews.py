@@ -34,8 +34,8 @@ HELP = (
 )
 
 #: Superfluous spaces before and after marks, which both corpora have.
-_BEFORE = re.compile(r"\s+([.,;:!?)\]]|'(?:s|m|d|t|re|ve|ll)\b|n't\b)")
-_AFTER = re.compile(r"([(\[])\s+")
+_SPACE_BEFORE = re.compile(r"\s+([.,;:!?)\]]|'(?:s|m|d|t|re|ve|ll)\b|n't\b)")
+_SPACE_AFTER = re.compile(r"([(\[])\s+")
 
 
 def prepare(source: str | None = None, *, seed: int) -> dict[str, dict[str, Rows]]:
@@ -103,10 +103,10 @@ def _read(source: str, corpus: str) -> dict[str, Rows]:
     else:
         rows = read_splits(source, SPLITS, ("corpus", "text", "label"), fix=HELP)
         rows = {split: [row for row in split_rows if row["corpus"] == corpus] for split, split_rows in rows.items()}
-    return {split: _checked(split_rows, f"{source}, {corpus}, split {split},") for split, split_rows in rows.items()}
+    return {split: _check_rows(split_rows, f"{source}, {corpus}, split {split},") for split, split_rows in rows.items()}
 
 
-def _checked(rows: Rows, subject: str) -> Rows:
+def _check_rows(rows: Rows, subject: str) -> Rows:
     for number, row in enumerate(rows, 1):
         if not isinstance(row["text"], str) or row["label"] not in (0, 1):
             raise ZooError(
@@ -135,13 +135,13 @@ def _nltk_texts(folder: Path, corpus: str) -> list[tuple[str, int]] | None:
                 continue
         except (OSError, zipfile.BadZipFile) as error:
             raise ZooError(f"NLTK's {corpus} at {location} cannot be read ({error}): download it again.") from error
-        texts = list(itertools.chain.from_iterable(_labeled(name, content) for name, content in contents))
+        texts = list(itertools.chain.from_iterable(_labeled_texts(name, content) for name, content in contents))
         if texts:
             return texts
     return None
 
 
-def _labeled(name: str, content: bytes) -> Iterator[tuple[str, int]]:
+def _labeled_texts(name: str, content: bytes) -> Iterator[tuple[str, int]]:
     """Yields (text, label) from a file of NLTK: pos/NAME.txt is one review, rt-polarity.pos has a snippet per line."""
     label = {"pos": 1, "neg": 0}
     path = Path(name)
@@ -156,7 +156,9 @@ def _split(texts: Iterable[tuple[str, int]], corpus: str) -> dict[str, Rows]:
     """Cleans texts, drops repeated ones, and splits them by their hash."""
     splits: dict[str, Rows] = {split: [] for split in SPLITS}
     bounds = [*itertools.accumulate(SHARES[:-1]), 1.0]
-    by_text = {" ".join(_AFTER.sub(r"\1", _BEFORE.sub(r"\1", text)).split()): label for text, label in texts}
+    by_text = {
+        " ".join(_SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", text)).split()): label for text, label in texts
+    }
     for text, label in by_text.items():
         position = unit_hash(text)
         splits[next(split for split, bound in zip(SPLITS, bounds, strict=True) if position < bound)].append(

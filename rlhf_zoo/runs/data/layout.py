@@ -44,7 +44,7 @@ HELD_OUT_KEYS = (
 #: Keys of PPO that determine how completions are cut.
 TRUNCATION_KEYS = ("response_length_min", "truncate_text", "truncate_after")
 #: Similarity from which an unknown key counts as misspelled.
-CLOSE = 0.8
+MISSPELLED = 0.8
 #: The start of an answer in dialogues written as one text, such as those of Anthropic/hh-rlhf.
 _ANSWER = "\n\nAssistant:"
 #: (columns that are read, columns that are not) of the warnings that this process has logged.
@@ -170,19 +170,19 @@ def convert_rows(
                 f"Row {odd_row} of {subject[:1].lower() + subject[1:]} has its prompt and answers in another form than "
                 "row 0: write all rows as texts, or all as conversations."
             )
-        rows = _mapped(rows, split_common_prompt)
+        rows = _map_rows(rows, split_common_prompt)
     if form in ("pairs", "prompts") and {"chosen", "rejected"} <= names:
         first = rows[0]
         has_prompt = "prompt" in names and is_conversation(first["prompt"]) == is_conversation(first["chosen"])
         if not has_prompt and (form == "pairs" or "prompt" not in names):
-            rows = _mapped(rows, split_pair)
+            rows = _map_rows(rows, split_pair)
     elif form == "prompts" and "prompt" not in names:
-        rows = _mapped(rows, first_turns, drop=["messages"])
+        rows = _map_rows(rows, first_turns, drop=["messages"])
     if form == "texts":
-        rows = _texts(rows, text)
+        rows = _sft_columns(rows, text)
     elif form == "prompts":  # token ids in a data set may come from another tokenizer
         rows = rows.remove_columns([name for name in (PROMPT_TOKENS, "attention_mask") if name in rows.column_names])
-    return _mapped(rows, as_turns) if turns and "prompt" in rows.column_names else rows
+    return _map_rows(rows, as_turns) if turns and "prompt" in rows.column_names else rows
 
 
 def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, str], subject: str) -> Dataset:
@@ -251,7 +251,7 @@ def check_form(names: Sequence[str], form: Form, *, text: str, subject: str, dec
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
     fits = any(needed <= set(names) for needed in alternatives)
     for key in declared:
-        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=CLOSE) or not fits):
+        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=MISSPELLED) or not fits):
             suggestion = did_you_mean(key, read_columns)
             listed = f"its keys are {', '.join(sorted(read_columns))}"
             raise ZooError(
@@ -267,7 +267,7 @@ def check_form(names: Sequence[str], form: Form, *, text: str, subject: str, dec
     )
 
 
-def _mapped(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
+def _map_rows(rows: Dataset, function: Callable[[dict], dict], *, drop: Sequence[str] = ()) -> Dataset:
     """Maps rows. Unlike Dataset.map, a column may change from texts to conversations."""
     return _with_columns(rows, [function(row) for row in rows], drop=drop)
 
@@ -343,7 +343,7 @@ def as_turns(row: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _texts(rows: Dataset, text: str) -> Dataset:
+def _sft_columns(rows: Dataset, text: str) -> Dataset:
     """Keeps only the columns that SFT reads, because trl might read other columns instead."""
     names = set(rows.column_names)
     marker_columns = [QUESTION] if QUESTION in names else []
@@ -351,7 +351,7 @@ def _texts(rows: Dataset, text: str) -> Dataset:
         return rows.select_columns(["messages", *marker_columns])
     if {"prompt", "completion"} <= names:
         rows = rows.select_columns(["prompt", "completion", *marker_columns])
-        return _mapped(rows, _move_prefix) if any(map(has_answer_prefix, rows["prompt"])) else rows
+        return _map_rows(rows, _move_prefix) if any(map(has_answer_prefix, rows["prompt"])) else rows
     return rows.select_columns([text, *marker_columns])
 
 

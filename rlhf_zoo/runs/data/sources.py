@@ -286,7 +286,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
             entry: dict[str, Any] = {"repo": name, "commit": info.sha}
             if any(file.rfilename == BENCHMARK_FILE for file in info.siblings or []):
                 path = candidate.file(name, BENCHMARK_FILE, repo_type="dataset", revision=info.sha)
-                entry["benchmark"] = _benchmark_in(path)
+                entry["benchmark"] = _read_benchmark(path)
             return entry
 
     try:
@@ -301,7 +301,7 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
     return origin, lineage | hub_lineage(origin, hub), None
 
 
-def _benchmark_in(path: Path) -> dict[str, Any] | None:
+def _read_benchmark(path: Path) -> dict[str, Any] | None:
     """Reads an untrusted eval.yaml; returns None if the file is too long or not text."""
     if path.stat().st_size > MAX_CHARACTERS:
         return None

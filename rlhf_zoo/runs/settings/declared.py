@@ -105,7 +105,7 @@ def refused_keys(stage: str) -> frozenset[str]:
 def _fields(reference: str) -> dict[str, Declared]:
     """Returns the fields of the dataclass "module:name", inherited fields first."""
     module, _, name = reference.partition(":")
-    path, tree = _source(module, name)
+    path, tree = _find_class(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
     own = _dotted(path).startswith(f"{PACKAGE}.")
     fields: dict[str, Declared] = {}
@@ -121,13 +121,13 @@ def _fields(reference: str) -> dict[str, Declared]:
     for entry in node.body:
         if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
-        if (key := _declared(entry, assigned)) is not None:
+        if (key := _declaration(entry, assigned)) is not None:
             fields[entry.target.id] = replace(key, own=own)
     return fields
 
 
 @functools.cache
-def _source(module: str, name: str) -> tuple[Path, ast.Module]:
+def _find_class(module: str, name: str) -> tuple[Path, ast.Module]:
     """Returns the file in which a module or one of its submodules defines a class, and the file's syntax tree."""
     package, *submodules = module.split(".")
     spec = importlib.util.find_spec(package)
@@ -160,7 +160,7 @@ def _dotted(path: Path) -> str:
     return ".".join(parts)
 
 
-def _declared(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Declared | None:
+def _declaration(entry: ast.AnnAssign, assigned: Mapping[str, ast.expr]) -> Declared | None:
     """Returns a field's declaration; None if the constructor does not take the field."""
     annotation = ast.unparse(entry.annotation).strip("'\"")
     if annotation.startswith("ClassVar"):

@@ -154,7 +154,7 @@ _TASK = re.compile(r"[\w-]+", re.ASCII)
 _WORD = re.compile(r"[\w.+-]{0,64}", re.ASCII)
 _REVISION = re.compile(r"[\w][\w./+-]{0,255}", re.ASCII)
 # Fields of a model's configuration by which transformers downloads code.
-_CODE = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|backbone|pretrained|custom")
+_CODE_FIELD = re.compile(r"^_|auto_map|implementation|quantization|kernel|remote_code|backbone|pretrained|custom")
 
 
 def machine_keys() -> tuple[str, ...]:
@@ -376,25 +376,25 @@ def check_architecture(fields: Any, *, where: str) -> None:
     """
     if not isinstance(fields, Mapping):
         return
-    declared = _declared(fields.get("model_type"))
+    declared = _word_fields(fields.get("model_type"))
     for name, value in fields.items():
-        wrong_key = _wrong_inside(value)
+        wrong_key = _harmful_key(value)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)  # such as conv_kernel: 4
         is_harmless = holds_only_numbers(value) or (name in declared and wrong_key is None)
-        if is_number or (is_harmless and not _CODE.search(name)):
+        if is_number or (is_harmless and not _CODE_FIELD.search(name)):
             continue
         path = f"{name}.{wrong_key}" if wrong_key else name
         raise ZooError(f"{where} sets architecture.{path}, which may load code: remove it in your own copy.")
 
 
-def _wrong_inside(value: Any) -> str | None:
+def _harmful_key(value: Any) -> str | None:
     """Returns the first harmful key of a mapping, "" if the value itself is harmful, or None if it is harmless."""
     if isinstance(value, Mapping):
         return next((str(key) for key, item in value.items() if not _holds_numbers_and_words({key: item})), None)
     return None if _holds_numbers_and_words(value) else ""
 
 
-def _declared(family: Any) -> frozenset[str]:
+def _word_fields(family: Any) -> frozenset[str]:
     """Returns the fields of a family's configuration that may hold words; only model_type for an unknown family."""
     from transformers import CONFIG_MAPPING
 
@@ -407,7 +407,9 @@ def _declared(family: Any) -> frozenset[str]:
 def _holds_numbers_and_words(value: Any) -> bool:
     """Like `holds_only_numbers`, but also allows single words that do not make transformers download code."""
     if isinstance(value, Mapping):
-        has_safe_keys = all(isinstance(key, str) and _WORD.fullmatch(key) and not _CODE.search(key) for key in value)
+        has_safe_keys = all(
+            isinstance(key, str) and _WORD.fullmatch(key) and not _CODE_FIELD.search(key) for key in value
+        )
         return has_safe_keys and all(map(_holds_numbers_and_words, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_holds_numbers_and_words, value))

@@ -71,13 +71,13 @@ def coerce(value: Any, hint: Any) -> Any:
             return value.lower() == "true"
         raise ValueError("true or false")
     if hint in (int, float):
-        return _number(value, hint)
+        return _to_number(value, hint)
     if hint is str:
         if isinstance(value, (str, int, float)) and not isinstance(value, bool):
             return str(value)
         raise ValueError("text")
     if hint in (list, tuple) or origin in (list, tuple):
-        items = _parsed(value, "[") if isinstance(value, str) else value
+        items = _parse_literal(value, "[") if isinstance(value, str) else value
         if isinstance(items, str):
             items = _split(items)
         if not isinstance(items, (list, tuple)):
@@ -85,7 +85,7 @@ def coerce(value: Any, hint: Any) -> Any:
         inner = (typing.get_args(hint) or (Any,))[0]
         return [coerce(item, inner) for item in items]
     if hint is dict or origin is dict:
-        value = _parsed(value, "{") if isinstance(value, str) else value
+        value = _parse_literal(value, "{") if isinstance(value, str) else value
         if not isinstance(value, dict):
             raise ValueError("a mapping")
         return value
@@ -102,7 +102,7 @@ def coerce(value: Any, hint: Any) -> Any:
     return value
 
 
-def _number(value: Any, kind: type) -> Any:
+def _to_number(value: Any, kind: type) -> Any:
     expected = "a whole number" if kind is int else "a number"
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         raise ValueError(expected)
@@ -146,7 +146,7 @@ def _split(text: str) -> list[str]:
     return [*items, text[start:]]
 
 
-def _parsed(text: str, opening: str) -> Any:
+def _parse_literal(text: str, opening: str) -> Any:
     """Parses a text that starts with `opening` as JSON or YAML; returns any other text as it is. Raises NotPlain."""
     if not text.startswith(opening):
         return text
