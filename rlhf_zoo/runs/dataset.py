@@ -36,7 +36,7 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
 
     Args:
         context: The run.
-        stage: The stage.
+        stage: Name of the stage.
         source: The recipe's data; None opens it if the stage needs it.
 
     Returns:
@@ -102,7 +102,7 @@ def stage_rows(
 
     Args:
         context: The run.
-        stage: The stage.
+        stage: Name of the stage.
         source: The stage's data.
         split: Name of the split.
         form: The form of the rows; None for the form that the stage reads.
@@ -155,7 +155,7 @@ def training_rows(context: RunContext, stage: str, source: DataSource) -> tuple[
 
     Args:
         context: The run.
-        stage: The stage.
+        stage: Name of the stage.
         source: The stage's data.
 
     Returns:
@@ -174,7 +174,7 @@ def without_held_out(
 
     Args:
         context: The run.
-        rows: The rows.
+        rows: Rows of any stage.
         subject: What to call the rows, in messages.
 
     Returns:

@@ -29,7 +29,7 @@ def folder_lineage(folder: Path) -> dict[str, Any]:
     """Identifies the model in a local folder, for run.json and cards.
 
     Args:
-        folder: The folder.
+        folder: The model's folder.
 
     Returns:
         {folder: its name, files: the digest of the files that are loaded}, and {gguf: the file's sha256} if the folder

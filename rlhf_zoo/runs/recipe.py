@@ -82,7 +82,7 @@ def is_repository_name(name: str) -> bool:
     """Whether a Hub accepts a name as a namespace, and as a repository's name with "-reward" appended.
 
     Args:
-        name: The name.
+        name: A namespace, or the name of a recipe.
     """
     return bool(_NAME.fullmatch(name)) and "--" not in name and ".." not in name
 

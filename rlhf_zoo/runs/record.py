@@ -46,7 +46,7 @@ def write_complete(folder: Path | str) -> None:
     COMPLETE has the digests with which `integrity` finds damaged files.
 
     Args:
-        folder: The folder.
+        folder: Folder of a checkpoint or of a merged model.
     """
     folder = Path(folder)
     files = seal(folder)

@@ -146,7 +146,7 @@ def is_member(name: str) -> bool:
     """Whether a name has the form ensemble/seed-K/reward, in which `rlhf-zoo ensemble` names reward models.
 
     Args:
-        name: The name.
+        name: A value of `reward_model_path`.
     """
     return MEMBER.fullmatch(name) is not None
 

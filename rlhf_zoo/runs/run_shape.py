@@ -59,7 +59,7 @@ def metrics_row(line: bytes) -> dict[str, Any] | None:
     """Parses a line of metrics.jsonl.
 
     Args:
-        line: The line.
+        line: A line without its newline.
 
     Returns:
         The row; None if the line is not an object with an integer `step`.

@@ -87,7 +87,7 @@ def holds_only_numbers(value: Any) -> bool:
     """Whether a value holds only numbers, booleans and nulls, at any depth, so that it cannot name code or files.
 
     Args:
-        value: The value.
+        value: A value from outside, of any type.
     """
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and holds_only_numbers(item) for key, item in value.items())

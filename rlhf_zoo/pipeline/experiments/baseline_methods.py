@@ -66,7 +66,7 @@ def run_method(
 
     Args:
         baseline: The run to compare with.
-        method: The method.
+        method: Name of the method.
         betas: Values of β for DPO and RLOO; None for `default_betas`.
         seeds: Number of policies to train for each β. The first seed is the recipe's.
         learning_rate: The learning rate; None for PPO's, or for SFT's in the method "sft".

@@ -206,7 +206,7 @@ def run_variants(
 
     Args:
         run: The run directory.
-        variants: The variants.
+        variants: The variants, in the order in which they run.
         open_run: Opens the run of a variant, with its publisher, and closes it.
         console: A rich console.
 
@@ -270,7 +270,7 @@ class Outcome:
     """The results of a finished PPO run.
 
     Attributes:
-        variant: The variant.
+        variant: The variant; `Variant()` for the run itself.
         repo: Repository of the PPO policy; None if it is not published.
         figures: Name -> {value, ci95, n} of PPO's figures on held-out prompts.
         win_rate: Win rate of PPO over SFT, as {value, ci95, n}.
@@ -294,7 +294,7 @@ def read_outcome(variant: Variant, run: Path) -> Outcome:
     """Reads the outcome of a finished variant.
 
     Args:
-        variant: The variant.
+        variant: The variant; `Variant()` for the run itself.
         run: The run directory.
     """
     directory = variant.directory(run)

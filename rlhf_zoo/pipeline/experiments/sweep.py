@@ -33,7 +33,7 @@ def train(
     Args:
         context: The recipe's own run.
         publisher: The run's publisher; None if it does not publish.
-        cells: The cells.
+        cells: The cells, in the order in which they are trained.
         flags: The command's flags, by stage.
         console: A rich console.
 

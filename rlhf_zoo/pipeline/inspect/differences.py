@@ -220,7 +220,7 @@ def file_digests(folder: Path, names: Iterable[str]) -> dict[str, str]:
     """Returns path -> sha256 in hex for some files of a folder.
 
     Args:
-        folder: The folder.
+        folder: The folder to which the paths are relative.
         names: Paths of the files in the folder.
     """
     return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names}

@@ -306,7 +306,7 @@ def trace_checkpoint(
 
     Args:
         subject: The policy and the models of its run.
-        prompt: The prompt.
+        prompt: The text of the prompt.
         seed: Seed of the sampler.
         temperature: The sampling temperature; None for the run's own.
         max_new_tokens: The most tokens of the completion; None for the run's own limit.
@@ -444,6 +444,6 @@ def tokenizer_of(checkpoint: Checkpoint) -> PreTrainedTokenizerBase:
     """Loads a checkpoint's tokenizer.
 
     Args:
-        checkpoint: The checkpoint.
+        checkpoint: The checkpoint, whose folder has the tokenizer.
     """
     return load_tokenizer(checkpoint.path, name=checkpoint.name)

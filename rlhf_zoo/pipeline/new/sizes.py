@@ -48,7 +48,7 @@ def choose_sizes(
     """Chooses lengths in tokens, batch sizes, and the number of held-out prompts.
 
     Args:
-        model: The model.
+        model: Facts about the starting model.
         readings: How each stage reads its data.
         conversational: Whether prompts are conversations.
         decisions: Where the choices are added.

@@ -263,7 +263,7 @@ def weight_size(model: Tracer) -> int:
     """Returns the bytes of a single weight.
 
     Args:
-        model: The model.
+        model: The tracer of the model.
     """
     return FLOAT32 if model.spec.dtype == "float32" else BFLOAT16
 
@@ -299,7 +299,7 @@ def resident_memory(
     """Returns the bytes of a model that stay from phase to phase.
 
     Args:
-        model: The model.
+        model: The tracer of the model.
         keys: The stage's keys.
         bits: Quantization of a frozen model; None for the quantization in the stage's keys.
         owns_base: False if the model shares its frozen weights with another model.

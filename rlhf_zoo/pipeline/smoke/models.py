@@ -106,7 +106,7 @@ def make_tokenizer(
     Made-up words fill the ids that neither training nor special tokens use.
 
     Args:
-        family: The family.
+        family: The family whose vocabulary size and special tokens are used.
         texts: The texts to train the tokenizer on.
         learned_tokens: Number of tokens to learn, including the 256 bytes.
         length: The tokenizer's model_max_length.
@@ -162,7 +162,7 @@ def make_model(family: Family, *, seed: int = 0) -> PreTrainedModel:
     """Makes a model of two layers of width 32, with the family's vocabulary and random weights.
 
     Args:
-        family: The family.
+        family: The family whose configuration class is used.
         seed: Seed of the weights. The global random state does not change.
     """
     import torch
@@ -192,7 +192,7 @@ def save_model(family: Family, folder: Path, texts: Iterable[str]) -> Path:
     """Makes a miniature and its tokenizer, and saves both.
 
     Args:
-        family: The family.
+        family: The family of the miniature.
         folder: Where to save the model and the tokenizer.
         texts: The texts to train the tokenizer on.
 

@@ -28,7 +28,7 @@ def check_conversations(
 
     Args:
         context: The run.
-        stage: The stage.
+        stage: Name of the stage.
         source: The stage's data.
         tokenizer: A tokenizer with the template that the stage's model has, or will have after SFT.
 
@@ -46,7 +46,7 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
     """Renders the conversations of some rows, and checks that the template keeps their words.
 
     Args:
-        rows: The rows.
+        rows: Rows of any form that have conversations.
         tokenizer: A tokenizer with the template.
         subject: What to call the rows.
 

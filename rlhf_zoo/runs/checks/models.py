@@ -65,7 +65,7 @@ def context_length_of(config: Mapping[str, Any]) -> int | None:
     """Returns the context length that a model's configuration states, in tokens.
 
     Args:
-        config: The configuration.
+        config: Content of config.json, or `architecture` of recipe.yaml.
 
     Returns:
         The number of tokens; None if the configuration does not state it.
@@ -146,7 +146,7 @@ def missing_model_fix(key: str) -> str:
     """Returns the end of an error message, which says what to do if the model that a key names cannot be found.
 
     Args:
-        key: The key.
+        key: The key that names the model, as messages write it.
     """
     return f"check {key}, --hub and --source_hub."
 

@@ -37,7 +37,7 @@ class BradleyTerry:
         """Chooses a text.
 
         Args:
-            text_a: A text.
+            text_a: A text, prompt and completion together.
             text_b: Another text.
             rng: The source of randomness.
 

@@ -86,7 +86,7 @@ class RemarkJudge:
 
         Args:
             prompts: The prompts.
-            completions: Their completions.
+            completions: The completion of each prompt.
 
         Returns:
             The mean rank of each prompt with its completion, 0 to 1.
@@ -182,7 +182,7 @@ def tokens_of(text: str) -> list[str]:
     """Splits a text into lower-cased words and marks.
 
     Args:
-        text: The text.
+        text: A remark.
 
     Returns:
         The tokens.

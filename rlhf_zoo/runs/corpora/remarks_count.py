@@ -29,7 +29,7 @@ def items(text: str) -> list[str]:
     """Splits a text at its commas into items.
 
     Args:
-        text: The text.
+        text: A list of items, without the request before it.
 
     Returns:
         The words of each item, lower-cased and without marks; "" for an empty item.
@@ -41,7 +41,7 @@ def count_range(text: str) -> tuple[int, int]:
     """Returns the range of item counts that a reader may accept, without empty and repeated items.
 
     Args:
-        text: The text.
+        text: A list of items, without the request before it.
 
     Returns:
         The smaller of two counts, split at commas only and split at any mark or "and"; and the larger.
@@ -86,7 +86,7 @@ class ItemCount:
 
         Args:
             prompts: The prompts.
-            completions: Their completions.
+            completions: The completion of each prompt.
             **columns: Further columns, which are ignored.
 
         Returns:
@@ -161,7 +161,7 @@ def is_list(remark: Remark) -> bool:
     """Whether a remark is a list of 1 to 5 different items, separated only by commas.
 
     Args:
-        remark: The remark.
+        remark: A remark as buyers wrote it, in lower case.
     """
     text = _strip_marks(remark)
     item_list = items(text)

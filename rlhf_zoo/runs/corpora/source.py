@@ -46,7 +46,7 @@ def read_jsonl(folder: Path, split: str) -> Iterator[dict[str, Any]]:
     """Reads the rows of ``SPLIT.jsonl`` or ``SPLIT.jsonl.gz``.
 
     Args:
-        folder: The folder.
+        folder: The folder of all splits.
         split: Name of the split.
 
     Yields:
@@ -74,7 +74,7 @@ def unit_hash(text: str) -> float:
     """Hashes a text to a number in [0, 1), by its sha1.
 
     Args:
-        text: The text.
+        text: Any text.
 
     Returns:
         The number.

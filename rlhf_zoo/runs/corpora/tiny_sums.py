@@ -117,7 +117,7 @@ def shows_work(prompts: Sequence[str], completions: Sequence[str], **_: object) 
 
     Args:
         prompts: The prompts.
-        completions: Their completions.
+        completions: The completion of each prompt.
 
     Returns:
         1 or 0 for each.
@@ -130,7 +130,7 @@ def anywhere(prompts: Sequence[str], completions: Sequence[str], *, answer: Sequ
 
     Args:
         prompts: The prompts.
-        completions: Their completions.
+        completions: The completion of each prompt.
         answer: The correct answers.
 
     Returns:

@@ -23,7 +23,7 @@ def has_placeholders(value: str) -> bool:
     """Whether a value of `columns` is a text with placeholders, rather than the name of a column.
 
     Args:
-        value: The value.
+        value: A value of `columns`.
     """
     return "{" in value
 
@@ -41,7 +41,7 @@ def row_value(row: Mapping[str, Any], name: str, *, subject: str) -> Any:
     """Returns a row's `column`, or `column[key]`.
 
     Args:
-        row: The row.
+        row: The values, by column.
         name: "column" or "column[key]".
         subject: What to call the data set, at the start of a sentence.
 
@@ -126,7 +126,7 @@ def rows_above(rows: Dataset, bounds: Mapping[str, float], *, subject: str) -> D
     """Keeps the rows whose number in a column exceeds a bound. Rows without a number are dropped.
 
     Args:
-        rows: The rows.
+        rows: The rows of a data set, before they are converted.
         bounds: `column` or `column[key]` -> the bound.
         subject: What to call the data set, at the start of a sentence.
 

@@ -62,10 +62,10 @@ def complete(
 
     Args:
         model: The policy.
-        tokenizer: Its tokenizer.
+        tokenizer: The policy's tokenizer.
         prompts: The prompts: texts or conversations.
         keys: The key of each prompt's random stream.
-        seed: The seed.
+        seed: Seed of all random streams.
         max_new_tokens: The most tokens of a completion.
         temperature: Temperature of sampling.
         desc: Label of the progress bar.

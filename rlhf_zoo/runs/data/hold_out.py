@@ -23,7 +23,7 @@ def hold_out(rows: Dataset, share: float) -> tuple[Dataset, Dataset]:
     All rows of a prompt, in any form, stay on one side. Prompts rarely change sides when a data set grows.
 
     Args:
-        rows: The rows.
+        rows: Rows of any form.
         share: The share of the prompts to hold out; at least one prompt is held out.
 
     Returns:
@@ -40,7 +40,7 @@ def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]
     """Splits off several parts with the same share of the prompts, as `hold_out` splits off one.
 
     Args:
-        rows: The rows.
+        rows: Rows of any form.
         share: The share of the prompts in each part; each part has at least one prompt.
         parts: Number of parts.
 

@@ -116,7 +116,7 @@ def convert_rows(
     """Converts rows to the columns that a stage reads. Other columns are kept.
 
     Args:
-        rows: The rows.
+        rows: The rows of a data set, as loaded.
         form: The form that the stage reads.
         columns: The stage's column -> the data set's column, or a text with placeholders for `fill_placeholders`.
         turns: Whether texts become conversations: plain prompts become user turns, plain completions assistant turns,
@@ -364,7 +364,7 @@ def sft_text(row: Mapping[str, Any], text: str) -> Any:
     """Returns the complete text or conversation that SFT learns from a row.
 
     Args:
-        row: The row.
+        row: A row in the form "texts".
         text: The column of plain texts.
     """
     if "messages" in row:
@@ -378,7 +378,7 @@ def distinct_first(rows: Dataset) -> Dataset:
     The first N rows then have as many different prompts as possible.
 
     Args:
-        rows: The rows.
+        rows: Rows with the column `prompt`.
 
     Returns:
         The reordered rows.
@@ -400,7 +400,7 @@ def drop_long_prompts(
     """Drops the rows whose prompt is too long, and logs how many.
 
     Args:
-        rows: The rows.
+        rows: Rows in the form of a stage; rows without the column `prompt` are kept.
         tokenizer: The tokenizer that counts tokens.
         most: The most tokens of a prompt; None keeps all rows.
         subject: What to call the rows, in messages.

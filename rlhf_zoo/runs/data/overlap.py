@@ -35,7 +35,7 @@ def normalized(text: str) -> str:
     """Returns the words and marks of a text, separated by single spaces, without differences of case and Unicode form.
 
     Args:
-        text: The text.
+        text: A prompt, turn or value.
     """
     folded = unicodedata.normalize("NFC", text).casefold()
     return " ".join(_WORD.findall(unicodedata.normalize("NFC", folded)))
@@ -238,7 +238,7 @@ def drop_question_column(rows: Dataset) -> Dataset:
     """Returns the rows without the column that only this module reads.
 
     Args:
-        rows: The rows.
+        rows: Rows that `convert_rows` returned.
     """
     return rows.remove_columns(QUESTION) if QUESTION in rows.column_names else rows
 

@@ -389,8 +389,8 @@ def digest_of(folder: Path, files: Iterable[Path]) -> str:
     """Returns the sha256 over the names and bytes of some files of a folder.
 
     Args:
-        folder: The folder.
-        files: The files.
+        folder: The folder to which the hashed names are relative.
+        files: Files in the folder; folders among them are skipped.
 
     Returns:
         The digest in hex.

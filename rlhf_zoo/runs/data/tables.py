@@ -45,7 +45,7 @@ def read_all_rows(
 
     Args:
         builder: The builder that `load_dataset` would use.
-        split: The split.
+        split: Name of the split.
         cache: The folder of downloaded files; None takes the client's default.
         token: The token for the data set's Hub.
 

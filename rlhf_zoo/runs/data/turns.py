@@ -99,7 +99,7 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
     """Splits a dialogue in one text, "\\n\\nHuman: … \\n\\nAssistant: …", into its turns.
 
     Args:
-        text: The text.
+        text: A text of a data set.
 
     Returns:
         The turns as {role, content}; None if the text does not begin with a speaker or has no human turn.
@@ -201,7 +201,7 @@ def split_common_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
     If the completion is a whole conversation, its turns replace a plain prompt.
 
     Args:
-        row: The row.
+        row: A row with a prompt and answers.
 
     Returns:
         Column -> new value; {} if the row needs no change.
@@ -235,7 +235,7 @@ def first_value(rows: Dataset, name: str) -> Any:
     """Returns the first value of a column that is not null.
 
     Args:
-        rows: The rows.
+        rows: The data set.
         name: The column.
 
     Returns:

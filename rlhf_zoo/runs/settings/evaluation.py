@@ -205,7 +205,7 @@ def llm_config(keys: Mapping[str, Any], where: str) -> LLMConfig:
     """Checks the keys of LLM judges.
 
     Args:
-        keys: The keys.
+        keys: Key -> value, as in the recipe or the command.
         where: What holds the keys, for the message.
 
     Returns:

@@ -38,7 +38,7 @@ def check_judge_name(name: str, *, also: Sequence[str] = ()) -> None:
     """Checks a judge's name without importing anything, so that a typo is reported at once.
 
     Args:
-        name: The name.
+        name: A judge's name, as in the recipe.
         also: Words that are allowed instead of a judge's name.
 
     Raises:

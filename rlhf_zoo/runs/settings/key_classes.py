@@ -166,7 +166,7 @@ def without_machine_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
     """Drops settings of the author's machine or account from the keys of a stage.
 
     Args:
-        keys: The keys.
+        keys: Key -> value.
 
     Returns:
         The remaining keys.
@@ -182,7 +182,7 @@ def effective_keys(recipe: Recipe, stage: str, keys: Mapping[str, Any]) -> dict[
 
     Args:
         recipe: The recipe.
-        stage: One of its stages.
+        stage: Name of a stage.
         keys: The keys that it sets for the stage.
 
     Returns:
@@ -215,7 +215,7 @@ def check_key(name: str, value: Any, kinds: Mapping[str, Kind], *, where: str) -
 
     Args:
         name: A key of a stage or of recipe.yaml.
-        value: Its value.
+        value: The key's value.
         kinds: The classification of the keys in the same place.
         where: What holds the settings, for messages.
 

@@ -235,7 +235,7 @@ def recipe_flags(flags: Mapping[str, Any]) -> dict[str, Any]:
     """Checks flags of recipe.yaml's keys.
 
     Args:
-        flags: The flags.
+        flags: Key -> value, as on the command line.
 
     Returns:
         The typed values.

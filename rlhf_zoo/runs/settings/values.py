@@ -31,7 +31,7 @@ def coerce(value: Any, hint: Any) -> Any:
     """Converts a value of YAML or a flag to a key's type. For a numeric type, the text of a number is converted too.
 
     Args:
-        value: The value.
+        value: A value from YAML, or the text of a flag.
         hint: The key's annotation.
 
     Returns:
@@ -219,7 +219,7 @@ def check_plain(value: Any, depth: int = 0) -> None:
     """Checks that a value survives being written to run.json and read again.
 
     Args:
-        value: The value.
+        value: A value of a recipe or flag.
         depth: The value's level of nesting.
 
     Raises:

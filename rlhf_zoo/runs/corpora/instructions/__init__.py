@@ -117,7 +117,7 @@ def split_of(task: Task) -> str:
     """Returns the split of a task, which does not depend on the seed.
 
     Args:
-        task: The task.
+        task: The task, whose group decides.
     """
     position = unit_hash(task.group)
     test, validation = HELD_OUT["test"], HELD_OUT["validation"]
@@ -141,7 +141,7 @@ def request(task: Task, rng: random.Random, kinds: Sequence[str] = tuple(INSTRUC
     """Adds instructions to a task.
 
     Args:
-        task: The task.
+        task: The task, whose text begins the request.
         rng: Draws kinds, arguments, wordings and their order.
         kinds: The kinds to draw from. A question always gets the kind that asks for yes, no or maybe.
 

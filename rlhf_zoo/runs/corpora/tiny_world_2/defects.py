@@ -18,7 +18,7 @@ def false_statements(prompts: Sequence[str], completions: Sequence[str]) -> list
 
     Args:
         prompts: The prompts.
-        completions: Their completions.
+        completions: The completion of each prompt.
     """
     return [
         any(phrase.kind == "detail" and not is_true(phrase) for phrase in reading.phrases)
@@ -31,7 +31,7 @@ def doubled_clauses(prompts: Sequence[str], completions: Sequence[str]) -> list[
 
     Args:
         prompts: The prompts.
-        completions: Their completions.
+        completions: The completion of each prompt.
     """
     doubled = []
     for reading in _readings(prompts, completions):

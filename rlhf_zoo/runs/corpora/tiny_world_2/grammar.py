@@ -107,8 +107,8 @@ def subjects(product: str, aspect: str) -> list[str]:
     """Returns the neutral openings that name an aspect of a product, such as ``the phone's battery``.
 
     Args:
-        product: The product.
-        aspect: The aspect.
+        product: Name of the product.
+        aspect: Name of the aspect.
 
     Returns:
         The openings.

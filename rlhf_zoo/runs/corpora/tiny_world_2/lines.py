@@ -54,7 +54,7 @@ class Writer:
         """Appends a text, after a space unless it begins with a mark.
 
         Args:
-            text: The text.
+            text: Words, or a mark with the words after it.
         """
         self.text += text if text[0] in ",;." else " " + text
 

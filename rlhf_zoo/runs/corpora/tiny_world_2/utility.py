@@ -180,7 +180,7 @@ def judge(prompts: Sequence[str], completions: Sequence[str]) -> list[float]:
 
     Args:
         prompts: The prompts.
-        completions: Their completions.
+        completions: The completion of each prompt.
 
     Returns:
         The utilities.
@@ -198,7 +198,7 @@ def gold(prompts: Sequence[str], completions: Sequence[str], **_: object) -> lis
 
     Args:
         prompts: The prompts.
-        completions: Their completions.
+        completions: The completion of each prompt.
         **_: Further columns, which are ignored.
 
     Returns:
