@@ -1,4 +1,4 @@
 """Models, tokenizers and text: load them, sample from them, compute log-probabilities.
 
-Nothing here knows PPO, recipes or runs.
+No module here imports `rewards`, `ppo` or a package above them.
 """

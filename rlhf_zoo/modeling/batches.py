@@ -63,8 +63,8 @@ def _least_padding_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> 
     # batch). Tuples compare in this order, so fewer batches always beat less padding.
     best = [(0, 0, 0)]
     for end, longest in enumerate(lengths, start=1):
-        begins = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
-        best.append(min((best[begin][0] + 1, best[begin][1] + (end - begin) * longest, begin) for begin in begins))
+        starts = range(max(end - min(size, max(tokens // longest, 1)), 0), end)
+        best.append(min((best[start][0] + 1, best[start][1] + (end - start) * longest, start) for start in starts))
     bounds = [len(lengths)]
     while bounds[-1]:
         bounds.append(best[bounds[-1]][2])
@@ -77,7 +77,7 @@ def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[in
     Returns the boundaries, 0 and the number of rows included.
     """
 
-    def bounds(limit: int) -> list[int]:
+    def fill_batches(limit: int) -> list[int]:
         """Fills batches of at most `limit` tokens one after the other."""
         starts, batch_tokens = [0], 0
         for row, length in enumerate(lengths):
@@ -88,8 +88,8 @@ def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[in
         return [*starts, len(lengths)]
 
     # A smaller limit never needs fewer batches, so bisection finds the smallest limit that still needs the fewest.
-    fewest = len(bounds(tokens))
-    return bounds(bisect_left(range(tokens), True, key=lambda limit: len(bounds(limit)) == fewest))
+    fewest = len(fill_batches(tokens))
+    return fill_batches(bisect_left(range(tokens), True, key=lambda limit: len(fill_batches(limit)) == fewest))
 
 
 def count_tokens(samples: Samples, rows: Tensor, *, packed: bool = False) -> int:

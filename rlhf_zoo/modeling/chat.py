@@ -8,7 +8,7 @@ without the template's tokens.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ..errors import ZooError
@@ -111,7 +111,7 @@ def check_prefix(prompt: Sequence[Mapping[str, Any]], tokenizer: PreTrainedToken
 
 
 def answer_prefix(prompt: Prompt) -> str:
-    """Returns the part of the answer that is in the prompt.
+    """Returns the beginning of the answer that is part of the prompt.
 
     Args:
         prompt: A text or a conversation.
@@ -151,7 +151,7 @@ def tokenize_for_reward(text: Prompt, tokenizer: PreTrainedTokenizerBase, *, end
         prompt, completion = text[:-1], _content(text[-1])
         # The reward model was trained on answers without thoughts.
         completion = remove_thoughts(completion) if strips_thoughts(tokenizer) else completion
-        prompt_ids, completion_ids = _tokenize_both(prompt, completion, tokenizer)
+        prompt_ids, completion_ids = _tokenize_pair(prompt, completion, tokenizer)
         ids, end = [*prompt_ids, *completion_ids], end_of_turn(tokenizer)
     if ended and end is not None and (not ids or ids[-1] != end):
         ids.append(end)
@@ -348,7 +348,8 @@ def decode_completions(
     """
     strips = strips_thoughts(tokenizer)
     # Decoding drops special tokens. If <think> is one, it must stay, or thoughts could not be found.
-    think_ids = special_ids(tokenizer) & _ids_of((_OPEN_THINK, _CLOSE_THINK), tokenizer) if strips else frozenset[int]()
+    vocabulary = tokenizer.get_vocab() if strips else {}
+    think_ids = special_ids(tokenizer) & {vocabulary[tag] for tag in (_OPEN_THINK, _CLOSE_THINK) if tag in vocabulary}
     texts = []
     for prompt, prompt_ids, ids in zip(prompts, prompt_tokens, completion_tokens, strict=True):
         text = decode_after(tokenizer, prompt_ids, ids, keep=think_ids)
@@ -379,11 +380,6 @@ def _begins_in_thought(prompt: Prompt, ids: Sequence[int], tokenizer: PreTrained
     return not has_answer_prefix(prompt) and opens_thought(generation_prompt(tokenizer))
 
 
-def _ids_of(tokens: Iterable[str], tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    vocabulary = tokenizer.get_vocab()
-    return frozenset(vocabulary[token] for token in tokens if token in vocabulary)
-
-
 def tokenize_completion(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokenizes a completion in the context of its prompt.
 
@@ -400,10 +396,10 @@ def tokenize_completion(prompt: Prompt, completion: str, tokenizer: PreTrainedTo
     Raises:
         ZooError: As for `tokenize_prompt`.
     """
-    return _tokenize_both(prompt, completion, tokenizer)[1]
+    return _tokenize_pair(prompt, completion, tokenizer)[1]
 
 
-def _tokenize_both(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def _tokenize_pair(prompt: Prompt, completion: str, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Returns the token ids of a prompt and of the completion after it."""
     prompt_ids = tokenize_prompt(prompt, tokenizer)
     if isinstance(prompt, str):

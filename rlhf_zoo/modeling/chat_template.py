@@ -110,11 +110,13 @@ class Chat:
             head += f"{{%- if messages and messages[0].role != 'system' %}}{{%- set messages = {turn} + messages %}}"
             head += "{%- endif %}"
         tokenizer.chat_template = head + "{#- end #}" + _HEAD.sub("", template, count=1)
-        # Fail here instead of at the first prompt, if the template does not accept these settings.
+        # If the template does not accept these settings, fail here instead of at the first prompt.
         render_ids([{"role": "user", "content": _PROBE}], tokenizer, add_generation_prompt=True)
         return tokenizer
 
-    def for_prompts(self, tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt]) -> PreTrainedTokenizerBase:
+    def write_for_prompts(
+        self, tokenizer: PreTrainedTokenizerBase, prompts: Iterable[Prompt]
+    ) -> PreTrainedTokenizerBase:
         """Writes these settings into the tokenizer's template if the prompts are conversations.
 
         Args:
@@ -188,13 +190,13 @@ def render_text(messages: Conversation, tokenizer: PreTrainedTokenizerBase, **op
 
 @lru_cache(maxsize=16)
 def _computes_powers(template: str) -> bool:
-    """Whether a template computes a power. 9 ** 9 ** 9, for example, may take forever, and no limit interrupts it."""
+    """Whether a template computes a power. For example, 9 ** 9 ** 9 takes forever, and no limit interrupts it."""
     try:
         tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
     except TemplateError:  # rendering gives the reason
         return False
     # The `**` of keyword arguments follows a bracket or a comma; that of a power follows an operand.
-    return any(token == ("operator", "**") and before[1] not in ("(", ",") for before, token in pairwise(tokens))
+    return any(token == ("operator", "**") and previous[1] not in ("(", ",") for previous, token in pairwise(tokens))
 
 
 def _apply_template(messages: Conversation, tokenizer: PreTrainedTokenizerBase, options: Mapping[str, Any]) -> Any:
@@ -234,11 +236,11 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         text = render_text(_PROBE_TURNS, tokenizer)
     except ZooError:  # the template does not accept the probe conversation
         return tokenizer.eos_token_id
-    end = _first_special(text.rpartition(_PROBE)[2], tokenizer)
+    end = _first_special_token(text.rpartition(_PROBE)[2], tokenizer)
     return tokenizer.eos_token_id if end is None else end
 
 
-def _first_special(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
+def _first_special_token(text: str, tokenizer: PreTrainedTokenizerBase) -> int | None:
     special = special_ids(tokenizer) - {tokenizer.unk_token_id}  # UNK may stand for ordinary text
     return next((token for token in tokenizer(text, add_special_tokens=False)["input_ids"] if token in special), None)
 
@@ -260,7 +262,7 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
     _, probe, after = text.rpartition(_PROBE)
     if not probe:
         return
-    if _first_special(after, tokenizer) is None:
+    if _first_special_token(after, tokenizer) is None:
         raise ZooError(
             "The chat template does not end an answer with a special token, so SFT would not teach the model to stop: "
             "set chat_template_path to one that does, such as this one with {{ eos_token }} after each answer; or, "
@@ -282,8 +284,8 @@ def check_answers_end(tokenizer: PreTrainedTokenizerBase, *, assistant_only: boo
         )
 
 
-# {tokenizer: (template, generation prompt, space)}. Cached because each completion needs them. The template shows
-# whether the cached values are still valid.
+# {tokenizer: (template, generation prompt, space)}. Cached because each completion needs them. The values are valid as
+# long as the tokenizer has the same template.
 _TURN_STARTS: WeakKeyDictionary[Any, tuple[Any, str, str]] = WeakKeyDictionary()
 
 

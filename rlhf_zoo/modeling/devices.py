@@ -12,9 +12,9 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-#: What a failed allocation may raise. On a CPU and on MPS it is a RuntimeError that only its message distinguishes.
+#: The exceptions of a failed allocation. On a CPU and on MPS it is a RuntimeError that only its message distinguishes.
 MEMORY_ERRORS = (torch.OutOfMemoryError, MemoryError, RuntimeError)
-_PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
+_OOM_PHRASES = ("out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory")
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -80,7 +80,7 @@ def move(model: Model, device: torch.device) -> Model:
 
 @contextmanager
 def temporarily_on_device(device: torch.device, *models: Any) -> Iterator[None]:
-    """Moves models to a device while this context is open, then back to where they were.
+    """Moves models to a device while this context is open, then back to their previous devices.
 
     Args:
         device: The device.
@@ -155,7 +155,7 @@ def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] |
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
-    # Not in the except block, because there the error still refers to the tensors of the failed call.
+    # Outside of the except block, because within it the error still refers to the tensors of the failed call.
     free_cache()
     return None
 
@@ -163,7 +163,7 @@ def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] |
 def is_out_of_memory(error: Exception) -> bool:
     """Whether an error is a failed allocation, on any device."""
     message = str(error).lower()
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(phrase in message for phrase in _PHRASES)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(phrase in message for phrase in _OOM_PHRASES)
 
 
 def free_cache() -> None:

@@ -10,7 +10,7 @@ from ..errors import ZooError
 
 log = logging.getLogger(__name__)
 
-# Fields that decide which other fields apply. They are restored first, so that the others are dropped in a conflict.
+# Fields that decide which other fields apply. They are restored first, so that a conflict drops one of the others.
 _MODES = ("do_sample", "num_beams", "use_cache", "return_dict_in_generate")
 
 
@@ -30,10 +30,10 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
     config = getattr(model, "generation_config", None)
     if config is None or (reason := _refusal(config)) is None:
         return
-    sampled = copy.deepcopy(config)
-    sampled.do_sample = True
-    if _refusal(sampled) is None:
-        model.generation_config = sampled
+    sampling_config = copy.deepcopy(config)
+    sampling_config.do_sample = True
+    if _refusal(sampling_config) is None:
+        model.generation_config = sampling_config
         _warn_once(name, reason, "do_sample is set to true")
         return
     defaults = vars(GenerationConfig())
@@ -41,18 +41,18 @@ def make_savable(model: PreTrainedModel, *, name: str) -> None:
     repaired = copy.deepcopy(config)
     for key in changed:
         setattr(repaired, key, defaults[key])
-    left_out = []
+    omitted = []
     for key in sorted(changed, key=lambda key: key not in _MODES):
         setattr(repaired, key, changed[key])
         if _refusal(repaired) is not None:
             setattr(repaired, key, defaults[key])
-            left_out.append(key)
+            omitted.append(key)
     if _refusal(repaired) is not None:
         raise ZooError(
             f"{name} has a generation_config.json that cannot be saved ({reason}): correct it, or delete it."
         )
     model.generation_config = repaired
-    _warn_once(name, reason, f"{', '.join(left_out)} {'is' if len(left_out) == 1 else 'are'} left out")
+    _warn_once(name, reason, f"{', '.join(omitted)} {'is' if len(omitted) == 1 else 'are'} left out")
 
 
 def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
@@ -67,11 +67,12 @@ def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
     config = getattr(model, "generation_config", None)
     if config is None:
         return
-    changed = copy.deepcopy(config)
+    sampling_config = copy.deepcopy(config)
     for key, value in {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}.items():
-        setattr(changed, key, value)
-    if _refusal(changed) is None:  # a config may set beam search, for example, which conflicts with these values
-        model.generation_config = changed
+        setattr(sampling_config, key, value)
+    # A config that conflicts with these values, such as one with beam search, stays as it is.
+    if _refusal(sampling_config) is None:
+        model.generation_config = sampling_config
 
 
 def _refusal(config: GenerationConfig) -> str | None:

@@ -14,7 +14,7 @@ from ..errors import ZooError
 from ..fileio import home, read_json, write_json
 
 log = logging.getLogger(__name__)
-#: The file in which a folder names the GGUF file that it was unpacked from: {file, sha256, quantization, license}.
+#: The file that names the GGUF file from which its folder was unpacked: {file, sha256, quantization, license}.
 SOURCE_FILE = "gguf.json"
 
 
@@ -121,7 +121,7 @@ def unpack(file: Path, folder: Path, *, sha256: str) -> None:
 
 
 def gguf_source(folder: Path) -> dict[str, Any]:
-    """Reads which GGUF file a folder was unpacked from.
+    """Reads the record of the GGUF file from which a folder was unpacked.
 
     Returns:
         {file, sha256, quantization, license}; {} for any other folder.
@@ -155,13 +155,13 @@ def _metadata(file: Path) -> dict[str, str | None]:
 
 
 def with_plain_weights(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Makes `from_pretrained` unpack the weights of a GGUF file, because packed weights cannot be saved.
+    """Adds the option that makes `from_pretrained` unpack a GGUF file's weights, because packed ones cannot be saved.
 
     Args:
         kwargs: Keyword arguments for `from_pretrained`.
 
     Returns:
-        The arguments; if `gguf_file` is one of them, with a quantization_config that unpacks.
+        The arguments. If `gguf_file` is one of them, they include a quantization_config that unpacks the weights.
 
     Raises:
         ZooError: `gguf_file` and `quantization_config` are both set.

@@ -21,7 +21,7 @@ _RESUME_ONLY = (".pt", ".pth", ".bin")
 WEIGHTS_SUFFIX = ".safetensors"
 _TRAINER_STATE = "trainer_state.json"
 _THREADS = 4
-#: What reading a damaged JSON document may raise.
+#: The exceptions that reading a damaged JSON document may raise.
 _DAMAGED_JSON = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
 _Stamp = tuple[int, int, int, int]  # inode, size, times of the last change to content and to metadata in ns
 # Digests by path. A file is hashed again only when its inode, size or a time has changed.
@@ -35,7 +35,7 @@ def seal(folder: Path) -> dict[str, dict[str, Any]]:
     Returns:
         {path in the folder: {size, sha256}}.
     """
-    names = sorted(_names(folder))
+    names = sorted(_file_names(folder))
     with ThreadPoolExecutor(_THREADS) as pool:
         entries = list(pool.map(lambda name: _flush_and_hash(folder / name), names))
     return dict(zip(names, entries, strict=True))
@@ -58,8 +58,8 @@ def check_integrity(folder: Path | str, *, training: bool = False) -> None:
     if problem is None:
         return
     siblings = (path for path in folder.parent.glob("checkpoint-*") if (path / COMPLETE).is_file() and path != folder)
-    newest = sorted(siblings, key=lambda path: (len(path.name), path.name), reverse=True)
-    intact = next((path for path in newest if find_damage(path, training=training) is None), None)
+    newest_first = sorted(siblings, key=lambda path: (len(path.name), path.name), reverse=True)
+    intact = next((path for path in newest_first if find_damage(path, training=training) is None), None)
     hint = f"; {intact} is intact" if intact is not None else ""
     raise ZooError(f"{problem}: restore it from a copy, or train the stage again with --restart{hint}.")
 
@@ -75,14 +75,14 @@ def find_damage(folder: Path, *, training: bool = False) -> str | None:
         The beginning of an error message, which names the file; None if all files are intact.
     """
     try:
-        files = _recorded(folder)
+        files = _read_complete(folder)
     except (*_DAMAGED_JSON, OSError):
         return f"{folder / COMPLETE} is damaged"
-    for name, recorded in files.items():
+    for name, (size, sha256) in files.items():
         if training or not (name.endswith(_RESUME_ONLY) or name == _TRAINER_STATE):
             path = folder / name
             try:
-                problem = _difference(path, *recorded)
+                problem = _find_difference(path, size, sha256)
             except (OSError, ValueError) as error:  # ValueError: COMPLETE names a file that cannot exist
                 problem = f"{path!s:.200} cannot be read ({getattr(error, 'strerror', None) or error})"
             if problem is not None:
@@ -91,10 +91,10 @@ def find_damage(folder: Path, *, training: bool = False) -> str | None:
 
 
 def weights_digest(folder: Path | str) -> str | None:
-    """Hashes a model's weights, so that copies of it can be recognized wherever they are stored or published.
+    """Hashes a model's weights, so that copies of the model can be recognized wherever they are stored or published.
 
     Other files do not count, because they may differ between copies: adapter_config.json names the path of the base.
-    A critic, which has its own folder, does not count either.
+    The weights of a critic, which are in a folder of their own, do not count either.
 
     Args:
         folder: A checkpoint, with COMPLETE or, as pulled from a Hub, without.
@@ -110,31 +110,31 @@ def weights_digest(folder: Path | str) -> str | None:
     if not names:
         return None
     try:
-        recorded = _recorded(folder) if (folder / COMPLETE).is_file() else {}
+        recorded_files = _read_complete(folder) if (folder / COMPLETE).is_file() else {}
     except (*_DAMAGED_JSON, OSError) as error:
         raise ZooError(
             f"{folder / COMPLETE} is damaged: restore it, or train the stage again with --restart."
         ) from error
-    digests = {name: sha256 for name, (_, sha256) in recorded.items()}
+    digests = {name: sha256 for name, (_, sha256) in recorded_files.items()}
     lines = (f"{name} {digests.get(name) or _digest(folder / name)}\n" for name in names)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
-def _recorded(folder: Path) -> dict[str, tuple[int, str]]:
-    """Returns {path: (size, sha256)}, as COMPLETE lists them."""
+def _read_complete(folder: Path) -> dict[str, tuple[int, str]]:
+    """Returns {path: (size, sha256)} of the files that COMPLETE lists."""
     files = json.loads((folder / COMPLETE).read_bytes())["files"]
     return {str(name): (int(entry["size"]), str(entry["sha256"])) for name, entry in files.items()}
 
 
-def _difference(path: Path, size: int, sha256: str) -> str | None:
-    # The size first, because most damaged files are truncated, and hashing gigabytes takes long.
+def _find_difference(path: Path, size: int, sha256: str) -> str | None:
+    # Compare sizes first, because most damaged files are truncated, and hashing gigabytes takes long.
     current_size = path.stat().st_size
     if current_size != size:
         return f"{path} has {current_size} bytes, but {size} were saved"
     return None if _digest(path) == sha256 else f"{path} has a different sha256 than when it was saved"
 
 
-def _names(folder: Path) -> Iterator[str]:
+def _file_names(folder: Path) -> Iterator[str]:
     for root, _, names in os.walk(folder):
         for name in names:
             path = (Path(root) / name).relative_to(folder).as_posix()

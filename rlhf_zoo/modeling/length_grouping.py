@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Sampler
 from transformers import Trainer
 
-# Number of batches that are cut from one sorted pool of rows. A larger pool gives less padding, but the same rows share
-# a batch in more epochs.
+# Number of batches that are cut from one sorted pool of rows. A larger pool gives less padding, but in more epochs the
+# same rows share a batch.
 _POOL_BATCHES = 50
 # Columns with a row's tokens, here and in TRL. Both sides of a pair are padded to the longer one, so its length counts.
 _TOKEN_COLUMNS = ("input_ids", "chosen_ids", "rejected_ids")
@@ -45,16 +45,16 @@ class SeededLengthSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         generator = torch.Generator().manual_seed(self._seed + self._epoch)
         rows = torch.randperm(len(self._lengths), generator=generator).tolist()
-        full = len(rows) - len(rows) % self._batch_size  # the rest is an incomplete batch, which comes last
+        full_count = len(rows) - len(rows) % self._batch_size  # the rest is an incomplete batch, which comes last
         batches = []
-        for start in range(0, full, _POOL_BATCHES * self._batch_size):
+        for start in range(0, full_count, _POOL_BATCHES * self._batch_size):
             pool = sorted(
-                rows[start : min(start + _POOL_BATCHES * self._batch_size, full)], key=self._lengths.__getitem__
+                rows[start : min(start + _POOL_BATCHES * self._batch_size, full_count)], key=self._lengths.__getitem__
             )
             batches += [pool[offset : offset + self._batch_size] for offset in range(0, len(pool), self._batch_size)]
         for index in torch.randperm(len(batches), generator=generator).tolist():
             yield from batches[index]
-        yield from rows[full:]
+        yield from rows[full_count:]
 
 
 class LengthGroupingMixin(Trainer):

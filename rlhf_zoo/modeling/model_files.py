@@ -32,7 +32,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _SHARD = re.compile(r"\w[\w.-]*\.safetensors")
 
-#: What libraries raise for a model's malformed files, or for a missing library.
+#: The exceptions that libraries raise for a model's malformed files, or for a dependency that is not installed.
 MALFORMED = (
     OSError, ValueError, KeyError, TypeError, AttributeError, ImportError, RecursionError, StrictDataclassError,
 )  # fmt: skip
@@ -56,7 +56,7 @@ def translate_load_errors(subject: str, kind: str = "") -> Iterator[None]:
         kind: What follows "cannot be loaded", such as " as a causal language model".
 
     Raises:
-        ZooError: The code under this context failed.
+        ZooError: The code in this context raised such an exception.
     """
     try:
         yield
@@ -138,9 +138,9 @@ class ModelFiles:
         self.directory = Path(source) / (hub.get("subfolder") or "") if Path(source).is_dir() else None
         if self.directory is None:
             # Pin one commit for all files, because a run may push between two downloads.
-            pin = {name: value for name, value in self.hub.items() if name not in ("subfolder", "force_download")}
+            options = {name: value for name, value in self.hub.items() if name not in ("subfolder", "force_download")}
             try:
-                self.hub["revision"] = resolve_revision(self.source, **pin)
+                self.hub["revision"] = resolve_revision(self.source, **options)
             except (HfHubHTTPError, HFValidationError, RevisionResolutionError) as error:
                 raise ZooError(
                     f"{self.source} is neither a folder nor a readable repository ({first_line(error)}): check its "
@@ -148,7 +148,7 @@ class ModelFiles:
                 ) from error
 
     def find(self, name: str) -> Path | None:
-        """Returns the path of a file, which is downloaded if necessary; None if the checkpoint has no such file.
+        """Returns the path of a file, and downloads the file if necessary; None if the checkpoint has no such file.
 
         Args:
             name: The file's path in the checkpoint.
@@ -247,7 +247,7 @@ class ModelFiles:
         return None
 
     def check_shards(self) -> None:
-        """Checks that no index of shards names a file outside of its folder, which transformers would load.
+        """Checks that no index of shards names a file outside of its folder, because transformers would load the file.
 
         Raises:
             ZooError: An index names such a file.
@@ -287,7 +287,7 @@ class ModelFiles:
         if not has_safetensors:
             self.refuse_pickle(kind)
         for path in sorted(self.directory.glob("*.safetensors")):
-            # Opening is enough to notice a truncated file, because the header has the length that the file must have.
+            # Opening is enough to notice a truncated file, because the header states the file's length.
             with translate_load_errors(f"{self.source}/{path.name}"), safe_open(path, framework="pt"):
                 pass
 
@@ -305,12 +305,13 @@ class ModelFiles:
             if self.has(name):
                 raise ZooError(
                     f"{self.source} has {name}, a pickle, which is not read because it can run code: if you trust it, "
-                    f"write {kind}.safetensors next to it by running, in that folder, `{_conversion(stem, kind)}`."
+                    f"write {kind}.safetensors next to it by running, in that folder, "
+                    f"`{_conversion_command(stem, kind)}`."
                 )
 
 
-def _conversion(stem: str, kind: str) -> str:
-    """Returns a command that writes pickled weights as safetensors. It clones, because tied weights share memory."""
+def _conversion_command(stem: str, kind: str) -> str:
+    """Returns a command that converts pickled weights to safetensors. It clones tied weights, which share memory."""
     return (
         "python -c 'import glob, torch, safetensors.torch as st; st.save_file({k: v.clone() "
         f'for f in glob.glob("{stem}*.bin") for k, v in torch.load(f, weights_only=True).items()}}, '
@@ -319,22 +320,22 @@ def _conversion(stem: str, kind: str) -> str:
 
 
 def _check_shards(index: Path, files: Iterable[Any]) -> None:
-    wrong = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
-    if wrong is not None:
+    invalid = next((file for file in files if not isinstance(file, str) or not _SHARD.fullmatch(file)), None)
+    if invalid is not None:
         raise ZooError(
-            f"{index} names the file {wrong!r:.200}, but weights must be next to their index: choose another model, or "
-            "copy it again."
+            f"{index} names the file {invalid!r:.200}, but weights must be next to their index: choose another model, "
+            "or copy it again."
         )
 
 
 def is_foreign(folder: Path) -> bool:
-    """Whether a model comes from elsewhere: from a download, or from a run that another user's rlhf-zoo wrote."""
-    mark = find_download(folder)
-    if mark is None:
+    """Whether somebody else made a model: it is a download, or from a run that another user's rlhf-zoo wrote."""
+    marker = find_download(folder)
+    if marker is None:
         return False
-    run = mark.parent / "run.json"
+    run = marker.parent / "run.json"
     # A card marks a download, but the user's own run directories have one too.
-    return not (mark.name == CARD_FILE and run.is_file() and is_own(json_object(run)))
+    return not (marker.name == CARD_FILE and run.is_file() and is_own(json_object(run)))
 
 
 def model_files(source: str | Path, **hub: Unpack[HubOptions]) -> ModelFiles:

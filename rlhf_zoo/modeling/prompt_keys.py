@@ -54,14 +54,14 @@ def format_prompt_count(distinct: int, rows: int) -> str:
 
 
 def format_group_count(groups: int | None, prompts: int) -> str:
-    """Formats the number of groups of prompts that ask the same, to follow the word "prompts".
+    """Formats the number of groups of prompts that ask the same, as a suffix to a number of prompts.
 
     Args:
         groups: The number of groups; None if it is unknown.
         prompts: The number of prompts.
 
     Returns:
-        " in 24 groups", or "" if no two prompts ask the same.
+        " in 24 groups"; "" if their number is unknown, or if no two prompts ask the same.
     """
     if groups is None or groups == prompts:
         return ""
@@ -75,6 +75,6 @@ def describe_prompt_count(rows: Dataset) -> str:
         rows: A data set with the column `prompt`.
 
     Returns:
-        A text as from `format_prompt_count`.
+        The text that `format_prompt_count` returns.
     """
     return format_prompt_count(count_distinct_prompts(rows["prompt"]), len(rows))

@@ -111,9 +111,9 @@ def prepare_prompts(
 
 def _remove_padding(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> Dataset:
     """Returns the data set with unpadded `input_ids` and without `attention_mask`."""
-    kept = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
-    columns = [Dataset.from_dict({PROMPT_TOKENS: read_unpadded_ids(dataset, tokenizer, subject="Prompt")})]
-    return concatenate_datasets([*columns, *([dataset.select_columns(kept)] if kept else [])], axis=1)
+    other_columns = [name for name in dataset.column_names if name not in (PROMPT_TOKENS, "attention_mask")]
+    ids = Dataset.from_dict({PROMPT_TOKENS: read_unpadded_ids(dataset, tokenizer, subject="Prompt")})
+    return concatenate_datasets([ids, dataset.select_columns(other_columns)], axis=1) if other_columns else ids
 
 
 def read_unpadded_ids(dataset: Dataset, tokenizer: PreTrainedTokenizerBase, *, subject: str) -> list[list[int]]:
@@ -156,16 +156,13 @@ def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> l
             f"{subject} has {len(ids)} input_ids, but its attention_mask {length}: give the mask one entry for each id."
         )
     positions = [position for position, is_token in enumerate(mask) if is_token]
-    if positions and len(positions) != positions[-1] - positions[0] + 1:
+    gap = next((previous + 1 for previous, position in pairwise(positions) if position != previous + 1), None)
+    if gap is not None:
         raise ZooError(
-            f"{subject} has padding between its tokens, at position {_first_gap(positions)} of input_ids: pad on the "
-            "left or on the right."
+            f"{subject} has padding between its tokens, at position {gap} of input_ids: pad on the left or on the "
+            "right."
         )
     return [ids[position] for position in positions]
-
-
-def _first_gap(positions: Sequence[int]) -> int:
-    return next(previous + 1 for previous, position in pairwise(positions) if position != previous + 1)
 
 
 def _check_same_prompts(dataset: Dataset, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -216,7 +213,10 @@ def uncollate(batch: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase) -> l
     attention = columns.pop("attention_mask", None)
     rows = []
     for index in range(len(next(iter(columns.values())))):
-        row = {name: x[index].tolist() if isinstance(x, Tensor) else x[index] for name, x in columns.items()}
+        row = {
+            name: values[index].tolist() if isinstance(values, Tensor) else values[index]
+            for name, values in columns.items()
+        }
         if (ids := row.get(PROMPT_TOKENS)) is not None:
             mask = _padding_mask(ids, tokenizer) if attention is None else list(map(bool, attention[index]))
             row[PROMPT_TOKENS] = _unpad(ids, mask, subject=f"Prompt {index} of a batch")

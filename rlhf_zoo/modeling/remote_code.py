@@ -27,7 +27,7 @@ _MODULE = re.compile(r"[\w-]+\.py")
 
 
 @dataclass(frozen=True)
-class CodeRun:
+class ExecutedCode:
     """A model's remote code that ran in this process.
 
     Attributes:
@@ -48,31 +48,31 @@ class CodeRun:
         return {"model": self.model, "commit": self.commit, "files": dict(self.files)}
 
 
-# The code that ran, by folder; None while no code may run. One switch for the process, because it also has to apply in
-# threads and where a library loads models.
-_RUN: dict[Path, CodeRun] | None = None
+# The code that ran, by folder; None while no code may run. A global, because the permission must also apply in threads
+# and where a library loads models.
+_EXECUTED: dict[Path, ExecutedCode] | None = None
 
 
 @contextmanager
 def trusting() -> Iterator[None]:
     """Allows models to run their own code when they are loaded, while this context is open."""
-    global _RUN
-    previous, _RUN = _RUN, {}
+    global _EXECUTED
+    previous, _EXECUTED = _EXECUTED, {}
     try:
         yield
     finally:
-        _RUN = previous
+        _EXECUTED = previous
 
 
 def is_trusted() -> bool:
     """Whether models may run their own code now."""
-    return _RUN is not None
+    return _EXECUTED is not None
 
 
-def code_run() -> list[CodeRun]:
+def executed_code() -> list[ExecutedCode]:
     """Returns the code that ran since `trusting` was opened. Of models with the same code, only the first is listed."""
-    by_files = {tuple(run.files.items()): run for run in reversed((_RUN or {}).values())}
-    return sorted(by_files.values(), key=lambda run: run.model)
+    by_files = {tuple(code.files.items()): code for code in reversed((_EXECUTED or {}).values())}
+    return sorted(by_files.values(), key=lambda code: code.model)
 
 
 def untrusted_message(subject: str) -> str:
@@ -124,7 +124,7 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
     Raises:
         ZooError: Classes come from another repository, for which a config cannot name a commit.
     """
-    if _RUN is None:
+    if _EXECUTED is None:
         return
     modules: list[str] = []
     for file in _AUTO_MAP_FILES:
@@ -133,19 +133,19 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
             modules += code_of(read_json(path))
     if not modules:
         return
-    if elsewhere := next((module for module in modules if "--" in module), None):
+    if foreign_module := next((module for module in modules if "--" in module), None):
         raise ZooError(
-            f"{subject} takes code from another repository, {elsewhere.partition('--')[0]}, and names no commit of it: "
-            "copy the files next to its config.json and remove that repository's name from auto_map."
+            f"{subject} takes code from another repository, {foreign_module.partition('--')[0]}, and names no commit "
+            "of it: copy the files next to its config.json and remove that repository's name from auto_map."
         )
     files = _with_imports(find, modules, subject)
     folder = next(iter(files.values())).parent
     digests = {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in files.items()}
-    if folder in _RUN and _RUN[folder].files == digests:
+    if folder in _EXECUTED and _EXECUTED[folder].files == digests:
         return
     commit = folder.name if _COMMIT.fullmatch(folder.name) else None
-    already_logged = any(run.files == digests for run in _RUN.values())
-    _RUN[folder] = CodeRun(name, commit, digests, folder)
+    already_logged = any(code.files == digests for code in _EXECUTED.values())
+    _EXECUTED[folder] = ExecutedCode(name, commit, digests, folder)
     if not already_logged:
         commit_text = f" at commit {commit[:10]}" if commit else ""
         log.warning("%s%s runs its own program code: %s.", subject, commit_text, ", ".join(digests))
@@ -181,11 +181,11 @@ def copy_code(checkpoint: Path) -> None:
         for name in _AUTO_MAP_FILES:
             if (folder / name).is_file():
                 modules.update(code_of(read_json(folder / name)))
-        candidates = [run for run in code_run() if {f"{module}.py" for module in modules} <= run.files.keys()]
+        candidates = [code for code in executed_code() if {f"{module}.py" for module in modules} <= code.files.keys()]
         if not modules or not candidates:
             continue
         present = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.glob("*.py")}
         # Two models may have files of the same names. The files that transformers saved identify the right one.
-        best = max(candidates, key=lambda run: len(present.items() & run.files.items()))
+        best = max(candidates, key=lambda code: len(present.items() & code.files.items()))
         for file in best.files.keys() - present.keys():
             shutil.copyfile(best.folder / file, folder / file)

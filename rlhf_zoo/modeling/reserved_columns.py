@@ -24,10 +24,10 @@ ARGUMENTS = ("prompts", "completions", "completion_ids", "trainer_state", "log_e
 RESERVED = frozenset(
     {*ARGUMENTS, "prompt", "completion", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION}
 )
-#: Columns of the completions table. If the function NAME logs a column `score`, the table calls it "score (NAME)".
+#: Columns of the completions table. If the function NAME logs a column `score`, the table names it "score (NAME)".
 TABLE = ("prompt", "completion", "score", "kl", "ended")
-# Columns that any data set of prompts may have, and that no user expects reward functions to get.
-_USUAL = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION})
+# Reserved columns that no user expects reward functions to get.
+_UNREMARKABLE = frozenset({"prompt", PROMPT_TOKENS, "attention_mask", PROMPT_INDEX, GENERATION, QUESTION})
 
 
 def columns_for_functions(columns: Mapping[str, _Values]) -> dict[str, _Values]:
@@ -46,9 +46,9 @@ def withheld_columns(names: Iterable[str]) -> list[str]:
         names: The column names of a data set of prompts.
 
     Returns:
-        Those with a reserved name, in order.
+        The withheld columns, in order.
     """
-    return [name for name in names if name in RESERVED - _USUAL]
+    return [name for name in names if name in RESERVED - _UNREMARKABLE]
 
 
 def how_to_rename(name: str) -> str:

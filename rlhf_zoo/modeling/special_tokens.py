@@ -1,4 +1,4 @@
-"""Special tokens of a policy (those that end a completion, and PAD), and training a tokenizer from scratch."""
+"""Special tokens of a policy: PAD and the tokens that end a completion. Also trains tokenizers from scratch."""
 
 import contextlib
 import json
@@ -42,7 +42,7 @@ def stop_ids(model: Any, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def highest_id(tokenizer: PreTrainedTokenizerBase) -> int:
     """Returns the highest token id for which a model may need an embedding.
 
-    PAD does not count: some scripts add it without an embedding, and it is never looked up.
+    PAD does not count: some scripts add PAD without an embedding, which works because no model looks it up.
     """
     return max(
         (token_id for token_id in tokenizer.get_vocab().values() if token_id != tokenizer.pad_token_id), default=0
@@ -56,7 +56,7 @@ def _special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     return {token_id: str(token) for token_id, token in added.items()} | special
 
 
-def settle_padding(
+def set_up_padding(
     tokenizer: PreTrainedTokenizerBase,
     model: PreTrainedModel,
     *,
@@ -66,7 +66,7 @@ def settle_padding(
     """Gives the tokenizer a PAD that does not also end completions, and writes it into the model's configs.
 
     PAD is `pad_token`, otherwise the tokenizer's current PAD, otherwise a token of the vocabulary that no text uses,
-    otherwise a new token. If the embeddings have no row for it, they grow, and peft then saves them with every adapter.
+    otherwise a new token. If PAD has no embedding, one is added, and peft then saves all embeddings with every adapter.
 
     Args:
         tokenizer: The tokenizer, which is changed.
@@ -101,13 +101,13 @@ def settle_padding(
     padding = pad_token or spare_token(tokenizer, model)
     if padding is not None:
         tokenizer.pad_token = padding
-        how = "as requested" if pad_token is not None else "an unused token of its vocabulary"
+        origin = "as requested" if pad_token is not None else "an unused token of its vocabulary"
     else:
         tokenizer.add_special_tokens({"pad_token": ADDED_PAD})
-        padding, how = ADDED_PAD, "a new token"
+        padding, origin = ADDED_PAD, "a new token"
     add_pad_embedding(model, tokenizer)
     write_pad_id(model, tokenizer)
-    return f"The tokenizer {problem}: PAD is now {padding} (id {tokenizer.pad_token_id}), {how}."
+    return f"The tokenizer {problem}: PAD is now {padding} (id {tokenizer.pad_token_id}), {origin}."
 
 
 def has_own_pad(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -127,32 +127,32 @@ def ensure_own_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *,
     Raises:
         ZooError: PAD would still be EOS or missing, or the tokenizer does not have `pad_token`.
     """
-    current_pad, end = tokenizer.pad_token, tokenizer.eos_token
+    current_pad, eos = tokenizer.pad_token, tokenizer.eos_token
     if pad_token is not None and pad_token not in tokenizer.get_vocab():
         raise ZooError(
             f"{key} is {pad_token!r}, which the tokenizer of {subject} does not have: choose one of its tokens."
         )
-    if pad_token is not None and pad_token == end:
+    if pad_token is not None and pad_token == eos:
         raise ZooError(f"{key} is {pad_token!r}, which is also EOS of {subject}: choose another of its tokens.")
     if has_own_pad(tokenizer):
         return
     if pad_token is None:
-        pads = "has no PAD" if current_pad is None else "pads with its EOS"
+        problem = "has no PAD" if current_pad is None else "pads with its EOS"
         raise ZooError(
-            f"The tokenizer of {subject} {pads}, so EOS would be taken for padding and the score would be read one "
+            f"The tokenizer of {subject} {problem}, so EOS would be taken for padding and the score would be read one "
             f"token early: set {key} to {_suggestion(tokenizer)}."
         )
     tokenizer.pad_token = pad_token
 
 
 def _suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Names a token that could be PAD, for an error. Its embedding is checked only once the key is set."""
+    """Suggests a token for PAD, as part of an error. Its embedding is checked later, when the user has set the key."""
     candidate = spare_token(tokenizer, None)
     return "another of its tokens" if candidate is None else f"{candidate!r}, which no text uses"
 
 
 def add_pad_embedding(model: Any, tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Adds an embedding for PAD if the model has none. Its values do not matter, but trainers look it up.
+    """Adds an embedding for PAD if the model has none. Trainers look it up, but its values do not matter.
 
     Args:
         model: The model, which is changed.
@@ -205,10 +205,10 @@ def spare_token(tokenizer: PreTrainedTokenizerBase, model: Any) -> str | None:
     )
     # A vocabulary with all bytes never needs UNK.
     unknown = [tokenizer.unk_token] if tokenizer.unk_token in unused else []
-    return next((token for token in (*matches, *unknown) if not _is_written(token, tokenizer)), None)
+    return next((token for token in (*matches, *unknown) if not _occurs_in_text(token, tokenizer)), None)
 
 
-def _is_written(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
+def _occurs_in_text(token: str, tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether a token occurs in ordinary text, or in conversations once it is PAD, because a template may write PAD."""
     token_id, current_pad = tokenizer.convert_tokens_to_ids(token), tokenizer.pad_token
     turns = [{"role": "user", "content": _ORDINARY_TEXT}, {"role": "assistant", "content": _ORDINARY_TEXT}]

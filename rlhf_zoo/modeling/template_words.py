@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _ROLES = ("system", "user", "assistant")
 # A tag such as </s> or [/INST]. It need not be a token of the tokenizer.
 _TAG = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]")
-# The last second of an hour: one second later, the minute and the hour differ too.
+# The last second of an hour, so that one second later the minute and the hour differ too.
 _NOW = datetime(2026, 1, 2, 11, 59, 59)
 _FIX = "set chat_template_path in sft.yaml to a template that keeps them"
 
@@ -127,9 +127,9 @@ def _subject(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> str:
-    """Returns the words after the last answer; "" without a special token there, because the words may mark its end."""
+    """Returns the words after the last answer; "" if no special token is there, because words may then mark its end."""
     after = text.rpartition(answer)[2]
-    # The longest first, because a token may begin with another token.
+    # Longest first, because a token may begin with another token.
     added = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
     without_tokens = re.sub("|".join(map(re.escape, added)), " ", after) if added else after
     if without_tokens == after:

@@ -1,4 +1,4 @@
-"""Tokenizes texts: with one BOS if the tokenizer adds one, and without EOS. Says whether two tokenizers agree."""
+"""Tokenizes texts with one BOS if the tokenizer adds one, and without EOS. Compares the ids of two tokenizers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class AddedTokens(NamedTuple):
     suffix: tuple[int, ...]
 
 
-# {tokenizer: (its settings, the tokens that it adds)}. The settings show whether the cached tokens are still valid.
+# {tokenizer: (its settings, the tokens that it adds)}. Cached tokens are valid as long as the settings are the same.
 _CACHE: WeakKeyDictionary[Any, tuple[Any, AddedTokens]] = WeakKeyDictionary()
 
 
@@ -46,8 +46,8 @@ def added_tokens(tokenizer: PreTrainedTokenizerBase) -> AddedTokens:
     cached = _CACHE.get(tokenizer)
     if cached is None or cached[0] != state:
         bare, full = (list(tokenizer(_PROBE, add_special_tokens=add)["input_ids"]) for add in (False, True))
-        extra = len(full) - len(bare)
-        start = next((position for position in range(extra + 1) if full[position : position + len(bare)] == bare), 0)
+        last = len(full) - len(bare)
+        start = next((position for position in range(last + 1) if full[position : position + len(bare)] == bare), 0)
         added = AddedTokens(tuple(full[:start]), tuple(full[start + len(bare) :])) if bare else AddedTokens((), ())
         cached = _CACHE[tokenizer] = state, added
     return cached[1]
@@ -79,8 +79,8 @@ def tokenize_text(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
 def without_bos(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Removes the BOS at the start of a text if the tokenizer would add a second one."""
     bos: Any = tokenizer.bos_token
-    doubled = bos is not None and added_tokens(tokenizer).prefix[-1:] == (tokenizer.bos_token_id,)
-    return text.removeprefix(bos) if doubled else text
+    would_double = bos is not None and added_tokens(tokenizer).prefix[-1:] == (tokenizer.bos_token_id,)
+    return text.removeprefix(bos) if would_double else text
 
 
 def switch_off_eos(tokenizer: PreTrainedTokenizerBase) -> str | None:

@@ -61,18 +61,19 @@ def phrase(tokens: Sequence[str]) -> str:
 
 
 def pattern(tokens: Sequence[str]) -> str:
-    """Makes a regular expression for consecutive words in a lower-cased text, with any marks and spaces between them.
+    """Makes a regular expression for consecutive words of a lower-cased text, whatever marks and spaces separate them.
 
     Args:
         tokens: Elements of `words`.
     """
-    spaced = [word[0].isalnum() and not unspaced(word) for word in tokens]
+    is_spaced = [word[0].isalnum() and not unspaced(word) for word in tokens]
     regex = ""
-    for k, word in enumerate(tokens):
+    for position, word in enumerate(tokens):
         # Without a separator, two words of a script with spaces would be a single word.
-        between = "" if k == 0 else r"\W+" if spaced[k] and spaced[k - 1] else r"\W*"
+        separator = "" if position == 0 else r"\W+" if is_spaced[position] and is_spaced[position - 1] else r"\W*"
         escaped = re.escape(word)
-        regex += between + (rf"(?<!{_SPACED_CHARACTER}){escaped}(?!{_SPACED_CHARACTER})" if spaced[k] else escaped)
+        bounded = rf"(?<!{_SPACED_CHARACTER}){escaped}(?!{_SPACED_CHARACTER})"
+        regex += separator + (bounded if is_spaced[position] else escaped)
     return regex
 
 

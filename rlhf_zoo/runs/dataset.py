@@ -271,7 +271,7 @@ def evaluation_rows(
     rows = distinct_first(rows)
     if path is None or data.max_prompt_length is None:
         return rows
-    tokenizer = context.shared.chat.for_prompts(load_tokenizer(path), rows["prompt"])
+    tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(path), rows["prompt"])
     return drop_long_prompts(rows, tokenizer, data.max_prompt_length, subject=f"the evaluation's prompts ({part})")[0]
 
 

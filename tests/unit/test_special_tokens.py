@@ -9,7 +9,7 @@ from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.special_tokens import ensure_own_pad, settle_padding, stop_ids
+from rlhf_zoo.modeling.special_tokens import ensure_own_pad, set_up_padding, stop_ids
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -18,26 +18,26 @@ def test_stops_and_padding(name):
     family, rows = FAMILIES[name], model.get_input_embeddings().weight.shape[0]
     assert {*tokenizer.convert_ids_to_tokens(stop_ids(model, tokenizer))} == {*family.stops}
     assert stop_ids(model, tokenizer)[0] == tokenizer.eos_token_id
-    said = settle_padding(tokenizer, model)
+    said = set_up_padding(tokenizer, model)
     assert tokenizer.pad_token == family.pad
     assert (said is None) == (family.own_pad == family.pad)
     assert said is None or family.pad in said
     assert model.config.pad_token_id == tokenizer.pad_token_id != tokenizer.eos_token_id
     assert model.get_input_embeddings().weight.shape[0] == rows + (family.pad == "[PAD]")
     assert {*tokenizer.convert_ids_to_tokens(stop_ids(model, tokenizer))} == {*family.stops}
-    assert settle_padding(tokenizer, model) is None
+    assert set_up_padding(tokenizer, model) is None
 
 
 def test_tokens_that_are_named():
     model, tokenizer = load("Llama 3")
-    settle_padding(tokenizer, model, pad_token="<|reserved_special_token_0|>", eos_token="<|end_of_text|>")
+    set_up_padding(tokenizer, model, pad_token="<|reserved_special_token_0|>", eos_token="<|end_of_text|>")
     assert (tokenizer.pad_token, tokenizer.eos_token) == ("<|reserved_special_token_0|>", "<|end_of_text|>")
-    said = settle_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>")
+    said = set_up_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>")
     assert said is not None and "reserved_special_token_0|>: PAD is now <|finetune_right_pad_id|> (id 3)" in said
-    assert settle_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>") is None
+    assert set_up_padding(tokenizer, model, pad_token="<|finetune_right_pad_id|>") is None
     for given in ({"pad_token": "<nothing>"}, {"pad_token": tokenizer.eos_token}, {"eos_token": "<nothing>"}):
         with pytest.raises(ZooError, match="token"):
-            settle_padding(tokenizer, model, **given)
+            set_up_padding(tokenizer, model, **given)
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -47,7 +47,7 @@ def test_the_error_about_padding_names_a_token_that_would_do(name):
         return
     with pytest.raises(ZooError, match="set pad_token to") as refused:
         ensure_own_pad(tokenizer, None, subject="the policy", key="pad_token")
-    settle_padding(tokenizer, model)
+    set_up_padding(tokenizer, model)
     spare = "another of its tokens." if tokenizer.pad_token == "[PAD]" else f"{tokenizer.pad_token!r}, which no text"
     assert spare in str(refused.value)
 
@@ -64,7 +64,7 @@ def adapter_of(folder, *, rows=None):
     if rows is not None:
         model.resize_token_embeddings(rows)
         model.save_pretrained(folder)
-    settle_padding(tokenizer, model)
+    set_up_padding(tokenizer, model)
     get_peft_model(model, LoraConfig(target_modules="all-linear")).save_pretrained(folder / "adapter")
     with safe_open(folder / "adapter" / "adapter_model.safetensors", framework="pt") as tensors:
         return tokenizer.pad_token, set(tensors.keys())
@@ -86,17 +86,17 @@ def test_an_adapter_holds_no_embeddings_where_a_token_or_a_row_is_to_spare(tmp_p
 def test_a_token_that_the_template_writes_does_not_pad(written):
     model, tokenizer = load("SmolLM2")
     tokenizer.chat_template = written
-    settle_padding(tokenizer, model)
+    set_up_padding(tokenizer, model)
     assert tokenizer.pad_token == "[PAD]"
 
 
 def test_what_stands_for_unknown_text_does_not_pad():
     model, tokenizer = load("Mistral")
-    settle_padding(tokenizer, model)
+    set_up_padding(tokenizer, model)
     assert tokenizer.pad_token == "<unk>"
     words = Tokenizer(WordLevel({"<unk>": 0, "</s>": 1, "a": 2}, unk_token="<unk>"))
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>", eos_token="</s>")
-    settle_padding(tokenizer, model)
+    set_up_padding(tokenizer, model)
     assert tokenizer.pad_token == "[PAD]"
 
 
@@ -106,7 +106,7 @@ def test_a_pad_without_an_embedding_is_given_one(asked):
     rows = model.get_input_embeddings().weight.shape[0]
     tokenizer.add_special_tokens({"pad_token": "[PAD]"})  # as scripts do, and leave the model as it is
     assert tokenizer.pad_token_id == rows
-    said = settle_padding(tokenizer, model, pad_token=asked)
+    said = set_up_padding(tokenizer, model, pad_token=asked)
     assert said == f"The model has no embedding for PAD, [PAD] (id {rows}): its embeddings are resized."
     assert model.get_input_embeddings().weight.shape[0] == rows + 1 and model.config.pad_token_id == rows
     batch = tokenizer(["how is it", "how"], padding=True, return_tensors="pt")

@@ -207,7 +207,7 @@ def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> P
     ensure_own_pad(
         tokenizer, context.settings("ppo").data.pad_token, subject="the policy", key="pad_token of the stage ppo"
     )
-    return context.shared.chat.for_prompts(tokenizer, data["train_dataset"]["prompt"])
+    return context.shared.chat.write_for_prompts(tokenizer, data["train_dataset"]["prompt"])
 
 
 def drop_too_long(

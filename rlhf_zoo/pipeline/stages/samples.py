@@ -108,7 +108,7 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
         ZooError: Every prompt is too long.
     """
     prompts = prompts_of(context, source, "train")
-    tokenizer = context.shared.chat.for_prompts(load_tokenizer(sft.path), prompts)
+    tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(sft.path), prompts)
     loaded = load_causal(merged_model(context, sft))
     model, options = on_device(loaded, use_cpu=settings.trainer.use_cpu), sampling(context)
     max_tokens, fix = (context_length(model) or math.inf) - options["max_new_tokens"], "lower PPO's response_length"
@@ -301,7 +301,7 @@ def sample_pairs(
     Returns:
         For the K remaining pairs: the indices of their prompts, the first completions, and the second completions.
     """
-    tokenizer = context.shared.chat.for_prompts(load_tokenizer(policy.path), list(prompts))
+    tokenizer = context.shared.chat.write_for_prompts(load_tokenizer(policy.path), list(prompts))
     loaded = load_causal(merged_model(context, policy))
     model = on_device(loaded, use_cpu=context.settings("reward").trainer.use_cpu)
     first, second = (

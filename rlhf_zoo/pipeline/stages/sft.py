@@ -20,7 +20,7 @@ from ...modeling.chat import plain_text
 from ...modeling.chat_template import check_answers_end
 from ...modeling.loading import load_tokenizer
 from ...modeling.models import build_causal, disable_router_logits, load_causal
-from ...modeling.special_tokens import highest_id, settle_padding, train_tokenizer
+from ...modeling.special_tokens import highest_id, set_up_padding, train_tokenizer
 from ...modeling.text_ids import switch_off_eos, without_bos
 from ...ppo.step_guard import with_finite_steps
 from ...runs.checks.conversations import check_conversations
@@ -132,7 +132,7 @@ def _set_up_tokenizer(
         log.warning("%s", warning)
     settings = _set_template(settings, model, tokenizer, context.hub)
     pad_token, eos_token = settings.trainer.pad_token, settings.trainer.eos_token
-    if (warning := settle_padding(tokenizer, model, pad_token=pad_token, eos_token=eos_token)) is not None:
+    if (warning := set_up_padding(tokenizer, model, pad_token=pad_token, eos_token=eos_token)) is not None:
         log.warning("%s", warning)
     if conversational(train):
         _set_up_chat(context, source, settings, tokenizer)

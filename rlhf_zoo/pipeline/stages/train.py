@@ -20,7 +20,7 @@ from ...hub.client.publish import MERGED_MODEL
 from ...hub.client.refusals import is_disk_full
 from ...modeling import distributed
 from ...modeling.integrity import weights_digest
-from ...modeling.remote_code import code_run
+from ...modeling.remote_code import executed_code
 from ...ppo.failures import UpdateFailed
 from ...ppo.timing import Phases
 from ...ppo.waiting import WaitEnded
@@ -279,7 +279,7 @@ def code_lineage(context: RunContext) -> list[dict[str, Any]]:
         The lineage of each model's code, as an earlier stage recorded it if it ran the same code.
     """
     recorded = [code for stage in STAGES for code in context.record(stage).read().get("remote_code") or ()]
-    lineages = [code.lineage for code in code_run()]
+    lineages = [code.lineage for code in executed_code()]
     return [next((earlier for earlier in recorded if earlier["files"] == code["files"]), code) for code in lineages]
 
 

@@ -293,7 +293,7 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], 
         return "SFT trains the tokenizer, so prompts are measured after it"
     max_prompt_length, response_length = settings.data.max_prompt_length, settings.trainer.response_length
     context_length = policy.context_length
-    tokenizer = context.shared.chat.for_prompts(_tokenizer_of(context, policy), prompts)
+    tokenizer = context.shared.chat.write_for_prompts(_tokenizer_of(context, policy), prompts)
     lengths = sorted(len(tokenize_prompt(prompt, tokenizer)) for prompt in prompts)
     fitting = [length for length in lengths if max_prompt_length is None or length <= max_prompt_length]
     if not fitting:
