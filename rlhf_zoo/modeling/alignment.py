@@ -1,7 +1,7 @@
 """Maps between the tokens of a completion and its text, in the context of its prompt.
 
 A SentencePiece-style tokenizer puts the space before a word into the word's token, and drops it at the start of a text.
-So a completion that is decoded alone loses its first space, and a completion that is encoded alone gains a space.
+Therefore a completion that is decoded alone loses its first space, and one that is encoded alone gains a space.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tokenizers import AddedToken
     from transformers import PreTrainedTokenizerBase
 
-# Tokenizers decode the first bytes of an incomplete character to one replacement character, or to one for each byte.
+# Tokenizers decode the bytes of an incomplete character to one replacement character, or to one for each byte.
 _INCOMPLETE = "\ufffd"
 _MAX_INCOMPLETE = 3  # the longest UTF-8 character has four bytes
 #: Number of prompt tokens that `Pieces` decodes before a completion. A few give its first token the right context.
@@ -89,9 +89,9 @@ def encode_after(
     candidates = []
     for anchor in _ANCHORS:
         texts = anchor, anchor + completion
-        anchor_ids, text = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
-        if text[: len(anchor_ids)] == anchor_ids:
-            candidates.append(text[len(anchor_ids) :])
+        anchor_ids, ids = (list(tokenizer(text, add_special_tokens=False)["input_ids"]) for text in texts)
+        if ids[: len(anchor_ids)] == anchor_ids:
+            candidates.append(ids[len(anchor_ids) :])
     return next((ids for ids in candidates if decode_after(tokenizer, prompt, ids) == completion), candidates[0])
 
 
@@ -129,28 +129,28 @@ class TokenText:
 
 
 class Pieces:
-    """Decodes a completion token by token. The pieces, joined, are its text.
+    """Decodes a completion token by token. The pieces, joined, are the completion's text.
 
     A token alone does not determine its text: SentencePiece drops the space before it, and a byte is not a character.
-    So each token is decoded together with the tokens before it, including the prompt's. A character that spans
-    several tokens belongs to the piece of the last of them.
+    Each token is therefore decoded together with the tokens before it, including the prompt's. A character that spans
+    several tokens belongs to the piece of its last token.
 
     Attributes:
         ids: The tokens so far.
-        all: The piece of each token, special tokens included.
+        by_token: The piece of each token, special tokens included.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = ()) -> None:
         self._tokenizer, self._prompt = tokenizer, list(prompt)
         self._special = set(tokenizer.all_special_ids)
-        # Each token is decoded with those of the last piece, which begin at _start, so the time per token does not grow
-        # with the text. The first _emitted characters of the decoded text are in pieces already.
+        # Each token is decoded together with the tokens of the last piece, which begin at _start, so that the time per
+        # token does not grow with the text. The first _emitted characters of the decoded text are already in pieces.
         self._tokens = self._prompt[-_PROMPT_TOKENS_KEPT:]
         self._start, self._next_start = 0, len(self._tokens)
         self._emitted = len(self._decode(0)) if self._tokens else 0
         self._visible: list[str] = []
         self.ids: list[int] = []
-        self.all: list[str] = []
+        self.by_token: list[str] = []
 
     def add(self, token: int) -> None:
         """Adds a token.
@@ -163,7 +163,7 @@ class Pieces:
         decoded = self._decode(self._start)
         incomplete = min(len(decoded) - len(decoded.rstrip(_INCOMPLETE)), _MAX_INCOMPLETE)
         piece = decoded[self._emitted : len(decoded) - incomplete]
-        self.all.append(piece)
+        self.by_token.append(piece)
         self._visible.append("" if token in self._special else piece)
         if incomplete:
             self._emitted = max(self._emitted, len(decoded) - incomplete)
@@ -178,7 +178,7 @@ class Pieces:
             The complete text after the prompt, without special tokens.
         """
         if self.ids:
-            self.all[-1] += self._decode(self._start)[self._emitted :]
+            self.by_token[-1] += self._decode(self._start)[self._emitted :]
         return decode_after(self._tokenizer, self._prompt, self.ids)
 
     @property

@@ -67,7 +67,7 @@ def logit_transform(model: Any) -> LogitTransform | None:
 def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     """Replaces the head's output by fixed numbers and compares the model's logits with them.
 
-    The configuration does not tell: each model family has its own key for a scale, and some apply the scale elsewhere.
+    The configuration does not say: each model family has its own key for a scale, and some apply the scale elsewhere.
     """
     device = head.weight.device
     indices = torch.arange(head.out_features, device=device)
@@ -79,13 +79,13 @@ def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
         with torch.autocast(device.type, enabled=False):
             logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False).logits
     except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
-        return None  # the model does more with its head's output than transform it
+        return None  # the model does more than transform its head's output
     finally:
         del head.forward
     if logits.shape[-1:] != numbers.shape:
         return None
     logits = logits.reshape(-1, len(numbers))[-1].float()
-    # With a softcap no ratio of logits equals the scale, so the bound is taken from the configuration.
+    # With a softcap, the ratio of a logit to its number is not the scale, so the bound is read from the configuration.
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     for transform in (LogitTransform(float(logits[0] / numbers[0])), LogitTransform(1.0, softcap)):
         if torch.allclose(_capped(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
@@ -94,7 +94,7 @@ def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
 
 
 def _capped(z: Tensor, transform: LogitTransform, temperature: float) -> Tensor:
-    """Turns a head's output (..., V) into logits at the temperature, in place."""
+    """Converts a head's output (..., V) to logits at the temperature, in place."""
     if transform.softcap is None:
         return z if transform.scale == temperature else z.mul_(transform.scale / temperature)
     return z.mul_(transform.scale / transform.softcap).tanh_().mul_(transform.softcap / temperature)
@@ -122,23 +122,23 @@ def chunked_logprobs(
         loss: A loss of log π and entropy, whose gradients this pass computes; None for no loss.
 
     Returns:
-        log π and entropy, (N,) float32 in nats; the loss and its terms, both None if no loss was passed. Gradients flow
-        through the loss alone if there is one, otherwise through log π and entropy.
+        log π and entropy, (N,) float32 in nats; the loss and its terms, both None if no loss was passed. With a loss,
+        only the loss has a gradient; without one, log π and entropy have gradients.
     """
     device_type = states.device.type
     dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else head.weight.dtype
     holes = torch.tensor(vocabulary.holes, device=states.device) if vocabulary and vocabulary.holes else None
     size = head.out_features if vocabulary is None else vocabulary.size
     inputs = states, head.weight, head.bias, tokens, (transform, temperature, size, holes, dtype)
-    # The products below already use autocast's type. Autocast itself would also reduce the precision of float32 sums.
+    # The matrix products already use autocast's type. Autocast would also reduce the precision of float32 sums.
     with torch.autocast(device_type, enabled=False):
         if loss is None:
-            logprobs, entropies = cast(tuple[Tensor, Tensor], _Chunked.apply(*inputs))
+            logprobs, entropies = cast(tuple[Tensor, Tensor], _ChunkedLogprobs.apply(*inputs))
             return logprobs, entropies, None, None
         return cast(tuple[Tensor, Tensor, Tensor, Mapping[str, Tensor]], _ChunkedLoss.apply(*inputs, loss))
 
 
-class _Chunked(torch.autograd.Function):
+class _ChunkedLogprobs(torch.autograd.Function):
     """log π and entropy; the backward pass computes the logits again."""
 
     @staticmethod
@@ -171,8 +171,7 @@ class _ChunkedLoss(torch.autograd.Function):
         def derivatives(*outputs: Tensor) -> tuple[Tensor, Tensor | None]:
             with torch.enable_grad():
                 outputs = tuple(x.clone().requires_grad_() for x in outputs)
-                # A small graph of (N,) tensors: the logits are not in it, and their derivatives are written out in
-                # `_run_chunks`.
+                # This graph has only (N,) tensors. `_run_chunks` computes the derivatives of the logits by hand.
                 grad_logprobs, grad_entropies = torch.autograd.grad(loss(*outputs)[0], outputs, allow_unused=True)
             return (torch.zeros_like(outputs[0]) if grad_logprobs is None else grad_logprobs), grad_entropies
 
@@ -192,11 +191,11 @@ class _ChunkedLoss(torch.autograd.Function):
 class _GradientSums:
     """Gradients of states, weight and bias, summed over chunks in float32; None for inputs that need no gradient."""
 
-    def __init__(self, inputs: Sequence[Any], needed: Sequence[bool]) -> None:
+    def __init__(self, inputs: Sequence[Any], needs_gradient: Sequence[bool]) -> None:
         self._types = [None if x is None else x.dtype for x in inputs[:3]]
         self.states, self.weight, self.bias = (
-            torch.zeros(x.shape, dtype=torch.float32, device=x.device) if need else None
-            for x, need in zip(inputs[:3], needed, strict=False)
+            torch.zeros(x.shape, dtype=torch.float32, device=x.device) if is_needed else None
+            for x, is_needed in zip(inputs[:3], needs_gradient, strict=False)
         )
 
     def add(self, chunk: slice, states: Tensor, weight: Tensor, grad: Tensor) -> None:
@@ -223,8 +222,8 @@ class _GradientSums:
 def tokens_per_chunk(states: Tensor, size: int) -> int:
     """Returns the number of tokens in a chunk.
 
-    It is at least H, so that a chunk has as many elements as the weight's gradient (V, H). Each chunk adds to every
-    element of that gradient, and smaller chunks would spend most of their time on the additions.
+    The number is at least H, so that a chunk has as many elements as the weight's gradient (V, H). Each chunk adds to
+    every element of that gradient, and smaller chunks would spend most of their time on these additions.
 
     Args:
         states: (N, H) hidden states.
@@ -250,12 +249,12 @@ def _run_chunks(
     """
     states, weight, bias, tokens, (transform, temperature, size, holes, dtype) = inputs
     weight = weight[:size].to(dtype)
-    # Finite, because the entropy multiplies it by a probability of 0, and 0·∞ is NaN.
+    # A bias of −∞ must become finite, because the entropy multiplies it by a probability of 0, and 0·∞ is NaN.
     bias = None if bias is None else bias[:size].to(dtype).clamp(min=-1e30)
     logprobs, entropies = (torch.zeros(len(states), device=states.device) for _ in range(2))
-    count = tokens_per_chunk(states, size)
-    for start in range(0, len(states), count):
-        chunk = slice(start, start + count)
+    chunk_size = tokens_per_chunk(states, size)
+    for start in range(0, len(states), chunk_size):
+        chunk = slice(start, start + chunk_size)
         chunk_states, chunk_tokens = states[chunk].to(dtype), tokens[chunk].unsqueeze(-1)
         z = _capped(functional.linear(chunk_states, weight, bias).float(), transform, temperature)
         if holes is not None:
@@ -292,7 +291,7 @@ def _run_chunks(
         if tanh_slope is not None:
             grad.mul_(tanh_slope)
             if holes is not None:
-                grad.index_fill_(-1, holes, 0)  # 0·∞ = NaN there
+                grad.index_fill_(-1, holes, 0)  # otherwise NaN, because 0·∞ is NaN
         sums.add(chunk, chunk_states, weight, grad.to(dtype))
         del z, p, grad, tanh_slope
     return logprobs, entropies

@@ -27,7 +27,7 @@ _NOT_COUNTS = re.compile(r"param|token|step|sample|example|byte|position")
 # Keys of token ids, which are not sizes.
 _IDS = re.compile(r"(ids?|tokens?)$")
 
-#: The adapters that can be loaded. Other types can load a second model, or a tokenizer, by themselves.
+#: The types of adapters that can be loaded. Other types may load a second model or a tokenizer by themselves.
 ADAPTER_TYPES = ("LORA",)
 #: The keys of adapter_config.json that may hold text, lists and objects. None of them names a file, module or model.
 _ADAPTER_KEYS = {
@@ -39,7 +39,7 @@ _ADAPTER_KEYS = {
 #: Keys of tokenizer_config.json under which old exports store paths of the machine that wrote them. They are ignored,
 #: because transformers finds these files next to tokenizer_config.json.
 _OLD_PATH_KEYS = ("merges_file", "special_tokens_map_file", "spm_file", "tokenizer_file", "vocab_file")
-# transformers overwrites these two.
+# Keys that transformers overwrites.
 _OVERWRITTEN = ("name_or_path", "_name_or_path")
 # Keys whose texts may look like paths, but are never opened.
 _TEXTS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
@@ -194,26 +194,26 @@ def check_tokenizer(
     for key, value in tokenizer_config.items():
         if key in _OLD_PATH_KEYS or key in _OVERWRITTEN or key in _TEXTS or _TOKEN_KEY.search(key):
             continue
-        if (refused := _named_file(key, value)) is not None:
+        if (setting := _find_file_setting(key, value)) is not None:
             raise ZooError(
-                f"{where} has {key} = {_shorten(refused)}, but a tokenizer may only read files that were saved with "
+                f"{where} has {key} = {_shorten(setting)}, but a tokenizer may only read files that were saved with "
                 "it: remove that key, or choose another model."
             )
     return dict.fromkeys(key for key in _OLD_PATH_KEYS if key in tokenizer_config)
 
 
-def _named_file(key: str, value: Any) -> Any:
+def _find_file_setting(key: str, value: Any) -> Any:
     """Returns the part of a setting that names a file or makes a tokenizer read one; None if there is none."""
     if value and (key in _SOURCES or _FILE_KEY.search(key)):
         return value
     if isinstance(value, str):
         return value if _PATH.search(value) or os.path.isfile(value) else None
     if isinstance(value, Mapping):
-        items = [(str(inner), item) for inner, item in value.items()]
+        children = [(str(child_key), child) for child_key, child in value.items()]
     else:
-        items = [(key, item) for item in value] if isinstance(value, list) else []
-    parts = (_named_file(inner, item) for inner, item in items)
-    return next((part for part in parts if part is not None), None)
+        children = [(key, child) for child in value] if isinstance(value, list) else []
+    file_settings = (_find_file_setting(child_key, child) for child_key, child in children)
+    return next((file_setting for file_setting in file_settings if file_setting is not None), None)
 
 
 def _shorten(value: Any) -> str:

@@ -118,7 +118,7 @@ def critic_from(
     Source: "The N+ Implementation Details of RLHF with PPO" (arXiv:2403.17031), detail 22.
     """
     if not isinstance(source, PreTrainedModel):
-        source, is_critic = _load(source, revision)
+        source, is_critic = _load_source(source, revision)
         if is_critic:
             return source
     is_reward_model = type(source).__name__.endswith("ForSequenceClassification")
@@ -129,8 +129,8 @@ def critic_from(
         )
     if source.config.is_encoder_decoder:
         raise ZooError(
-            f"A {type(source).__name__} has an encoder, which would see tokens after the one to be valued: pass a "
-            "value_model without an encoder."
+            f"A {type(source).__name__} has an encoder, which would see tokens after the state whose value it "
+            "computes: pass a value_model without an encoder."
         )
     config = copy.deepcopy(source.config)
     config.num_labels = 1
@@ -156,7 +156,7 @@ def critic_from(
     return critic
 
 
-def _load(source: str | Path, revision: str | None) -> tuple[PreTrainedModel, bool]:
+def _load_source(source: str | Path, revision: str | None) -> tuple[PreTrainedModel, bool]:
     """Loads a critic, a reward model or a causal model; the second value says whether it is a critic."""
     subject = f"The critic {source}"
     files = model_files(source, revision=revision)
@@ -203,8 +203,8 @@ def _copy_trunk(source: PreTrainedModel, critic: PreTrainedModel, *, is_reward_m
 
 def _weight_before_head(source: PreTrainedModel) -> str | None:
     """Returns the name of a weight between a classifier's trunk and its linear head; None if there is none."""
-    expected = (source.base_model_prefix, *HEADS)
-    return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in expected), None)
+    trunk_and_heads = (source.base_model_prefix, *HEADS)
+    return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in trunk_and_heads), None)
 
 
 def with_adapter(model: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:

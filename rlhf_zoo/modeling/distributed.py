@@ -142,7 +142,7 @@ def gather_in_order(results: Mapping[int, Any]) -> list[Any]:
     Returns:
         The results of all processes, in order of batch number.
     """
-    by_number = {number: result for part in gather(dict(results)) for number, result in part.items()}
+    by_number = {number: result for gathered in gather(dict(results)) for number, result in gathered.items()}
     return [by_number[number] for number in sorted(by_number)]
 
 

@@ -43,14 +43,14 @@ class Embedder:
     def __init__(self, folder: Path, *, name: str, batch_size: int = 64) -> None:
         subject = f"The embedder {name}"
         _check_modules(folder, subject)
-        # A pooler that is not saved is not used either, but drawing its weights would advance the random generator that
-        # training uses.
+        # A pooler may be missing, because it is not used. Initializing its weights would advance the random generator
+        # that training uses.
         with torch.random.fork_rng(devices=[]):
             model = load_model(AutoModel, folder, subject=subject, options=FLOAT32, may_miss=("pooler",))
         self.tokenizer: Any = load_tokenizer(folder, name=subject)
         if model.config.is_encoder_decoder or self.tokenizer.pad_token_id is None:
-            why = "has a decoder" if model.config.is_encoder_decoder else "has no PAD in its tokenizer"
-            raise _not_an_embedder(f"{subject} {why}")
+            problem = "has a decoder" if model.config.is_encoder_decoder else "has no PAD in its tokenizer"
+            raise _not_an_embedder(f"{subject} {problem}")
         self.model = on_device(model).requires_grad_(False).eval()
         self.max_length = _max_length(folder, model, self.tokenizer)
         self._batches = MicroBatches(batch_size)

@@ -38,8 +38,8 @@ class Loading:
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments for `from_pretrained`."""
         options = {"attn_implementation": self.attention, "quantization_config": self.quantization}
-        chosen = {name: value for name, value in options.items() if value is not None}
-        return {"dtype": self.dtype, "trust_remote_code": is_trusted(), **chosen}
+        explicit_options = {name: value for name, value in options.items() if value is not None}
+        return {"dtype": self.dtype, "trust_remote_code": is_trusted(), **explicit_options}
 
 
 FLOAT32 = Loading()
@@ -174,7 +174,7 @@ def _check_fit(report: Mapping[str, Any], subject: str, may_miss: tuple[str, ...
     if missing:
         count = f"{missing[0]}" + (f" and {len(missing) - 1} more" if len(missing) > 1 else "")
         raise ZooError(f"{subject} lacks weights that its config.json names ({count}): {fix}, or copy all files again.")
-    # Unused heads and buffers are harmless, but without one of its layers the model would compute something else.
+    # Unused heads and buffers are harmless, but a model without one of its layers would compute something else.
     layered = sorted(name for name in report["unexpected_keys"] if _LAYER.search(name))
     if layered:
         raise ZooError(
@@ -203,7 +203,7 @@ def load_config(source: str | Path, *, subject: str, **hub: Unpack[HubOptions]) 
 
 
 def _pin_options(files: ModelFiles, hub: HubOptions) -> HubOptions:
-    """Pins the commit whose remote code was recorded, if code may run: a push in between could change the code."""
+    """If code may run, pins the commit whose code was recorded, because a push in between could change the code."""
     if not is_trusted() or files.directory is not None:
         return hub
     return {**hub, "revision": files.hub["revision"]}

@@ -26,7 +26,7 @@ class PolicyOutput(NamedTuple):
     Attributes:
         logprobs: (B, T) log π in nats, 0 outside the mask. If a loss was passed, only the loss has a gradient.
         entropy: (B, T) in nats, 0 outside the mask. It has no gradient if a loss was passed.
-        states: (B, T, H), the input of the model's head. None if it was not requested, except on the chunked path.
+        states: (B, T, H), the input of the model's head. May be None if it was not requested.
         logits: (B, T, V) float32; None if not requested.
         loss: A scalar; None if no loss was passed.
         loss_terms: The terms that the loss logs, {name: scalar}, without gradients; None if no loss was passed.
@@ -41,7 +41,7 @@ class PolicyOutput(NamedTuple):
 
 
 def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
-    """Runs a model, but its head only on the positions before response tokens.
+    """Runs a model, with its head only at the positions before response tokens.
 
     Args:
         model: A policy or a critic.
@@ -50,18 +50,17 @@ def response_outputs(model: PreTrainedModel, samples: Samples) -> Tensor:
     Returns:
         (B, T, V) for a policy, (B, T, 1) for a critic, in the model's type; undefined outside the mask.
     """
-    outputs, before_responses = _outputs(model, samples)
-    return before_responses(outputs)
+    outputs, select_positions = _outputs(model, samples)
+    return select_positions(outputs)
 
 
 def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Runs the model. Returns its outputs, and a function that picks the position before each response token.
+    """Runs the model. Returns its outputs, and a function that selects the position before each response token.
 
-    The function maps the pass's outputs, or a tensor that a hook recorded in the same pass, to (B, T, ·).
+    The function maps the outputs of the pass, or a tensor that a hook recorded in it, to (B, T, ·).
     """
     ids = torch.cat([samples.prompt_ids, samples.completion_ids], dim=1)
     attention = torch.cat([samples.prompt_mask, samples.mask], dim=1)
-    # Packed rows have no padding, so no time is spent on it.
     if supports_packing(model):
         return _packed_outputs(model, ids, attention, samples.mask)
     # Prompts are padded on the left and completions on the right. Moving all padding to the left makes rows only as
@@ -69,14 +68,14 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
     length, width = samples.mask.shape[1], int(attention.sum(1).max())
     columns = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
     attention = attention.gather(1, columns.clamp(min=0)) & (columns >= 0)
-    out = model(
+    output = model(
         input_ids=replace_padding(ids.gather(1, columns.clamp(min=0)), attention),
         attention_mask=attention.long(),
         position_ids=positions_of(attention),
         use_cache=False,
         **({"logits_to_keep": length + 1} if accepts_argument(model, "logits_to_keep") else {}),
     )
-    return out.logits, lambda x: _align_responses(x[:, -length - 1 : -1], samples)
+    return output.logits, lambda x: _align_responses(x[:, -length - 1 : -1], samples)
 
 
 def _packed_outputs(
@@ -90,11 +89,11 @@ def _packed_outputs(
     if selects_logits:
         inputs |= {"logits_to_keep": positions}
 
-    def before_responses(x: Tensor) -> Tensor:
+    def select_positions(x: Tensor) -> Tensor:
         responses = x[0] if selects_logits else x[0, positions]
         return x.new_zeros(*mask.shape, x.shape[-1]).masked_scatter(mask.unsqueeze(-1), responses)
 
-    return model(**inputs, use_cache=False).logits, before_responses
+    return model(**inputs, use_cache=False).logits, select_positions
 
 
 def _right_padding(samples: Samples) -> Tensor:
@@ -148,14 +147,15 @@ def response_logprobs(
         loss: A loss of log π and entropy, (B, T) in nats; None for no loss. The loss of a token may depend only on that
             token.
     """
-    transform, mask = None if return_logits else logit_transform(model), samples.mask
+    transform = None if return_logits else logit_transform(model)
+    mask = samples.mask
     head: Any = model.get_output_embeddings() if return_states or transform else None
     # The chunked path needs only the head's input, so the head itself is skipped.
     with record_inputs(head, skip_head=transform is not None) as head_inputs:
-        outputs, before_responses = _outputs(model, samples)
-    head_states = before_responses(head_inputs[-1]) if head_inputs else None
+        outputs, select_positions = _outputs(model, samples)
+    head_states = select_positions(head_inputs[-1]) if head_inputs else None
     if transform is None or head_states is None:
-        scaled_logits = scale_logits(before_responses(outputs), temperature, samples.vocabulary)
+        scaled_logits = scale_logits(select_positions(outputs), temperature, samples.vocabulary)
         logprobs = selected_logprobs(scaled_logits, samples.completion_ids)
         with torch.set_grad_enabled(torch.is_grad_enabled() and entropy_requires_grad):
             entropies = entropy(scaled_logits)
@@ -171,7 +171,7 @@ def response_logprobs(
     # Computed only once, because the CPU waits for the GPU here.
     indices = mask.flatten().nonzero().squeeze(1)
 
-    def padded(flat: Tensor) -> Tensor:
+    def to_rows(flat: Tensor) -> Tensor:
         """Puts (N,) values of response tokens into (B, T), with 0 outside the mask."""
         return torch.zeros(mask.numel(), device=mask.device).index_copy(0, indices, flat).view(mask.shape)
 
@@ -182,11 +182,11 @@ def response_logprobs(
         transform=transform,
         temperature=temperature,
         vocabulary=samples.vocabulary,
-        loss=None if loss is None else lambda *flat: loss(*map(padded, flat)),
+        loss=None if loss is None else lambda *flat: loss(*map(to_rows, flat)),
     )
-    entropies = padded(entropies)
+    entropies = to_rows(entropies)
     entropies = entropies if entropy_requires_grad else entropies.detach()
-    return PolicyOutput(padded(logprobs), entropies, head_states, loss=chunked_loss, loss_terms=chunked_terms)
+    return PolicyOutput(to_rows(logprobs), entropies, head_states, loss=chunked_loss, loss_terms=chunked_terms)
 
 
 def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
@@ -200,8 +200,8 @@ def response_states(model: PreTrainedModel, samples: Samples) -> Tensor:
         (B, T, H), undefined outside the mask.
     """
     with record_inputs(model.get_output_embeddings(), skip_head=logit_transform(model) is not None) as head_inputs:
-        _, before_responses = _outputs(model, samples)
-    return before_responses(head_inputs[-1])
+        _, select_positions = _outputs(model, samples)
+    return select_positions(head_inputs[-1])
 
 
 @torch.no_grad()
@@ -225,12 +225,12 @@ def token_logprobs(
     Returns:
         (B, T) in nats, 0 outside the mask.
     """
-    out = torch.zeros_like(samples.logprobs)
+    padded_logprobs = torch.zeros_like(samples.logprobs)
     for indices in split_batches(samples, size=batch_size, tokens=max_tokens, packed=supports_packing(model)):
         logprobs = response_logprobs(model, samples.select(indices), temperature=temperature).logprobs
         # A batch is only as wide as its longest completion.
-        out[indices, : logprobs.shape[1]] = logprobs.to(out)
-    return out
+        padded_logprobs[indices, : logprobs.shape[1]] = logprobs.to(padded_logprobs)
+    return padded_logprobs
 
 
 def text_logprobs(model: PreTrainedModel, ids: Tensor, attention: Tensor) -> Tensor:

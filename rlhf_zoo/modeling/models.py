@@ -157,8 +157,8 @@ def build_causal(
     Raises:
         ZooError: transformers does not know the architecture or cannot build it.
     """
-    fields = dict(architecture)
-    model_type = fields.pop("model_type", None)
+    config_fields = dict(architecture)
+    model_type = config_fields.pop("model_type", None)
     try:
         config = AutoConfig.for_model(
             model_type,
@@ -166,7 +166,7 @@ def build_causal(
             pad_token_id=tokenizer.pad_token_id,
             eos_token_id=tokenizer.eos_token_id,
             bos_token_id=tokenizer.bos_token_id,
-            **fields,
+            **config_fields,
         )
         dtype = "float32" if options.dtype == "auto" else options.dtype
         return AutoModelForCausalLM.from_config(
@@ -315,8 +315,8 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, options: Loading)
 def disable_dropout(model: nn.Module) -> None:
     """Sets every dropout probability to 0, both in modules and in the attributes that functional dropout reads.
 
-    With dropout, the importance ratio before the first optimizer step is not 1. Source: "The N+ Implementation Details
-    of RLHF with PPO" (arXiv:2403.17031), detail 20.
+    With dropout, the importance ratio would not be 1 before the first optimizer step. Source: "The N+ Implementation
+    Details of RLHF with PPO" (arXiv:2403.17031), detail 20.
 
     Args:
         model: The model, which is changed.
@@ -330,7 +330,7 @@ def disable_dropout(model: nn.Module) -> None:
 
 
 def matmul_parameters(model: PreTrainedModel) -> int:
-    """Counts the parameters in matrix multiplications: all except an embedding table, which is only a lookup.
+    """Counts the parameters that are multiplied with activations: all except an embedding table, which is a lookup.
 
     Embeddings that are tied to the LM head count once, as the LM head.
     """

@@ -1,4 +1,4 @@
-"""Packed rows: a forward pass over rows that are concatenated into a single one, without padding.
+"""Packed rows: a forward pass over rows that are concatenated into a single row, without padding.
 
 Each token attends only to tokens of its own row. transformers packs rows like this for flash attention (TRL calls it
 `padding_free`), but a CPU has no such kernels. Here torch's own attention is called once for each row.
@@ -18,8 +18,9 @@ from .sampling.decoder import base_of
 NAME = "rlhf_zoo_packed"
 #: The lengths of the two rows on which a model is tested.
 TEST_LENGTHS = 5, 9
-#: How far rounding may move a logit, in standard deviations of all logits, by dtype; other dtypes have low precision.
+#: The largest difference of logits that rounding explains, in standard deviations of all logits, by dtype.
 TOLERANCES = {torch.float32: 1e-3}
+#: The same for other dtypes.
 LOW_PRECISION_TOLERANCE = 0.1
 # The sliding windows that a model's layers passed to `attention`. `_packed_logits` reads them.
 _windows: set[int] = set()
@@ -49,7 +50,7 @@ def attention(
     if options.get("sliding_window"):
         _windows.add(options["sliding_window"])
     lengths = attention_mask.flatten().tolist()
-    # One call for each row, because a block-diagonal mask over all of them is quadratic in their total length.
+    # One call for each row, because a block-diagonal mask over all rows is quadratic in their total length.
     rows = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True)
     outputs = [sdpa_attention_forward(module, q, k, v, _window_mask(q, **options), **options)[0] for q, k, v in rows]
     return torch.cat(outputs, 1), None

@@ -12,7 +12,7 @@ from ..errors import ZooError
 from .model_files import HubOptions, ModelFiles
 
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
-PREFIX = "v_head."  # of the head's tensors in a model's state dict
+PREFIX = "v_head."  # begins the names of the head's tensors in a model's state dict
 HEAD_TENSORS = {"summary.weight", "summary.bias"}
 
 
@@ -85,7 +85,7 @@ def read_value_head(
 ) -> dict[str, Tensor] | None:
     """Reads the value head of a checkpoint.
 
-    The head is looked for among the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
+    Looks for the head among the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
 
     Args:
         source: A folder or a Hub id.

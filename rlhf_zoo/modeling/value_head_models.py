@@ -2,9 +2,8 @@
 
 `AutoModelForCausalLMWithValueHead` and `AutoModelForSeq2SeqLMWithValueHead` replace the classes of these names in TRL
 up to 1.12, with the same calls and the same checkpoints. A full model's checkpoint has two additional tensors,
-`v_head.summary.weight` and `v_head.summary.bias`. Plain transformers loads it too, because it ignores these. Next to an
-adapter, `model.safetensors` has only these two. TRL writes them to `pytorch_model.bin` there, a pickle, which is not
-read here.
+`v_head.summary.weight` and `v_head.summary.bias`, which plain transformers ignores. Next to an adapter,
+`model.safetensors` has only these two. There TRL writes them to a pickle, `pytorch_model.bin`, which is not read here.
 """
 
 import logging
@@ -30,7 +29,7 @@ log = logging.getLogger(__name__)
 INNER_PREFIX = "pretrained_model."
 HEAD_ARGUMENTS = ("summary_dropout_prob", "v_head_init_strategy", "v_head_initializer_range")
 KBIT_ARGUMENTS = ("use_gradient_checkpointing", "gradient_checkpointing_kwargs")
-#: Where a checkpoint is in its repository. For an adapter, these do not apply to its base.
+#: Arguments that say where a checkpoint is in its repository. For an adapter, they do not apply to its base.
 ADDRESS_ARGUMENTS = ("revision", "subfolder")
 #: Arguments of the Hub's client. All except ADDRESS_ARGUMENTS also apply to an adapter's base.
 HUB_ARGUMENTS = (*ADDRESS_ARGUMENTS, "token", "cache_dir", "force_download", "local_files_only")
@@ -43,10 +42,10 @@ DELEGATED_ATTRIBUTES = (
 
 
 @contextmanager
-def _head_warnings_withheld() -> Iterator[None]:
+def _withhold_head_warnings() -> Iterator[None]:
     """Withholds transformers' warnings about weights of a value head in this context. Logs them if loading fails.
 
-    transformers warns that it does not use these weights, because it does not know that they are read separately.
+    transformers warns that it does not use these weights, but they are read separately.
     """
     withheld: list[logging.LogRecord] = []
 
@@ -79,7 +78,7 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     options = {**with_plain_weights(kwargs), "trust_remote_code": trusted} | {
         name: checkpoint.hub[name] for name in ADDRESS_ARGUMENTS if name in checkpoint.hub
     }
-    with _head_warnings_withheld():
+    with _withhold_head_warnings():
         model, info = auto_class.from_pretrained(checkpoint.source, *args, output_loading_info=True, **options)
     unexpected = sorted(key for key in info["unexpected_keys"] if not is_head_key(key))
     problems = {
@@ -89,8 +88,8 @@ def _load_model(auto_class: Any, checkpoint: ModelFiles, args: tuple[Any, ...], 
     }
     # transformers reports these itself, but if its report names the head, the whole report was withheld.
     if len(unexpected) < len(info["unexpected_keys"]) and any(problems.values()):
-        listed = "; ".join(f"{', '.join(keys)} ({problem})" for problem, keys in problems.items() if keys)
-        log.warning("Not all weights of %s fit %s: %s", checkpoint.source, type(model).__name__, listed)
+        problems_text = "; ".join(f"{', '.join(keys)} ({problem})" for problem, keys in problems.items() if keys)
+        log.warning("Not all weights of %s fit %s: %s", checkpoint.source, type(model).__name__, problems_text)
     return model
 
 
@@ -284,11 +283,11 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
                 model = _add_adapter(model, peft_config, kbit_arguments, revision=revision)
         wrapped = cls(model, **head_arguments)
         if head is not None:
-            own, saved = wrapped.v_head.summary.weight.shape, head["summary.weight"].shape
-            if saved != own:
+            own_shape, saved_shape = wrapped.v_head.summary.weight.shape, head["summary.weight"].shape
+            if saved_shape != own_shape:
                 raise ZooError(
-                    f"The value head of {source} has hidden size {saved[-1]}, but this model has {own[-1]}: it belongs "
-                    f"to another model; remove its {PREFIX}* tensors."
+                    f"The value head of {source} has hidden size {saved_shape[-1]}, but this model has "
+                    f"{own_shape[-1]}: it belongs to another model; remove its {PREFIX}* tensors."
                 )
             wrapped.v_head.load_state_dict(head)
         return wrapped
@@ -362,7 +361,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             save_file(head, Path(save_directory) / WEIGHTS_FILE, metadata={"format": "pt"})
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Loads what `state_dict()` returns. With an adapter that is only the head, and the model is not changed.
+        """Loads what `state_dict()` returns. With an adapter, that is only the head, so the model is not changed.
 
         Args:
             state_dict: The weights.

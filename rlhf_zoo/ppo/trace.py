@@ -300,7 +300,7 @@ def _traced_tokens(
     completion = pieces.finish()
     tokens = tuple(
         TracedToken(token=piece, **dict(zip(columns, row, strict=True)))
-        for piece, row in zip(pieces.all, zip(*columns.values(), strict=True), strict=True)
+        for piece, row in zip(pieces.by_token, zip(*columns.values(), strict=True), strict=True)
     )
     return tokens, completion
 

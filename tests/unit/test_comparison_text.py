@@ -19,7 +19,7 @@ def pieces_of(tokenizer, ids: list[int]) -> tuple[list[str], list[str]]:
         pieces.add(token)
         texts.append(pieces.text)
     pieces.finish()
-    return pieces.all, texts
+    return pieces.by_token, texts
 
 
 BYTES = train_tokenizer(["a b"], vocab_size=258, max_length=512)

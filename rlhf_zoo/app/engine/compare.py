@@ -397,7 +397,7 @@ class _PartialCompletion:
             reward=self.reward,
             log_ratio=math.fsum(token_metrics["token_log_ratio"]),
             kl=math.fsum(token_metrics["token_kl"]),
-            tokens=tuple(self.pieces.all),
+            tokens=tuple(self.pieces.by_token),
             length=len(self.sampled),
             ended=self.stop == "eos",
             stop=self.stop,

@@ -152,7 +152,7 @@ class FixedDecoder:
         self.rows, self._next_column, self._prefilled = self.rows[:0], 0, None
         return self
 
-    def startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
+    def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         return min(len(lengths), self.size - len(self.rows))
 
     def prefill(self, prompts: Sequence[Sequence[int]], rows: Sequence[int], pad_id: int) -> tuple[NextLogits, Tensor]:
@@ -180,7 +180,7 @@ class FixedDecoder:
     def advance(self, tokens: Tensor, finished: Tensor) -> None:
         order = compaction_order(finished)
         if self._prefilled is not None:
-            self._enter(order, *self._prefilled)
+            self._add_rows(order, *self._prefilled)
             self._tokens[len(self.rows) - len(order) : len(self.rows), 0] = tokens[order]
             self._prefilled = None
             return
@@ -207,7 +207,7 @@ class FixedDecoder:
         self._graphs.move_to_end(shape)
         return self._graphs[shape]
 
-    def _enter(self, chosen: Tensor, rows: Tensor, mask: Tensor, cache: Cache) -> None:
+    def _add_rows(self, indices: Tensor, rows: Tensor, mask: Tensor, cache: Cache) -> None:
         """Adds the chosen rows of a prefill after the rows in progress."""
         count, width = len(self.rows), mask.shape[1]
         if not count:
@@ -215,30 +215,30 @@ class FixedDecoder:
         elif self._next_column < width:
             # The new prompts are longer than all rows in progress, which move to the right to end at the same column.
             self._shift(width - self._next_column)
-        new_rows = slice(count, count + len(chosen))
+        new_rows = slice(count, count + len(indices))
         self._mask[new_rows] = 0
-        self._mask[new_rows, self._next_column - width : self._next_column] = mask[chosen].long()
-        self._positions[new_rows] = mask[chosen].sum(1, keepdim=True)
+        self._mask[new_rows, self._next_column - width : self._next_column] = mask[indices].long()
+        self._positions[new_rows] = mask[indices].sum(1, keepdim=True)
         prefilled_layer: Any
         for layer, prefilled_layer in zip(self._layers, cache.layers, strict=True):
             if not prefilled_layer.is_initialized:
                 continue  # this layer uses the keys of another layer
             if not layer.is_initialized:
                 layer.allocate(prefilled_layer.keys, prefilled_layer.values)
-            for buffer, new in ((layer.keys, prefilled_layer.keys), (layer.values, prefilled_layer.values)):
-                buffer[new_rows, :, self._next_column - new.shape[2] : self._next_column] = new[chosen]
-        self.rows = torch.cat([self.rows, rows[chosen]])
+            for buffer, states in ((layer.keys, prefilled_layer.keys), (layer.values, prefilled_layer.values)):
+                buffer[new_rows, :, self._next_column - states.shape[2] : self._next_column] = states[indices]
+        self.rows = torch.cat([self.rows, rows[indices]])
 
-    def _shift(self, by: int) -> None:
-        """Moves the columns of all rows by a number of columns: to the right, or to the left if it is negative."""
-        old = slice(max(0, -by), self._next_column)
-        self._next_column += by
-        new = slice(max(0, by), self._next_column)
+    def _shift(self, distance: int) -> None:
+        """Moves all rows by a number of columns: to the right, or to the left if the number is negative."""
+        source = slice(max(0, -distance), self._next_column)
+        self._next_column += distance
+        target = slice(max(0, distance), self._next_column)
         count = len(self.rows)
-        for tensor in self._column_tensors() if by else ():
-            tensor[:count, ..., new, :] = tensor[:count, ..., old, :].clone()  # source and destination overlap
-        self._mask[:count, : new.start] = 0
-        self._mask[:count, new.stop :] = 0
+        for tensor in self._column_tensors() if distance else ():
+            tensor[:count, ..., target, :] = tensor[:count, ..., source, :].clone()  # source and destination overlap
+        self._mask[:count, : target.start] = 0
+        self._mask[:count, target.stop :] = 0
 
     def _row_tensors(self) -> list[Tensor]:
         """Returns all tensors with one entry per row."""
@@ -259,17 +259,17 @@ class CudaGraphs:
 
     def __init__(self) -> None:
         # One stream for all captures, because libraries keep a workspace for each stream.
-        self._pool, self._capture_stream, self._works = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
+        self._pool, self._capture_stream, self._can_capture = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
 
     def __call__(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
-        if not self._works:
+        if not self._can_capture:
             return step
         try:
-            return self._captured(step)
+            return self._capture(step)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
-            self._works = False  # other shapes would fail too
+            self._can_capture = False  # other shapes would fail too
             warnings.warn(
                 f"A step of decoding was not captured as a CUDA graph ({str(error).splitlines()[0]}), so sampling is "
                 "slower: set rollout_graphs: false to decode without graphs.",
@@ -277,7 +277,7 @@ class CudaGraphs:
             )
             return step
 
-    def _captured(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
+    def _capture(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:
         current, capture_stream = torch.cuda.current_stream(), self._capture_stream
         cache_was_enabled = torch.is_autocast_cache_enabled()
         # The next update frees autocast's cached copies of the weights, so the graph must cast them itself.
@@ -285,7 +285,7 @@ class CudaGraphs:
         try:
             capture_stream.wait_stream(current)
             with torch.cuda.stream(capture_stream):
-                step()  # a first time, so that libraries allocate what they need before the capture
+                step()  # a warm-up, so that libraries allocate their memory before the capture
             current.wait_stream(capture_stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._pool, stream=capture_stream, capture_error_mode="thread_local"):

@@ -43,8 +43,8 @@ class Decoder(Protocol):
     @property
     def rows(self) -> Tensor: ...
 
-    def startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
-        """Returns how many of the waiting prompts may start now, counted from the first.
+    def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
+        """Counts the waiting prompts that may start now, from the first.
 
         Args:
             lengths: The numbers of tokens of the waiting prompts, in the order in which they start.
@@ -94,7 +94,7 @@ class GrowingDecoder:
     def rows(self) -> Tensor:
         return self._no_rows if self._active is None else self._active.rows
 
-    def startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
+    def count_startable(self, lengths: Sequence[int], remaining: Tensor) -> int:
         if self.max_tokens is None:
             return len(lengths)
         # Recurrent states and chunked attention cannot be padded on the left, so new rows wait for all others to end.
@@ -103,10 +103,10 @@ class GrowingDecoder:
         width = 0 if self._active is None else self._active.mask.shape[1]
         for count in range(len(lengths), 0, -1):
             # The worst case: no row ends early. When n rows are left, they are the n with the most tokens to draw, and
-            # the cache is widest when the nth of them ends. Prompts start in order of length: the last is the longest.
-            most_first = sorted([*remaining.tolist(), *[self.length] * count], reverse=True)
+            # the cache is widest when the nth of them ends. Prompts start in order of length, so the last is longest.
+            remaining_descending = sorted([*remaining.tolist(), *[self.length] * count], reverse=True)
             columns = max(width, lengths[count - 1])
-            peak = max(rows * (columns + tokens) for rows, tokens in enumerate(most_first, start=1))
+            peak = max(rows * (columns + tokens) for rows, tokens in enumerate(remaining_descending, start=1))
             if peak <= self.max_tokens:
                 return count
         return 0
@@ -164,15 +164,15 @@ class _ActiveRows:
     def merge(self, other: _ActiveRows) -> _ActiveRows:
         """Returns the rows of both, the shorter ones padded on the left."""
         join(self.cache, other.cache)
-        # On the left, so that the last column stays the newest one of every row.
+        # Pad on the left, so that the last column stays the newest of every row.
         width = max(self.mask.shape[1], other.mask.shape[1])
-        mask = torch.cat([pad(part.mask, (width - part.mask.shape[1], 0)) for part in (self, other)])
+        mask = torch.cat([pad(rows.mask, (width - rows.mask.shape[1], 0)) for rows in (self, other)])
         rows, tokens = torch.cat([self.rows, other.rows]), torch.cat([self.tokens, other.tokens])
         return _ActiveRows(rows, self.cache, mask, tokens, self.can_join)
 
 
 def compaction_order(finished: Tensor) -> Tensor:
-    """Returns the indices of the unfinished rows. The last of them fill the gaps, so that the others need not move.
+    """Returns the indices of the unfinished rows. The last of these rows fill gaps, so that the others need not move.
 
     Args:
         finished: (R,) bool.
@@ -228,7 +228,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
         The next-token logits after the last of `ids`.
     """
     with record_inputs(model.get_output_embeddings()) as states:
-        out = model(
+        output = model(
             input_ids=ids,
             attention_mask=mask.long(),
             position_ids=positions,
@@ -237,7 +237,7 @@ def forward(model: PreTrainedModel, ids: Tensor, mask: Tensor, positions: Tensor
             # Only the next token is drawn, and the logits of a long prompt would fill the memory.
             **({"logits_to_keep": 1} if accepts_argument(model, "logits_to_keep") else {}),
         )
-    return NextLogits(out.logits[:, -1], states[-1][:, -1] if states else None)
+    return NextLogits(output.logits[:, -1], states[-1][:, -1] if states else None)
 
 
 @contextmanager
@@ -279,9 +279,9 @@ def left_pad(sequences: Sequence[Sequence[int]], pad_id: int, device: torch.devi
     Returns:
         ids (B, P) int64, and mask (B, P) bool, False for padding.
     """
-    width = max(len(s) for s in sequences)
-    ids = [[pad_id] * (width - len(s)) + list(s) for s in sequences]
-    mask = [[False] * (width - len(s)) + [True] * len(s) for s in sequences]
+    width = max(map(len, sequences))
+    ids = [[pad_id] * (width - len(tokens)) + list(tokens) for tokens in sequences]
+    mask = [[False] * (width - len(tokens)) + [True] * len(tokens) for tokens in sequences]
     return torch.tensor(ids, device=device), torch.tensor(mask, device=device)
 
 
@@ -289,9 +289,8 @@ def replace_padding(ids: Tensor, mask: Tensor) -> Tensor:
     """Replaces padding by each row's first real token, which makes passes on a CPU faster.
 
     The embedding of PAD starts at zero, and training may move it slightly. From such values a model computes subnormal
-    numbers, which a CPU multiplies far more slowly. No real token attends to padding, so results stay the
-    same. Only in a mixture of experts, which computes padding together with real tokens, do the last bits of gradients
-    change.
+    numbers, which a CPU multiplies far more slowly. No real token attends to padding, so results stay the same, except
+    in a mixture of experts: it computes padding together with real tokens, so the last bits of gradients change.
 
     Args:
         ids: (B, L) token ids.

@@ -15,7 +15,7 @@ SPARE_COLUMNS = 32
 class InPlaceLayer(DynamicLayer):
     """A DynamicLayer whose keys and values are views of larger buffers.
 
-    A step writes only its own column of the buffers. If rows end, only the rows that take their places are copied.
+    A step writes only its own column of the buffers. When rows end, only the rows that take their places are copied.
     """
 
     keys: Any
@@ -30,17 +30,17 @@ class InPlaceLayer(DynamicLayer):
         new_states = key_states, value_states
         if not self.is_initialized:
             self.lazy_initialization(*new_states)
-        length, new = self.get_seq_length(), key_states.shape[-2]
+        length, new_columns = self.get_seq_length(), key_states.shape[-2]
         # Concatenating a column for each token, as DynamicLayer does, would copy the cache in every step.
-        if not self._buffers or self._begin + length + new > self._buffers[0].shape[-2]:
-            old = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
+        if not self._buffers or self._begin + length + new_columns > self._buffers[0].shape[-2]:
+            old_states = (self.keys, self.values) if length else tuple(x[:, :, :0] for x in new_states)
             self._buffers = tuple(
-                x.new_empty(*x.shape[:2], length + new + SPARE_COLUMNS, x.shape[3]) for x in new_states
+                x.new_empty(*x.shape[:2], length + new_columns + SPARE_COLUMNS, x.shape[3]) for x in new_states
             )
             self._begin = 0
-            for buffer, states in zip(self._buffers, old, strict=True):
+            for buffer, states in zip(self._buffers, old_states, strict=True):
                 buffer[:, :, :length] = states
-        self._set_views(len(key_states), length + new)
+        self._set_views(len(key_states), length + new_columns)
         self.keys[:, :, length:], self.values[:, :, length:] = new_states
         return self.keys, self.values
 

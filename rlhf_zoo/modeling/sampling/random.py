@@ -28,7 +28,7 @@ def uniforms(seed: int, keys: Sequence[tuple[int, ...]], length: int) -> Tensor:
 def _nucleus(probabilities: Tensor, top_p: float) -> Tensor:
     """Zeroes the probabilities (B, V) of all but the fewest most likely tokens with a total of at least `top_p`."""
     ordered, order = probabilities.sort(-1, descending=True)
-    # The sum before a token decides, so the token that reaches top_p stays, and at least one token is left.
+    # The sum before each token is compared, so the token that reaches top_p stays, and at least one token remains.
     outside = ordered.cumsum(-1) - ordered >= top_p
     return probabilities.masked_fill(outside.gather(-1, order.argsort(-1)), 0)
 
@@ -86,13 +86,13 @@ def _inverse_cdf(probabilities: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor
     cumulative = probabilities.double().cumsum(-1)
     total = cumulative[:, -1]
     _check_sums(total)
-    # Rounding may make the product equal to the total, which no cumulative sum exceeds, so stay just below it.
+    # Rounding may make the product equal to the total. No cumulative sum exceeds the total, so stay just below it.
     target = torch.minimum(uniform.to(cumulative) * total, total.nextafter(torch.zeros_like(total)))
     return torch.searchsorted(cumulative, target.unsqueeze(-1), right=True).squeeze(-1), total
 
 
-# The size of a block. A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6, and so has
-# a token's bound. A draw that is closer to a bound than _DOUBT, relative to the total, is repeated in float64.
+# The size of a block. A float32 sum of 64 numbers has a relative error below 16 roundings, 1e-6, and so have the edges
+# of a token's interval. A draw that is closer to an edge than _DOUBT, relative to the total, is repeated in float64.
 _BLOCK, _DOUBT = 64, 2e-6
 # The vocabulary size from which blocks save time.
 _BLOCKS_FROM = 1024
@@ -114,16 +114,16 @@ def _inverse_cdf_by_blocks(probabilities: Tensor, uniform: Tensor) -> tuple[Tens
     target = uniform.to(block_ends).unsqueeze(1) * total
     # Rounding may put the target past the last block.
     block = torch.searchsorted(block_ends, target, right=True).clamp(max=block_ends.shape[1] - 1)
-    within = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
-    mass = probabilities.gather(1, within.clamp(max=size - 1)).double().masked_fill(within >= size, 0)
+    positions = block * _BLOCK + torch.arange(_BLOCK, device=block.device)
+    mass = probabilities.gather(1, positions.clamp(max=size - 1)).double().masked_fill(positions >= size, 0)
     cumulative = block_ends.gather(1, block) - sums.gather(1, block) + mass.cumsum(-1)
     offset = torch.searchsorted(cumulative, target, right=True).clamp(max=_BLOCK - 1)
     upper = cumulative.gather(1, offset)
     lower = upper - mass.gather(1, offset)
     tokens = (block * _BLOCK + offset).squeeze(1)
-    doubtful = (torch.minimum(target - lower, upper - target) < _DOUBT * total).squeeze(1).nonzero().squeeze(1)
-    if len(doubtful):
-        tokens[doubtful], _ = _inverse_cdf(probabilities[doubtful], uniform.to(block_ends)[doubtful])
+    uncertain_rows = (torch.minimum(target - lower, upper - target) < _DOUBT * total).squeeze(1).nonzero().squeeze(1)
+    if len(uncertain_rows):
+        tokens[uncertain_rows], _ = _inverse_cdf(probabilities[uncertain_rows], uniform.to(block_ends)[uncertain_rows])
     return tokens, total.squeeze(1)
 
 

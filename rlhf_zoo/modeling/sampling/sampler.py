@@ -116,37 +116,37 @@ class Samples:
         """Concatenates samples that have neither `cut` nor `values`.
 
         Args:
-            parts: At least one.
+            parts: At least one batch of samples.
             pad_id: The id of PAD.
         """
         if len(parts) == 1:
             return parts[0]
         widths = {name: max(getattr(part, name).shape[1] for part in parts) for name in ("prompt_mask", "mask")}
 
-        def concatenated(name: str, mask_name: str, fill: float) -> Tensor:
+        def concatenate_field(name: str, mask_name: str, fill: float) -> Tensor:
             # Prompts are padded on the left and completions on the right, as in a single batch.
-            rows = [getattr(part, name) for part in parts]
-            missing = [widths[mask_name] - row.shape[1] for row in rows]
-            paddings = [(columns, 0) if mask_name == "prompt_mask" else (0, columns) for columns in missing]
-            return torch.cat([pad(row, side, value=fill) for row, side in zip(rows, paddings, strict=True)])
+            tensors = [getattr(part, name) for part in parts]
+            missing_columns = [widths[mask_name] - tensor.shape[1] for tensor in tensors]
+            paddings = [(columns, 0) if mask_name == "prompt_mask" else (0, columns) for columns in missing_columns]
+            return torch.cat([pad(tensor, side, value=fill) for tensor, side in zip(tensors, paddings, strict=True)])
 
         return cls(
-            concatenated("prompt_ids", "prompt_mask", pad_id),
-            concatenated("prompt_mask", "prompt_mask", False),
-            concatenated("completion_ids", "mask", pad_id),
-            concatenated("mask", "mask", False),
-            concatenated("logprobs", "mask", 0.0),
+            concatenate_field("prompt_ids", "prompt_mask", pad_id),
+            concatenate_field("prompt_mask", "prompt_mask", False),
+            concatenate_field("completion_ids", "mask", pad_id),
+            concatenate_field("mask", "mask", False),
+            concatenate_field("logprobs", "mask", 0.0),
             torch.cat([part.ended for part in parts]),
             parts[0].vocabulary,
         )
 
     def prompt_lists(self) -> list[list[int]]:
         """Returns each prompt's token ids, without padding."""
-        return [ids[keep].tolist() for ids, keep in zip(self.prompt_ids, self.prompt_mask, strict=True)]
+        return [ids[is_token].tolist() for ids, is_token in zip(self.prompt_ids, self.prompt_mask, strict=True)]
 
     def token_lists(self) -> list[list[int]]:
         """Returns each completion's token ids, with its end token and without padding."""
-        return [ids[keep].tolist() for ids, keep in zip(self.completion_ids, self.mask, strict=True)]
+        return [ids[is_token].tolist() for ids, is_token in zip(self.completion_ids, self.mask, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,8 @@ def sample(
         temperature: The sampling temperature, by which logits are divided.
         top_p: The total probability of the most likely tokens, to which draws are limited. It does not change log π.
         vocabulary: The tokens that can be sampled; None for every entry of the logits. All others have probability 0.
-        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts may wait.
+        max_tokens: The maximum number of tokens in the cache, padding included; None for no limit. Prompts for which
+            there is no room wait.
         critic: A critic on the policy's trunk, for `Samples.values`; None for no critic.
         decoder: The decoder; None for a `GrowingDecoder`.
 
@@ -222,9 +223,9 @@ def sample(
         count, running = 0, len(decoder.rows)
         if waiting:
             remaining = max_new_tokens - drawn_counts[decoder.rows]
-            count = decoder.startable([lengths[row] for row in waiting], remaining)
-        # A prefill is a pass of its own, in which running rows make no progress. So it waits until it can start at
-        # least a quarter as many rows as are running.
+            count = decoder.count_startable([lengths[row] for row in waiting], remaining)
+        # A prefill is a separate pass, in which running rows make no progress. So it waits until it can start at least
+        # a quarter as many rows as are running.
         if count and count >= min(len(waiting), running / 4):
             entering, waiting = waiting[:count], waiting[count:]
             output, rows = decoder.prefill([prompts[row] for row in entering], entering, pad_id)
@@ -253,8 +254,8 @@ def _starting_order(lengths: Sequence[int], max_new_tokens: int, max_tokens: int
     if max_tokens is None:
         return list(range(len(lengths)))
     check_fits(lengths, max_new_tokens, max_tokens)
-    # By length, because `startable` expects the longest of the rows that may start to be the last, and because rows of
-    # similar length need little padding.
+    # Sort by length, because `count_startable` expects the last of the rows that may start to be the longest, and
+    # because rows of similar length need little padding.
     return sorted(range(len(lengths)), key=lengths.__getitem__)
 
 
@@ -335,7 +336,7 @@ def next_logits(
     Returns:
         (B, V) float32.
     """
-    size, new = ids.shape
-    positions = torch.arange(length - new, length, device=ids.device).expand(size, new)
+    size, new_count = ids.shape
+    positions = torch.arange(length - new_count, length, device=ids.device).expand(size, new_count)
     output = forward(model, ids, ids.new_ones(size, length), positions, cache)
     return scale_logits(output.logits, temperature, vocabulary)

@@ -28,20 +28,20 @@ def cut(samples: Samples, lengths: Tensor, *, at_text: Tensor) -> Samples:
     mask = samples.mask & (positions < lengths.unsqueeze(1))
     # Sums over rows need no mask because of these zeros.
     logprobs = samples.logprobs.masked_fill(~mask, 0)
-    shorter = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
-    return shorter.select(slice(None))  # drops the columns that no row reaches any more
+    cut_samples = replace(samples, mask=mask, logprobs=logprobs, ended=ended, cut=at_text)
+    return cut_samples.select(slice(None))  # drops the columns that no row reaches any more
 
 
 def draw_lengths(seed: int, keys: Sequence[tuple[int, ...]], *, shortest: int, longest: int) -> Tensor:
-    """Draws n_i uniformly from shortest, …, longest. TRL's old LengthSampler did so too, but excluded its upper bound.
+    """Draws lengths n_i uniformly from `shortest` to `longest`, both included, unlike TRL's old LengthSampler.
 
-    The numbers come from streams of their own: they depend only on the seed and the row's key, and change no token.
+    The numbers have their own random streams: they depend only on the seed and the row's key, and change no token.
 
     Args:
         seed: The run's seed.
         keys: B keys of the rows' random streams, as for `sample`.
-        shortest: The least length, in tokens.
-        longest: The greatest length, in tokens.
+        shortest: The smallest length, in tokens.
+        longest: The largest length, in tokens.
 
     Returns:
         (B,) int64.
@@ -60,7 +60,7 @@ def find_text_end(
         tokenizer: The policy's tokenizer.
         ids: Token ids of the completion.
         text: The text.
-        after: The text does not count within this many first tokens.
+        after: The number of first tokens in which the text does not count.
         prompt: Token ids of the prompt.
 
     Returns:
@@ -84,7 +84,7 @@ class Truncation:
         longest: The maximum number of tokens in a completion.
         shortest: Each completion is cut at a length drawn from here to `longest`; None draws no lengths.
         text: A text that ends a completion; None for none.
-        after: The text does not count within this many first tokens.
+        after: The number of first tokens in which the text does not count.
     """
 
     longest: int
@@ -109,7 +109,7 @@ class Truncation:
         if not self:
             return samples
         lengths = samples.mask.sum(1)
-        # Lengths come first: a text beyond the drawn length was cut off, so it does not end the completion.
+        # Lengths come first, because a text beyond the drawn length is cut off and does not end the completion.
         if self.shortest is not None:
             drawn_limits = draw_lengths(seed, keys, shortest=self.shortest, longest=self.longest)
             lengths = torch.minimum(lengths, drawn_limits.to(lengths))
@@ -121,7 +121,7 @@ class Truncation:
                     samples.prompt_lists(), samples.token_lists(), lengths.tolist(), strict=True
                 )
             ]
-        counts = [limit if end is None else end for end, limit in zip(text_ends, lengths.tolist(), strict=True)]
+        cut_lengths = [limit if end is None else end for end, limit in zip(text_ends, lengths.tolist(), strict=True)]
         device = lengths.device
         at_text = torch.tensor([end is not None for end in text_ends], device=device)
-        return cut(samples, torch.tensor(counts, device=device), at_text=at_text)
+        return cut(samples, torch.tensor(cut_lengths, device=device), at_text=at_text)
