@@ -39,7 +39,7 @@ def rewards_by_token(
     Args:
         values: T numbers, or spans (start, end, value) of `text`. An empty list gives 0 for each token.
         text: The completion as the function read it, which may be a part of the completion's decoded text.
-        ids: T token ids of the completion.
+        ids: The completion's token ids, T of them.
         tokenizer: The policy's tokenizer, which finds the tokens of spans; None if there are no spans.
         prompt_ids: Token ids of the prompt.
 
@@ -50,21 +50,21 @@ def rewards_by_token(
         PartsMismatch: There are not T numbers, a span is not in the text, or spans lack a tokenizer.
         TypeError, ValueError, RuntimeError: A value is not a number, as for `to_float`.
     """
-    if len(values) and not any(is_list(item) for item in values):
+    if len(values) and not any(is_list(value) for value in values):
         if len(values) != len(ids):
-            raise PartsMismatch(f"{len(values)} numbers for {len(ids)} tokens (the end-of-sequence token counts)")
-        return [to_float(item) for item in values]
+            raise PartsMismatch(f"{len(values)} numbers for {len(ids)} tokens, the end-of-sequence token included")
+        return [to_float(value) for value in values]
     token_rewards = [0.0] * len(ids)
-    spans = [_parse_span(item, text) for item in values]
+    spans = [_parse_span(value, text) for value in values]
     if not spans:
         return token_rewards
     if tokenizer is None:
-        raise PartsMismatch("spans, but there is no tokenizer to find their tokens with")
+        raise PartsMismatch("spans need a tokenizer to find their tokens")
     token_text = TokenText(tokenizer, ids, prompt_ids)
     # The function may have read only a part of the decoded text, such as an answer without thoughts, so search for it.
     offset = token_text.text.rfind(text)
     if offset < 0:
-        raise PartsMismatch("spans of a text that is not what its tokens decode to")
+        raise PartsMismatch("its text is not what its tokens decode to")
     for _, end, reward in spans:
         token_rewards[token_text.completing_token(offset + end)] += reward
     return token_rewards
@@ -72,10 +72,10 @@ def rewards_by_token(
 
 def _parse_span(span: Any, text: str) -> tuple[int, int, float]:
     if not is_list(span) or len(span) != 3:
-        raise PartsMismatch(f"{span!r}, which is not a span (start, end, value)")
+        raise PartsMismatch(f"{span!r} is not a span (start, end, value)")
     start, end, reward = span
     if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
-        raise PartsMismatch(f"the span from {start!r} to {end!r} for a text of {len(text)} characters")
+        raise PartsMismatch(f"the span from {start!r} to {end!r} is not in the text of {len(text)} characters")
     return start, end, to_float(reward)
 
 

@@ -41,7 +41,7 @@ class Scored:
         extra: Columns of B values that functions logged with `log_extra`, to show next to the completions.
         metrics: What functions logged with `log_metric`, by name.
         by_token: (B, T) the part of the total that belongs to single tokens; None if no function returned lists.
-        group_size: Completions of each prompt, which are adjacent; 1 if it is unknown which ones share a prompt.
+        group_size: The number of completions per prompt, which are adjacent; 1 if it is unknown which share a prompt.
     """
 
     total: Tensor
@@ -100,7 +100,7 @@ class Rewards:
         for reward in rewards:
             _check_reward(reward)
         self.rewards = list(rewards)
-        self.weights = [1.0] * len(rewards) if weights is None else [float(w) for w in weights]
+        self.weights = [1.0] * len(rewards) if weights is None else [float(weight) for weight in weights]
         reward_names = _make_unique([_name_reward(reward) for reward in rewards])
         logged_names = [name for pair in zip(reward_names, rewards, strict=True) for name in _logged_names(*pair)]
         self.names = _make_unique([*reward_names, *logged_names])
@@ -178,7 +178,7 @@ class Rewards:
             scores.append(totals.to(device))
             if token_rewards is not None:
                 padded = torch.zeros(samples.mask.shape, device=device)
-                padded[samples.mask] = torch.tensor([x for row in token_rewards for x in row], device=device)
+                padded[samples.mask] = torch.tensor([number for row in token_rewards for number in row], device=device)
                 by_token = weight * padded + (0.0 if by_token is None else by_token)
         per_reward = torch.stack(scores, dim=1)
         unscored = per_reward.isnan().all(1)
@@ -201,7 +201,7 @@ class Rewards:
 
 
 def _models_of(reward: Any) -> list[RewardModel]:
-    """Returns the reward models in a reward; none for a function."""
+    """Returns the reward models that a reward consists of; [] for a function."""
     return reward.models if isinstance(reward, RewardEnsemble) else [reward] if isinstance(reward, RewardModel) else []
 
 
@@ -224,9 +224,9 @@ def _check_reward(reward: Any) -> None:
 
 
 def _check_finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
-    wrong = ~scores.isfinite()
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
+    is_not_finite = ~scores.isfinite()
+    if is_not_finite.any():
+        row = int(is_not_finite.nonzero()[0])
         raise ZooError(
             f"The reward model {name} scored {float(scores[row])} for row {row}, prompt {batch.quoted_prompt(row)}: "
             "check its weights, and the mean and deviation in its config."
@@ -244,7 +244,7 @@ def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
 
 
 def _make_unique(names: Sequence[str]) -> list[str]:
-    """Appends to each repeated name its index in the list."""
+    """Makes names unique: a name that occurs several times gets its index in the list as a suffix."""
     taken = {name for name in names if names.count(name) == 1}
     unique = []
     for index, name in enumerate(names):

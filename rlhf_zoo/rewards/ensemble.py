@@ -43,8 +43,8 @@ def check_ensemble(models: Sequence[Any], how: str | None) -> None:
 class RewardEnsemble:
     """Combines the scores of M reward models into one by `functional.ensemble_scores`.
 
-    Scores of different models must have the same unit. So a model that centers or scales its scores must have a stored
-    mean and standard deviation.
+    Scores of different models must have the same unit. Therefore a model that centers or scales its scores must have a
+    stored mean and standard deviation.
 
     Args:
         models: At least two different models.

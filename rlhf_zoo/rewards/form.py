@@ -80,8 +80,8 @@ def _token_ids(reward: Rule, columns: Mapping[str, Any]) -> Sequence[Sequence[in
 class Length(Rule):
     """The length of a completion or, with a target, −|length − target| / target, but at least −1.
 
-    Without a target, it rewards length itself: use weight 0 to only log lengths, or a small weight, negative to prefer
-    short completions.
+    Without a target, the reward is the length itself: give it weight 0 to only log lengths, or a small weight, which is
+    negative to prefer short completions.
 
     Attributes:
         target: The target length; None for no target.
@@ -107,11 +107,11 @@ class Length(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class SoftOverlong(Rule):
-    """0 for lengths up to limit − margin, then falling linearly to −1 at the limit, and −1 beyond.
+    """0 up to the length limit − margin, then linearly decreasing to −1 at the limit, and −1 beyond it.
 
     Attributes:
         limit: The length from which the reward is −1, in `unit`.
-        margin: The range over which it falls, in `unit`. With 0, every length up to the limit gets 0.
+        margin: The range over which the reward decreases, in `unit`. With 0, every length up to the limit gets 0.
         unit: As for `Length`.
         name: The name in metrics.
 
@@ -140,7 +140,7 @@ class SoftOverlong(Rule):
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition(Rule):
-    """Minus the share of a completion's n-grams that repeat earlier ones: distinct / all − 1; 0 without n-grams.
+    """Minus the share of a completion's n-grams that repeat earlier n-grams: distinct / all − 1; 0 without n-grams.
 
     Attributes:
         n: Length of an n-gram, in `unit`.
@@ -166,6 +166,6 @@ class Repetition(Rule):
             rows = [words(text_of(completion)) for completion in completions]
         return [self._penalty(row) for row in rows]
 
-    def _penalty(self, row: Sequence[Any]) -> float:
-        grams = [tuple(row[start : start + self.n]) for start in range(len(row) - self.n + 1)]
-        return len(set(grams)) / len(grams) - 1 if grams else 0.0
+    def _penalty(self, items: Sequence[Any]) -> float:
+        ngrams = [tuple(items[start : start + self.n]) for start in range(len(items) - self.n + 1)]
+        return len(set(ngrams)) / len(ngrams) - 1 if ngrams else 0.0

@@ -40,7 +40,7 @@ class Batch:
         prompts: B texts or conversations.
         completions: B texts, or lists of messages.
         completion_ids: B lists of token ids.
-        columns: The data set's columns: lists of B values, or values for the whole batch, which stay as they are.
+        columns: The data set's columns: lists of B values, or single values that apply to the whole batch.
         trainer_state: The trainer's state; None outside of training.
         prompt_ids: B lists of the prompts' token ids; () if they are not needed.
     """
@@ -122,7 +122,7 @@ class NamedReward:
         return list(values) if isinstance(values, Iterator) else values
 
     async def call_async(self, batch: Batch) -> Any:
-        """Calls a coroutine function.
+        """Calls the function, which must be a coroutine function, and awaits its result.
 
         Args:
             batch: The batch to score.
@@ -144,7 +144,7 @@ class NamedReward:
         raise self._error_for(batch, error) from error
 
     def _error_for(self, batch: Batch, error: Exception) -> ZooError:
-        """Builds an error that names the first row which also fails when it is scored alone."""
+        """Builds an error that names the first row that also fails when it is scored alone."""
         if signature_error := self._signature_error(batch):
             return signature_error
         if len(batch) == 1:
@@ -243,12 +243,12 @@ def call_functions(rewards: Sequence[NamedReward], batch: Batch, *, timeout: flo
 
 @contextmanager
 def _limit_time(rewards: Sequence[NamedReward], timeout: float | None) -> Iterator[None]:
-    began = time.monotonic()
+    start = time.monotonic()
     try:
         with deadline(timeout, shorten_on_interrupt=True):
             yield
     except Expired as error:
-        seconds, noun = time.monotonic() - began, "function" if len(rewards) == 1 else "functions"
+        seconds, noun = time.monotonic() - start, "function" if len(rewards) == 1 else "functions"
         timed_out = timeout is not None and seconds >= timeout
         raise ZooError(
             f"The reward {noun} {join_words([reward.name for reward in rewards])} did not return within {seconds:.0f} s"
@@ -264,8 +264,8 @@ def collect_logs(rewards: Sequence[NamedReward], count: int) -> tuple[dict[str, 
         count: The number of completions in the batch.
 
     Returns:
-        (columns, metrics): the extra columns, and the mean of each metric. The function's name is appended to the name
-        of a column that an earlier function or the table of completions has already.
+        (columns, metrics): the extra columns, and the mean of each metric. If an earlier function or the table of
+        completions has a column of the same name, the function's name is appended to the name.
 
     Raises:
         ZooError: The number of values in a column is not `count`.
@@ -293,7 +293,7 @@ def _mean(values: Sequence[float]) -> float:
         return math.nan
 
 
-#: How to fix an invalid return value; ends the errors below.
+#: How to fix an invalid return value, as the end of an error.
 EXPECTED_RETURN = "return a float or None for each completion"
 
 
@@ -337,8 +337,8 @@ def convert_rewards(
 
     Returns:
         (totals, token_rewards). totals: (B,) float32, NaN where the function returned None. token_rewards: None unless
-        the function returned a list for some row; then, for each row, a list with one number per token. These numbers
-        add up to the row's total if the function returned a list for that row; otherwise all of them are 0.
+        the function returned a list for some row; then, for each row, a list with one number per token. For a row with
+        a list, these numbers add up to the total; for any other row, they are 0.
 
     Raises:
         ZooError: The values are not B finite numbers or lists that fit their completions.
@@ -357,9 +357,9 @@ def convert_rewards(
                 addends = [math.nan if reward is None else to_float(reward)]
         except PartsMismatch as mismatch:
             raise ZooError(
-                f"The reward function {name} returned {mismatch} for row {row}, prompt {batch.quoted_prompt(row)}: "
-                "return one number for the completion, one for each of completion_ids, or spans (start, end, value) in "
-                "characters of the completion."
+                f"The reward function {name} returned a list that does not fit the completion of row {row}, prompt "
+                f"{batch.quoted_prompt(row)} ({mismatch}): return one number for the completion, one for each of "
+                "completion_ids, or spans (start, end, value) in characters of the completion."
             ) from mismatch
         except (TypeError, ValueError, RuntimeError) as error:
             raise ZooError(
@@ -368,7 +368,7 @@ def convert_rewards(
             ) from error
         total = sum(addends)
         # The trainer computes with rewards in float32, where larger numbers would be infinite.
-        non_finite = [x for x in (*addends, total) if not abs(x) <= torch.finfo(torch.float32).max]
+        non_finite = [number for number in (*addends, total) if not abs(number) <= torch.finfo(torch.float32).max]
         if reward is not None and non_finite:
             raise ZooError(
                 f"The reward function {name} returned {non_finite[0]} for row {row}, prompt "
@@ -444,8 +444,8 @@ def _run_coroutine(coroutine: Coroutine[Any, Any, Any]) -> Any:
 def _event_loop(process_id: int) -> asyncio.AbstractEventLoop:
     """Returns the event loop of this process, in which all batches are scored, as in GRPO.
 
-    A client that a reward function keeps open between batches works only in the loop in which it was created. The cache
-    is keyed by process id, so that a forked process gets a loop of its own.
+    A client that a reward function keeps open between batches works only in the loop in which it was created. The
+    process id is the cache's key, so that a forked process gets its own loop.
     """
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="rlhf-zoo-rewards", daemon=True).start()

@@ -1,4 +1,4 @@
-"""The reward for answers that follow instructions which a program can check: `instructions_followed`.
+"""The reward `instructions_followed`, for answers that follow instructions that a program can check.
 
 A prompt's instructions are in two columns, as google/IFEval has them: `instruction_id_list`, such as
 ["punctuation:no_comma", "length_constraints:number_words"], and `kwargs`, the arguments of each, such as
@@ -36,7 +36,7 @@ class Instruction:
     arguments: Mapping[str, Any]
 
     def is_followed(self, answer: str, *, loose: bool = False) -> bool:
-        """Whether an answer follows it. An empty answer never does.
+        """Whether an answer follows the instruction. An empty answer never does.
 
         Args:
             answer: The answer.
@@ -81,7 +81,7 @@ def read_instructions(ids: Any, kwargs: Any, *, where: str) -> list[Instruction]
 
 
 def _as_integer(value: Any) -> Any:
-    """Converts a float to the integer that it was: a table stores integers as floats if other rows have none."""
+    """Converts an integral float to an integer, because a table stores integers as floats if some rows have none."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
@@ -149,7 +149,11 @@ class InstructionsFollowed(Rule):
         rows = zip(completions, columns["instruction_id_list"], columns["kwargs"], strict=True)
         for row, (completion, ids, kwargs) in enumerate(rows):
             instructions, answer = read_instructions(ids, kwargs, where=f"row {row}"), text_of(completion)
-            failed = [item.kind for item in instructions if not item.is_followed(answer, loose=self.loose)]
+            failed = [
+                instruction.kind
+                for instruction in instructions
+                if not instruction.is_followed(answer, loose=self.loose)
+            ]
             missed.append(", ".join(failed))
             if not instructions:
                 rewards.append(None)

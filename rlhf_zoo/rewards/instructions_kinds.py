@@ -41,7 +41,7 @@ class Kind:
 
     Attributes:
         follows: Takes an answer and the arguments; returns whether the answer follows the instruction.
-        arguments: Argument -> what it must be, a key of `ARGUMENT_CHECKS`.
+        arguments: Argument -> its description, a key of `ARGUMENT_CHECKS`.
     """
 
     follows: Callable[[str, Arguments], bool]
@@ -68,7 +68,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-#: Description of a valid argument, for messages -> the check.
+#: The description of a valid argument, for messages -> its check.
 ARGUMENT_CHECKS: dict[str, Callable[[Any], bool]] = {
     "a whole number of at least 0": lambda value: (integer(value) or 0) >= 0 and integer(value) is not None,
     "'at least' or 'less than'": lambda value: value in RELATIONS,
@@ -99,20 +99,20 @@ def _avoids_words(text: str, arguments: Arguments) -> bool:
 
 
 def _has_first_word(text: str, arguments: Arguments) -> bool:
-    parts = text.split("\n\n")
-    count = sum(bool(part.strip()) for part in parts)
+    paragraphs = text.split("\n\n")
+    count = sum(bool(paragraph_text.strip()) for paragraph_text in paragraphs)
     if count != arguments["num_paragraphs"]:
         return False
-    paragraph = parts[arguments["nth_paragraph"] - 1].split()
-    if not paragraph:
+    words = paragraphs[arguments["nth_paragraph"] - 1].split()
+    if not words:
         return False
-    first = re.split(r"[.,?!'\"]", paragraph[0].lstrip("'").lstrip('"'), maxsplit=1)[0]
+    first = re.split(r"[.,?!'\"]", words[0].lstrip("'").lstrip('"'), maxsplit=1)[0]
     return first.lower() == arguments["first_word"].strip().lower()
 
 
 def _has_paragraphs(text: str, arguments: Arguments) -> bool:
-    parts = [bool(part.strip()) for part in _DIVIDER.split(text)]
-    return all(parts[1:-1]) and sum(parts) == arguments["num_paragraphs"]
+    has_text = [bool(paragraph.strip()) for paragraph in _DIVIDER.split(text)]
+    return all(has_text[1:-1]) and sum(has_text) == arguments["num_paragraphs"]
 
 
 def _has_placeholders(text: str, arguments: Arguments) -> bool:
@@ -234,7 +234,7 @@ KINDS: dict[str, Kind] = {
 
 
 def answer_forms(text: str, *, loose: bool) -> list[str]:
-    """Returns the forms of an answer, of which one must follow an instruction.
+    """Returns the forms of an answer. The answer follows an instruction if one of its forms does.
 
     Args:
         text: The answer.

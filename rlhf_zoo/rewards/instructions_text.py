@@ -35,13 +35,9 @@ _SEED = 0
 
 
 def count_sentences(text: str) -> int:
-    """Counts sentences. A sentence ends at "!", "?", or a period that does not abbreviate, but not at a line's end.
+    """Counts sentences. A sentence ends at "!", "?" or a period that ends no abbreviation, but not at a line's end.
 
-    Args:
-        text: The text.
-
-    Returns:
-        The number. Text after the last end counts as a sentence.
+    Text after the last of these marks counts as a sentence.
     """
     tokens = text.split()
     count = 0
@@ -68,14 +64,7 @@ def _ends_sentence(token: str, following: str) -> bool:
 
 
 def count_capital_words(text: str) -> int:
-    """Counts words without a lower-case letter. Both parts of a contraction count, as in Penn Treebank's tokens.
-
-    Args:
-        text: The text.
-
-    Returns:
-        The number.
-    """
+    """Counts words without a lower-case letter. Both parts of a contraction count, as in Penn Treebank's tokens."""
     count = 0
     for token in _WORD.findall(text):
         for word in token.split("--"):
@@ -105,7 +94,7 @@ def detect_language(text: str) -> str | None:
     """Returns the code of a text's language; None if the text has no letters, or too few.
 
     langdetect draws random numbers, with a seed that is global to the process. This function uses a factory and a seed
-    of its own, so that a text always has the same language and draws elsewhere do not change.
+    of its own, so that it always gives a text the same language, and does not change draws elsewhere.
 
     Args:
         text: The text.

@@ -22,7 +22,7 @@ def find_loader(name: str) -> Any:
         name: "module:attribute", or an entry point.
 
     Raises:
-        ZooError: It does not exist, or it cannot be called.
+        ZooError: There is no such object, or it cannot be called.
     """
     loader = load_object(name, group=REWARDS)
     if not callable(loader):
@@ -46,7 +46,7 @@ def load_reward_model(
         options: How to load the model.
 
     Raises:
-        ZooError: It cannot be loaded, or the loader does not return a PreTrainedModel.
+        ZooError: The model cannot be loaded, or the loader does not return a PreTrainedModel.
     """
     if loader is None:
         return load_classifier(path, label=label, options=options)
@@ -90,7 +90,7 @@ def load_reward(
         paths: Folders or Hub ids.
         policy_tokenizer: The policy's tokenizer.
         place: Moves a model to its device.
-        label: As for `RewardModel`. Ignored for a model with one output, such as one that replaces the run's own.
+        label: As for `RewardModel`. Ignored for a model with one output.
         output: As for `RewardModel`. Ignored for a model with one output.
         pad_token: As for `RewardModel`.
         loader: As for `load_reward_model`.

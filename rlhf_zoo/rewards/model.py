@@ -37,17 +37,17 @@ class RewardModel:
     token is appended even if a response did not end.
 
     Args:
-        model: A classifier, or a custom model with one output per text or per token. Of outputs per token, that of the
-            last token is the score.
+        model: A classifier, or a custom model with one output per text or per token. With outputs per token, the last
+            token's output is the score.
         tokenizer: The model's tokenizer.
         policy_tokenizer: The policy's tokenizer.
-        batch_size: The most rows in a forward pass.
-        max_tokens: The most tokens in a forward pass, with padding; None for no bound.
+        batch_size: The maximum number of rows in a forward pass.
+        max_tokens: The maximum number of tokens in a forward pass, padding included; None for no limit.
         center: Whether to subtract μ.
         scale: Whether to divide by σ.
         label: For a classifier with several labels, the name or index of the label whose output is s.
-        output: "logit" or "logprob", the label's log-probability: among all labels, or, for a multi-label classifier,
-            of that label alone.
+        output: "logit", or "logprob" for the label's log-probability among all labels. In a multi-label classifier,
+            each label has a probability of its own.
         pad_token: PAD, for a tokenizer that has none or whose PAD is EOS; None to use the tokenizer's.
 
     Attributes:
@@ -74,7 +74,7 @@ class RewardModel:
         pad_token: str | None = None,
     ) -> None:
         self.name = name = name_of(getattr(model.config, "_name_or_path", "")) or type(model).__name__
-        # What a custom class returns is unknown until it has scored a batch.
+        # The outputs of a custom class are unknown until it has scored a batch.
         is_custom = label is None and not type(model).__module__.startswith("transformers.")
         config = model.config
         self.label = (
@@ -148,7 +148,8 @@ class RewardModel:
         has_conversations = any(not isinstance(text, str) for text in texts)
         if not self.shares_ids or self._strips_thoughts or (has_conversations and not self._same_template):
             return self.score_texts(texts, ended=samples.ended.tolist())
-        rows = [[*p, *c] for p, c in zip(samples.prompt_lists(), samples.token_lists(), strict=True)]
+        token_lists = zip(samples.prompt_lists(), samples.token_lists(), strict=True)
+        rows = [[*prompt, *completion] for prompt, completion in token_lists]
         eos = self.tokenizer.eos_token_id
         if samples.cut is not None and eos is not None:  # training appends EOS to every text that ended
             rows = [[*row, eos] if cut else row for row, cut in zip(rows, samples.cut.tolist(), strict=True)]
@@ -197,7 +198,7 @@ class RewardModel:
             ids = pad_sequence(batch, batch_first=True, padding_value=self.pad_id)
             highest = max((int(row.max()) for row in batch if len(row)), default=0)
             if highest >= self.embedding_rows:
-                # In a custom training loop, prompts and completions may have ids that no token has.
+                # Prompts and completions of a custom training loop may have ids that no token has.
                 raise ZooError(
                     f"A text has the token id {highest}, but the reward model {self.name} has only "
                     f"{self.embedding_rows} embedding rows: resize the policy's or the reward model's embeddings to "
@@ -267,7 +268,7 @@ def warn_truncated(name: str, context: int) -> None:
 
     Args:
         name: The model's name.
-        context: The most tokens that it can read.
+        context: The maximum number of tokens that it can read.
     """
     log.warning("The reward model %s reads at most %d tokens: longer texts lose their beginning.", name, context)
 

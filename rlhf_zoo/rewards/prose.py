@@ -17,7 +17,7 @@ from .rule import Rule, text_of
 
 #: harper's kinds of findings that are a matter of taste or dialect, not errors.
 IGNORED_KINDS = ("Enhancement", "Formatting", "Readability", "Redundancy", "Regionalism", "Style")
-#: The lowest score of `grammar`, that of an error in every word.
+#: The lowest score of `grammar`, for an error in every word.
 MIN_GRAMMAR = -100.0
 #: Number of words at the beginning of a completion in which `refuses` looks for a phrase.
 OPENING_WORDS = 20
@@ -67,8 +67,8 @@ _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 class Grammar(Rule):
     """Minus the errors of grammar and spelling per 100 words of a completion: 0 without errors, and at least −100.
 
-    harper finds them. It reads English, and Markdown without the code in it. An empty completion gets the worst
-    score; otherwise it would have no errors. A sentence without a capital at its start counts as an error.
+    harper finds the errors. It reads English, and skips code in Markdown. An empty completion gets the worst score,
+    because it would otherwise get the best. A sentence that does not start with a capital counts as an error.
 
     Attributes:
         dialect: "american", "british", "australian", "canadian" or "indian".
@@ -118,8 +118,8 @@ class Refuses(Rule):
 
 
 def _is_refusal(text: str) -> bool:
-    plain = text[:1000].lower().replace("’", "'")
-    words = " ".join(_CONTRACTIONS.get(word, word) for word in _WORD.findall(plain)).replace("can not", "cannot")
+    lower_text = text[:1000].lower().replace("’", "'")
+    words = " ".join(_CONTRACTIONS.get(word, word) for word in _WORD.findall(lower_text)).replace("can not", "cannot")
     opening = f" {' '.join(words.split()[:OPENING_WORDS])} "
     return any(f" {phrase} " in opening for phrase in REFUSALS)
 

@@ -26,7 +26,7 @@ def after_marker(text: str, marker: str | None) -> str | None:
 _UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d+)?"
 # A digit inside a name does not start a number, and a minus after a letter or digit is a hyphen or a subtraction.
 _NUMBER = re.compile(
-    rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<upper>{_UNSIGNED})(?:\s?/\s?(?P<lower>{_UNSIGNED}))?(?P<percent>\s?%)?"
+    rf"(?<![^\W_])(?<!\.)(?P<sign>[-+−]?)[$€£]?(?P<numerator>{_UNSIGNED})(?:\s?/\s?(?P<denominator>{_UNSIGNED}))?(?P<percent>\s?%)?"
 )
 _LATEX = (
     (re.compile(r"(?<=\d)(?=\\[dt]?frac)"), " "),
@@ -45,8 +45,8 @@ def read_number(
     r"""Reads the number that a text gives as its answer.
 
     Reads "1,234.50" (a comma separates thousands), "-3" (also with the sign −), "1/2", "\frac{1}{2}", "6e-3", "$5".
-    Expressions are not evaluated: of "3 · 10^4" it reads the 10, and of "1 1/2" the 1/2. A number beyond float64, or
-    with a zero denominator, does not count.
+    Expressions are not evaluated: without a marker, "3 · 10^4" is read as 10, and "1 1/2" as 1/2. A number that is too
+    large for float64, or whose denominator is 0, does not count.
 
     Args:
         text: The text.
@@ -62,8 +62,8 @@ def read_number(
         return None
     if marker is None:
         scope = _boxed(scope)
-    for pattern, plain in _LATEX:
-        scope = pattern.sub(plain, scope)
+    for pattern, replacement in _LATEX:
+        scope = pattern.sub(replacement, scope)
     values = [value for match in _NUMBER.finditer(scope) if (value := _value(match, percent)) is not None]
     if not values:
         return None
@@ -87,7 +87,8 @@ def _boxed(text: str) -> str:
 
 
 def _value(match: re.Match[str], percent: str) -> float | None:
-    numerator, denominator = (float(part.replace(",", "")) if part else 1.0 for part in match.group("upper", "lower"))
+    digits = match.group("numerator", "denominator")
+    numerator, denominator = (float(text.replace(",", "")) if text else 1.0 for text in digits)
     if denominator == 0:
         return None
     value = numerator / denominator * (-1 if match["sign"] in ("-", "−") else 1)

@@ -1,4 +1,4 @@
-"""The reward `relevance`, for completions about their prompt. Its sentence embedder never saw the data's labels."""
+"""The reward `relevance`, for completions that are about their prompt. Its model never saw the data's labels."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Relevance(Rule):
     Attributes:
         model: A folder or NAMESPACE/NAME[@REVISION] with an encoder whose embedding is the mean over the tokens. It is
             loaded once per process, on the accelerator if there is one.
-        batch_size: The most texts in a forward pass.
+        batch_size: The maximum number of texts in a forward pass.
         name: The name in metrics.
 
     Raises:
@@ -58,15 +58,15 @@ class Relevance(Rule):
 
 
 def request_text(prompt: Prompt) -> str:
-    """Returns the text of a prompt that says what is asked: of a conversation, the user's last message.
+    """Returns the request in a prompt: its text or, in a conversation, the user's last message.
 
     Args:
         prompt: A text or a conversation.
     """
     if isinstance(prompt, str):
         return prompt
-    users = [message for message in prompt if message.get("role") == "user"]
-    return text_of(users or prompt)
+    user_messages = [message for message in prompt if message.get("role") == "user"]
+    return text_of(user_messages or prompt)
 
 
 @lru_cache(maxsize=2)

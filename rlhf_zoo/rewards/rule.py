@@ -1,4 +1,4 @@
-"""The base class of rules, and the function that gets the text of a completion or prompt."""
+"""The base class of rules, and a function that returns the text of a completion or prompt."""
 
 from typing import Any, ClassVar
 

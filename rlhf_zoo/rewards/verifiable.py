@@ -48,7 +48,7 @@ _GSM8K_MARKER = "####"
 
 @runtime_checkable
 class Verifiable(Protocol):
-    """A reward that checks whether an answer is right (1) or not (0), so that it can also be a judge.
+    """A reward that checks whether an answer is right (1) or not (0), and can therefore also be a judge.
 
     Attributes:
         strict: The check that reads the answer only where it should be, for example after a marker.
@@ -115,7 +115,7 @@ class AnswerRule(Rule):
         return [accepted_answers is not None for accepted_answers in answers]
 
     def _parse_answer(self, answer: Any) -> Any:
-        """Converts an accepted answer to the form that completions are compared with."""
+        """Converts an accepted answer to the form in which it is compared with completions."""
         raise NotImplementedError
 
     def _accepted_answers(self, columns: Mapping[str, Any]) -> list[list[Any] | None]:
@@ -127,7 +127,7 @@ class AnswerRule(Rule):
 def _as_accepted_answers(answer: Any) -> list[Any] | None:
     answers = answer if isinstance(answer, (list, tuple)) else [answer]
     # In a column of numbers, a missing answer is NaN, which is not equal to itself.
-    return [item for item in answers if item is not None and item == item] or None
+    return [accepted for accepted in answers if accepted is not None and accepted == accepted] or None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,9 +201,9 @@ class _Contains(ExactMatch):
     read = None  # type: ignore[assignment]  # a text has no single answer
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
-        plain = " ".join(text.split()).casefold()
+        normalized = " ".join(text.split()).casefold()
         accepted = (self._parse_answer(answer) for answer in answers)
-        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", plain) for answer in accepted)
+        return any(re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", normalized) for answer in accepted)
 
 
 @dataclass(frozen=True, kw_only=True)
