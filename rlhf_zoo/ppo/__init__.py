@@ -1,4 +1,4 @@
 """The PPO trainer: rollout, loss, KL controllers, guards, metrics.
 
-This package knows nothing of recipes, the Hub, cards or evaluation.
+No module here imports recipes, the Hub, cards or evaluation.
 """

@@ -116,8 +116,8 @@ class ActorCritic(nn.Module):
             texts: The texts for the PTX loss; None without that loss.
             ref_logits: (b, T, V), the reference's logits for an exact KL; None without it.
             entropy_requires_grad: Whether the entropy has a gradient.
-            policy_loss: A loss to compute in the head's pass, from one chunk of logits at a time. None computes no
-                loss; then log π has gradients.
+            policy_loss: A loss to compute in the head's pass, from one chunk of logits at a time. With None, no loss is
+                computed, and log π has gradients.
         """
         shared = self.shared
         output = response_logprobs(
@@ -199,7 +199,7 @@ class ActorCritic(nn.Module):
         policy: Any = self.policy
         if merge and is_peft(policy):
             policy = copy.deepcopy(policy).merge_and_unload()
-            # An adapter saved here before would be applied a second time, to the merged weights.
+            # An adapter that was saved here before would be applied again, to the merged weights.
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
                 (directory / name).unlink(missing_ok=True)
         _save(policy, directory, policy_weights)
@@ -208,7 +208,8 @@ class ActorCritic(nn.Module):
             return
         (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
         # TRL's names, so that its loaders can read the head.
-        tensors = {f"v_head.{name}": t.detach().cpu().contiguous() for name, t in self.value_model.state_dict().items()}
+        state = self.value_model.state_dict()
+        tensors = {f"v_head.{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})
 
     def load_checkpoint(self, directory: str | Path) -> None:
@@ -218,7 +219,7 @@ class ActorCritic(nn.Module):
             directory: The checkpoint.
 
         Raises:
-            ZooError: The directory has no such checkpoint, or another model's.
+            ZooError: The directory has no checkpoint, or the checkpoint of another model.
         """
         directory = Path(directory)
         _load_into(self.policy, directory)
@@ -234,7 +235,7 @@ class ActorCritic(nn.Module):
 def _save(model: Any, directory: Path, weights: Any) -> None:
     """Saves a model. An adapter is saved in `directory` itself, where loaders look for it.
 
-    By itself, PEFT saves all adapters, and each whose name is not "default" in a subfolder of that name.
+    By default, PEFT saves all adapters, and saves each adapter that is not named "default" in a subfolder of its name.
     """
     if not is_peft(model):
         model.save_pretrained(directory, state_dict=weights)
@@ -262,7 +263,7 @@ def _load_into(model: PreTrainedModel, directory: Path) -> None:
                 f"{directory} has no {ADAPTER_WEIGHTS}: it is not a checkpoint of an adapter; choose another."
             )
         adapted: Any = model
-        # On the CPU first: loading onto the GPU would need memory for a second copy.
+        # Load onto the CPU, because loading onto the GPU would need memory for a second copy.
         weights = load_peft_weights(str(directory), device="cpu")
         set_peft_model_state_dict(adapted, weights, adapter_name=adapted.active_adapter)
         return

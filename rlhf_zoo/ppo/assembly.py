@@ -21,7 +21,7 @@ from ..modeling.value_head import ValueHead
 from ..modeling.value_head_models import AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
 from ..rewards import RewardEnsemble, RewardModel, Rewards
 from ..rewards.ensemble import check_ensemble
-from .config import PPOConfig, holds_reference
+from .config import PPOConfig, has_reference
 from .critics import build_critic, stored_statistics
 from .guards import check_step_size, warn
 from .ptx import TextSource
@@ -37,7 +37,7 @@ from .token_checks import (
     find_smallest_embedding,
 )
 
-#: More epochs over a rollout than this lead to a warning.
+#: The largest number of epochs over a rollout without a warning.
 MANY_EPOCHS = 4
 
 
@@ -49,7 +49,7 @@ class Parts:
         policy: The policy to train.
         critic: The critic to train.
         reference: The reference for KL; None without one.
-        rewards: The rewards; None if a custom training loop scores completions.
+        rewards: The rewards; None if a custom training loop scores the completions.
         text_source: The texts for the PTX loss; None without that loss.
         starts_at_reference: Whether the policy starts exactly at the reference.
         context: The number of tokens that all models can read; None for no limit.
@@ -105,7 +105,7 @@ def assemble(
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise ZooError(f"processing_class is a {type(tokenizer).__name__}: pass the policy's tokenizer.")
     _check_settings(args)
-    policy, head = _policy(model, args)
+    policy, head = _prepare_policy(model, args)
     make_savable(policy, name="The policy")
     check_tokens(tokenizer, policy, require_own_pad=require_own_pad)
     check_tokenizer_of(policy, tokenizer, subject="the policy")
@@ -113,17 +113,17 @@ def assemble(
         policy = _with_adapter(policy, peft_config, args)
     # With dropout the ratio ρ would differ from 1 before the first optimizer step.
     disable_dropout(policy)
-    reference, starts_at_reference = _reference(policy, ref_model, args)
+    reference, starts_at_reference = _prepare_reference(policy, ref_model, args)
     rewards = build_rewards(reward_model, reward_funcs, args, tokenizer, reward_processing_class or tokenizer)
-    critic, critic_adapter = _critic(head, value_model, rewards, policy, peft_config, args)
+    critic, critic_adapter = _prepare_critic(head, value_model, rewards, policy, peft_config, args)
     vocabulary = Vocabulary.of(tokenizer, policy)
-    scoring = [reward for reward in rewards.models if reward.shares_ids] if rewards is not None else []
+    scoring_models = [reward for reward in rewards.models if reward.shares_ids] if rewards is not None else []
     # Every model that reads the policy's ids needs an embedding for each of them.
     models = {
         "the policy": policy,
         "the critic": None if isinstance(critic, ValueHead) else critic,
         "ref_model": reference.separate_model if reference is not None else None,
-        **{f"the reward model {reward.name}": reward.model for reward in scoring},
+        **{f"the reward model {reward.name}": reward.model for reward in scoring_models},
     }
     smallest_embedding = find_smallest_embedding(vocabulary, models)
     # Checked once, before training: a model with broken caching would silently sample from another distribution.
@@ -141,16 +141,16 @@ def assemble(
             f"stop_token_id is {args.stop_token_id}, which the policy never samples (ids up to {vocabulary.size - 1} "
             "that the tokenizer has): choose one of these."
         )
-    text_source = _text_source(ptx_dataset, policy, tokenizer, context, args)
+    text_source = _prepare_texts(ptx_dataset, policy, tokenizer, context, args)
     critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
-    for name, part, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
-        check_step_size(part, rate, subject=name)
+    for name, module, rate in (("the policy", policy, args.learning_rate), ("the critic", critic, critic_rate)):
+        check_step_size(module, rate, subject=name)
     return Parts(
         policy, critic, reference, rewards, text_source, starts_at_reference, context, vocabulary, smallest_embedding
     )
 
 
-def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
+def _prepare_reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tuple[Reference | None, bool]:
     """Returns the reference (None without one), and whether the policy starts exactly there."""
     if isinstance(ref_model, str):
         ref_model = load_causal(ref_model, options=AS_SAVED if args.bf16 else FLOAT32)
@@ -159,20 +159,20 @@ def _reference(policy: PreTrainedModel, ref_model: Any, args: PPOConfig) -> tupl
     if args.reference is False and ref_model is not None:
         raise ZooError("reference is false and ref_model is passed too: remove ref_model.")
     reference = None
-    if holds_reference(args, has_ref_model=ref_model is not None):
+    if has_reference(args, has_ref_model=ref_model is not None):
         reference = Reference(
             policy, ref_model, adapter=args.ref_adapter_name, in_8bit=args.ref_load_in_8bit, in_bf16=bool(args.bf16)
         )
-    # Rounding changes the reference a little. The user's own model or adapter may differ in any way.
-    rounded = args.ref_load_in_8bit or (
+    # A reference in lower precision differs a little. The user's own model or adapter may differ in any way.
+    is_rounded = args.ref_load_in_8bit or (
         reference is not None
         and reference.separate_model is not None
         and reference.separate_model.dtype != policy.dtype
     )
-    return reference, ref_model is None and args.ref_adapter_name is None and not rounded
+    return reference, ref_model is None and args.ref_adapter_name is None and not is_rounded
 
 
-def _critic(
+def _prepare_critic(
     head: ValueHead | None,
     value_model: Any,
     rewards: Rewards | None,
@@ -195,7 +195,7 @@ def _critic(
     return critic, config if uses_adapter and not isinstance(critic, ValueHead) and not is_peft(critic) else None
 
 
-def _text_source(
+def _prepare_texts(
     dataset: Dataset | None,
     policy: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -228,8 +228,8 @@ def warn_if_many_epochs(epochs: int) -> None:
 def _check_settings(args: PPOConfig) -> None:
     if args.load_best_model_at_end:
         raise ZooError("load_best_model_at_end does not work with PPO: pull the best checkpoint by its tag instead.")
-    batches: Any = args.accelerator_config
-    if args.world_size > 1 and not batches.even_batches and not args.dataloader_drop_last:
+    batch_settings: Any = args.accelerator_config
+    if args.world_size > 1 and not batch_settings.even_batches and not args.dataloader_drop_last:
         raise ZooError(
             "accelerator_config has even_batches False, so some processes may have one batch fewer and the others "
             "would wait forever: leave it True, or set dataloader_drop_last."
@@ -247,7 +247,7 @@ def _check_settings(args: PPOConfig) -> None:
         )
 
 
-def _policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
+def _prepare_policy(model: Any, args: PPOConfig) -> tuple[Any, ValueHead | None]:
     """Returns the policy, and its value head if `model` has one."""
     if isinstance(model, AutoModelForSeq2SeqLMWithValueHead):
         raise ZooError("PPO supports only decoder-only models, but this model has an encoder: choose another.")
@@ -328,8 +328,8 @@ def build_rewards(
         raise ZooError(f"reward_pad_token is {args.reward_pad_token!r}, but there is no reward_model: remove it.")
     if args.reward_label is not None and not models:
         raise ZooError(f"reward_label is {args.reward_label!r}, but there is no reward_model: remove it.")
-    listed = _as_list(reward_tokenizer) or [tokenizer]
-    tokenizers = listed * len(models) if len(listed) == 1 else listed
+    tokenizer_list = _as_list(reward_tokenizer) or [tokenizer]
+    tokenizers = tokenizer_list * len(models) if len(tokenizer_list) == 1 else tokenizer_list
     if len(tokenizers) != len(models):
         raise ZooError(
             f"There are {len(models)} reward models and {len(tokenizers)} tokenizers in reward_processing_class: pass "
@@ -359,7 +359,7 @@ def build_rewards(
     ]
     if len(rewards) > 1:
         rewards = [RewardEnsemble(rewards, how=args.reward_ensemble, penalty=args.reward_ensemble_lambda)]
-    rewards += [as_reward(reward, listed[0]) for reward in _as_list(reward_funcs)]
+    rewards += [as_reward(reward, tokenizer_list[0]) for reward in _as_list(reward_funcs)]
     if not rewards and reward_funcs is None:
         return None
     return Rewards(rewards, weights=args.reward_weights, tokenizer=tokenizer, timeout=args.reward_timeout)
@@ -414,10 +414,10 @@ def prepare_prompt_data(
         warn_of_reserved_columns(data)
     check_ids(prepared[PROMPT_TOKENS], smallest_embedding)
     check_fits(map(len, prepared[PROMPT_TOKENS]), args.response_length, args.max_rollout_batch_tokens)
-    needed = args.prompts_per_update * args.world_size
-    if training and len(prepared) < needed:
+    minimum = args.prompts_per_update * args.world_size
+    if training and len(prepared) < minimum:
         raise ZooError(
-            f"The prompt data set has {len(prepared)} rows, but an update needs {needed}: use more prompts or a "
+            f"The prompt data set has {len(prepared)} rows, but an update needs {minimum}: use more prompts or a "
             "smaller batch."
         )
     return prepared

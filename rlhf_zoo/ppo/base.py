@@ -185,7 +185,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
     @property
     def precision(self) -> torch.dtype:
-        """The precision of the policy's passes. 8 bit counts as bfloat16, because its rounding depends on the batch."""
+        """The precision of the policy's passes. 8 bit counts as bfloat16: rounding in 8 bit depends on the batch."""
         policy: Any = self.policy
         in_8bit = bool(getattr(policy, "is_loaded_in_8bit", False))
         in_bfloat16 = self.args.bf16 or next(policy.parameters()).dtype == torch.bfloat16
@@ -230,7 +230,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             metrics: The update's metrics, with the sums of the step's micro-batches.
 
         Raises:
-            NotFinite: log-probabilities, or weights, are not finite. A loss that is not finite is only recorded.
+            NotFinite: Log-probabilities or weights are not finite. A loss that is not finite is only recorded.
         """
         tensors = {"loss": metrics.step_loss, "log-probabilities": metrics.step_logprobs}
         finite = self.finite_on_all_processes(tensors)
@@ -261,8 +261,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             "critic/value": self.mean(values.masked_fill(~mask, math.nan)),
             "critic/return": self.mean(returns.masked_fill(~mask, math.nan)),
         }
-        # NaN means that a metric does not apply, so it is left out: for example, no completion reaches a quarter of the
-        # positions, or returns do not vary, so that explained variance is undefined.
+        # NaN means that a metric does not apply, so the metric is left out. For example, no completion may reach a
+        # quarter of the positions, or explained variance is undefined because returns do not vary.
         applicable = {name: value for name, value in rollout_metrics.items() if not math.isnan(value)}
         metrics = {**applicable, "kl_coef": self.controller.kl_coef, **loss_metrics}
         metrics |= {name: value for name, value in estimates.scored.metrics.items() if name not in metrics}
@@ -325,8 +325,8 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             start_time: As in Trainer.
         """
         if "loss" in logs and self._metrics:
-            # Our metrics replace two of Trainer's. Trainer reads grad_norm after the update has cleared the gradients,
-            # so its value is always 0. In a resumed run, Trainer's loss lacks the updates since the last log line.
+            # PPO's metrics replace two of Trainer's. Trainer reads grad_norm after the update has cleared the gradients
+            # and always gets 0. In a resumed run, Trainer's loss lacks the updates since the last log line.
             logs.pop("grad_norm", None)
             logs = logs | {name: sum(values) / len(values) for name, values in self._metrics.items()}
             logs |= {"episodes": self._episodes, SKIPPED: self.guard.skipped, **self.phases.pop_means()}
@@ -359,7 +359,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         return str(max(complete, key=lambda path: int(path.name.rpartition("-")[2]))) if complete else None
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Trains.
+        """Trains, from the start or from a checkpoint.
 
         Args:
             resume_from_checkpoint: A checkpoint, or True for the last complete one of output_dir.
@@ -373,7 +373,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             raise ZooError(
                 "PPO has no prompts: pass train_dataset, or write your own training loop with generate() and step()."
             )
-        _ = self.rewards  # raises ZooError if there are none, before anything is set up
+        _ = self.rewards  # raises ZooError if there are none, before training is set up
         if resume_from_checkpoint is True:
             resume_from_checkpoint = self.last_complete_checkpoint()
             if resume_from_checkpoint is None:
@@ -395,13 +395,17 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
             args, actor = self.args, self.actor
             critic_rate = args.learning_rate if args.critic_learning_rate is None else args.critic_learning_rate
             groups = []
-            for part, rate in ((actor.policy, args.learning_rate), (actor.value_model, critic_rate)):
-                decayed = set(self.get_decay_parameter_names(part))
+            for module, rate in ((actor.policy, args.learning_rate), (actor.value_model, critic_rate)):
+                decayed = set(self.get_decay_parameter_names(module))
                 for decay in (True, False):
-                    chosen = [p for n, p in part.named_parameters() if p.requires_grad and (n in decayed) == decay]
-                    if chosen:
+                    weights = [
+                        weight
+                        for name, weight in module.named_parameters()
+                        if weight.requires_grad and (name in decayed) == decay
+                    ]
+                    if weights:
                         weight_decay = args.weight_decay if decay else 0.0
-                        groups.append({"params": chosen, "lr": rate, "weight_decay": weight_decay})
+                        groups.append({"params": weights, "lr": rate, "weight_decay": weight_decay})
             optimizer_class, kwargs = self.get_optimizer_cls_and_kwargs(args)
             self.optimizer = optimizer_class(groups, **kwargs)
         return self.optimizer

@@ -84,22 +84,22 @@ def show_table(
     from rich.text import Text
 
     names = list(table)
-    as_text: dict[str, Callable[[Any], str]] = {"prompt": display_text, "completion": completion_text}
-    columns = {name: list(map(as_text[name], table[name])) if name in as_text else table[name] for name in names}
+    converters: dict[str, Callable[[Any], str]] = {"prompt": display_text, "completion": completion_text}
+    columns = {name: list(map(converters[name], table[name])) if name in converters else table[name] for name in names}
     rows = [dict(zip(names, cells, strict=True)) for cells in zip(*columns.values(), strict=True)]
     directory.mkdir(parents=True, exist_ok=True)
     lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
     (directory / f"step-{step:06d}.jsonl").write_text(lines, encoding="utf-8")
 
-    printed = Table(title=title, show_lines=True)
+    printed_table = Table(title=title, show_lines=True)
     for name in names:
-        printed.add_column(name, overflow="fold")
+        printed_table.add_column(name, overflow="fold")
     for row in rows:
         # Text instead of str, because rich would read brackets in a completion as markup.
-        printed.add_row(
+        printed_table.add_row(
             *(Text(f"{cell:.3g}" if isinstance(cell, float) else printable(str(cell))) for cell in row.values())
         )
-    Console(stderr=True).print(printed)
+    Console(stderr=True).print(printed_table)
     for reporter in reporters:
         if isinstance(reporter, TensorBoardCallback) and reporter.tb_writer is not None:
             reporter.tb_writer.add_text(title, _markdown(rows), step)

@@ -30,7 +30,7 @@ ONE_OF = {
     "reward_output": REWARD_OUTPUTS,
     "reward_ensemble": (None, *ENSEMBLES),
 }
-#: Why an estimator does not work in the reward or in the loss.
+#: (kl_in, kl_estimator) -> why this estimator does not work there.
 NO_KL_ESTIMATOR = {
     ("reward", "k2"): "it is biased, and its expected gradient through the reward is not that of a KL",
     ("reward", "k3_reverse"): "only its gradient in the loss has a meaning",
@@ -340,17 +340,17 @@ def _check_engine(args: Any) -> None:
         )
     if engine != "native" and args.fsdp2:
         raise ZooError(f"rollout_engine {engine!r} does not support weights sharded by fsdp2: remove one of them.")
-    declared = {entry.name: entry.default for entry in fields(args) if entry.name.startswith("vllm_")}
-    changed = [name for name, default in declared.items() if getattr(args, name) != default]
-    if changed and engine != "vllm":
-        raise ZooError(f"{changed[0]} is for vLLM, but rollout_engine is {engine!r}: remove it, or use 'vllm'.")
+    defaults = {entry.name: entry.default for entry in fields(args) if entry.name.startswith("vllm_")}
+    changed_keys = [name for name, default in defaults.items() if getattr(args, name) != default]
+    if changed_keys and engine != "vllm":
+        raise ZooError(f"{changed_keys[0]} is for vLLM, but rollout_engine is {engine!r}: remove it, or use 'vllm'.")
     if (args.vllm_mode == "server") != (args.vllm_server_base_url is not None):
         raise ZooError(
             f"vllm_mode is {args.vllm_mode!r}, but vllm_server_base_url is {args.vllm_server_base_url!r}: set the URL "
             "for a server, and only for a server."
         )
     colocated_only = {"vllm_gpu_memory_utilization", "vllm_enable_sleep_mode", "vllm_enforce_eager"}.intersection(
-        changed
+        changed_keys
     )
     if args.vllm_mode == "server" and colocated_only:
         raise ZooError(
@@ -368,7 +368,7 @@ def default_batch_tokens(*, cpu: bool, bf16: bool) -> int | None:
     return (CPU_BF16_TOKENS_PER_PASS if bf16 else CPU_TOKENS_PER_PASS) if cpu else None
 
 
-def holds_reference(args: Any, *, has_ref_model: bool) -> bool:
+def has_reference(args: Any, *, has_ref_model: bool) -> bool:
     """Whether a run has a reference.
 
     Args:
@@ -377,19 +377,19 @@ def holds_reference(args: Any, *, has_ref_model: bool) -> bool:
     """
     if args.reference is not None:
         return bool(args.reference)
-    needed = args.ref_load_in_8bit or args.ref_adapter_name or str(args.metric_for_best_model).endswith("objective/kl")
-    penalized = args.kl_coef != 0 or args.kl_target is not None or args.kl_in == "loss"
-    return bool(has_ref_model or needed or penalized)
+    has_penalty = args.kl_coef != 0 or args.kl_target is not None or args.kl_in == "loss"
+    selects_by_kl = str(args.metric_for_best_model).endswith("objective/kl")
+    return bool(has_ref_model or args.ref_load_in_8bit or args.ref_adapter_name or selects_by_kl or has_penalty)
 
 
 def _check_reference(args: Any) -> None:
-    conflicts = {
+    offload_conflicts = {
         "fsdp2, whose shards cannot be moved": args.fsdp2,
         "ref_load_in_8bit, whose weights cannot be moved": args.ref_load_in_8bit,
         "kl_estimator 'full', for which the reference runs in every micro-batch": args.kl_estimator == "full",
     }
-    if args.offload_frozen and any(conflicts.values()):
-        conflict = next(reason for reason, is_set in conflicts.items() if is_set)
+    if args.offload_frozen and any(offload_conflicts.values()):
+        conflict = next(reason for reason, is_set in offload_conflicts.items() if is_set)
         raise ZooError(f"offload_frozen cannot be combined with {conflict}: remove one of them.")
     if args.reference is not False:
         return

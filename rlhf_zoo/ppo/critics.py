@@ -38,8 +38,8 @@ def build_critic(
         rewards: The rewards, which may include a reward model to start from.
         policy: The policy, from which the critic starts otherwise.
         args: The settings.
-        share_weights: Whether a critic made from a reward model shares its weights, because only an adapter and the
-            head train.
+        share_weights: Whether a critic made from a reward model shares its weights. That is possible if only an adapter
+            and the head are trained.
 
     Returns:
         A token classifier, or a value head on the policy's trunk.
@@ -93,7 +93,7 @@ def build_critic(
 
 
 def _weight_as_reward(value_model: PreTrainedModel | str | Path, rewards: Rewards | None) -> float:
-    """Returns the weight of `value_model` in the reward if it is one of the reward models, or has its name; else 1."""
+    """Returns the reward weight of the reward model that is `value_model` or has its name; 1 if there is none."""
 
     def name(model: Any) -> str:
         return str(getattr(model.config, "_name_or_path", "")) if isinstance(model, PreTrainedModel) else str(model)
@@ -105,5 +105,5 @@ def _weight_as_reward(value_model: PreTrainedModel | str | Path, rewards: Reward
 
 
 def _can_start_critic(reward: RewardModel) -> bool:
-    """Whether a critic can start as this reward model: it reads the policy's ids and has one head on a known trunk."""
+    """Whether a critic can start as this reward model: it reads the policy's ids, and has one head on a known trunk."""
     return reward.shares_ids and reward.label is None and type(reward.model.config) in MODEL_MAPPING

@@ -118,7 +118,7 @@ def samples_from_user(queries: Sequence[Any], responses: Sequence[Any], trainer:
 
 
 def scores_from_user(scores: Sequence[Any], samples: Samples) -> UserScores:
-    """Converts the user's scores.
+    """Checks and converts scores from a custom training loop.
 
     Args:
         scores: B numbers.

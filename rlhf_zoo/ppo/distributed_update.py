@@ -1,7 +1,7 @@
 """An update in several processes: gathers their rollouts and splits each minibatch among them.
 
-After gathering, every process has the complete scored rollout, in the order in which a single process would have it. So
-advantages, whitening, minibatches, β and metrics are computed as in one process, and only gradients are exchanged.
+After gathering, every process has the complete scored rollout, in the order in which a single process would have it.
+Advantages, whitening, minibatches, β and metrics are then computed as in one process. Only gradients are exchanged.
 """
 
 import math
@@ -63,7 +63,7 @@ def gather_rollouts(
     samples, device = rollout.samples, rollout.mask.device
     # Move tensors to the CPU, because they are pickled for exchange, and another process's device may not exist here.
     local_part: dict[str, Any] = {
-        "samples": {n: x.cpu() for n, x in vars(samples).items() if isinstance(x, Tensor)},
+        "samples": {name: value.cpu() for name, value in vars(samples).items() if isinstance(value, Tensor)},
         "ref_logprobs": rollout.ref_logprobs.cpu(),
         "values": rollout.values.cpu(),
         "engine": None if rollout.engine_logprobs is None else rollout.engine_logprobs.cpu(),
@@ -109,18 +109,18 @@ def gather_rollouts(
     )
 
 
-def _stack(parts: Sequence[Tensor], *, left_padded: bool) -> Tensor:
+def _stack(tensors: Sequence[Tensor], *, left_padded: bool) -> Tensor:
     """Concatenates the rows of tensors, padded with 0 on the left or on the right to the widest."""
-    if parts[0].ndim == 1:
-        return torch.cat(list(parts))
+    if tensors[0].ndim == 1:
+        return torch.cat(list(tensors))
     # Each process padded its rows to its own longest row.
-    width = max(part.shape[1] for part in parts)
-    stacked = parts[0].new_zeros(sum(len(part) for part in parts), width)
+    width = max(tensor.shape[1] for tensor in tensors)
+    stacked = tensors[0].new_zeros(sum(len(tensor) for tensor in tensors), width)
     row = 0
-    for part in parts:
-        columns = slice(width - part.shape[1], None) if left_padded else slice(part.shape[1])
-        stacked[row : row + len(part), columns] = part
-        row += len(part)
+    for tensor in tensors:
+        columns = slice(width - tensor.shape[1], None) if left_padded else slice(tensor.shape[1])
+        stacked[row : row + len(tensor), columns] = tensor
+        row += len(tensor)
     return stacked
 
 
@@ -134,7 +134,7 @@ def _mean_metrics(metrics: Sequence[Mapping[str, float]], prompt_counts: Sequenc
     return means
 
 
-def split_samples(samples: Samples, *, process: int, processes: int, **how: Any) -> list[Tensor]:
+def split_samples(samples: Samples, *, process: int, processes: int, **options: Any) -> list[Tensor]:
     """Splits a minibatch into the micro-batches of one process.
 
     Processes wait for each other's gradients (and under FSDP for weights), so each gets the same number of
@@ -144,33 +144,34 @@ def split_samples(samples: Samples, *, process: int, processes: int, **how: Any)
         samples: The completions of the minibatch, of all processes.
         process: The index of this process.
         processes: The number of processes.
-        **how: Arguments of `split_batches`.
+        **options: Further arguments of `split_batches`.
 
     Returns:
         Row indices within the minibatch, (m,) int64 for each micro-batch.
     """
     # Assign rows round-robin in order of length, so that all processes get rows of about the same lengths.
     order = samples.mask.sum(1).argsort(stable=True)
-    assigned = [split_batches(samples, order[index::processes], **how) for index in range(processes)]
+    assigned = [split_batches(samples, order[index::processes], **options) for index in range(processes)]
     return assigned[process] + [order[:0]] * (max(map(len, assigned)) - len(assigned[process]))
 
 
-def split_texts(texts: TextBatch, *, parts: int, process: int, processes: int) -> list[TextBatch]:
+def split_texts(texts: TextBatch, *, max_batches: int, process: int, processes: int) -> list[TextBatch]:
     """Returns one process's share of a minibatch's texts, split among its micro-batches.
 
     Args:
         texts: The texts of all processes.
-        parts: The maximum number of micro-batches.
+        max_batches: The maximum number of batches.
         process: The index of this process.
         processes: The number of processes.
 
     Returns:
-        At most `parts` batches, the same number in every process.
+        At most `max_batches` batches, the same number in every process.
     """
     # Assign texts round-robin, so that the counts of any two processes differ by at most one.
-    local_texts = TextBatch(*(x[process::processes] for x in texts))
-    size = math.ceil(math.ceil(len(texts.ids) / processes) / parts)
-    batches = [TextBatch(*(x[part * size : (part + 1) * size] for x in local_texts)) for part in range(parts)]
+    local_texts = TextBatch(*(tensor[process::processes] for tensor in texts))
+    size = math.ceil(math.ceil(len(texts.ids) / processes) / max_batches)
+    starts = [batch * size for batch in range(max_batches)]
+    batches = [TextBatch(*(tensor[start : start + size] for tensor in local_texts)) for start in starts]
     if processes == 1:
         return [batch for batch in batches if len(batch.ids)]
     # A process with no texts left gets a text whose tokens are all masked.

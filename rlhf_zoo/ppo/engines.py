@@ -53,8 +53,8 @@ class NativeEngine:
     """Our own sampler, `rlhf_zoo.modeling.sampling.sampler.sample`.
 
     Args:
-        make_capture: Makes the `Capture` for a decoder over a cache of fixed size, which later rollouts reuse. None for
-            a growing cache, which is also used if the model or the request does not allow a fixed size.
+        make_capture: Makes the `Capture` for a decoder over a cache of fixed size, which later rollouts reuse. With
+            None, or if the model or the request does not allow a fixed size, the cache grows.
     """
 
     def __init__(self, make_capture: Callable[[], Capture] | None = None) -> None:
@@ -88,12 +88,12 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
     """
     from transformers.generation import ContinuousBatchingConfig
 
-    # The last page of a row may be almost empty, so each row needs up to one page more than it has tokens.
-    needed = sum(len(prompt) + request.max_new_tokens + _PAGE_SIZE for prompt in request.prompts)
+    # The last page of a row may be almost empty, so a row may need one page more than its tokens fill.
+    needed_tokens = sum(len(prompt) + request.max_new_tokens + _PAGE_SIZE for prompt in request.prompts)
     batching = ContinuousBatchingConfig(
         return_logprobs=True,
         seed=int(np.random.SeedSequence([request.seed, *request.keys[0]]).generate_state(1)[0] >> 1),
-        num_blocks=-(-min(needed, request.max_tokens or needed) // _PAGE_SIZE),
+        num_blocks=-(-min(needed_tokens, request.max_tokens or needed_tokens) // _PAGE_SIZE),
         page_size=_PAGE_SIZE,
     )
     config = GenerationConfig(
@@ -106,14 +106,14 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         pad_token_id=request.pad_id,
         suppress_tokens=ids_outside(request.vocabulary, model) or None,
     )
-    by_request = model.generate_batch(
+    results = model.generate_batch(
         inputs=[list(prompt) for prompt in request.prompts],
         generation_config=config,
         continuous_batching_config=batching,
         warmup=False,
     )
     # The names of requests end with the prompt's number.
-    outputs = [by_request[name] for name in sorted(by_request, key=lambda name: int(name.rpartition("_")[2]))]
+    outputs = [results[name] for name in sorted(results, key=lambda name: int(name.rpartition("_")[2]))]
     failed = next((output.error for output in outputs if output.error), None)
     if failed or len(outputs) != len(request.prompts):
         raise ZooError(

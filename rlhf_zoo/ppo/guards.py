@@ -69,14 +69,15 @@ def check_step_size(model: Any, rate: float, *, subject: str) -> None:
         rate: The learning rate, about the size of an Adam step.
         subject: What the warning calls the model.
     """
-    coarse = [w for w in model.parameters() if w.requires_grad and w.dtype in (torch.bfloat16, torch.float16)]
+    half_types = (torch.bfloat16, torch.float16)
+    coarse = [weight for weight in model.parameters() if weight.requires_grad and weight.dtype in half_types]
     total = sum(weight.numel() for weight in coarse)
     # Adam's first steps have about the size of the learning rate, whatever the gradient's scale.
-    moved = sum(int((weight + rate != weight).sum()) for weight in coarse)
-    if moved < total / 2:
+    changed_count = sum(int((weight + rate != weight).sum()) for weight in coarse)
+    if changed_count < total / 2:
         warn(
-            f"An optimizer step of about the learning rate {rate:g} changes {moved / total:.1%} of the weights of "
-            f"{subject} and is lost to rounding in the others, because they are "
+            f"An optimizer step of about the learning rate {rate:g} changes {changed_count / total:.1%} of the weights "
+            f"of {subject} and is lost to rounding in the others, because they are "
             f"{str(coarse[0].dtype).removeprefix('torch.')}: load them with dtype=torch.float32 and set bf16, which "
             "still computes in bfloat16."
         )
@@ -140,9 +141,9 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
     """
     stops = torch.tensor(list(stop_ids), device=samples.mask.device)
     last = samples.completion_ids.gather(1, (samples.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)).squeeze(1)
-    wrong = torch.isin(last, stops) != samples.ended
-    if wrong.any():
-        row = int(wrong.nonzero()[0])
+    mismatches = torch.isin(last, stops) != samples.ended
+    if mismatches.any():
+        row = int(mismatches.nonzero()[0])
         if samples.ended[row]:
             raise ZooError(
                 f"Completion {row} of the rollout ended, but the last token in its mask is {int(last[row])}: the end "
@@ -155,7 +156,7 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
 
 
 def check_rewards(rewards: Tensor, scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -> None:
-    """Checks that r_t = score·1[last] − β·KL_t. The error recognizes the two most common mistakes.
+    """Checks that r_t = score·1[last] − β·KL_t. The error names the two most common mistakes.
 
     A is T if each token is an action, and 1 if a completion is.
 
@@ -311,8 +312,8 @@ class KLWatch:
         """
         self._recent.append((kl, kl_error, score))
         last_updates = list(self._recent)[-NEGATIVE_UPDATES:]
-        # The k1 of a single rollout may be negative by chance, but not that of NEGATIVE_UPDATES rollouts in a row.
-        if len(last_updates) == NEGATIVE_UPDATES and all(k < -2 * error for k, error, _ in last_updates):
+        # By chance k1 may be negative in a single rollout, but not in NEGATIVE_UPDATES rollouts in a row.
+        if len(last_updates) == NEGATIVE_UPDATES and all(mean < -2 * error for mean, error, _ in last_updates):
             self._warn_once(
                 "negative",
                 f"KL was negative in {NEGATIVE_UPDATES} updates in a row (now {kl:.3g} nats). The expectation of k1 "
@@ -320,11 +321,11 @@ class KLWatch:
                 "temperature and truncation.",
             )
         if len(self._recent) == WINDOW:
-            kls, scores = [k for k, _, _ in self._recent], [s for _, _, s in self._recent]
+            kls, _, scores = zip(*self._recent, strict=True)
             start = sum(scores[:WINDOW_END]) / WINDOW_END
             rise = sum(scores[-WINDOW_END:]) / WINDOW_END - start
             # The spread of the first updates, before the policy could learn much: √5 standard deviations.
-            noise = sum((s - start) ** 2 for s in scores[:WINDOW_END]) ** 0.5
+            noise = sum((early_score - start) ** 2 for early_score in scores[:WINDOW_END]) ** 0.5
             if max(kls) - min(kls) < 1e-3 and rise > 3 * noise and rise > 0:
                 self._warn_once(
                     "flat",

@@ -41,8 +41,8 @@ class HeldOutTrainer(RolloutTrainer):
         """
         data = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(data, dict):
-            parts = [self.evaluate(each, ignore_keys, f"{metric_key_prefix}_{name}") for name, each in data.items()]
-            return {name: value for part in parts for name, value in part.items()}
+            results = [self.evaluate(data[name], ignore_keys, f"{metric_key_prefix}_{name}") for name in data]
+            return {name: value for result in results for name, value in result.items()}
         if data is None:
             raise ZooError("There are no prompts to evaluate on: pass eval_dataset.")
         if not isinstance(data, Dataset) or PROMPT_INDEX not in data.column_names:

@@ -1,4 +1,4 @@
-"""State that adapts from update to update besides the weights: β, and running statistics of scores."""
+"""State other than weights that changes from update to update: β, and running statistics of scores."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ class PolicyLoss:
     def is_separable_per_token(self) -> bool:
         """Whether the loss of a token depends only on its own log π and entropy.
 
-        Only then can the head's forward pass compute the gradients chunk by chunk, so that logits are computed once.
-        The ratio of a whole completion depends on all of its tokens, and an exact KL on the whole vocabulary.
+        If so, the head's forward pass can compute the gradients chunk by chunk, and logits are computed only once. The
+        ratio of a completion depends on all of its tokens, and an exact KL depends on the whole vocabulary.
         """
         uses_exact_kl = self.args.kl_in == "loss" and self.args.kl_estimator == "full"
         return not uses_exact_kl and self.args.action_level == "token"
@@ -58,8 +58,8 @@ class PolicyLoss:
         """
         args, rollout, estimates, size = self.args, self.batch.rollout, self.batch.estimates, self.batch.size
         samples, level, mask = rollout.samples, args.action_level, estimates.mask
-        # All log-probabilities are relative to log π_old, so log π_old itself is 0. The log-ratio of a completion is
-        # then a sum of small differences. A difference of large sums would lose precision.
+        # All log-probabilities are relative to log π_old, so that log π_old itself is 0 and the log-ratio of a
+        # completion is a sum of small differences. A difference of large sums would lose precision.
         new_logprobs = F.actions(logprobs - samples.logprobs, samples.mask, level=level)
         old_logprobs = torch.zeros_like(new_logprobs)
         policy_loss, clipped = F.clipped_policy_loss(
@@ -127,7 +127,7 @@ def micro_batch_loss(
         output.values[:, : mask.shape[1]], estimates.values, estimates.returns, cliprange=args.cliprange_value
     )
     terms |= {"loss/value": value_loss, "value/clipfrac": value_clipped.float()}
-    # The shares of all micro-batches add up to the minibatch's mean, so gradients do not depend on how it is split.
+    # The shares of all micro-batches add up to the minibatch's mean, so gradients do not depend on the split.
     loss = args.vf_coef * _share(value_loss, mask, size, args.loss_aggregation)
     if not critic_only:
         loss = loss + actor_loss

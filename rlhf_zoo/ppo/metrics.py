@@ -32,7 +32,7 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
     return {
         "objective/score": estimates.scored.total,
         "objective/shaped_score": estimates.scores,
-        **{f"rewards/{name}": per_reward[:, i] for i, name in enumerate(names)},
+        **{f"rewards/{name}": per_reward[:, index] for index, name in enumerate(names)},
         "objective/kl": rollout.kl,
         **({} if rollout.engine_mismatch is None else {"policy/engine_mismatch": rollout.engine_mismatch}),
         "completions/length": rollout.mask.sum(1).float(),
@@ -57,7 +57,7 @@ def critic_health(values: Tensor, returns: Tensor, mask: Tensor, *, length: int)
         "critic/gain_over_constant": F.value_r2(values, returns, mask),
     }
     if mask.shape[1] > 1:
-        # A quarter of the longest possible completion, not of this batch's longest, so that the quarters of different
+        # Divide the longest possible completion, not the longest of this batch, so that the quarters of different
         # updates can be compared.
         quarter_length = math.ceil(length / QUARTERS)
         for quarter in range(QUARTERS):
@@ -163,7 +163,7 @@ class UpdateMetrics:
         Args:
             reduce: Sums a tensor over processes.
         """
-        # The sums cover all epochs so far, so an epoch's sums are a difference.
+        # The sums cover all epochs so far, so subtract those of earlier epochs.
         sums = reduce(torch.stack([self.sums["policy/approxkl"], self.sums["tokens"]]))
         approx_kl, tokens = (sums - self._sums_before_epoch).tolist()
         self._sums_before_epoch = sums

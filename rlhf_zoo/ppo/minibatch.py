@@ -62,7 +62,7 @@ class Minibatch:
         Args:
             rollout: All completions of the update, of all processes.
             estimates: Their advantages and returns.
-            indices: (b,) int64, the completions to take.
+            indices: (b,) int64, the completions of the minibatch.
             max_actions: The maximum number of actions in a completion.
             texts: The texts for the PTX loss, of all processes; None without that loss.
 

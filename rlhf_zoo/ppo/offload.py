@@ -1,4 +1,4 @@
-"""Keeps frozen models (reference and reward models) on the device, or offloads them to the CPU between their passes."""
+"""Keeps frozen models (reference and reward models) on the device, or on the CPU between their passes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,9 +41,9 @@ def place_frozen_models(
             "offload_frozen has no model to move, because every frozen model is quantized or shares weights with a "
             "model in training: remove it."
         )
-    for part, model in ((reference, separate_reference), *((reward, reward.model) for reward in rewards)):
-        if part is not None:
-            part.to("cpu" if model in offloaded else device)
+    for owner, model in ((reference, separate_reference), *((reward, reward.model) for reward in rewards)):
+        if owner is not None:
+            owner.to("cpu" if model in offloaded else device)
 
 
 def _offloadable_models(frozen: Sequence[PreTrainedModel | None], trained: nn.Module) -> list[PreTrainedModel]:

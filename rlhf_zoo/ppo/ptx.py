@@ -58,8 +58,8 @@ class TextSource:
         self._rows = [(prompt, text) for prompt, text in rows if len((prompt + text)[:context]) > max(len(prompt), 1)]
         if not self._rows:
             raise ZooError(
-                "No text of ptx_dataset has a target token (one after the first and after the prompt, within "
-                "the context): choose another data set."
+                "No text of ptx_dataset has a target token, which must be within the context, after the text's first "
+                "token and after its prompt: choose another data set."
             )
         for prompt, text in self._rows:
             if wrong := [token_id for token_id in prompt + text if not 0 <= token_id < embeddings]:
@@ -78,8 +78,8 @@ class TextSource:
             device: The device of the batch.
         """
         # Draw with replacement, so that nothing has to be saved to resume.
-        picked = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
-        rows = [self._rows[index] for index in picked]
+        row_indices = torch.randint(len(self._rows), (count,), generator=generator, device="cpu").tolist()
+        rows = [self._rows[index] for index in row_indices]
         sequences = [(prompt + text)[: self._context] for prompt, text in rows]
         width = max(map(len, sequences))
         ids = torch.full((count, width), self._pad)

@@ -30,21 +30,21 @@ class Reference:
         in_8bit: bool = False,
         in_bf16: bool = False,
     ) -> None:
-        """Uses the passed model, the policy with another adapter or without its adapter, or a copy of the policy.
+        """Uses the model that is passed, the policy with another adapter or without one, or a copy of the policy.
 
         Args:
             policy: The policy.
             model: The reference; None to make one.
             adapter: The adapter with which the policy is the reference; None for the policy without an adapter.
             in_8bit: Whether to quantize the reference's linear layers to 8 bit.
-            in_bf16: Whether to keep a copy in bfloat16 if bfloat16 represents each weight exactly, as it does for a
-                policy that was saved in bfloat16.
+            in_bf16: Whether to keep the copy in bfloat16 if that type represents each weight exactly, as for a policy
+                that was saved in bfloat16.
 
         Raises:
             ZooError: `model` shares trained weights with the policy; the adapter is missing or is the one in training;
                 or 8 bit is not possible.
         """
-        if model is not None and _share(policy, model):
+        if model is not None and _share_trained_weights(policy, model):
             raise ZooError("ref_model is the policy itself, which would be frozen: remove it, or pass a copy.")
         if adapter is not None and model is not None:
             raise ZooError(f"ref_adapter_name is {adapter!r} and ref_model is passed too: remove one of them.")
@@ -55,12 +55,12 @@ class Reference:
         adapted: Any = policy
         if adapter is not None and adapter in adapted.active_adapters:
             raise ZooError(f"ref_adapter_name is {adapter!r}, the adapter in training: choose another.")
-        self._adapted: Any = None
+        self._policy_as_reference: Any = None
         self._adapter = adapter
         if model is None and is_peft(policy):
             if in_8bit:
                 raise ZooError("ref_load_in_8bit needs a separate reference: remove it, or pass ref_model.")
-            self._adapted, model = policy, policy
+            self._policy_as_reference, model = policy, policy
         elif in_8bit:
             model = _quantize_to_8bit(policy if model is None else model)
         elif model is None:
@@ -69,8 +69,8 @@ class Reference:
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
                 half: Any = model
                 model = half.to(torch.bfloat16)
-        # The policy with another adapter is also the model in training, so it is not frozen.
-        if self._adapted is None:
+        # If the policy itself is the reference, with another adapter or without one, it is in training and not frozen.
+        if self._policy_as_reference is None:
             disable_dropout(model)
             model.requires_grad_(False).eval()
         self._model = model
@@ -78,31 +78,33 @@ class Reference:
     @contextmanager
     def model(self) -> Iterator[PreTrainedModel]:
         """Yields the model to run. The policy with another adapter is the reference only within this context."""
-        if self._adapted is None:
+        if self._policy_as_reference is None:
             yield self._model
         elif self._adapter is None:
-            with self._adapted.disable_adapter():
+            with self._policy_as_reference.disable_adapter():
                 yield self._model
         else:
-            with _switch_adapter(self._adapted, self._adapter):
+            with _switch_adapter(self._policy_as_reference, self._adapter):
                 yield self._model
 
     @property
     def separate_model(self) -> PreTrainedModel | None:
         """The reference if it is a separate model; otherwise None."""
-        return self._model if self._adapted is None else None
+        return self._model if self._policy_as_reference is None else None
 
     def to(self, device: torch.device | str) -> None:
         """Moves a separate reference."""
-        if self._adapted is None and not getattr(self._model, "is_loaded_in_8bit", False):
+        if self._policy_as_reference is None and not getattr(self._model, "is_loaded_in_8bit", False):
             move: Any = self._model.to
             move(device)
 
 
-def _share(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
+def _share_trained_weights(policy: PreTrainedModel, model: PreTrainedModel) -> bool:
     """Whether the models share a trained weight. They may share frozen weights, such as those of an adapter's base."""
     reference_ids = {id(parameter) for parameter in model.parameters()}
-    return model is policy or any(p.requires_grad and id(p) in reference_ids for p in policy.parameters())
+    return model is policy or any(
+        parameter.requires_grad and id(parameter) in reference_ids for parameter in policy.parameters()
+    )
 
 
 @contextmanager

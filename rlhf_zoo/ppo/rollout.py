@@ -67,15 +67,15 @@ class Rollout:
             indices: (n,) int64.
         """
         samples = self.samples.select(indices)
-        # Samples.select drops columns that are padding in all of these rows, so the other tensors must too.
+        # `Samples.select` drops columns that are padding in all of these rows, so drop them from the other tensors too.
         width = samples.mask.shape[1]
-        engine = None if self.engine_logprobs is None else self.engine_logprobs[indices, :width]
+        engine_logprobs = None if self.engine_logprobs is None else self.engine_logprobs[indices, :width]
         return replace(
             self,
             samples=samples,
             ref_logprobs=self.ref_logprobs[indices, :width],
             values=self.values[indices, :width],
-            engine_logprobs=engine,
+            engine_logprobs=engine_logprobs,
         )
 
 

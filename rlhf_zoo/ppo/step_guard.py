@@ -22,7 +22,7 @@ from ..errors import NotFinite
 MAX_SKIPPED_IN_A_ROW = 3
 #: The metric that counts optimizer steps skipped since the run began.
 SKIPPED = "skipped_steps"
-FIX = "lower learning_rate ({learning_rate:g}), lower max_grad_norm, or switch bf16 or fp16 off"
+HOW_TO_FIX = "lower learning_rate ({learning_rate:g}), lower max_grad_norm, or switch bf16 or fp16 off"
 
 
 class StepGuard(TrainerCallback, ExportableState):
@@ -79,7 +79,7 @@ class StepGuard(TrainerCallback, ExportableState):
         self.skipped += 1
         self.in_a_row += not scale_search
         if self.in_a_row >= MAX_SKIPPED_IN_A_ROW:
-            fix = FIX.format(learning_rate=learning_rate)
+            fix = HOW_TO_FIX.format(learning_rate=learning_rate)
             raise NotFinite(
                 f"The {' and the '.join(names)} of step {step} {'is' if len(names) == 1 else 'are'} not finite, and "
                 f"{MAX_SKIPPED_IN_A_ROW} optimizer steps in a row were skipped: {fix}."
@@ -135,7 +135,7 @@ class GuardedTrainer(Trainer):
             )
         raise NotFinite(
             f"After step {self.state.global_step} {len(not_finite)} of {len(trained)} weight tensors are not finite "
-            f"({not_finite[0]} is the first): {FIX.format(learning_rate=self.args.learning_rate)}."
+            f"({not_finite[0]} is the first): {HOW_TO_FIX.format(learning_rate=self.args.learning_rate)}."
         )
 
     def last_complete_checkpoint(self) -> str | None:
@@ -144,7 +144,7 @@ class GuardedTrainer(Trainer):
         return get_last_checkpoint(directory) if directory and Path(directory).is_dir() else None
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
-        """Trains.
+        """Trains, and adds the last good checkpoint to the error of a failed run.
 
         Args:
             *args: As in Trainer.
@@ -161,14 +161,14 @@ class GuardedTrainer(Trainer):
             raise NotFinite(f"{str(error).rstrip('.')}; {checkpoint_note}.") from error
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
-        """Saves the model.
+        """Saves the model if its weights are finite.
 
         Args:
             *args: As in Trainer.
             **kwargs: As in Trainer.
 
         Raises:
-            NotFinite: Weights are not finite; nothing is written.
+            NotFinite: Weights are not finite. Nothing is written.
         """
         self.check_weights()
         super().save_model(*args, **kwargs)
@@ -207,7 +207,7 @@ class FiniteStepsTrainer(GuardedTrainer):
     def _skip_if_not_finite(self, model: nn.Module, losses: Tensor) -> None:
         gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
         scaler = self.accelerator.scaler
-        # A sum of squares of scaled gradients could overflow although no element did, so the norm is their maximum.
+        # A sum of squares of scaled gradients may overflow although no element does, so use the maximum norm.
         norm = _norm(gradients, 2.0 if scaler is None else math.inf)
         self.guard.record(self.finite_on_all_processes({"loss": losses, "gradient norm": norm}))
         scale_search = scaler is not None and bool(losses.isfinite()) and scaler.get_scale() > 1
@@ -218,7 +218,7 @@ class FiniteStepsTrainer(GuardedTrainer):
         for weight in model.parameters():
             if scaler is None:
                 weight.grad = None
-            # Under fp16 the scaler skips the step itself: NaN makes it do so and lower its scale.
+            # Under fp16 the scaler skips the step: a gradient of NaN makes it do so, and lower its scale.
             elif weight.grad is not None:
                 weight.grad.fill_(math.nan)
 

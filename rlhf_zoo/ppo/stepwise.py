@@ -31,7 +31,7 @@ class StepwiseTrainer(HeldOutTrainer):
     def prepare_loop(self) -> nn.Module:
         """Prepares the model, the optimizer and the schedule on the first call.
 
-        Without max_steps the end of the loop is unknown, so the learning rate stays constant.
+        Without max_steps, the length of the loop is unknown, so the learning rate stays constant.
 
         Returns:
             The model to call, wrapped for training.
@@ -69,10 +69,10 @@ class StepwiseTrainer(HeldOutTrainer):
             {
                 PROMPT_TOKENS: prompt_ids(prompt, row, self),
                 PROMPT_INDEX: self.global_index(self._prompts_generated + row),
-                GENERATION: n,
+                GENERATION: generation,
             }
             for row, prompt in enumerate(prompts)
-            for n in range(num_generations)
+            for generation in range(num_generations)
         ]
         self._prompts_generated += len(prompts)
         rollout = self.rollout(rows, stream=LOOP_STREAM)

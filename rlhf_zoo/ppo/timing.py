@@ -11,7 +11,7 @@ TOKENS_PER_SECOND = "tokens_per_second"
 
 
 class Phases:
-    """Seconds of the phases of updates in this process, averaged over the updates since the last `pop_means`.
+    """Measures the seconds of each phase of an update, as means over the updates since the last `pop_means`.
 
     Args:
         device: The device that computes. Each change of phase waits for its kernels.
@@ -37,7 +37,7 @@ class Phases:
         self._updates += 1
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        """Counts the time of a context for this phase, and not for the enclosing phase.
+        """Counts the time of a context for this phase instead of for the enclosing phase.
 
         Args:
             name: The phase.

@@ -30,7 +30,7 @@ def check_tokens(tokenizer: PreTrainedTokenizerBase, policy: PreTrainedModel, *,
     Args:
         tokenizer: The policy's tokenizer.
         policy: The model in training.
-        require_own_pad: Whether PAD must differ from EOS. If the length of every completion is known, it need not.
+        require_own_pad: Whether PAD must differ from EOS. It may be EOS if the length of every completion is known.
 
     Raises:
         ZooError: EOS or PAD is missing, PAD equals EOS, or an id has no embedding.
@@ -116,9 +116,9 @@ def check_ids(sequences: Sequence[Sequence[int]], consumer: TokenConsumer, *, la
     """
     rows = consumer.embedding_rows
     for index, ids in enumerate(sequences):
-        if wrong := [token_id for token_id in ids if not isinstance(token_id, int) or not 0 <= token_id < rows]:
+        if invalid := [token_id for token_id in ids if not isinstance(token_id, int) or not 0 <= token_id < rows]:
             raise ZooError(
-                f"{label} {index} has the token id {wrong[0]}, but {consumer.name} has only {rows} embedding rows: "
+                f"{label} {index} has the token id {invalid[0]}, but {consumer.name} has only {rows} embedding rows: "
                 "tokenize it with the policy's own tokenizer."
             )
 
@@ -135,7 +135,7 @@ def check_decoding(policy: PreTrainedModel, vocabulary: Vocabulary) -> None:
         vocabulary: The tokens that it can sample.
 
     Raises:
-        ZooError: log-probabilities differ by more than rounding, or sampling fails.
+        ZooError: Log-probabilities differ by more than rounding, or sampling fails.
     """
     name, was_training = type(base_of(policy)).__name__, policy.training
     # Take ids from the middle of the vocabulary, because special tokens are usually at its ends.

@@ -37,16 +37,16 @@ CONFIG_FIELDS = ("kl_in", "kl_estimator", "action_level", "gamma", "lam", "tempe
 class TracedToken:
     """A sampled token with its log-probabilities, reward, value and advantage.
 
-    If the completion is one action, the last token has that action's reward, value, delta, advantage and clipped, and
-    the other tokens have None. All numbers are from before any whitening.
+    If the completion is one action, its reward, value, delta, advantage and `clipped` are on the last token, and the
+    other tokens have None. All numbers are from before any whitening.
 
     Attributes:
         token: The token's text.
         token_id: The token's id.
         logprob, ref_logprob: log π and log π_ref, in nats.
         kl: k1 = log π − log π_ref, in nats.
-        reward: R.
-        value: V.
+        reward: r, the reward of the token's action.
+        value: V of the state before the token.
         delta: δ = r + γV' − V.
         advantage: Â.
         ratio: ρ = π/π_old.
@@ -116,8 +116,8 @@ class Trace:
     def to_json(self) -> dict[str, Any]:
         """Returns {prompt, completion, tokens, totals} as JSON types."""
         totals = asdict(self)
-        head = {name: totals.pop(name) for name in ("prompt", "completion", "tokens")}
-        return {**head, "tokens": list(head["tokens"]), "totals": {**totals, "cliprange": list(self.cliprange)}}
+        fields = {name: totals.pop(name) for name in ("prompt", "completion", "tokens")}
+        return {**fields, "tokens": list(fields["tokens"]), "totals": {**totals, "cliprange": list(self.cliprange)}}
 
 
 @torch.no_grad()
@@ -193,7 +193,7 @@ def trace(
         kl=math.fsum(token.kl for token in tokens),
         kl_coef=beta,
         ratio=float((logprobs - old_logprobs).sum().exp()),
-        cliprange=_bounds_of_ratio(args),
+        cliprange=_ratio_bounds(args),
         ended=bool(samples.ended[0]),
         length=len(tokens),
         seed=seed,
@@ -249,7 +249,7 @@ def _action_columns(
 
 
 def _token_columns(samples: Samples, logprobs: Tensor, ref_logprobs: Tensor, old_logprobs: Tensor) -> dict[str, Tensor]:
-    """Collects what each token has even if the completion is one action, (1, T) each."""
+    """Collects the numbers that each token has even if the completion is one action, (1, T) each."""
     return {
         "token_id": samples.completion_ids,
         "logprob": logprobs,
@@ -263,7 +263,7 @@ def _cliprange(args: PPOConfig) -> float:
     return args.cliprange if args.action_level == "token" else args.cliprange_sequence
 
 
-def _bounds_of_ratio(args: PPOConfig) -> tuple[float, float]:
+def _ratio_bounds(args: PPOConfig) -> tuple[float, float]:
     cliprange = _cliprange(args)
     return 1 - cliprange, 1 + (cliprange if args.cliprange_high is None else args.cliprange_high)
 
@@ -329,7 +329,7 @@ def _encode_prompt(
 
 
 def _whitening(args: PPOConfig) -> str:
-    """Names the steps of training that need more than one completion, and are therefore missing in a trace."""
+    """Describes the steps of training that need several completions and are therefore missing in a trace."""
     sentences = []
     if args.score_centering == "prompt":
         sentences.append(

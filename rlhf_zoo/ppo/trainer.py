@@ -50,7 +50,7 @@ from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
 
-#: The seed for PTX texts is that of the shuffle, shifted by this many bits, so that no shuffle has the same seed.
+#: The seed for PTX texts is the shuffle's seed, shifted by this number of bits, so that no shuffle has the same seed.
 TEXT_SEED_SHIFT = 12
 
 
@@ -93,17 +93,17 @@ class PPOTrainer(StepwiseTrainer):
         """
         batch = self.rows_from_batch(inputs, offset=sum(self._prompts_per_batch) * self.args.world_size)
         # Trainer prefetches a step's batches, so only the last one can end an epoch and contain filler prompts.
-        last_of_step = self.accelerator.sync_gradients
-        prompt_count = self.count_without_filler(len(batch)) if last_of_step else len(batch)
+        is_last_of_step = self.accelerator.sync_gradients
+        prompt_count = self.count_without_filler(len(batch)) if is_last_of_step else len(batch)
         self._pending_prompts += batch[:prompt_count]
         self._prompts_per_batch.append(prompt_count)
-        if not last_of_step:
+        if not is_last_of_step:
             return torch.zeros((), device=self.args.device)
-        # A process that got only filler prompts still runs one of them, because the other processes would wait for it.
-        # gather_rollouts drops it.
+        # A process with only filler prompts still runs one of them, because the other processes would wait for this
+        # process. `gather_rollouts` drops the filler prompt.
         prompts, self._pending_prompts = self._pending_prompts or batch[:1], []
         # All completions of a prompt are adjacent, because groups are formed by reshaping.
-        prompt_rows = [{**row, GENERATION: n} for row in prompts for n in range(self.args.num_generations)]
+        prompt_rows = [{**row, GENERATION: index} for row in prompts for index in range(self.args.num_generations)]
         with self.phases.whole_update():
             with self.phases("rollout"):
                 rollout = self.rollout(prompt_rows, stream=TRAIN_STREAM)
@@ -127,7 +127,7 @@ class PPOTrainer(StepwiseTrainer):
         prompts_per_batch, self._prompts_per_batch = self._prompts_per_batch, []
         if self.args.world_size == 1:
             return rollout, scored
-        # A custom training loop has no batches of prompts: all its completions are one batch of groups of 1.
+        # A custom training loop has no batches of prompts: all its completions are one batch, and each is a group.
         return gather_across_processes(
             rollout, scored, prompts_per_batch=prompts_per_batch or [len(rollout.samples)], group_size=group_size
         )
@@ -198,10 +198,10 @@ class PPOTrainer(StepwiseTrainer):
         args, token_mask = self.args, rollout.mask
         shaped = self.shape_scores(scored, rollout.samples.ended)
         # A held-out prompt has only one completion, so there are no others to compare it with.
-        centered_by_prompt = args.score_centering == "prompt" and scored.group_size > 1
-        scores = F.leave_one_out(shaped, size=scored.group_size) if centered_by_prompt else shaped
+        centers_by_prompt = args.score_centering == "prompt" and scored.group_size > 1
+        scores = F.leave_one_out(shaped, size=scored.group_size) if centers_by_prompt else shaped
         kl_in_reward = args.kl_in == "reward"
-        # With the KL in the loss, β is 0 here. The KL is still computed, so that `token_rewards` gets it in both cases.
+        # If the KL is in the loss, β is 0 here. The KL is computed all the same, because `token_rewards` takes it.
         beta = self.controller.kl_coef if kl_in_reward else 0.0
         estimator = args.kl_estimator if kl_in_reward else "k1"
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~token_mask, 0)
@@ -353,7 +353,7 @@ class PPOTrainer(StepwiseTrainer):
             batch.rollout.samples,
             size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.max_tokens_per_micro_batch,
-            # Off for the CPU default, so that sums keep the order of earlier versions and results stay bitwise equal.
+            # False for the CPU default, so that sums keep the order of earlier versions and results stay bitwise equal.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process=args.process_index,
@@ -375,10 +375,10 @@ class PPOTrainer(StepwiseTrainer):
         text_batches: list[TextBatch] = []
         if batch.texts is not None:
             text_batches = split_texts(
-                batch.texts, parts=len(micro_batches), process=args.process_index, processes=args.world_size
+                batch.texts, max_batches=len(micro_batches), process=args.process_index, processes=args.world_size
             )
         for number, (indices, text_batch) in enumerate(zip_longest(micro_batches, text_batches), start=1):
-            # A process with no completions left computes one with weight 0, because the others wait for its gradients.
+            # A process with no completions left computes one with weight 0, because other processes need its gradients.
             is_empty = len(indices) == 0
             micro_batch_metrics = UpdateMetrics(args.device) if is_empty else metrics
             micro_batch = batch.micro_batch(torch.zeros_like(batch.indices[:1]) if is_empty else indices, text_batch)
@@ -450,8 +450,8 @@ class PPOTrainer(StepwiseTrainer):
         if self.warming_up:
             for parameter in actor.policy.parameters():
                 parameter.grad = None
-        for name, part in (("policy", actor.policy), ("critic", actor.value_model)):
-            parameters = [p for p in part.parameters() if p.requires_grad]
+        for name, module in (("policy", actor.policy), ("critic", actor.value_model)):
+            parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
             norms[name] = gather_tensor(self.accelerator.clip_grad_norm_(parameters, limit)).detach()
         assert self.optimizer is not None
         named_norms = {f"{name}'s gradient norm": norm for name, norm in norms.items()}

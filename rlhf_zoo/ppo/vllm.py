@@ -67,12 +67,12 @@ class VLLMEngine:
                 "rollout_engine is 'vllm', which is not installed: pip install 'trl[vllm]', or use 'native'."
             ) from error
         self._temperature, self._length = args.temperature, args.response_length
-        self._accelerator, self._sleeps = accelerator, args.vllm_enable_sleep_mode
+        self._accelerator, self._sleep_mode = accelerator, args.vllm_enable_sleep_mode
         self._url = None if args.vllm_server_base_url is None else args.vllm_server_base_url.rstrip("/")
         self._dtype = computing_dtype(args, policy)
         # With several processes, only the main one talks to a server, but each has its own colocated vLLM.
         self._is_client = self._url is None or accelerator.is_main_process
-        colocated = nullcontext() if self._url else _llm_with(
+        colocated = nullcontext() if self._url else _add_llm_options(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
         )  # fmt: skip
         with ended_by_signals(), _sampling_error("vLLM did not start", "see its output above"):
@@ -129,7 +129,7 @@ class VLLMEngine:
             if self._url and self._is_client:
                 with ended_by_signals():
                     check_server(self._url)
-            with _sampling_error("vLLM did not take the policy's weights", self._fix), _unmerge_after(model):
+            with _sampling_error("vLLM did not take the policy's weights", self._fix), _unmerge_on_error(model):
                 self._generation.sync_weights()
             if self._is_client:
                 self._check_weights(model, request.prompts)
@@ -167,7 +167,7 @@ class VLLMEngine:
     def _colocated_logprobs(self, row: Sequence[int]) -> list[float]:
         from trl.generation import vllm_generation
 
-        if self._sleeps:  # TRL has woken only the weights. Its later call for the cache will do nothing.
+        if self._sleep_mode:  # TRL has woken only the weights. Its later call for the cache then has no effect.
             self._generation.llm.wake_up(tags=["kv_cache"])
         params = vllm_generation.SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0)
         prompt = {"prompt_token_ids": list(row)}
@@ -206,7 +206,7 @@ class BoundedAdapter(HTTPAdapter):
         )  # fmt: skip
 
     def init_poolmanager(self, *args: Any, **kwargs: Any) -> None:
-        # Keep-alive probes tell a server that is gone, after about 9 s, from one that computes.
+        # Keep-alive probes distinguish a server that is gone, after about 9 s, from one that is still computing.
         options = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
         for name, value in {"TCP_KEEPIDLE": 3, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}.items():
             if hasattr(socket, name):
@@ -317,7 +317,7 @@ def _sampling_error(failure: str, fix: str) -> Iterator[None]:
 
 
 @contextmanager
-def _unmerge_after(model: Any) -> Iterator[None]:
+def _unmerge_on_error(model: Any) -> Iterator[None]:
     """Unmerges adapters if sending weights failed, because TRL merges them before it sends."""
     try:
         yield
@@ -328,7 +328,7 @@ def _unmerge_after(model: Any) -> Iterator[None]:
 
 
 @contextmanager
-def _llm_with(**options: Any) -> Iterator[None]:
+def _add_llm_options(**options: Any) -> Iterator[None]:
     """Adds arguments to the vLLM that TRL makes in this context, because TRL has no option for them."""
     from trl.generation import vllm_generation
 

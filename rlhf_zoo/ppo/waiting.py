@@ -17,22 +17,22 @@ class WaitEnded(KeyboardInterrupt):
 def ended_by_signals() -> Iterator[None]:
     """Makes SIGINT and SIGTERM raise WaitEnded while this context is open, after their own handlers have run.
 
-    A signal without a Python handler is left alone. In other threads than the main one, which gets all signals, this
+    A signal without a Python handler is left alone. Outside of the main thread, which gets all signals, this context
     does nothing.
     """
     handlers: dict[int, Any] = {}
     if threading.current_thread() is threading.main_thread():
-        present = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-        handlers = {number: handler for number, handler in present.items() if callable(handler)}
+        current_handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        handlers = {number: handler for number, handler in current_handlers.items() if callable(handler)}
     try:
         for number, handler in handlers.items():
-            signal.signal(number, partial(_end, handler))
+            signal.signal(number, partial(_raise_after, handler))
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
 
 
-def _end(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> NoReturn:
+def _raise_after(handler: Callable[[int, FrameType | None], Any], number: int, frame: FrameType | None) -> NoReturn:
     handler(number, frame)
     raise WaitEnded

@@ -30,7 +30,7 @@ from rlhf_zoo.pipeline.stages import evaluate, ppo
 from rlhf_zoo.pipeline.stages.callbacks import NoRoom, StageCallback
 from rlhf_zoo.pipeline.stages.interrupt import Interruptible
 from rlhf_zoo.pipeline.stages.reporting import report_to_one_run
-from rlhf_zoo.ppo.config import PPOConfig, holds_reference
+from rlhf_zoo.ppo.config import PPOConfig, has_reference
 from rlhf_zoo.publishing.adapters import file_overrides
 from rlhf_zoo.publishing.cards.card import make_card
 from rlhf_zoo.publishing.sender import Sender
@@ -196,7 +196,7 @@ def test_without_a_reference_nothing_but_the_kl_changes(tmp_path: Path) -> None:
 )
 def test_what_asks_for_a_reference_has_one(tmp_path: Path, keys: dict[str, Any]) -> None:
     given = PPOConfig(output_dir=str(tmp_path), use_cpu=True, **{"kl_coef": 0.0, **keys})
-    assert holds_reference(given, has_ref_model=False) is bool(keys)
+    assert has_reference(given, has_ref_model=False) is bool(keys)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from ...modeling.chunked_logprobs import CHUNK_ON_ACCELERATOR, CHUNK_ON_CPU
 from ...modeling.sampling.cuda_graphs import COLUMNS, bucket
 from ...modeling.sampling.kv_cache import SPARE_COLUMNS
-from ...ppo.config import default_batch_tokens, holds_reference
+from ...ppo.config import default_batch_tokens, has_reference
 from ...runs.data.batch_share import divide_batch
 from . import memory
 from .devices import Device
@@ -119,7 +119,7 @@ class _PPO:
         }  # fmt: skip
         self.shards = shard_count("ppo", keys, device, **unsharded)
         self.reference = None
-        if holds_reference(keys, has_ref_model=False) and not self.has_adapter:
+        if has_reference(keys, has_ref_model=False) and not self.has_adapter:
             dtype = (
                 "bfloat16"
                 if self.in_bfloat16 and models.is_unmodified and models.policy.dtype != "float32"
@@ -168,7 +168,7 @@ class _PPO:
             **({"load": self._load()} if self._copies_policy else {}),
             "sample": self._sample(),
             **({"values": self._values(self.value_reader)} if self.value_reader else {}),
-            **({"reference": self._reference()} if holds_reference(keys, has_ref_model=False) else {}),
+            **({"reference": self._reference()} if has_reference(keys, has_ref_model=False) else {}),
             **({"reward": self._reward()} if self.rewards else {}),
             "update": self._update(),
         }
@@ -329,7 +329,7 @@ class _PPO:
         rounds = math.ceil(self.completion_count / rows_at_once)
         head_flops = 2 * response_tokens * policy.width * policy.vocabulary
         forward_only = [model.counts for model in (self.value_reader, *self.rewards.values()) if model is not None]
-        if holds_reference(keys, has_ref_model=False):
+        if has_reference(keys, has_ref_model=False):
             forward_only.append(policy)
         trained = [model.counts for model in (self.policy, self.critic) if model is not None]
         epochs = keys.num_ppo_epochs
@@ -341,7 +341,7 @@ class _PPO:
             read=rounds * self.response_length * (weight_size(self.policy) * policy.parameters)
             + response_tokens * (self.length + self.prompt_length) / 2 * self._kv_bytes(),
             passes=sum(forward_flops(counts, tokens, self.length) for counts in forward_only),
-            head=head_flops if holds_reference(keys, has_ref_model=False) else 0,
+            head=head_flops if has_reference(keys, has_ref_model=False) else 0,
             update=epochs * training,
             update_head=epochs * head_flops * 3,
             trained=epochs * keys.num_mini_batches * sum(counts.trained for counts in trained),

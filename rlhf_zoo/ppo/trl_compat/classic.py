@@ -73,17 +73,17 @@ def create_reference_model(model: nn.Module, num_shared_layers: int | None = Non
             "some are left to train."
         )
     trained = {id(parameter) for layer in layers[num_shared_layers:] for parameter in layer.parameters()}
-    for weight, copied in zip(model.parameters(), reference.parameters(), strict=True):
+    for weight, reference_weight in zip(model.parameters(), reference.parameters(), strict=True):
         # `parameters()` yields embeddings, then layers in order: everything before the first trained layer is shared.
         if id(weight) in trained:
             break
         weight.requires_grad_(False)
-        copied.data = weight.data
+        reference_weight.data = weight.data
     return reference
 
 
 class PPOTrainer:
-    """TRL 0.x's trainer: `generate`, `step`, `log_stats`, and the model with its value head as it was passed."""
+    """The trainer of TRL 0.x, with `generate`, `step` and `log_stats`. `model` is the one that was passed."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class PPOTrainer:
         num_shared_layers: int | None = None,
         lr_scheduler: Any = None,
     ) -> None:
-        """Builds the trainer from the arguments of TRL 0.x's.
+        """Builds the trainer from the arguments of the trainer in TRL 0.x.
 
         Args:
             config: TRL 0.x's settings.
@@ -203,7 +203,7 @@ class PPOTrainer:
         Raises:
             ZooError: A query is not a 1-D tensor with at least one token.
         """
-        single = isinstance(query_tensor, Tensor)
+        is_single = isinstance(query_tensor, Tensor)
         queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
         for row, query in enumerate(queries):
             if not isinstance(query, Tensor) or query.dim() != 1 or not len(query):
@@ -216,7 +216,7 @@ class PPOTrainer:
                 length = {} if length_sampler is None else {"max_new_tokens": length_sampler()}
                 batch = queries[start : start + batch_size]
                 generated += self._generate_batch(model, batch, return_prompt, generation_kwargs | length)
-            return generated[0].unsqueeze(0) if single else generated
+            return generated[0].unsqueeze(0) if is_single else generated
 
         responses = respond(self.model)
         if not generate_ref_response:
@@ -230,18 +230,19 @@ class PPOTrainer:
     ) -> list[Tensor]:
         width = max(len(query) for query in queries)
         fill, device = self._trainer.fill_id, self.current_device
-        ids = torch.stack([torch.cat([q.new_full((width - len(q),), fill), q]) for q in queries]).to(device)
-        mask = torch.stack([torch.arange(width) >= width - len(q) for q in queries]).long().to(device)
+        ids = torch.stack([torch.cat([query.new_full((width - len(query),), fill), query]) for query in queries])
+        ids = ids.to(device)
+        mask = torch.stack([torch.arange(width) >= width - len(query) for query in queries]).long().to(device)
         was_training = model.training
         model.eval()  # dropout would change the policy that samples
-        out = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
+        sequences = model.generate(input_ids=ids, attention_mask=mask, **{"pad_token_id": fill, **kwargs})
         model.train(was_training)
         stop_ids = stop_ids_of(self.model, kwargs.get("generation_config"), kwargs.get("eos_token_id"))
         if kwargs.get("eos_token_id") is None:
             stop_ids.append(self.tokenizer.eos_token_id)
         stops = torch.tensor(stop_ids, device=device)
         responses = []
-        for query, row in zip(queries, out[:, width:], strict=True):
+        for query, row in zip(queries, sequences[:, width:], strict=True):
             # `generate` pads a row after its end. PAD may be EOS, so only the first end token counts.
             end = torch.isin(row, stops).nonzero()
             response = row[: int(end[0]) + 1] if len(end) else row
@@ -272,9 +273,9 @@ class PPOTrainer:
                 f"step() got {len(queries)} queries, but batch_size is {self.config.batch_size}: pass one batch per "
                 "step."
             )
-        began = time.perf_counter()
+        start = time.perf_counter()
         self._trainer.step(queries, responses, scores)
-        return {**self._trainer.statistics, "time/ppo/total": time.perf_counter() - began}
+        return {**self._trainer.statistics, "time/ppo/total": time.perf_counter() - start}
 
     def log_stats(
         self, stats: Mapping[str, Any], batch: Mapping[str, Any], rewards: Sequence[Any], columns_to_log: Any = None

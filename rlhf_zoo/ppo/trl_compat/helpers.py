@@ -89,19 +89,19 @@ def batch_generation(
     sequences, scores = [], []
     for rows in queries.split(local_rollout_forward_batch_size):
         is_token = rows != pad_token_id
-        out = model.generate(
+        output = model.generate(
             input_ids=rows.masked_fill(~is_token, 0), attention_mask=is_token.long(), generation_config=config
         )
-        responses = out.sequences[:, rows.shape[1] :]
+        responses = output.sequences[:, rows.shape[1] :]
         ends = torch.isin(responses, stops).long()
         # Subtracting `ends` keeps the first end token itself, which belongs to the response.
-        over = (ends.cumsum(1) - ends).bool()
-        sequences.append(torch.cat([rows, responses.masked_fill(over, pad_token_id)], dim=1))
-        scores.append(torch.stack(out.scores, dim=1).masked_fill(over.unsqueeze(-1), 0))
+        after_end = (ends.cumsum(1) - ends).bool()
+        sequences.append(torch.cat([rows, responses.masked_fill(after_end, pad_token_id)], dim=1))
+        scores.append(torch.stack(output.scores, dim=1).masked_fill(after_end.unsqueeze(-1), 0))
     # `generate` stops when all of its rows have ended, so calls may return different widths.
     width = max(score.shape[1] for score in scores)
-    full = queries.shape[1] + width
-    padded = [torch.nn.functional.pad(ids, (0, full - ids.shape[1]), value=pad_token_id) for ids in sequences]
+    total_width = queries.shape[1] + width
+    padded = [torch.nn.functional.pad(ids, (0, total_width - ids.shape[1]), value=pad_token_id) for ids in sequences]
     stacked = [torch.nn.functional.pad(score, (0, 0, 0, width - score.shape[1])) for score in scores]
     return torch.cat(padded), torch.cat(stacked)
 

@@ -67,7 +67,7 @@ class PPOTrainer(ZooPPOTrainer):
         return 0 if prompts is None else len(prompts)
 
     def null_ref_context(self) -> AbstractContextManager:
-        """Returns a context in which a policy with an adapter is its own reference."""
+        """Returns a context in which a policy with an adapter computes as the reference."""
         return nullcontext() if self.reference is None else self.reference.model()
 
     def evaluate_samples(self, samples: Samples, *, recompute: bool) -> Rollout:
@@ -113,14 +113,14 @@ class PPOTrainer(ZooPPOTrainer):
 def _check_optimizer(trainer: PPOTrainer) -> None:
     """Raises ZooError for an optimizer without a weight of the policy or the critic.
 
-    A critic made from a value_model is a copy, so an optimizer of the value_model's weights would train nothing.
+    A critic made from a value_model is a copy, so an optimizer of the value_model's weights would not train the critic.
     """
     optimizer: Any = trainer.optimizer
-    # By identity: == on tensors compares their elements.
-    held = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
-    parts: dict[str, torch.nn.Module] = {"policy": trainer.policy, "critic": trainer.value_model}
-    for name, part in parts.items():
-        if not any(id(weight) in held for weight in part.parameters()):
+    # Compare identities, because == compares the elements of tensors.
+    optimizer_weights = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+    modules: dict[str, torch.nn.Module] = {"policy": trainer.policy, "critic": trainer.value_model}
+    for name, module in modules.items():
+        if not any(id(weight) in optimizer_weights for weight in module.parameters()):
             raise ZooError(
                 f"The optimizer has no weight of the {name}, which would never be trained: remove optimizers and set "
                 "critic_learning_rate, or pass a token classifier with one label as value_model, which is not copied."
