@@ -88,12 +88,12 @@ def _detect_transform(model: Any, head: Any) -> LogitTransform | None:
     # With a softcap, the ratio of a logit to its number is not the scale, so the bound is read from the configuration.
     softcap = getattr(model.config.get_text_config(), "final_logit_softcapping", None)
     for transform in (LogitTransform(float(logits[0] / numbers[0])), LogitTransform(1.0, softcap)):
-        if torch.allclose(_capped(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
+        if torch.allclose(_apply_transform(numbers.clone(), transform, 1.0), logits, rtol=1e-5, atol=1e-6):
             return transform
     return None
 
 
-def _capped(z: Tensor, transform: LogitTransform, temperature: float) -> Tensor:
+def _apply_transform(z: Tensor, transform: LogitTransform, temperature: float) -> Tensor:
     """Converts a head's output (..., V) to logits at the temperature, in place."""
     if transform.softcap is None:
         return z if transform.scale == temperature else z.mul_(transform.scale / temperature)
@@ -256,7 +256,7 @@ def _run_chunks(
     for start in range(0, len(states), chunk_size):
         chunk = slice(start, start + chunk_size)
         chunk_states, chunk_tokens = states[chunk].to(dtype), tokens[chunk].unsqueeze(-1)
-        z = _capped(functional.linear(chunk_states, weight, bias).float(), transform, temperature)
+        z = _apply_transform(functional.linear(chunk_states, weight, bias).float(), transform, temperature)
         if holes is not None:
             z.index_fill_(-1, holes, torch.finfo(torch.float32).min / 2)
         tanh_slope = None  # d tanh(x)/dx = 1 − tanh²(x), of the capped logits

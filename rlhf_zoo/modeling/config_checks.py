@@ -71,7 +71,7 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
 
 def _check_sizes(config: Mapping[str, Any], file: str) -> None:
     for name, value in config.items():
-        count, limit = _largest(str(name), value)
+        count, limit = _largest_count(str(name), value)
         if count > limit:
             raise ZooError(
                 f"{file} has {name} = {count:,}, but at most {limit:,} are allowed: use the config.json that was saved "
@@ -82,7 +82,7 @@ def _check_sizes(config: Mapping[str, Any], file: str) -> None:
                 _check_sizes(part, file)
 
 
-def _largest(name: str, value: Any) -> tuple[int | float, int]:
+def _largest_count(name: str, value: Any) -> tuple[int | float, int]:
     """Returns the largest count in a value of config.json, and its limit."""
     if name in _LABELS:
         return (len(value) if isinstance(value, Mapping | list) else _number(value)), MAX_LABELS

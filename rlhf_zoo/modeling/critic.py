@@ -207,7 +207,7 @@ def _weight_before_head(source: PreTrainedModel) -> str | None:
     return next((name for name, _ in source.named_parameters() if name.split(".")[0] not in trunk_and_heads), None)
 
 
-def with_adapter(model: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
+def add_adapter(model: PreTrainedModel, peft_config: PeftConfig) -> PeftModel:
     """Adds a new adapter to the critic, configured like the policy's. The critic's head is trained in full.
 
     Args:

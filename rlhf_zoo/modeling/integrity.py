@@ -29,7 +29,7 @@ _DIGESTS: dict[Path, tuple[_Stamp, str]] = {}
 _DIGESTS_LOCK = threading.Lock()
 
 
-def seal(folder: Path) -> dict[str, dict[str, Any]]:
+def flush_and_hash(folder: Path) -> dict[str, dict[str, Any]]:
     """Flushes every file of a folder to the disk and returns the digests that COMPLETE will list.
 
     Returns:
@@ -37,7 +37,7 @@ def seal(folder: Path) -> dict[str, dict[str, Any]]:
     """
     names = sorted(_file_names(folder))
     with ThreadPoolExecutor(_THREADS) as pool:
-        entries = list(pool.map(lambda name: _flush_and_hash(folder / name), names))
+        entries = list(pool.map(lambda name: _flush_and_hash_file(folder / name), names))
     return dict(zip(names, entries, strict=True))
 
 
@@ -142,7 +142,7 @@ def _file_names(folder: Path) -> Iterator[str]:
                 yield path
 
 
-def _flush_and_hash(path: Path) -> dict[str, Any]:
+def _flush_and_hash_file(path: Path) -> dict[str, Any]:
     with open(path, "rb") as file:
         os.fsync(file.fileno())
     return {"size": path.stat().st_size, "sha256": _digest(path)}

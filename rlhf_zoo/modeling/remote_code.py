@@ -138,7 +138,7 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
             f"{subject} takes code from another repository, {foreign_module.partition('--')[0]}, and names no commit "
             "of it: copy the files next to its config.json and remove that repository's name from auto_map."
         )
-    files = _with_imports(find, modules, subject)
+    files = _code_files(find, modules, subject)
     folder = next(iter(files.values())).parent
     digests = {file: hashlib.sha256(path.read_bytes()).hexdigest() for file, path in files.items()}
     if folder in _EXECUTED and _EXECUTED[folder].files == digests:
@@ -151,7 +151,7 @@ def record_code(find: Callable[[str], Path | None], subject: str, *, name: str) 
         log.warning("%s%s runs its own program code: %s.", subject, commit_text, ", ".join(digests))
 
 
-def _with_imports(find: Callable[[str], Path | None], modules: list[str], subject: str) -> dict[str, Path]:
+def _code_files(find: Callable[[str], Path | None], modules: list[str], subject: str) -> dict[str, Path]:
     """Returns the files of modules and of the modules that they import from the same folder: {name: path}."""
     from transformers.dynamic_module_utils import get_relative_imports
 

@@ -140,12 +140,12 @@ def ensure_own_pad(tokenizer: PreTrainedTokenizerBase, pad_token: str | None, *,
         problem = "has no PAD" if current_pad is None else "pads with its EOS"
         raise ZooError(
             f"The tokenizer of {subject} {problem}, so EOS would be taken for padding and the score would be read one "
-            f"token early: set {key} to {_suggestion(tokenizer)}."
+            f"token early: set {key} to {_suggest_pad(tokenizer)}."
         )
     tokenizer.pad_token = pad_token
 
 
-def _suggestion(tokenizer: PreTrainedTokenizerBase) -> str:
+def _suggest_pad(tokenizer: PreTrainedTokenizerBase) -> str:
     """Suggests a token for PAD, as part of an error. Its embedding is checked later, when the user has set the key."""
     candidate = spare_token(tokenizer, None)
     return "another of its tokens" if candidate is None else f"{candidate!r}, which no text uses"

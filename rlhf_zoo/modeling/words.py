@@ -33,7 +33,7 @@ def words(text: str) -> list[str]:
     return (_ASCII_WORD if text.isascii() else _WORD).findall(text.lower())
 
 
-def unspaced(word: str) -> bool:
+def is_unspaced(word: str) -> bool:
     """Whether a word begins in a script without spaces between words.
 
     Args:
@@ -57,7 +57,7 @@ def phrase(tokens: Sequence[str]) -> str:
     Args:
         tokens: Elements of `words`.
     """
-    return "".join(word if unspaced(word) else f" {word}" for word in tokens).removeprefix(" ")
+    return "".join(word if is_unspaced(word) else f" {word}" for word in tokens).removeprefix(" ")
 
 
 def pattern(tokens: Sequence[str]) -> str:
@@ -66,7 +66,7 @@ def pattern(tokens: Sequence[str]) -> str:
     Args:
         tokens: Elements of `words`.
     """
-    is_spaced = [word[0].isalnum() and not unspaced(word) for word in tokens]
+    is_spaced = [word[0].isalnum() and not is_unspaced(word) for word in tokens]
     regex = ""
     for position, word in enumerate(tokens):
         # Without a separator, two words of a script with spaces would be a single word.

@@ -94,7 +94,7 @@ class ActorCritic(nn.Module):
         disable_dropout(self)
 
     @property
-    def shared(self) -> bool:
+    def shares_trunk(self) -> bool:
         """Whether the critic reads the policy's trunk."""
         return isinstance(self.value_model, ValueHead)
 
@@ -119,19 +119,19 @@ class ActorCritic(nn.Module):
             policy_loss: A loss to compute in the head's pass, from one chunk of logits at a time. With None, no loss is
                 computed, and log π has gradients.
         """
-        shared = self.shared
+        shares_trunk = self.shares_trunk
         output = response_logprobs(
             self.policy,
             samples,
             temperature=temperature,
-            return_states=shared,
+            return_states=shares_trunk,
             return_logits=ref_logits is not None,
             entropy_requires_grad=entropy_requires_grad,
             loss=policy_loss,
         )
         # A shared critic reads the input of the LM head, which is the trunk's output in every architecture. The policy
         # runs first, so that its chunks of logits are freed before the critic's activations take memory.
-        values = self.value_of(output.states) if shared else response_values(self.value_model, samples)
+        values = self.value_of(output.states) if shares_trunk else response_values(self.value_model, samples)
         kl = None if ref_logits is None or output.logits is None else exact_kl(output.logits, ref_logits)
         text_token_logprobs = None if texts is None else text_logprobs(self.policy, texts.ids, texts.attention)
         return ActorCriticOutput(
@@ -158,7 +158,7 @@ class ActorCritic(nn.Module):
         Returns:
             (B, T) float32, undefined outside the mask.
         """
-        if self.shared:
+        if self.shares_trunk:
             return self.value_of(response_states(self.policy, samples))
         return response_values(self.value_model, samples)
 
@@ -182,7 +182,7 @@ class ActorCritic(nn.Module):
 
     @property
     def _trunks(self) -> Sequence[Any]:
-        return (self.policy,) if self.shared else (self.policy, self.value_model)
+        return (self.policy,) if self.shares_trunk else (self.policy, self.value_model)
 
     def save_pretrained(
         self, directory: str | Path, *, merge: bool = False, weights: tuple[Any, Any] = (None, None)
@@ -203,7 +203,7 @@ class ActorCritic(nn.Module):
             for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
                 (directory / name).unlink(missing_ok=True)
         _save(policy, directory, policy_weights)
-        if not self.shared:
+        if not self.shares_trunk:
             _save(self.value_model, directory / CRITIC_DIR, critic_weights)
             return
         (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
@@ -223,7 +223,7 @@ class ActorCritic(nn.Module):
         """
         directory = Path(directory)
         _load_into(self.policy, directory)
-        if not self.shared:
+        if not self.shares_trunk:
             _load_into(self.value_model, directory / CRITIC_DIR)
             return
         head = read_value_head(directory)

@@ -7,7 +7,7 @@ from datasets import Dataset
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..errors import ZooError
-from ..modeling.critic import with_adapter
+from ..modeling.critic import add_adapter
 from ..modeling.generation_config import make_savable
 from ..modeling.gguf import check_plain_weights
 from ..modeling.loading import AS_SAVED, FLOAT32, load_tokenizer
@@ -131,7 +131,7 @@ def assemble(
     # The shortest context limits all models, because all read the same tokens.
     context = context_length(*models.values())
     if critic_adapter is not None:
-        critic = with_adapter(critic, critic_adapter)
+        critic = add_adapter(critic, critic_adapter)
     if args.padding_free:
         for name in ("the policy", "the critic", "ref_model"):
             if models[name] is not None:

@@ -192,7 +192,7 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
         return torch.bfloat16 if in_bfloat16 or in_8bit else torch.float32
 
     @property
-    def warming_up(self) -> bool:
+    def is_warming_up(self) -> bool:
         """Whether only the critic is trained in this update."""
         return self.state.global_step < self.args.critic_warmup_updates
 

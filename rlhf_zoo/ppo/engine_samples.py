@@ -11,7 +11,7 @@ from ..errors import ZooError
 from ..modeling.sampling.sampler import Samples, SamplingRequest, Vocabulary, left_pad
 
 
-def ids_outside(vocabulary: Vocabulary, model: PreTrainedModel) -> list[int]:
+def excluded_ids(vocabulary: Vocabulary, model: PreTrainedModel) -> list[int]:
     """Lists the ids for which the model has logits, but which cannot be sampled.
 
     Args:
@@ -56,16 +56,16 @@ def as_samples(
     prompt_ids, prompt_mask = left_pad(request.prompts, request.pad_id, device)
     width = max(map(len, completions))
 
-    def padded(rows: Sequence[Sequence[Any]], fill: Any) -> Tensor:
+    def pad_rows(rows: Sequence[Sequence[Any]], fill: Any) -> Tensor:
         return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], device=device)
 
     lengths = torch.tensor([len(tokens) for tokens in completions], device=device)
     return Samples(
         prompt_ids,
         prompt_mask,
-        padded(completions, request.pad_id),
+        pad_rows(completions, request.pad_id),
         torch.arange(width, device=device) < lengths.unsqueeze(1),
-        padded(logprobs, 0.0).float(),
+        pad_rows(logprobs, 0.0).float(),
         torch.tensor([tokens[-1] in set(request.stop_ids) for tokens in completions], device=device),
         request.vocabulary,
     )

@@ -15,7 +15,7 @@ from ..errors import ZooError
 from ..modeling.sampling.cuda_graphs import Capture, CudaGraphs, FixedDecoder, fixed_cache_shape, supports_fixed_cache
 from ..modeling.sampling.sampler import Samples, SamplingRequest, sample
 from .config import PPOConfig
-from .engine_samples import as_samples, ids_outside
+from .engine_samples import as_samples, excluded_ids
 
 _PAGE_SIZE = 256  # tokens in a page of the cache of continuous batching
 #: A function of the policy and a request that returns samples.
@@ -104,7 +104,7 @@ def sample_with_transformers(model: Any, request: SamplingRequest) -> Samples:
         max_new_tokens=request.max_new_tokens,
         eos_token_id=list(request.stop_ids) or -1,  # no token has the id −1
         pad_token_id=request.pad_id,
-        suppress_tokens=ids_outside(request.vocabulary, model) or None,
+        suppress_tokens=excluded_ids(request.vocabulary, model) or None,
     )
     results = model.generate_batch(
         inputs=[list(prompt) for prompt in request.prompts],

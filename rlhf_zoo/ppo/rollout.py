@@ -141,7 +141,7 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores
     return F.missing_eos_score(scores, ended, score=args.missing_eos_score)
 
 
-def shaped_by_token(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
+def shaped_token_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
     """Scales the per-token scores to units of the shaped score: d_t/σ, and 0 if the score was replaced.
 
     The last token gets whatever centering, clipping and penalties add to a score or subtract from it.

@@ -51,7 +51,7 @@ class RolloutTrainer(BasePPOTrainer):
                 temperature=args.temperature,
                 vocabulary=self.vocabulary,
                 max_tokens=args.max_rollout_batch_tokens,
-                critic=actor.value_of if actor.shared and not args.recompute_logprobs else None,
+                critic=actor.value_of if actor.shares_trunk and not args.recompute_logprobs else None,
             )
             samples = self.engine(actor.policy, request)
         check_ends(samples, self.stop_ids)
@@ -80,8 +80,8 @@ class RolloutTrainer(BasePPOTrainer):
         sampled_values, samples = None if recompute else samples.values, replace(samples, values=None)
         logprobs, values = (torch.zeros_like(samples.logprobs) for _ in range(2))
         with self.accelerator.autocast():
-            policy = actor.policy if recompute or actor.shared else None
-            critic = None if actor.shared else actor.value_model
+            policy = actor.policy if recompute or actor.shares_trunk else None
+            critic = None if actor.shares_trunk else actor.value_model
             with self.phases("values"), unsharded(policy, critic):
                 for indices in split_batches(samples, **batching) if sampled_values is None else ():
                     batch = samples.select(indices)

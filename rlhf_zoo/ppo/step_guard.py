@@ -121,13 +121,13 @@ class GuardedTrainer(Trainer):
         """
         model: Any = self.model
         # Each process checks its own shard, which may be empty.
-        weights = [_local(weight) for weight in model.parameters() if weight.requires_grad]
+        weights = [_local_shard(weight) for weight in model.parameters() if weight.requires_grad]
         norm = _norm([weight for weight in weights if weight.numel()], math.inf)
         if self.finite_on_all_processes({"weights": norm})["weights"]:
             return
         trained = [(name, weight) for name, weight in model.named_parameters() if weight.requires_grad]
         # Check single tensors only after a failure, because each check waits for the GPU.
-        not_finite = [name for name, weight in trained if not _local(weight).isfinite().all()]
+        not_finite = [name for name, weight in trained if not _local_shard(weight).isfinite().all()]
         if not not_finite:
             raise NotFinite(
                 f"After step {self.state.global_step} weights of another process are not finite: see that process's "
@@ -254,7 +254,7 @@ def with_finite_steps(trainer_class: type[Trainer]) -> type[Any]:
     return type(trainer_class.__name__, (FiniteStepsTrainer, trainer_class), {})
 
 
-def _local(weight: Any) -> Tensor:
+def _local_shard(weight: Any) -> Tensor:
     """Returns this process's shard of a weight, or all of it."""
     return weight.detach().to_local() if hasattr(weight, "to_local") else weight.detach()
 

@@ -23,9 +23,9 @@ class Phases:
         self._device = device
         self._running: list[str] = []
         self._since = 0.0
-        self._begin()
+        self._reset()
 
-    def _begin(self) -> None:
+    def _reset(self) -> None:
         self._seconds: dict[str, float] = defaultdict(float)
         self._updates = self._tokens = 0
 
@@ -59,7 +59,7 @@ class Phases:
             seconds = sum(self._seconds.values())
             metrics = {f"time/{name}": total / self._updates for name, total in self._seconds.items() if name != "rest"}
             metrics[TOKENS_PER_SECOND] = self._tokens / seconds
-        self._begin()
+        self._reset()
         return metrics
 
     @contextmanager

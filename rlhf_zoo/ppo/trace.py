@@ -24,7 +24,7 @@ from .actor_critic import ActorCritic
 from .completions import decode_rows
 from .config import PPOConfig
 from .kl_controller import RunningScores
-from .rollout import shaped_by_token, shaped_scores
+from .rollout import shaped_scores, shaped_token_scores
 from .token_checks import TokenConsumer, check_ids
 
 #: The first part of a traced completion's random key.
@@ -174,7 +174,7 @@ def trace(
     scored = rewards(samples, texts.prompts, texts.completions, texts.texts, texts.columns)
     running_scores = running_scores or RunningScores()
     shaped = shaped_scores(scored, samples.ended, args, running_scores)
-    token_scores = shaped_by_token(scored, samples.ended, args, running_scores)
+    token_scores = shaped_token_scores(scored, samples.ended, args, running_scores)
     beta = args.kl_coef if kl_coef is None else kl_coef
     action_columns = _action_columns(
         logprobs, ref_logprobs, shaped, token_scores, actor.values(samples), samples.mask, args, beta
@@ -199,7 +199,7 @@ def trace(
         seed=seed,
         **{name: getattr(args, name) for name in CONFIG_FIELDS},
         max_new_tokens=args.response_length,
-        whitening=_whitening(args),
+        whitening=_describe_missing_steps(args),
     )
 
 
@@ -328,7 +328,7 @@ def _encode_prompt(
     return ids
 
 
-def _whitening(args: PPOConfig) -> str:
+def _describe_missing_steps(args: PPOConfig) -> str:
     """Describes the steps of training that need several completions and are therefore missing in a trace."""
     sentences = []
     if args.score_centering == "prompt":

@@ -45,7 +45,7 @@ from .guards import (
 from .loss import PolicyLoss, micro_batch_loss
 from .metrics import UpdateMetrics
 from .minibatch import Minibatch
-from .rollout import Advantages, Rollout, shaped_by_token, shaped_scores
+from .rollout import Advantages, Rollout, shaped_scores, shaped_token_scores
 from .stepwise import StepwiseTrainer
 
 log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ class PPOTrainer(StepwiseTrainer):
         kl = F.kl_penalty(rollout.logprobs, rollout.ref_logprobs, estimator=estimator).masked_fill(~token_mask, 0)
         kl = F.actions(kl, token_mask, level=args.action_level)
         action_mask, values = token_mask[:, : kl.shape[1]], rollout.values[:, : kl.shape[1]]
-        token_scores = shaped_by_token(scored, rollout.samples.ended, args, self.running_scores)
+        token_scores = shaped_token_scores(scored, rollout.samples.ended, args, self.running_scores)
         token_scores = None if token_scores is None else F.actions(token_scores, token_mask, level=args.action_level)
         # The last token gets the rest of the score, so that a completion's rewards add up to its score.
         terminal_scores = scores if token_scores is None else F.terminal_remainder(scores, token_scores, action_mask)
@@ -418,13 +418,13 @@ class PPOTrainer(StepwiseTrainer):
             ref_logits=ref_logits,
             entropy_requires_grad=args.entropy_coef > 0,
             # If possible, the head's forward pass computes the loss, so that each chunk of logits is computed once.
-            policy_loss=policy_loss if policy_loss.is_separable_per_token and not self.warming_up else None,
+            policy_loss=policy_loss if policy_loss.is_separable_per_token and not self.is_warming_up else None,
         )
-        loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.warming_up)
+        loss, terms = micro_batch_loss(policy_loss, output, critic_only=self.is_warming_up)
         text_tokens = batch.size.text_tokens
         if texts is not None and output.text_logprobs is not None and text_tokens is not None:
             metrics.add_texts(-output.text_logprobs, texts.mask)
-            if not self.warming_up:
+            if not self.is_warming_up:
                 loss = loss + args.ptx_coef * F.aggregate(-output.text_logprobs, texts.mask, tokens=text_tokens)
         metrics.add_terms(terms, samples.mask, batch.estimates.mask)
         return loss
@@ -447,7 +447,7 @@ class PPOTrainer(StepwiseTrainer):
         actor, norms = self.actor, {}
         limit = self.args.max_grad_norm or math.inf
         # A shared trunk gets gradients from the critic, but must not change during warm-up either.
-        if self.warming_up:
+        if self.is_warming_up:
             for parameter in actor.policy.parameters():
                 parameter.grad = None
         for name, module in (("policy", actor.policy), ("critic", actor.value_model)):

@@ -28,9 +28,9 @@ from ..modeling.model_files import first_line
 from ..modeling.models import is_peft
 from ..modeling.sampling.sampler import Samples, SamplingRequest
 from .config import PPOConfig
-from .engine_samples import as_samples, ids_outside
+from .engine_samples import as_samples, excluded_ids
 from .failures import SamplingFailed
-from .waiting import ended_by_signals
+from .waiting import raise_on_signals
 
 #: The number of tokens in the row that vLLM and the policy score after each update of weights.
 CHECKED_TOKENS = 64
@@ -75,7 +75,7 @@ class VLLMEngine:
         colocated = nullcontext() if self._url else _add_llm_options(
             dtype=str(self._dtype).removeprefix("torch."), enforce_eager=args.vllm_enforce_eager
         )  # fmt: skip
-        with ended_by_signals(), _sampling_error("vLLM did not start", "see its output above"):
+        with raise_on_signals(), _sampling_error("vLLM did not start", "see its output above"):
             if self._url and self._is_client:
                 check_server(self._url)
             if self._url is None and accelerator.device.type == "cpu":
@@ -103,14 +103,14 @@ class VLLMEngine:
         assert (request.temperature, request.max_new_tokens) == (self._temperature, self._length)
         # The trainer's stop ids include EOS if EOS should end completions, so vLLM must not stop at EOS by itself.
         settings: dict[str, Any] = {"stop_token_ids": list(request.stop_ids), "ignore_eos": True}
-        if ids_outside(request.vocabulary, model):
+        if excluded_ids(request.vocabulary, model):
             settings["allowed_token_ids"] = [
                 index for index in range(request.vocabulary.size) if index in request.vocabulary
             ]
         self._send_weights(model, request)
         self._generation.generation_kwargs = settings
         # Signals may interrupt the wait for a server. A colocated vLLM finishes its rollout, as our own sampler does.
-        with ended_by_signals() if self._url else nullcontext(), _sampling_error("vLLM sampled nothing", self._fix):
+        with raise_on_signals() if self._url else nullcontext(), _sampling_error("vLLM sampled nothing", self._fix):
             _, completions, logprobs, _ = self._generation.generate(
                 prompts=[list(prompt) for prompt in request.prompts], images=None, num_generations=1
             )
@@ -127,7 +127,7 @@ class VLLMEngine:
         problem: SamplingFailed | None = None
         try:
             if self._url and self._is_client:
-                with ended_by_signals():
+                with raise_on_signals():
                     check_server(self._url)
             with _sampling_error("vLLM did not take the policy's weights", self._fix), _unmerge_on_error(model):
                 self._generation.sync_weights()
@@ -151,7 +151,7 @@ class VLLMEngine:
         """Raises SamplingFailed if vLLM's log-probabilities of a row differ from the policy's by more than rounding."""
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None) or CHECKED_TOKENS + 1
         row = row_to_check(prompts, min(CHECKED_TOKENS, context - 1))
-        with ended_by_signals() if self._url else nullcontext(), _sampling_error("vLLM scored nothing", self._fix):
+        with raise_on_signals() if self._url else nullcontext(), _sampling_error("vLLM scored nothing", self._fix):
             vllm_logprobs = self._server_logprobs(row) if self._url else self._colocated_logprobs(row)
         policy_logprobs = row_logprobs(model, row)
         difference = float((policy_logprobs - torch.tensor(vllm_logprobs, device=policy_logprobs.device)).abs().mean())

@@ -14,7 +14,7 @@ class WaitEnded(KeyboardInterrupt):
 
 
 @contextmanager
-def ended_by_signals() -> Iterator[None]:
+def raise_on_signals() -> Iterator[None]:
     """Makes SIGINT and SIGTERM raise WaitEnded while this context is open, after their own handlers have run.
 
     A signal without a Python handler is left alone. Outside of the main thread, which gets all signals, this context

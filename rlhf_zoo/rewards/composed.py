@@ -107,7 +107,7 @@ class Rewards:
         self.tokenizer, self.timeout = tokenizer, timeout
 
     @property
-    def learned(self) -> list[RewardModel | RewardEnsemble]:
+    def model_rewards(self) -> list[RewardModel | RewardEnsemble]:
         """The rewards that are models. An ensemble counts as one reward."""
         return [reward for reward in self.rewards if isinstance(reward, RewardModel | RewardEnsemble)]
 

@@ -121,7 +121,7 @@ class RewardModel:
             )
 
     @property
-    def always_ends(self) -> bool:
+    def always_reads_eos(self) -> bool:
         """Whether the model reads an end-of-sequence token even if the text did not end, as encoders do."""
         sep_is_eos = self.tokenizer.sep_token_id == self.tokenizer.eos_token_id
         adds_eos = added_tokens(self.tokenizer).suffix[-1:] == (self.tokenizer.eos_token_id,)

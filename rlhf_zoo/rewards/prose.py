@@ -149,7 +149,7 @@ def _linter(dialect: str) -> Any:
     try:
         import harper
     except ImportError as error:
-        raise _missing("grammar", "harper-py") from error
+        raise _missing_package("grammar", "harper-py") from error
     return harper.Linter(harper.Dialect[dialect.upper()])
 
 
@@ -158,11 +158,11 @@ def _analyzer() -> Any:
     try:
         from vaderSentiment.vaderSentiment import SentimentIntensityAnalyzer
     except ImportError as error:
-        raise _missing("vader", "vaderSentiment") from error
+        raise _missing_package("vader", "vaderSentiment") from error
     return SentimentIntensityAnalyzer()
 
 
-def _missing(reward: str, package: str) -> ZooError:
+def _missing_package(reward: str, package: str) -> ZooError:
     return ZooError(f'The reward {reward} needs {package}: `pip install "rlhf-zoo[judges]"`.')
 
 

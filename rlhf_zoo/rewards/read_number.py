@@ -7,7 +7,7 @@ import re
 from typing import Literal
 
 
-def after_marker(text: str, marker: str | None) -> str | None:
+def text_after_marker(text: str, marker: str | None) -> str | None:
     """Returns what follows the last marker in a text.
 
     Args:
@@ -57,20 +57,20 @@ def read_number(
     Returns:
         The number; None if there is none.
     """
-    scope = after_marker(text, marker)
+    scope = text_after_marker(text, marker)
     if scope is None:
         return None
     if marker is None:
-        scope = _boxed(scope)
+        scope = _boxed_text(scope)
     for pattern, replacement in _LATEX:
         scope = pattern.sub(replacement, scope)
-    values = [value for match in _NUMBER.finditer(scope) if (value := _value(match, percent)) is not None]
+    values = [value for match in _NUMBER.finditer(scope) if (value := _match_value(match, percent)) is not None]
     if not values:
         return None
     return values[-1] if marker is None else values[0]
 
 
-def _boxed(text: str) -> str:
+def _boxed_text(text: str) -> str:
     r"""Returns the content of the last \boxed{…}; the complete text if there is none."""
     _, command, after = text.rpartition("\\boxed")
     if not command:
@@ -86,7 +86,7 @@ def _boxed(text: str) -> str:
     return after[1:]
 
 
-def _value(match: re.Match[str], percent: str) -> float | None:
+def _match_value(match: re.Match[str], percent: str) -> float | None:
     digits = match.group("numerator", "denominator")
     numerator, denominator = (float(text.replace(",", "")) if text else 1.0 for text in digits)
     if denominator == 0:

@@ -23,7 +23,7 @@ from ..fileio import finite
 from ..modeling.chat_template import Prompt
 from ..modeling.reserved_columns import RESERVED, how_to_rename, withheld_columns
 from .form import FormatMatch, Length, Repetition, SoftOverlong
-from .read_number import after_marker, read_number
+from .read_number import read_number, text_after_marker
 from .rule import Rule, text_of
 
 __all__ = [
@@ -165,7 +165,7 @@ class ExactMatch(AnswerRule):
     @property
     def lenient(self) -> ExactMatch:
         """Finds the answer anywhere among a completion's words, whatever its case."""
-        return _Contains(column=self.column, marker=self.marker, ignore_case=True, name=self.name)
+        return _ContainsMatch(column=self.column, marker=self.marker, ignore_case=True, name=self.name)
 
     def __call__(self, prompts: Sequence[Prompt], completions: Sequence[Any], **columns: Any) -> list[float | None]:
         return [
@@ -179,7 +179,7 @@ class ExactMatch(AnswerRule):
         Args:
             text: A completion.
         """
-        answer = after_marker(text, self.marker)
+        answer = text_after_marker(text, self.marker)
         return None if answer is None else self._normalize(answer)
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:
@@ -187,7 +187,7 @@ class ExactMatch(AnswerRule):
 
     def _parse_answer(self, answer: Any) -> str:
         answer = str(answer)
-        marked = after_marker(answer, self.marker)
+        marked = text_after_marker(answer, self.marker)
         return self._normalize(answer if marked is None else marked)
 
     def _normalize(self, text: str) -> str:
@@ -197,7 +197,7 @@ class ExactMatch(AnswerRule):
         return text.casefold() if self.ignore_case else text
 
 
-class _Contains(ExactMatch):
+class _ContainsMatch(ExactMatch):
     read = None  # type: ignore[assignment]  # a text has no single answer
 
     def _matches(self, text: str, answers: Sequence[Any]) -> bool:

@@ -18,7 +18,7 @@ from typing import Any
 from ..errors import ZooError
 from ..fileio import canonical_json, jsonable, now, read_json, sync_folder, write_json
 from ..hub.client.run_signature import SIGNATURE, TRUST_RUN_FLAG, is_own, signed
-from ..modeling.integrity import COMPLETE, find_damage, seal
+from ..modeling.integrity import COMPLETE, find_damage, flush_and_hash
 from .metrics_file import append_row, read_rows, truncate_rows
 from .registry import STAGES
 from .run_shape import SCHEMA, checked_run
@@ -49,7 +49,7 @@ def write_complete(folder: Path | str) -> None:
         folder: Folder of a checkpoint or of a merged model.
     """
     folder = Path(folder)
-    files = seal(folder)
+    files = flush_and_hash(folder)
     for directory, _, _ in os.walk(folder):
         sync_folder(Path(directory))
     write_json(folder / COMPLETE, {"schema": SCHEMA, "time": now(), "files": files})

@@ -116,7 +116,7 @@ def test_what_is_not_by_token_has_no_such_loss(name: str) -> None:
 
 def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """With a loss by token; without one the backward pass makes the logits again."""
-    model, made, capped = make_policy(), [], chunked_logprobs._capped
+    model, made, capped = make_policy(), [], chunked_logprobs._apply_transform
     loss = PolicyLoss(settings(), around(model, some()), 0.7)
     samples = loss.batch.rollout.samples
 
@@ -124,7 +124,7 @@ def test_the_head_runs_once_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
         made.append(len(z))
         return capped(z, *how)
 
-    monkeypatch.setattr(chunked_logprobs, "_capped", counted)
+    monkeypatch.setattr(chunked_logprobs, "_apply_transform", counted)
     for times, asked in ((1, loss), (2, None)):
         made.clear()
         output = response_logprobs(model, samples, temperature=0.7, loss=asked)

@@ -119,7 +119,7 @@ def test_texts_and_samples_have_the_same_one_score_and_lambda_is_a_half_by_defau
     each = [scorer.score_texts(texts, ended=ended).tolist() for scorer in scorers]
     assert found.tolist() == pytest.approx([min(column) for column in zip(*each, strict=True)])
     assert ensemble.score_samples(samples, texts).tolist() == pytest.approx(found.tolist())
-    assert Rewards([one, ensemble]).learned == [ensemble]
+    assert Rewards([one, ensemble]).model_rewards == [ensemble]
     half, default = (RewardEnsemble(scorers, how="mean_minus_variance", penalty=x) for x in (0.5, None))
     assert torch.equal(half.score_texts(texts, ended=ended), default.score_texts(texts, ended=ended))
     assert reward_reading.ENSEMBLES == functional.ENSEMBLES, "what cards are read by needs no torch"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from ...modeling.words import pattern, pieces, unspaced, words
+from ...modeling.words import is_unspaced, pattern, pieces, words
 from .report import Report
 from .texts import Completions
 
@@ -170,8 +170,8 @@ def _edit_phrases(phrases: Sequence[Sequence[str]], policy: Sequence[str], sft: 
         # A phrase with a full stop of its own replaces that of the text.
         before = text.rstrip(f" {_ENDS}") if wording[-1] in _ENDS else text
         # No space is added in scripts without spaces, such as Chinese.
-        space_before = "" if wording[0] in f" ,;:{_ENDS}" or unspaced(words(wording)[0]) else " "
-        space_after = "" if text[:1] == " " or unspaced(text) else " "
+        space_before = "" if wording[0] in f" ,;:{_ENDS}" or is_unspaced(words(wording)[0]) else " "
+        space_after = "" if text[:1] == " " or is_unspaced(text) else " "
         # The habit goes where the policy puts it: an opening phrase at the start, a closing one at the end.
         with_habit.append(before + space_before + wording if at_end else space_before + wording + space_after + text)
     without_habit = []

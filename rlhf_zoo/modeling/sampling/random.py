@@ -47,10 +47,10 @@ def draw_tokens(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> Tenso
     Raises:
         NotFinite: Logits are not finite.
     """
-    return draw(logits, uniform, top_p=top_p)[0]
+    return draw_with_logprobs(logits, uniform, top_p=top_p)[0]
 
 
-def draw(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
+def draw_with_logprobs(logits: Tensor, uniform: Tensor, *, top_p: float = 1.0) -> tuple[Tensor, Tensor]:
     """Draws tokens as `draw_tokens` does, and computes their log π without `top_p`, from the same softmax.
 
     softmax's own sum loses precision as the vocabulary grows, so log π = log(p / Σp) with Σp in float64.

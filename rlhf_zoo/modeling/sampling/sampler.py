@@ -18,7 +18,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...errors import ZooError
 from .decoder import Decoder, GrowingDecoder, accepts_argument, base_of, forward, left_pad
-from .random import draw, uniforms
+from .random import draw_with_logprobs, uniforms
 
 #: The version of the results, which run.json records. Raise it if the same seed, keys and weights give other tokens, or
 #: if log-probabilities, in sampling or in later passes, differ in their last bits.
@@ -233,7 +233,7 @@ def sample(
             output, rows = decoder.step()
         positions = drawn_counts[rows]
         logits = scale_logits(output.logits, temperature, vocabulary)
-        tokens, logps = draw(logits, uniform[rows, positions], top_p=top_p)
+        tokens, logps = draw_with_logprobs(logits, uniform[rows, positions], top_p=top_p)
         completion[rows, positions], logprobs[rows, positions] = tokens, logps
         if critic is not None and values is not None:
             values[rows, positions] = critic(output.states)

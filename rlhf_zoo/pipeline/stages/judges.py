@@ -56,7 +56,7 @@ def check_on_pairs(context: RunContext, evaluator: Evaluator, own_pairs: Dataset
     Returns:
         Name of the judge -> its check.
     """
-    reward_models = evaluator.rewards.learned if evaluator.rewards is not None else []
+    reward_models = evaluator.rewards.model_rewards if evaluator.rewards is not None else []
     same_labels = [
         JUDGES_OF_LABELS[name] for name in evaluation_of(context).names if shares_reward_labels(context, name)
     ]

@@ -289,7 +289,7 @@ class PPOTrainer:
             columns_to_log: Not used.
         """
         numbers = torch.tensor([float(reward) for reward in rewards], device=self.current_device)
-        mean, deviation = self._trainer.spread(numbers)
+        mean, deviation = self._trainer.mean_and_std(numbers)
         scalars = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
         self._trainer.log({**scalars, "env/reward_mean": mean, "env/reward_std": deviation})
 

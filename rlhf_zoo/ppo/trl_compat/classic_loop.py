@@ -41,11 +41,11 @@ class ClassicLoop(ZooPPOTrainer):
         super().record_metrics(rollout, estimates, loss_metrics)
         tokens, mask = rollout.mask, estimates.mask
         error = (estimates.values - estimates.returns).square()
-        returns, values = (self.spread(x, mask) for x in (estimates.returns, estimates.values))
-        scores = self.spread(estimates.scores)
+        returns, values = (self.mean_and_std(x, mask) for x in (estimates.returns, estimates.values))
+        scores = self.mean_and_std(estimates.scores)
         lengths = {
-            "queries": self.spread(rollout.samples.prompt_mask.sum(1).float()),
-            "responses": self.spread(tokens.sum(1).float()),
+            "queries": self.mean_and_std(rollout.samples.prompt_mask.sum(1).float()),
+            "responses": self.mean_and_std(tokens.sum(1).float()),
         }
         statistics = {
             **{name: self.last_metrics.get(ours, math.nan) for name, ours in SAME_METRICS.items()},
@@ -70,7 +70,7 @@ class ClassicLoop(ZooPPOTrainer):
             statistics["ppo/val/var_explained"] = 1 - statistics["ppo/val/error"] / statistics["ppo/returns/var"]
         self.statistics = statistics
 
-    def spread(self, x: Tensor, mask: Tensor | None = None) -> tuple[float, float]:
+    def mean_and_std(self, x: Tensor, mask: Tensor | None = None) -> tuple[float, float]:
         """Computes the mean and the unbiased standard deviation, over all processes.
 
         Args:
