@@ -42,13 +42,14 @@ _OLD_PATH_KEYS = ("merges_file", "special_tokens_map_file", "spm_file", "tokeniz
 # Keys that transformers overwrites.
 _OVERWRITTEN = ("name_or_path", "_name_or_path")
 # Keys whose texts may look like paths, but are never opened.
-_TEXTS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
+_TEXT_KEYS = ("chat_template", "response_schema", "added_tokens_decoder", "model_specific_special_tokens")
 _TOKEN_KEY = re.compile(r"_tokens?$")
 _FILE_KEY = re.compile(r"(_|^)(file|path|dir)$")
-_SOURCES = ("init_inputs", "merges", "vocab")
+# Keys from which a tokenizer's class reads a vocabulary, possibly from a file.
+_VOCABULARY_KEYS = ("init_inputs", "merges", "vocab")
 _PATH = re.compile(r"""(^|[\s='"])(/[^\s/]|~|[A-Za-z]:[\\/]|\\\\)|(^|[\s='"\\/])\.\.([\\/]|$)|://""")
 #: Classes and a model_type that load tokenizers from subfolders, whose files are not checked.
-_NESTED = ("RagTokenizer", "RagTokenizerFast", "rag")
+_COMPOSITE_TOKENIZERS = ("RagTokenizer", "RagTokenizerFast", "rag")
 
 
 def check_config(config: Mapping[str, Any], file: str) -> None:
@@ -183,7 +184,7 @@ def check_tokenizer(
     """
     where = f"tokenizer_config.json of {name}"
     classes = (tokenizer_config.get("tokenizer_class"), config.get("tokenizer_class"), config.get("model_type"))
-    if nested := next((kind for kind in classes if kind in _NESTED), None):
+    if nested := next((kind for kind in classes if kind in _COMPOSITE_TOKENIZERS), None):
         raise ZooError(f"{name} has a {nested}, which combines two tokenizers: choose a model with one tokenizer.")
     for key in special_tokens_map:
         if not _TOKEN_KEY.search(key):
@@ -192,7 +193,7 @@ def check_tokenizer(
                 "choose another model."
             )
     for key, value in tokenizer_config.items():
-        if key in _OLD_PATH_KEYS or key in _OVERWRITTEN or key in _TEXTS or _TOKEN_KEY.search(key):
+        if key in _OLD_PATH_KEYS or key in _OVERWRITTEN or key in _TEXT_KEYS or _TOKEN_KEY.search(key):
             continue
         if (setting := _find_file_setting(key, value)) is not None:
             raise ZooError(
@@ -204,7 +205,7 @@ def check_tokenizer(
 
 def _find_file_setting(key: str, value: Any) -> Any:
     """Returns the part of a setting that names a file or makes a tokenizer read one; None if there is none."""
-    if value and (key in _SOURCES or _FILE_KEY.search(key)):
+    if value and (key in _VOCABULARY_KEYS or _FILE_KEY.search(key)):
         return value
     if isinstance(value, str):
         return value if _PATH.search(value) or os.path.isfile(value) else None

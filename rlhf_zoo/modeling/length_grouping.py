@@ -14,7 +14,7 @@ from transformers import Trainer
 # Number of batches that are cut from one sorted pool of rows. A larger pool gives less padding, but in more epochs the
 # same rows share a batch.
 _POOL_BATCHES = 50
-# Columns with a row's tokens, here and in TRL. Both sides of a pair are padded to the longer one, so its length counts.
+# Columns with a row's tokens, here and in TRL. Both sides of a pair are padded to the longer side, whose length counts.
 _TOKEN_COLUMNS = ("input_ids", "chosen_ids", "rejected_ids")
 
 

@@ -15,7 +15,7 @@ PROMPT_INDEX = "_rlhf_zoo_prompt_index"
 #: The index of a row's completion among those of its prompt.
 GENERATION = "_rlhf_zoo_generation_index"
 
-#: The texts of a row that the recipe's `columns` writes into its prompt.
+#: The values of a row that the prompt template in the recipe's `columns` inserts.
 QUESTION = "_rlhf_zoo_question"
 
 #: The arguments of reward functions and rules, besides columns of the data set.

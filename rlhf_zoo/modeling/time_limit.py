@@ -40,18 +40,18 @@ class Expired(BaseException):
 class _Watch:
     """A deadline. Times are in seconds of `time.monotonic`."""
 
-    thread: int  # the id of the thread whose code is limited
+    thread_id: int  # of the thread whose code is limited
     is_main: bool
-    started: float
-    ends: float
+    started_at: float
+    expires_at: float
     shorten_on_interrupt: bool
     memory: int | None  # the maximum resident memory of the process, in bytes
     fired: bool = False  # whether Expired was raised
 
     def is_over(self, now: float) -> bool:
-        if now >= self.ends:
+        if now >= self.expires_at:
             return True
-        return self.memory is not None and now - self.started > _MEMORY_GRACE and _resident() > self.memory
+        return self.memory is not None and now - self.started_at > _MEMORY_GRACE and _resident() > self.memory
 
 
 class _Watcher:
@@ -74,9 +74,9 @@ class _Watcher:
                     if watch.fired:  # by the timer
                         continue
                     watch.fired = True
-                    _raise_in(watch.thread, Expired)
+                    _raise_in(watch.thread_id, Expired)
                     if watch.is_main and _WAKE_SIGNAL is not None:
-                        signal.pthread_kill(watch.thread, _WAKE_SIGNAL)
+                        signal.pthread_kill(watch.thread_id, _WAKE_SIGNAL)
                 if not self.watches:
                     self.has_watches.clear()
 
@@ -111,8 +111,8 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
     watcher, now = _watcher(os.getpid()), time.monotonic()
     is_main = threading.current_thread() is threading.main_thread()
     max_resident = None if memory is None or not _STATM.exists() else _resident() + memory
-    ends = now + seconds if seconds is not None else float("inf")
-    watch = _Watch(threading.get_ident(), is_main, now, ends, shorten_on_interrupt, max_resident)
+    expires_at = now + seconds if seconds is not None else float("inf")
+    watch = _Watch(threading.get_ident(), is_main, now, expires_at, shorten_on_interrupt, max_resident)
     with _signals(watcher) if is_main else contextlib.nullcontext():
         try:
             with watcher.lock:
@@ -124,7 +124,7 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
                 if watch in watcher.watches:
                     watcher.watches.remove(watch)
             if watch.fired:
-                _raise_in(watch.thread, None)  # cancels Expired if the code ended before it was raised
+                _raise_in(watch.thread_id, None)  # cancels Expired if the code ended before it was raised
 
 
 @contextlib.contextmanager
@@ -149,17 +149,17 @@ def _signals(watcher: _Watcher) -> Iterator[None]:
 
 def shorten_deadlines() -> None:
     """Brings every deadline with `shorten_on_interrupt` forward to GRACE seconds from now. Call it on Ctrl-C."""
-    watcher, ends = _watcher(os.getpid()), time.monotonic() + GRACE
+    watcher, expires_at = _watcher(os.getpid()), time.monotonic() + GRACE
     # Do not take the lock, because the interrupted thread may hold it. Reading a list and setting a number are atomic.
     for watch in list(watcher.watches):
         if watch.shorten_on_interrupt:
-            watch.ends = min(watch.ends, ends)
+            watch.expires_at = min(watch.expires_at, expires_at)
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
     """Raises an exception in another thread, between two of its bytecodes. None cancels one that is still pending."""
     value = None if error is None else ctypes.py_object(error)
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), value)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), value)
 
 
 def _resident() -> int:

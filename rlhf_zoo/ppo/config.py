@@ -72,7 +72,7 @@ class PPOConfig(TrainingArguments):
     truncate_text: str | None = option(None, "Text that ends a completion; what follows it is cut off.")
     truncate_after: int = option(0, "Look for truncate_text only after this many tokens.")
     skip_equal_scores: bool = option(
-        False, "Skip prompts whose completions all have the same score (num_generations from 2)."
+        False, "Skip prompts whose completions all have the same score. Needs num_generations of 2 or more."
     )
     temperature: float = option(0.7, "Sampling temperature; log-probabilities use it too.")
     stop_token: str | None = option(
@@ -82,7 +82,7 @@ class PPOConfig(TrainingArguments):
     score_centering: str = option(
         "stored",
         "Mean to subtract: 'stored' with a reward model, 'running' over all scores so far, 'prompt' over the prompt's "
-        "other completions (num_generations from 2), or 'none'.",
+        "other completions (needs num_generations of 2 or more), or 'none'.",
     )
     score_scaling: str = option(
         "stored",
@@ -94,7 +94,7 @@ class PPOConfig(TrainingArguments):
         None, "Replaces the score of a completion that did not end (-1 in the N+ paper)."
     )
     reward_label: str | None = option(None, "Label whose output is the score, for a reward model with several labels.")
-    reward_output: str = option("logit", "Which value of that output: its 'logit', or its 'logprob' over the labels.")
+    reward_output: str = option("logit", "The score of a label: its 'logit', or its 'logprob' over the labels.")
     reward_pad_token: str | None = option(
         None, "Token to use as PAD for a reward model whose tokenizer has no PAD, or pads with EOS."
     )
@@ -154,7 +154,7 @@ class PPOConfig(TrainingArguments):
     merge_adapter: bool = option(False, "save_model and push_to_hub write a LoRA policy merged into its base.")
     ref_load_in_8bit: bool = option(False, "Load the reference in 8 bit (needs bitsandbytes).")
     offload_frozen: bool = option(False, "Keep reference and reward models on the CPU while they are not used.")
-    model_adapter_name: str | None = option(None, "The adapter of a PeftModel to train.")
+    model_adapter_name: str | None = option(None, "The name of the adapter to train, if the model is a PeftModel.")
     ref_adapter_name: str | None = option(
         None, "The adapter of a PeftModel that makes it the reference; None: the PeftModel without adapters."
     )

@@ -15,7 +15,7 @@ class PromptReader(Trainer):
     processing_class: PreTrainedTokenizerBase
 
     def global_index(self, local_index: int) -> int:
-        """Returns an index for a prompt that no other process uses.
+        """Returns an index that no other process gives to a prompt.
 
         Args:
             local_index: The prompt's index in this process.

@@ -255,7 +255,7 @@ def _addresses(model: PreTrainedModel) -> list[int]:
 
 
 class CudaGraphs:
-    """Captures steps as CUDA graphs that share their memory. Never run on a GPU so far (docs/gpu.md)."""
+    """Captures steps as CUDA graphs that share their memory. No GPU has run this class yet (docs/gpu.md)."""
 
     def __init__(self) -> None:
         # One stream for all captures, because libraries keep a workspace for each stream.

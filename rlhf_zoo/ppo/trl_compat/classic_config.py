@@ -16,7 +16,7 @@ WITHOUT_EFFECT = {
     "tracker_kwargs": "configure the reporter by its environment variables, such as WANDB_PROJECT",
     "accelerator_kwargs": "accelerate is configured by `accelerate launch` and its environment variables",
     "compare_steps": "call push_to_hub() when you want to",
-    "ratio_threshold": "the ratio is clipped, and early_stopping ends an update that runs away",
+    "ratio_threshold": "the ratio is clipped, and early_stopping ends an update whose KL becomes too large",
     "optimize_device_cache": "emptying the device's cache between updates would free nothing",
     "optimize_cuda_cache": "emptying the device's cache between updates would free nothing",
 }

@@ -14,7 +14,7 @@ class PPOConfig(ZooPPOConfig):
     defaults, the defaults here are what it did: no bf16, no gradient checkpointing, and a log line in each update.
     """
 
-    stop_token: str | None = field(default=None, metadata={"help": "'eos'; None: only stop_token_id ends."})
+    stop_token: str | None = field(default=None, metadata={"help": "'eos'; None: only stop_token_id ends completions."})
     num_sample_generations: int = field(
         default=10, metadata={"help": "How many times per run generate_completions() shows held-out samples."}
     )
