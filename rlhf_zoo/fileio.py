@@ -218,7 +218,7 @@ def _integral_floats_as_int(value: Any) -> Any:
 
 
 def _permissions(path: Path) -> int:
-    """Returns the file's permissions; for a new file those that `open` gives, because mkstemp excludes other users."""
+    """Returns the file's permissions, or the defaults for a new file, because mkstemp excludes other users."""
     if path.exists():
         return path.stat().st_mode & 0o777
     with _UMASK_LOCK:  # the umask can be read only by setting it, and meanwhile another thread would read 0

@@ -286,7 +286,7 @@ def token_rewards(scores: Tensor, kl: Tensor, mask: Tensor, *, kl_coef: float) -
 def terminal_remainder(scores: Tensor, by_token: Tensor, mask: Tensor) -> Tensor:
     """s − Σ_t d_t, (B,): the part of a score s that goes to the last token, if d_t goes to each token t.
 
-    So r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t, however the score is
+    Then r_t = d_t + (s − Σ_u d_u)·1[t is the last token] − β·KL_t, and Σ_t r_t = s − β·Σ_t KL_t, however the score is
     spread over tokens.
 
     Args:

@@ -235,7 +235,7 @@ def _locate(name: str, group: str) -> tuple[ModuleType, str]:
     if len(targets) > 1:
         raise ZooError(
             f"Installed packages register {name!r} under {group!r} more than once, as {' and '.join(sorted(targets))}: "
-            "write the one that you mean instead of the name."
+            "write the target that you mean instead of the name."
         )
     entry = next(iter(entries))
     return _import_module(entry.module, name), entry.attr
@@ -271,7 +271,7 @@ def _import_module(module_name: str, name: str) -> ModuleType:
 
 
 def _sibling_modules(module_name: str) -> list[str]:
-    """Lists the modules next to where a missing one was expected, by full name."""
+    """Lists the modules of the package in which a module is missing, by full name."""
     parent = module_name.rpartition(".")[0]
     paths = getattr(sys.modules[parent], "__path__", []) if parent else None
     prefix = f"{parent}." if parent else ""

@@ -62,7 +62,7 @@ def _decode(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], keep: Collec
 
 def special_ids(tokenizer: PreTrainedTokenizerBase) -> set[int]:
     """Returns the ids of the tokens that decoding skips."""
-    # A tokenizer may mark more tokens as special than those that it names EOS, PAD and so on.
+    # A tokenizer may mark further tokens as special, besides EOS, PAD and the like.
     added: dict[int, AddedToken] = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(token_id for token_id, token in added.items() if token.special)}
 

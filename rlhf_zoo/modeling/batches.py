@@ -28,7 +28,7 @@ def split_batches(
         tokens: The maximum number of tokens in a batch, padding included; None for no limit. A longer row gets its own
             batch.
         minimize_padding: Whether to choose the split with the least padding among those with the fewest batches.
-            Otherwise batches are filled one after the other, starting with the shortest row.
+            Otherwise batches are filled in order, starting with the shortest row.
         packed: Whether rows are packed without padding. Then there are as few batches as possible, of about equal
             numbers of tokens.
 
@@ -78,7 +78,7 @@ def _packed_bounds(lengths: Sequence[int], *, size: int, tokens: int) -> list[in
     """
 
     def fill_batches(limit: int) -> list[int]:
-        """Fills batches of at most `limit` tokens one after the other."""
+        """Fills batches of at most `limit` tokens in order. Returns the boundaries."""
         starts, batch_tokens = [0], 0
         for row, length in enumerate(lengths):
             if row > starts[-1] and (batch_tokens + length > limit or row - starts[-1] == size):

@@ -279,7 +279,7 @@ def completion_text(completion: Any, prompt: Prompt = "") -> str:
     """Returns the text of a completion.
 
     Args:
-        completion: A text, or messages, of which only the last is read.
+        completion: A text, or messages. Only the last message is read.
         prompt: Its prompt. If it begins the answer and the messages repeat that beginning, the beginning is left out.
 
     Returns:
@@ -291,12 +291,12 @@ def completion_text(completion: Any, prompt: Prompt = "") -> str:
 
 
 def remove_thoughts(text: str, *, starts_inside: bool = False) -> str:
-    """Removes a completion's thoughts. The last one may be incomplete.
+    """Removes a completion's thoughts. The last thought may be incomplete.
 
     Args:
         text: The completion.
         starts_inside: Whether the prompt ends inside a thought, as it does with the templates of reasoning models. A
-            completion that closes a thought without opening one is treated the same.
+            completion that closes a thought without opening it is treated in the same way.
 
     Returns:
         The text outside <think>…</think>.

@@ -195,7 +195,7 @@ def _computes_powers(template: str) -> bool:
         tokens = [(kind, text) for _, kind, text in Environment().lex(template) if kind != "whitespace"]
     except TemplateError:  # rendering gives the reason
         return False
-    # The `**` of keyword arguments follows a bracket or a comma; that of a power follows an operand.
+    # The `**` of keyword arguments follows a bracket or a comma. The `**` of a power follows an operand.
     return any(token == ("operator", "**") and previous[1] not in ("(", ",") for previous, token in pairwise(tokens))
 
 
@@ -230,7 +230,7 @@ def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
         tokenizer: A tokenizer with or without a chat template.
 
     Returns:
-        The token's id; that of EOS if the template closes no answer.
+        The token's id; the id of EOS if the template closes no answer.
     """
     try:
         text = render_text(_PROBE_TURNS, tokenizer)

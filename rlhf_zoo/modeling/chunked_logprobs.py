@@ -55,7 +55,7 @@ def logit_transform(model: Any) -> LogitTransform | None:
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     if type(head) is not nn.Linear or "forward" in vars(head) or isinstance(model, FSDPModule):
         return None
-    # A hook may change the output, and the shape of a sharded or quantized weight differs from that of its layer.
+    # A hook may change the output, and a sharded or quantized weight does not have its layer's shape.
     if head._forward_hooks or head.weight.shape != (head.out_features, head.in_features):
         return None
     if model not in _TRANSFORMS:
@@ -272,7 +272,7 @@ def _run_chunks(
         z.mul_(p)  # p·z from here on
         entropies[chunk] = normalizer - z.sum(-1) / total
         if sums is None or derivatives is None:
-            del z, p  # otherwise two chunks would be in memory while the next one is computed
+            del z, p  # otherwise two chunks would be in memory while the next chunk is computed
             continue
         # d logit / d (head's output), without the slope of tanh. The slope differs between logits and is applied last.
         gain = transform.scale / temperature
@@ -283,7 +283,7 @@ def _run_chunks(
         if grad_entropies is not None:
             grad_entropies = gain * grad_entropies[chunk]
             p_factor = p_factor - grad_entropies * (entropies[chunk] - normalizer)
-        # In place from here on, because one more (n, V) tensor would double the memory of a chunk.
+        # Work in place from here on, because another (n, V) tensor would double the memory of a chunk.
         grad = p.mul_((p_factor / total).unsqueeze(-1))
         if grad_entropies is not None:
             grad.addcmul_(z, (-grad_entropies / total).unsqueeze(-1))

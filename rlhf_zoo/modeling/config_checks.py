@@ -112,7 +112,7 @@ def _numbers(value: Any) -> Iterator[int | float]:
 
 
 def _kernels_in(config: Any) -> Iterator[str]:
-    """Yields the kernels that a configuration, or one nested in it, takes from a repository."""
+    """Yields the kernels that a configuration takes from a repository, including those of nested configurations."""
     for key, value in config.items() if isinstance(config, Mapping) else ():
         if str(key).endswith("_implementation"):
             names = value.values() if isinstance(value, Mapping) else [value]
@@ -143,7 +143,7 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
         elif key == "megatron_core":  # peft imports this module only if there is a megatron_config
             allowed = value in (None, "", "megatron.core")
         else:
-            # Numbers and booleans name nothing. Other keys with content are refused, also those of later peft versions.
+            # Numbers and booleans name nothing. All other keys with content are refused, including future keys of peft.
             allowed = key in _ADAPTER_KEYS or not isinstance(value, str | list | dict) or not value
         if not allowed:
             raise ZooError(

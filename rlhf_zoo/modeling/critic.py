@@ -39,7 +39,7 @@ def _linear_head(model: PreTrainedModel) -> nn.Linear:
 
 @cache
 def _token_classifier(config_class: Any, remote_class: Any = None) -> Any:
-    """Returns a family's token classifier: its own class in transformers, or the generic one on the family's trunk.
+    """Returns a family's token classifier: its own class in transformers, or the generic class on its trunk.
 
     Args:
         config_class: The class of the model's configuration.

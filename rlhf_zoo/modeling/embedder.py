@@ -97,7 +97,7 @@ def _max_length(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToken
 
 
 def _check_modules(folder: Path, subject: str) -> None:
-    """Raises ZooError if a folder has another kind of model, or one that pools in another way."""
+    """Raises ZooError if a folder holds no sentence embedder, or an embedder that does not average over tokens."""
     config = folder / "config.json"
     architectures = (json_object(config).get("architectures") if config.is_file() else None) or []
     if not (folder / "modules.json").is_file():

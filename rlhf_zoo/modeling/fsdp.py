@@ -1,7 +1,7 @@
 """FSDP2: each process holds a shard of each weight and of its optimizer state, and gathers a layer before using it.
 
 Policy, critic, reference and reward model are sharded separately, layer by layer, because each is called on its own.
-Checkpoints are the same as those of a single process.
+The checkpoints are those that a single process would write.
 """
 
 import ctypes

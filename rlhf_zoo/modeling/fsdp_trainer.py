@@ -1,4 +1,4 @@
-"""Trainers whose models are sharded (FSDP2). Their checkpoints are the same as those of a single process."""
+"""Trainers whose models are sharded (FSDP2). They write the same checkpoints as a single process."""
 
 import functools
 from collections.abc import Sequence

@@ -61,7 +61,7 @@ def set_sampling(model: PreTrainedModel, *, temperature: float) -> None:
     The length is left to the caller: a limit in the config would take precedence over the caller's `max_length`.
 
     Args:
-        model: The model; one without a generation config is left as it is.
+        model: The model. If it has no generation config, it stays as it is.
         temperature: The sampling temperature.
     """
     config = getattr(model, "generation_config", None)

@@ -155,7 +155,7 @@ def _metadata(file: Path) -> dict[str, str | None]:
 
 
 def with_plain_weights(kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds the option that makes `from_pretrained` unpack a GGUF file's weights, because packed ones cannot be saved.
+    """Adds the option to unpack a GGUF file's weights in `from_pretrained`, because packed weights cannot be saved.
 
     Args:
         kwargs: Keyword arguments for `from_pretrained`.

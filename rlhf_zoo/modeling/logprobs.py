@@ -64,7 +64,7 @@ def _outputs(model: PreTrainedModel, samples: Samples) -> tuple[Tensor, Callable
     if supports_packing(model):
         return _packed_outputs(model, ids, attention, samples.mask)
     # Prompts are padded on the left and completions on the right. Moving all padding to the left makes rows only as
-    # wide as the longest one, and puts all responses into the last columns, the only ones on which the head runs.
+    # wide as the longest row. It also puts all responses into the last columns, so the head can run on these alone.
     length, width = samples.mask.shape[1], int(attention.sum(1).max())
     columns = torch.arange(-width, 0, device=ids.device) + (ids.shape[1] - _right_padding(samples))
     attention = attention.gather(1, columns.clamp(min=0)) & (columns >= 0)

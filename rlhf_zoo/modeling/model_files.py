@@ -173,7 +173,7 @@ class ModelFiles:
         try:
             return hf_hub_download(self.source, name, dry_run=dry_run, **self.hub)
         except LocalEntryNotFoundError as error:
-            # Offline, only the cache is available, so a file that is not in it counts as missing.
+            # Offline, only the cache is available, so a file that is not in the cache counts as missing.
             if self.hub.get("local_files_only") or is_offline_mode():
                 return None
             raise ZooError(
@@ -201,7 +201,7 @@ class ModelFiles:
     def _check_base(self, base: Any) -> None:
         """Raises ZooError if a downloaded adapter names a path on this machine as its base.
 
-        A run publishes the base merged with its adapter, so a stranger's adapter could make it publish a private model.
+        A run publishes the base merged with its adapter. A stranger's adapter could therefore publish a private model.
         """
         if not base or (self.directory is not None and not is_foreign(self.directory)):
             return
@@ -334,7 +334,7 @@ def is_foreign(folder: Path) -> bool:
     if marker is None:
         return False
     run = marker.parent / "run.json"
-    # A card marks a download, but the user's own run directories have one too.
+    # A card marks a download, but the user's own run directories have cards too.
     return not (marker.name == CARD_FILE and run.is_file() and is_own(json_object(run)))
 
 

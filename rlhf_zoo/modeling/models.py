@@ -285,7 +285,7 @@ def _classifier_under_adapter(files: ModelFiles, subject: str, options: Loading)
     with translate_load_errors(subject):
         head_shapes: dict[str, list[int]] = {}
         if weights is not None:
-            # The adapter's file may contain the trained head, so the base may lack it.
+            # The adapter's file may contain the trained head, so the base need not have a trained head.
             with safe_open(weights, framework="pt") as tensors:
                 for key in tensors.keys():  # noqa: SIM118
                     name = key.removeprefix("base_model.model.")

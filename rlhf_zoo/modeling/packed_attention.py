@@ -87,7 +87,7 @@ def packed_inputs(ids: Tensor, mask: Tensor, positions: Tensor) -> dict[str, Ten
     return {
         "input_ids": ids[mask].unsqueeze(0),
         "position_ids": positions[mask].unsqueeze(0),
-        # transformers does not change a 4-D mask, so this one can carry the lengths to `attention`.
+        # transformers does not change a 4-D mask, so this mask can carry the lengths to `attention`.
         "attention_mask": mask.sum(1).view(1, 1, 1, -1),
     }
 

@@ -148,7 +148,7 @@ def _unpad(ids: Sequence[int], mask: Sequence[Any] | None, *, subject: str) -> l
     """Returns the ids that the mask keeps.
 
     Raises:
-        ZooError: The mask has another length, or drops ids between those that it keeps.
+        ZooError: The mask has another length, or drops ids between ids that it keeps.
     """
     if mask is None or len(mask) != len(ids):
         length = "is missing" if mask is None else f"has {len(mask)} entries"

@@ -71,7 +71,7 @@ def set_up_padding(
     Args:
         tokenizer: The tokenizer, which is changed.
         model: The model, which is changed.
-        pad_token: The new PAD; None to choose one as above.
+        pad_token: The new PAD; None to choose a token as above.
         eos_token: The new EOS; None to keep the current one.
 
     Returns:
@@ -228,8 +228,8 @@ def train_tokenizer(
 ) -> PreTrainedTokenizerBase:
     """Trains a byte-level BPE tokenizer with the special tokens <pad> and <eos>.
 
-    PPO must distinguish padding from the end of a text, so they are two tokens. Bytes encode every text, so there is
-    no <unk>.
+    Padding and the end of a text have different tokens, because PPO must distinguish them. There is no <unk>, because
+    bytes encode every text.
 
     Args:
         lines: The texts to train on.

@@ -97,7 +97,7 @@ def switch_off_eos(tokenizer: PreTrainedTokenizerBase) -> str | None:
     """
     if not appends_eos(tokenizer):
         return None
-    # Setting either switch applies both again, so the switch for BOS must agree with what the tokenizer does now.
+    # Setting one switch applies both, so the switch for BOS must agree with the tokenizer's current behavior.
     switches = {"add_bos_token": tokenizer.bos_token_id in added_tokens(tokenizer).prefix, "add_eos_token": False}
     before = added_tokens(tokenizer).prefix
     for name, value in switches.items():

@@ -157,7 +157,7 @@ def shorten_deadlines() -> None:
 
 
 def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:
-    """Raises an exception in another thread, between two of its bytecodes. None cancels one that is still pending."""
+    """Raises an exception in another thread, between two of its bytecodes. None cancels a pending exception."""
     value = None if error is None else ctypes.py_object(error)
     ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread_id), value)
 

@@ -121,7 +121,7 @@ def read_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
     if not head and (file := checkpoint.find(VALUE_HEAD_FILE)):
         head = _head_tensors(file)
     if not head:
-        # A pickle may contain a head, so its absence must not be reported as a model without one.
+        # Pickled weights may contain a head, so do not report that the model has none.
         if weights is None:
             checkpoint.refuse_pickle("model")
         return None

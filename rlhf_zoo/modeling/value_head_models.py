@@ -237,8 +237,8 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
             peft_config: The configuration of a new adapter, for a model that has none; None to add none.
             is_trainable: Whether a loaded adapter can be trained.
             **kwargs: Arguments of `ValueHead`; `use_gradient_checkpointing` and `gradient_checkpointing_kwargs` for a
-                quantized model with a new adapter; and those of transformers' `from_pretrained` (revision, subfolder,
-                token, dtype, device_map, ...).
+                quantized model with a new adapter; and arguments of transformers' `from_pretrained` (revision, dtype,
+                device_map, ...).
 
         Raises:
             ZooError: The model or the head cannot be loaded, or they do not fit each other.

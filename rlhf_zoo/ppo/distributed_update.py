@@ -24,7 +24,7 @@ def single_process_order(
 ) -> list[int]:
     """Orders the concatenated rows of all processes as a single process would have them.
 
-    A single process would read batch after batch, and within each batch the share of process 0 first, then that of
+    A single process would read batch after batch: in each batch first the share of process 0, then the share of
     process 1, and so on. Filler rows are left out.
 
     Args:

@@ -1,6 +1,6 @@
 """Rollout engines: our own sampler (`sampler.sample`), transformers' continuous batching, or vLLM.
 
-The log π of another engine differs slightly. So the trainer takes log π_old from its own forward pass, keeps the
+Another engine's log π differs slightly from ours. Therefore the trainer takes log π_old from a forward pass, keeps the
 engine's log π as `Rollout.engine_logprobs`, and may weight tokens by π_old/π_engine (`importance_sampling_cap`).
 """
 

@@ -137,7 +137,7 @@ def check_ends(samples: Samples, stop_ids: Sequence[int]) -> None:
         stop_ids: The end tokens.
 
     Raises:
-        ZooError: The end token is missing from the mask, or a completion has one but does not count as ended.
+        ZooError: The end token is missing from the mask, or a completion has an end token but has not ended.
     """
     stops = torch.tensor(list(stop_ids), device=samples.mask.device)
     last = samples.completion_ids.gather(1, (samples.mask.sum(1) - 1).clamp(min=0).unsqueeze(1)).squeeze(1)

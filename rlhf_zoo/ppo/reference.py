@@ -41,7 +41,7 @@ class Reference:
                 that was saved in bfloat16.
 
         Raises:
-            ZooError: `model` shares trained weights with the policy; the adapter is missing or is the one in training;
+            ZooError: `model` shares trained weights with the policy; the adapter is missing or in training;
                 or 8 bit is not possible.
         """
         if model is not None and _share_trained_weights(policy, model):

@@ -177,8 +177,8 @@ class GuardedTrainer(Trainer):
 class FiniteStepsTrainer(GuardedTrainer):
     """Guards the optimizer step of Trainer's own loop, for any trainer that uses it.
 
-    A step is skipped by removing the gradients: torch's optimizers then change neither a parameter nor its moments and
-    counter. A gradient scaler (fp16) skips non-finite gradients itself.
+    A step is skipped by removing the gradients: torch's optimizers then leave parameters, moments and counters as they
+    are. A gradient scaler (fp16) skips non-finite gradients itself.
     """
 
     _losses: Tensor | None = None

@@ -92,7 +92,7 @@ class PPOTrainer(StepwiseTrainer):
             The loss, a scalar; 0 while prompts are being collected.
         """
         batch = self.rows_from_batch(inputs, offset=sum(self._prompts_per_batch) * self.args.world_size)
-        # Trainer prefetches a step's batches, so only the last one can end an epoch and contain filler prompts.
+        # Trainer prefetches a step's batches, so only the last batch can end an epoch and contain filler prompts.
         is_last_of_step = self.accelerator.sync_gradients
         prompt_count = self.count_without_filler(len(batch)) if is_last_of_step else len(batch)
         self._pending_prompts += batch[:prompt_count]
@@ -272,7 +272,7 @@ class PPOTrainer(StepwiseTrainer):
         """
         args = self.args
         model.train()
-        # Seed from the step, so that a resumed run shuffles as an uninterrupted one does.
+        # The seed depends on the step, so that a resumed run shuffles in the same way as an uninterrupted run.
         shuffle = torch.Generator().manual_seed(args.seed * 1_000_003 + self.state.global_step)
         # Texts have their own generator, so that they do not change how completions are shuffled.
         text_generator = torch.Generator().manual_seed(shuffle.initial_seed() << TEXT_SEED_SHIFT)
@@ -378,7 +378,7 @@ class PPOTrainer(StepwiseTrainer):
                 batch.texts, max_batches=len(micro_batches), process=args.process_index, processes=args.world_size
             )
         for number, (indices, text_batch) in enumerate(zip_longest(micro_batches, text_batches), start=1):
-            # A process with no completions left computes one with weight 0, because other processes need its gradients.
+            # A process without completions computes one with weight 0, because other processes wait for its gradients.
             is_empty = len(indices) == 0
             micro_batch_metrics = UpdateMetrics(args.device) if is_empty else metrics
             micro_batch = batch.micro_batch(torch.zeros_like(batch.indices[:1]) if is_empty else indices, text_batch)

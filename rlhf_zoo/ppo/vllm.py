@@ -138,7 +138,7 @@ class VLLMEngine:
         if self._accelerator.num_processes > 1:
             from accelerate.utils import gather_object
 
-            # Otherwise the other processes would wait for one that has failed.
+            # Otherwise the other processes would wait for a process that has failed.
             messages = [text for text in gather_object([None if problem is None else str(problem)]) if text]
             if messages:
                 problem, cause = SamplingFailed(messages[0]), problem

@@ -41,7 +41,7 @@ class Scored:
         extra: Columns of B values that functions logged with `log_extra`, to show next to the completions.
         metrics: What functions logged with `log_metric`, by name.
         by_token: (B, T) the part of the total that belongs to single tokens; None if no function returned lists.
-        group_size: The number of completions per prompt, which are adjacent; 1 if it is unknown which share a prompt.
+        group_size: The number of adjacent completions per prompt; 1 if it is unknown which completions share a prompt.
     """
 
     total: Tensor
@@ -235,7 +235,7 @@ def _check_finite(name: str, scores: Tensor, batch: Batch) -> Tensor:
 
 
 def _name_reward(reward: RewardModel | RewardEnsemble | RewardFunction) -> str:
-    """Returns a reward's name in metrics: the name of the function (under any partials), else that of its class."""
+    """Returns a reward's name in metrics: the function's name (under any partials), or else the name of its class."""
     if _models_of(reward):
         return "reward_model"
     function = unwrap_partials(reward)

@@ -17,7 +17,7 @@ from .rule import Rule, text_of
 class FormatMatch(Rule):
     """1 if a completion matches a regular expression, otherwise 0. Outer white space is ignored.
 
-    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack for longer than any run lasts. So matching uses the
+    A pattern whose repeats overlap, such as (a|aa)+$, can backtrack almost forever. Therefore matching uses the
     package `regex`, which stops at `timeout`. A TimeoutError then ends the run and names the row, because a silent 0
     would make rewards depend on the machine's speed. The limit applies to each completion, and does not cover the
     compilation of the pattern. Patterns come from the user, never from a download.

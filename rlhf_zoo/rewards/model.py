@@ -160,8 +160,7 @@ class RewardModel:
 
         Args:
             texts: B texts or conversations.
-            ended: Whether each text ended by itself. An end-of-sequence token is appended to those that did, as in
-                training.
+            ended: Whether each text ended by itself. If so, an end-of-sequence token is appended, as in training.
 
         Returns:
             Scores, (B,).

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_zoo.modeling.sampling import random as draws
-from rlhf_zoo.modeling.sampling.random import draw, draw_tokens
+from rlhf_zoo.modeling.sampling.random import draw_tokens, draw_with_logprobs
 
 
 def bounds(logits: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ def test_numbers_at_the_bounds_of_tokens(seed: int, size: int, scale: float, hol
     uniform = torch.cat([some.nextafter(torch.tensor(x, dtype=torch.float64)) for x in (0.0, 1.0)] + [some])
     uniform = torch.cat([uniform, some + 1e-6, some - 1e-6]).clamp(0, 1 - 2**-53)
     rows = logits.expand(len(uniform), size)
-    tokens, logps = draw(rows, uniform)
+    tokens, logps = draw_with_logprobs(rows, uniform)
     assert torch.equal(tokens, plain(bounds(rows), uniform.unsqueeze(1)).squeeze(1))
     torch.testing.assert_close(
         logps, rows.double().log_softmax(-1).gather(1, tokens[:, None])[:, 0].float(), atol=2e-6, rtol=5e-7

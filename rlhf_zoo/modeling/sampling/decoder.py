@@ -162,7 +162,7 @@ class _ActiveRows:
         return self
 
     def merge(self, other: _ActiveRows) -> _ActiveRows:
-        """Returns the rows of both, the shorter ones padded on the left."""
+        """Returns the rows of both, with shorter rows padded on the left."""
         join(self.cache, other.cache)
         # Pad on the left, so that the last column stays the newest of every row.
         width = max(self.mask.shape[1], other.mask.shape[1])

@@ -48,7 +48,7 @@ class InPlaceLayer(DynamicLayer):
         if not self._buffers or len(beam_idx) > len(self.keys):
             self.replace(self.keys[beam_idx], self.values[beam_idx])
             return
-        # Most rows stay in place (see `compaction_order`), so only the ones that move are copied.
+        # Most rows stay in place (see `compaction_order`), so only the rows that move are copied.
         moved = (beam_idx != torch.arange(len(beam_idx), device=beam_idx.device)).nonzero().squeeze(1)
         for states in (self.keys, self.values):
             states[moved] = states[beam_idx[moved]]

@@ -142,7 +142,7 @@ class PPOTrainer:
         self.dataloader = None if dataset is None else self.prepare_dataloader(dataset, data_collator)
 
     def prepare_dataloader(self, dataset: Any, data_collator: Callable[[list[Any]], Any] | None = None) -> Any:
-        """Makes shuffled batches of batch_size rows, different ones in each process. An incomplete batch is dropped.
+        """Makes shuffled batches of batch_size rows, which differ between processes. An incomplete batch is dropped.
 
         Args:
             dataset: The rows.
@@ -187,7 +187,7 @@ class PPOTrainer:
         generate_ref_response: bool = False,
         **generation_kwargs: Any,
     ) -> Any:
-        """Calls `model.generate` on one query or on a list of them.
+        """Calls `model.generate` on a query or on a list of queries.
 
         Args:
             query_tensor: A 1-D tensor of token ids, or a list of such tensors.
