@@ -103,14 +103,19 @@ def signed_identity(repo: RepoId, settings: Settings) -> tuple[str, str]:
 
 
 class Api(ABC):
-    """One part of the API: the handlers, and `register`, which adds the routes that lead to them."""
+    """One part of the API: its handlers and their routes."""
 
     def __init__(self, access: Access) -> None:
         self._access = access
         self._storage = access.storage
 
     @abstractmethod
-    def register(self, router: Router) -> None: ...
+    def register(self, router: Router) -> None:
+        """Adds the routes that lead to the handlers.
+
+        Args:
+            router: Receives the routes.
+        """
 
 
 def resolve_commit(git: GitRepository, revision: str) -> str:

@@ -17,11 +17,6 @@ class AccountApi(Api):
     """The account and the server itself."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("GET", "/api/whoami-v2", self._whoami)
         router.add("GET", STATUS_PATH, self._status)
         router.add("GET", f"{STATUS_PATH}/damaged", self._damaged)

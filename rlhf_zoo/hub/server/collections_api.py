@@ -33,11 +33,6 @@ class CollectionsApi(Api):
         self._root = access.storage.root / "collections"
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         address = "/api/collections/{namespace}/{slug}"
         router.add("GET", "/api/collections", self._find)
         router.add("POST", "/api/collections", self._create, body=SMALL_BODY)

@@ -57,11 +57,6 @@ class CommitsApi(Api):
     """The three calls of an upload: card check, upload modes, commit."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("POST", "/api/validate-yaml", self._validate, body=_MAX_CARD_BODY)
         router.add("POST", "/api/{repo}/preupload/{revision}", self._preupload, body=_MAX_PREUPLOAD_BODY)
         router.add("POST", "/api/{repo}/commit/{revision}", self._commit, body=_MAX_COMMIT_BODY)

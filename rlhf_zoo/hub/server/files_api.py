@@ -21,11 +21,6 @@ class FilesApi(Api):
     """Files and folders of a revision."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("GET", "/{page}/resolve/{revision}/{path*}", self._resolve)
         router.add("GET", "/{page}/raw/{revision}/{path*}", self._raw)
         router.add("GET", "/api/{repo}/tree/{revision}/{path*}", self._tree)

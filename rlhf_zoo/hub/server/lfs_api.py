@@ -22,11 +22,6 @@ class LfsApi(Api):
     """Uploads of large files by LFS, and copies between repositories."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API. They must precede those of pages, whose addresses look similar.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("POST", "/{page}.git/info/lfs/objects/batch", self._batch, body=SMALL_BODY)
         router.add("POST", "/api/{repo}/lfs-files/duplicate", self._duplicate, body=SMALL_BODY)
         router.add("PUT", "/_lfs/{repo}/{oid}", self._upload, body=_MAX_SIZE)

@@ -26,11 +26,6 @@ class PagesApi(Api):
     """The pages."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("GET", "/", self._front_page)
         router.add("GET", "/{page}", self._page)
         router.add("GET", "/{page}/{view}/{revision}", self._page)

@@ -19,11 +19,6 @@ class RefsApi(Api):
     """Branches, tags and commits of a repository."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("GET", "/api/{repo}/refs", self._refs)
         router.add("GET", "/api/{repo}/commits/{revision}", self._commits)
         router.add("POST", "/api/{repo}/branch/{name}", self._create_branch, body=SMALL_BODY)

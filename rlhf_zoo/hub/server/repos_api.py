@@ -30,11 +30,6 @@ class ReposApi(Api):
     """Repositories: their creation, settings, descriptions and lists."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("POST", "/api/repos/create", self._create, body=SMALL_BODY)
         router.add("DELETE", "/api/repos/delete", self._delete, body=SMALL_BODY)
         router.add("POST", "/api/repos/move", self._move, body=SMALL_BODY)

@@ -16,11 +16,6 @@ class SpacesApi(Api):
     """The runtime, variables and secrets of Spaces."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         router.add("GET", "/api/{space}/runtime", self._runtime)
         for action in ("restart", "pause"):
             router.add("POST", f"/api/{{space}}/{action}", partial(self._runtime, write=True))

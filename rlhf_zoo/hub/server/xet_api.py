@@ -31,11 +31,6 @@ class XetApi(Api):
     """Uploads of large files by Xet."""
 
     def register(self, router: Router) -> None:
-        """Adds the routes of this part of the API.
-
-        Args:
-            router: The router to add the routes to.
-        """
         store = f"{XET_PREFIX}{{repo}}/{{epoch}}"
         router.add("GET", "/api/{repo}/xet-write-token/{revision}", self._write_token)
         router.add("POST", f"{store}/v1/xorbs/default/{{xorb}}", self._upload_xorb, body=XORB_LIMIT)
