@@ -131,12 +131,12 @@ def run_context(
         ) as run,
     ):
         variables = old_environment.keys() | os.environ.keys()
-        changed = {
+        changes = {
             name: os.environ.get(name) for name in variables if old_environment.get(name) != os.environ.get(name)
         }
         context, _ = run
         # `replace` makes a copy without the settings that this process has cached.
-        distributed.from_main_process(lambda: (replace(context), changed))
+        distributed.from_main_process(lambda: (replace(context), changes))
         yield run
 
 

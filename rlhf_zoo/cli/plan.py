@@ -28,16 +28,16 @@ COLUMNS = ("weights", "gradients", "optimizer", "activations", "cache", "logits"
 
 
 @contextlib.contextmanager
-def hub_for_reading(needed: bool, source: str | None) -> Iterator[Hub]:
+def hub_for_reading(is_needed: bool, source: str | None) -> Iterator[Hub]:
     """Connects a read-only command to the Hubs that `rlhf-zoo run` would read from if --hub were not given.
 
     Args:
-        needed: Whether the recipe names anything on a Hub. If not, the command connects to no Hub.
+        is_needed: Whether the recipe names anything on a Hub. If not, the command connects to no Hub.
         source: The value of --source_hub.
     """
     from ..hub.client.connect import DEFAULT_HUB
 
-    with open_hub(None, push_to_hub=False, source=source) if needed else contextlib.nullcontext(DEFAULT_HUB) as hub:
+    with open_hub(None, push_to_hub=False, source=source) if is_needed else contextlib.nullcontext(DEFAULT_HUB) as hub:
         quiet_hub()
         yield hub
 

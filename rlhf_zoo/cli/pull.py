@@ -49,27 +49,27 @@ def pull(repository: str, output_dir: Path | None, listing: bool, hub: str | Non
         from ..hub.client.pull import fetch
         from ..hub.client.refusals import after_waiting
 
-        pulled = after_waiting(lambda: fetch(repository, output_dir, hub=connected_hub), hub=connected_hub.name)
-        _print_notes(pulled, repository.partition("@")[2])
+        download = after_waiting(lambda: fetch(repository, output_dir, hub=connected_hub), hub=connected_hub.name)
+        _print_notes(download, repository.partition("@")[2])
         if not as_json:
-            print_text(str(pulled.path))
+            print_text(str(download.path))
             return
         names = ("repo", "revision", "commit", "path", "files", "bytes", "refetched", "unrelated")
-        document = {name: getattr(pulled, name) for name in names}
-        files = [{name: getattr(file, name) for name in ("path", "size", "sha256")} for file in pulled.files]
-        print_json({**document, "path": str(pulled.path), "files": files})
+        document = {name: getattr(download, name) for name in names}
+        files = [{name: getattr(file, name) for name in ("path", "size", "sha256")} for file in download.files]
+        print_json({**document, "path": str(download.path), "files": files})
 
 
-def _print_notes(pulled: PulledRevision, revision: str) -> None:
+def _print_notes(download: PulledRevision, revision: str) -> None:
     """Prints notes on the download to stderr. `revision` is the revision that the user requested, or ""."""
-    if revision and pulled.revision != revision:  # other programs need the tag
-        print_text(f"{revision} is the tag {pulled.revision}.", err=True)
-    if pulled.outage is not None:
-        print_text(f"The Hub does not answer ({pulled.outage}): this is the copy in the cache.", err=True)
-    if pulled.refetched:
-        print_text(f"Differed from this revision and were fetched again: {_first_names(pulled.refetched)}", err=True)
-    if pulled.unrelated:
-        print_text(f"Not part of this revision and left untouched: {_first_names(pulled.unrelated)}", err=True)
+    if revision and download.revision != revision:  # other programs need the tag
+        print_text(f"{revision} is the tag {download.revision}.", err=True)
+    if download.outage is not None:
+        print_text(f"The Hub does not answer ({download.outage}): this is the copy in the cache.", err=True)
+    if download.refetched:
+        print_text(f"Differed from this revision and were fetched again: {_first_names(download.refetched)}", err=True)
+    if download.unrelated:
+        print_text(f"Not part of this revision and left untouched: {_first_names(download.unrelated)}", err=True)
 
 
 def _first_names(names: list[str]) -> str:

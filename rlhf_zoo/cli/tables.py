@@ -102,9 +102,9 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
     widths = dict(enumerate(min_widths))
     # Columns that need the least space come first, so that the wide columns get what those leave.
     for position, index in enumerate(sorted(widths, key=lambda index: full_widths[index] - min_widths[index])):
-        extra = min(full_widths[index] - min_widths[index], spare // (len(columns) - position))
-        widths[index] += extra
-        spare -= extra
+        extra_width = min(full_widths[index] - min_widths[index], spare // (len(columns) - position))
+        widths[index] += extra_width
+        spare -= extra_width
     for index, column in enumerate(columns):
         table.add_column(column, overflow="fold", no_wrap=column in COPIED_COLUMNS, width=widths[index])
     for row in rows:

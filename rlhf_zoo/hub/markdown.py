@@ -102,13 +102,13 @@ def _parse(markdown: MarkdownIt, source: str) -> list[Token]:
     """
     tokens: list[Token] = []
     depth = 0
-    for number, part in enumerate(_FOLD.split(source)):
+    for number, piece in enumerate(_FOLD.split(source)):
         if number % 3 == 0:
-            tokens += markdown.parse(part)
-        elif number % 3 == 2 and part is not None:
+            tokens += markdown.parse(piece)
+        elif number % 3 == 2 and piece is not None:
             depth += 1
-            tokens.append(Token("html_block", "", 0, content=f"<details><summary>{escape(part)}</summary>\n"))
-        elif number % 3 == 1 and part and depth:
+            tokens.append(Token("html_block", "", 0, content=f"<details><summary>{escape(piece)}</summary>\n"))
+        elif number % 3 == 1 and piece and depth:
             depth -= 1
             tokens.append(Token("html_block", "", 0, content="</details>\n"))
     return [*tokens, Token("html_block", "", 0, content="</details>\n" * depth)]

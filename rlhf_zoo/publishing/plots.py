@@ -261,12 +261,12 @@ def plot_frontier(frontier: Mapping[str, Any], path: Path) -> bool:
         for color, marker, (method, points) in zip(
             (BLUE, GREEN, GRAY, PURPLE, BROWN), "osD^v", frontier["methods"].items(), strict=False
         ):
-            ordered = sorted(points, key=lambda point: point["kl"]["value"])
-            is_bound = any(point["kl"]["is_bound"] for point in ordered)
-            title = method if len(ordered) > 1 else f"{method}, {ordered[0]['label']}"
+            sorted_points = sorted(points, key=lambda point: point["kl"]["value"])
+            is_bound = any(point["kl"]["is_bound"] for point in sorted_points)
+            title = method if len(sorted_points) > 1 else f"{method}, {sorted_points[0]['label']}"
             label = f"{title}, at the upper bound of its KL" if is_bound else title
             draw_against_kl(
-                axes, ordered, name, color=color, marker=marker, linestyle="--" if is_bound else "-", label=label
+                axes, sorted_points, name, color=color, marker=marker, linestyle="--" if is_bound else "-", label=label
             )
         draw_against_kl(axes, [frontier["sft"]], name, color="black", marker="x", label="SFT")
         ppo_points = sorted([*frontier["ppo_ablation"], frontier["ppo"]], key=lambda point: point["kl"]["value"])
@@ -346,20 +346,20 @@ def plot_panels(rows: Rows, panels: Sequence[Panel], path: Path, *, mark: int | 
         path: The PNG to write.
         mark: As in `plot_reward_and_kl`.
     """
-    drawn = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
-    if not drawn:
+    filled_panels = [(title, unit, curve) for key, title, unit in panels if len((curve := series(rows, key))[0]) >= 2]
+    if not filled_panels:
         return False
-    grid_rows = math.ceil(len(drawn) / 2)
+    grid_rows = math.ceil(len(filled_panels) / 2)
     figure, grid = new_figure(2.3 * grid_rows + 0.2, grid_rows, columns=2, left=0.8, gap=0.55, sharex=True)
-    for axes, (title, unit, curve) in zip(grid, drawn, strict=False):
+    for axes, (title, unit, curve) in zip(grid, filled_panels, strict=False):
         axes.plot(*curve, color=BLUE, **line_style(curve[0], size=2.5))
         axes.set_title(title, fontsize=10)
         axes.set_ylabel(unit, fontsize=9)
         axes.tick_params(labelsize=8.5, labelbottom=True)
         mark_step(axes, mark)
-    for axes in grid[len(drawn) :]:
+    for axes in grid[len(filled_panels) :]:
         axes.set_visible(False)
-    for axes in grid[: len(drawn)][-2:]:
+    for axes in grid[: len(filled_panels)][-2:]:
         axes.set_xlabel("PPO update", fontsize=9)
     return _save(figure, path)
 
@@ -378,15 +378,15 @@ def plot_curves(
         mark: As in `plot_reward_and_kl`.
     """
     curves = {label: series(rows, key) for key, label in labels.items()}
-    drawn = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
-    if not drawn:
+    visible_curves = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
+    if not visible_curves:
         return False
     figure, (axes,) = new_figure()
-    for (label, curve), color in zip(drawn.items(), (BLUE, ORANGE, GREEN, GRAY), strict=False):
+    for (label, curve), color in zip(visible_curves.items(), (BLUE, ORANGE, GREEN, GRAY), strict=False):
         axes.plot(*curve, color=color, label=label, **line_style(curve[0]))
     axes.set(xlabel="optimizer step", ylabel=unit, title=title)
     axes.legend(frameon=False)
-    values = [value for _, curve_values in drawn.values() for value in curve_values]
+    values = [value for _, curve_values in visible_curves.values() for value in curve_values]
     if min(values) > 0 and max(values) > 3 * min(values):
         set_log_scale(axes)  # on a linear scale, the high values of the first steps would flatten the rest
     mark_step(axes, mark)

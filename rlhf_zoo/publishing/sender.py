@@ -401,7 +401,7 @@ def _claim(context: RunContext, stage: str) -> None:
     claims.claim_repository(
         repo,
         context.run_id(stage),
-        published={
+        sent_tags={
             tag: commit for tag, commit in published_tags(record, repo, hub=hub).items() if tag not in retrained_tags
         },
         overwrite=context.overwrite,
@@ -413,7 +413,7 @@ def _claim(context: RunContext, stage: str) -> None:
 
 
 def keep_published_lineage(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a parent's current lineage, plus the recorded repository and commit if the parent is still the same.
+    """Returns a parent's current lineage, with the recorded repository and commit if the parent has not changed.
 
     Args:
         recorded: The parent's lineage in run.json.
@@ -421,7 +421,10 @@ def keep_published_lineage(recorded: Mapping[str, Any], current: Mapping[str, An
     """
     if recorded.get("fingerprint") != current.get("fingerprint") or not recorded.get("commit"):
         return dict(current)
-    return {**current, **{key: recorded[key] for key in ("repo", "commit", "tag", "hub") if key in recorded}}
+    return {
+        **current,
+        **{key: recorded[key] for key in ("repo", "commit", "tag", "hub") if key in recorded},
+    }
 
 
 def resume_command(context: RunContext) -> str:

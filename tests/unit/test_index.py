@@ -62,7 +62,7 @@ def test_without_an_evaluation_the_figures_are_trainings_and_say_so():
     assert found.win_rate is None and found.date == "2026-11-20T10:00:00+00:00"
     # What the card does not say the Hub may.
     changed = datetime(2026, 11, 22, tzinfo=UTC)
-    found = make_entry("zoo/x", COMMIT, {}, changed=changed, tags=["rlhf-zoo", "stage:reward"], note="no card")
+    found = make_entry("zoo/x", COMMIT, {}, changed_at=changed, tags=["rlhf-zoo", "stage:reward"], note="no card")
     assert (found.stage, found.date, found.note) == ("reward", "2026-11-22T00:00:00+00:00", "no card")
     assert (found.recipe, found.base, found.step, found.reward) == (None, None, None, None)
 

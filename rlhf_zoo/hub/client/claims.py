@@ -34,7 +34,7 @@ def claim_repository(
     repo: str,
     run_id: str,
     *,
-    published: Mapping[str, str],
+    sent_tags: Mapping[str, str],
     overwrite: bool,
     fresh: bool,
     private: bool,
@@ -46,9 +46,9 @@ def claim_repository(
     Args:
         repo: NAMESPACE/NAME.
         run_id: Id of the run.
-        published: Tag -> commit of the checkpoints that this run sent there.
-        overwrite: Whether to take the repository from another run. If so, tags that are not in `published` are deleted.
-        fresh: Whether the run started over. If so, tags that are not in `published` are deleted too.
+        sent_tags: Tag -> commit of the checkpoints that this run sent there.
+        overwrite: Whether to take the repository from another run. If so, tags that are not in `sent_tags` are deleted.
+        fresh: Whether the run started over. If so, tags that are not in `sent_tags` are deleted too.
         private: Visibility of a new repository.
         run_name: Name of the run, for the commit message.
         hub: The Hub to publish to.
@@ -64,7 +64,7 @@ def claim_repository(
         claimant = _claimant(repo, head, hub)
         if claimant == run_id:
             return None
-        if not overwrite and (claimant is not None or not _is_free(repo, head, published.values(), hub)):
+        if not overwrite and (claimant is not None or not _is_free(repo, head, sent_tags.values(), hub)):
             raise _claimed_by_another(repo, claimant, hub)
         content = json.dumps({"run": run_id}).encode() + b"\n"
         return [CommitOperationAdd(path_in_repo=CLAIM_FILE, path_or_fileobj=content)]
@@ -72,7 +72,7 @@ def claim_repository(
     commit_on_head(repo, operations, f"{run_name}: claimed for run {run_id[:8]}", hub=hub)
     # Delete tags only after the claim: until then, they may be another run's.
     for tag, commit in all_tags(repo, hub=hub).items() if fresh or overwrite else ():
-        if published.get(tag) != commit:
+        if sent_tags.get(tag) != commit:
             hub.api().delete_tag(repo, tag=tag)
 
 
@@ -163,13 +163,13 @@ def _claimant(repo: str, commit: str | None, hub: Hub) -> str | None:
     return run_id if isinstance(run_id, str) else ""
 
 
-def _is_free(repo: str, head: str, published: Iterable[str], hub: Hub) -> bool:
+def _is_free(repo: str, head: str, sent_commits: Iterable[str], hub: Hub) -> bool:
     """Whether a repository without claim.json may be claimed: no run has published there, or only this run has."""
-    # Versions before claim.json published without a claim. Their repositories have a recipe.json.
+    # Versions before claim.json published without a claim, but with a recipe.json.
     api = hub.api()
     if not api.file_exists(repo, RECIPE_FILE, revision=head):
         return True
-    return any(api.revision_exists(repo, commit) for commit in published)
+    return any(api.revision_exists(repo, commit) for commit in sent_commits)
 
 
 def _claimed_by_another(repo: str, claimant: str | None, hub: Hub) -> ZooError:

@@ -220,11 +220,11 @@ def is_loader(name: str) -> bool:
     return name in _PACKAGED_DATASETS_MODULES
 
 
-def drop_media(loaded: Any) -> Any:
+def drop_media(dataset: Any) -> Any:
     """Drops columns of images, audio, video and the like: reading a row would open the paths in them.
 
     Args:
-        loaded: A Dataset, an IterableDataset, or a DatasetDict of either. If its column types are unknown, `datasets`
+        dataset: A Dataset, an IterableDataset, or a DatasetDict of either. If its column types are unknown, `datasets`
             opens nothing, and nothing is dropped.
 
     Returns:
@@ -232,16 +232,16 @@ def drop_media(loaded: Any) -> Any:
     """
     import datasets
 
-    if isinstance(loaded, dict):
-        return type(loaded)({split: drop_media(data) for split, data in loaded.items()})
-    plain = [name for name, feature in (loaded.features or {}).items() if _is_plain(feature)]
-    media = [name for name in loaded.features or () if name not in plain]
+    if isinstance(dataset, dict):
+        return type(dataset)({split: drop_media(data) for split, data in dataset.items()})
+    plain = [name for name, feature in (dataset.features or {}).items() if _is_plain(feature)]
+    media = [name for name in dataset.features or () if name not in plain]
     if not media:
-        return loaded
+        return dataset
     log.info("Dropped the columns %s: reading a row would open the files that it names.", ", ".join(media))
-    if isinstance(loaded, datasets.IterableDataset):
-        loaded = loaded.decode(False)  # otherwise threads open the media before select_columns drops them
-    return loaded.select_columns(plain)
+    if isinstance(dataset, datasets.IterableDataset):
+        dataset = dataset.decode(False)  # otherwise threads open the media before select_columns drops them
+    return dataset.select_columns(plain)
 
 
 def _is_plain(feature: Any) -> bool:
@@ -327,7 +327,7 @@ def check_local(path: Path, name: str) -> list[str]:
         if (path / file).exists():
             patterns += check_card(_read_card(path / file, name), file, name)
     # `datasets` skips hidden names unless a pattern names one, and hidden folders such as .venv are full of links.
-    hidden = any(part.startswith((".", "__")) for pattern in patterns for part in pattern.split("/"))
+    hidden = any(name.startswith((".", "__")) for pattern in patterns for name in pattern.split("/"))
     if (link := find_outward_link(path, hidden=hidden)) is not None:
         raise ZooError(
             f"The data set {name} was not loaded: {str(link)!r} in it links to a file outside the folder. Replace the "

@@ -370,18 +370,18 @@ class _Export:
 
         title, description = self.source.message(commit)
         blobs = self.source.files(commit)
-        added, deleted = self._changes(commit, self._listing(head))
-        size = sum(self.source.size(blobs[path]) for path in added)
+        paths_to_add, paths_to_delete = self._changes(commit, self._listing(head))
+        size = sum(self.source.size(blobs[path]) for path in paths_to_add)
         self.position += 1
-        file_summary = f"{len(added)} files ({size / 1e6:,.1f} MB), {len(deleted)} deleted"
+        file_summary = f"{len(paths_to_add)} files ({size / 1e6:,.1f} MB), {len(paths_to_delete)} deleted"
         self.report(f"[{self.position}/{total}] {commit[:8]} {title}: {file_summary}")
-        if not added and not deleted:
+        if not paths_to_add and not paths_to_delete:
             return head
         # Delete first, because a new file may have the name of a folder that is deleted.
         operations: list[CommitOperationAdd | CommitOperationDelete] = []
-        operations += [CommitOperationDelete(path_in_repo=path) for path in deleted]
+        operations += [CommitOperationDelete(path_in_repo=path) for path in paths_to_delete]
         with self._resumable(f"the commit {commit[:8]}"):
-            operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in added]
+            operations += [CommitOperationAdd(path, self.source.content(blobs[path])) for path in paths_to_add]
             new_commit = self.api.create_commit(
                 **self.target,
                 operations=operations,
@@ -395,24 +395,24 @@ class _Export:
 
     def _tag(self, tags: Mapping[str, tuple[str, str | None]]) -> None:
         with self._resumable("its tags"):
-            present = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).tags}
+            existing_tags = {ref.name: ref.target_commit for ref in self.api.list_repo_refs(**self.target).tags}
             for name, (commit, message) in tags.items():
                 target = self.commits[commit]
-                if present.get(name) == target:
+                if existing_tags.get(name) == target:
                     continue
-                if name in present:  # the Hub's protocol cannot move a tag
+                if name in existing_tags:  # the Hub's protocol cannot move a tag
                     self.api.delete_tag(**self.target, tag=name)
                 self.api.create_tag(**self.target, tag=name, revision=target, tag_message=message)
 
     def _verify(self, commits: set[str]) -> None:
         # huggingface_hub silently drops files that the repository's .gitignore matches.
         for commit in sorted(commits):
-            added, deleted = self._changes(commit, self._listing(self.commits[commit]))
-            if added or deleted:
+            paths_to_add, paths_to_delete = self._changes(commit, self._listing(self.commits[commit]))
+            if paths_to_add or paths_to_delete:
                 raise ZooError(
                     f"{self.name} differs from {self.source.repo}@{commit[:8]} in "
-                    f"{', '.join([*added, *deleted][:5])}: check its .gitignore, or delete that repository and export "
-                    "again."
+                    f"{', '.join([*paths_to_add, *paths_to_delete][:5])}: check its .gitignore, or delete that "
+                    "repository and export again."
                 )
 
     def _listing(self, commit: str) -> dict[str, RepoFile]:
@@ -426,10 +426,10 @@ class _Export:
     def _changes(self, commit: str, listing: Mapping[str, RepoFile]) -> tuple[list[str], list[str]]:
         """(paths to add, paths to delete) that make the target with this listing equal to `commit`."""
         files = self.source.files(commit)
-        added = [
+        paths_to_add = [
             path for path, blob in files.items() if path not in listing or not self.source.is_same(blob, listing[path])
         ]
-        return added, sorted(listing.keys() - files.keys())
+        return paths_to_add, sorted(listing.keys() - files.keys())
 
     def _resumable(self, request: str) -> AbstractContextManager[None]:
         return refusals_as(f"{self.name} refused {request}", "run the same command again to continue.")

@@ -66,5 +66,5 @@ def _split_and_ending(path: Path) -> tuple[str, str]:
 
 def _format_paths(files: Iterable[Path], root: Path) -> str:
     names = sorted(str(file.relative_to(root)) if file.is_relative_to(root) else str(file) for file in files)
-    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
-    return ", ".join(names[:_MAX_LISTED]) + more
+    remainder = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(names[:_MAX_LISTED]) + remainder

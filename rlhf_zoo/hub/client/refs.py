@@ -79,18 +79,18 @@ def resolve(
         raise ZooError(f"There is no folder {name}: check the path, or write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     full_name = f"{name}@{revision}" if revision else str(name)
     first_hub = replace(hub, source=None) if skip_source else hub
-    origin, pulled = ask(full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore))
+    origin, download = ask(full_name, first_hub, lambda target: fetch(full_name, hub=target, ignore=ignore))
     # NOT_LOADED leaves pickles on the Hub. If there are no safetensors, nothing that can be loaded was fetched.
-    pickled = next((path for path in pulled.excluded if fnmatch(path, "pytorch_model*.bin")), None)
-    if pickled is not None and not any(file.path.endswith(".safetensors") for file in pulled.files):
+    pickled = next((path for path in download.excluded if fnmatch(path, "pytorch_model*.bin")), None)
+    if pickled is not None and not any(file.path.endswith(".safetensors") for file in download.files):
         raise ZooError(
             f"{full_name} has {pickled}, a pickle, which can run code and is never loaded: use a revision with "
             "safetensors, or convert it."
         )
-    path = pulled.path if hub.source is None or not ignore else _with_local_bases(pulled.path, hub)
+    path = download.path if hub.source is None or not ignore else _with_local_bases(download.path, hub)
     # Only rlhf-zoo understands a short step such as step-40. Lineage, votes and pages need the tag, which all can load.
-    lasting_name = f"{pulled.repo}@{pulled.revision}" if split_revision(full_name)[1] else full_name
-    return Checkpoint(lasting_name, path, pulled.repo, pulled.commit, origin)
+    lasting_name = f"{download.repo}@{download.revision}" if split_revision(full_name)[1] else full_name
+    return Checkpoint(lasting_name, path, download.repo, download.commit, origin)
 
 
 def _with_local_bases(folder: Path, hub: Hub) -> Path:
@@ -99,27 +99,27 @@ def _with_local_bases(folder: Path, hub: Hub) -> Path:
     peft looks up a base by name, and only on the Hub that the environment names, so it would not find a base on the
     source. The copy consists of links.
     """
-    changed = {}
+    new_configs = {}
     for name in ADAPTER_CONFIGS:
         config = read_json(folder / name) if (folder / name).is_file() else {}
         base = hub_id(config.get("base_model_name_or_path")) if isinstance(config, dict) else None
         if base is None or Path(base).is_dir():
             continue
         base_id = f"{base}@{config['revision']}" if config.get("revision") else base
-        origin, pulled = ask(base_id, hub, partial(_fetch_base, base_id))
+        origin, download = ask(base_id, hub, partial(_fetch_base, base_id))
         if origin is not hub:
-            changed[name] = {**config, "base_model_name_or_path": str(pulled.path), "revision": None}
-    if not changed:
+            new_configs[name] = {**config, "base_model_name_or_path": str(download.path), "revision": None}
+    if not new_configs:
         return folder
     # Make the copy inside the repository's folder in the cache, so that it still counts as downloaded.
     copy = folder.parents[1] / "on_bases" / folder.name
     for path in folder.rglob("*"):
         link = copy / path.relative_to(folder)
         link.parent.mkdir(parents=True, exist_ok=True)
-        if path.is_file() and str(path.relative_to(folder)) not in changed:
+        if path.is_file() and str(path.relative_to(folder)) not in new_configs:
             with contextlib.suppress(FileExistsError):  # from an earlier call, or another process
                 link.symlink_to(path)
-    for name, config in changed.items():
+    for name, config in new_configs.items():
         write_json(copy / name, config)
     return copy
 

@@ -111,10 +111,10 @@ class CommitsApi(Api):
                     "uploadMode": "lfs" if is_large else "regular",
                     "shouldIgnore": is_ignored(path),
                 }
-                stored = tree.get(path)
-                pointer = git.blob_info(stored).pointer if stored is not None else None
-                if stored is not None:
-                    info["oid"] = pointer.oid if pointer else stored
+                stored_oid = tree.get(path)
+                pointer = git.blob_info(stored_oid).pointer if stored_oid is not None else None
+                if stored_oid is not None:
+                    info["oid"] = pointer.oid if pointer else stored_oid
                 if is_large and size is not None and not (pointer and pointer.size == size):
                     needed_bytes += max(size, 0)
                 files.append(info)

@@ -115,7 +115,7 @@ def describe(
     if is_wanted("usedStorage"):
         info["usedStorage"] = sum(
             path.stat().st_size for path in (storage.path(repo) / "lfs" / "objects").glob("*/*/*")
-        ) + sum(git.blob_info(entry.oid).stored for entry in files)
+        ) + sum(git.blob_info(entry.oid).stored_size for entry in files)
     # The Hub's ids have 24 hexadecimal digits. With the date, a later repository of the same name gets another id.
     ids = {"_id": sha256(f"{repo.plural}/{repo} {settings.created}".encode()).hexdigest()[:24], "id": str(repo)}
     if repo.kind == "model":
@@ -216,5 +216,5 @@ def _sibling(git: GitRepository, path: str, oid: str, *, blobs: bool) -> dict[st
         info = git.blob_info(oid)
         sibling |= {"blobId": oid, "size": info.size}
         if info.pointer:
-            sibling["lfs"] = {"sha256": info.pointer.oid, "size": info.size, "pointerSize": info.stored}
+            sibling["lfs"] = {"sha256": info.pointer.oid, "size": info.size, "pointerSize": info.stored_size}
     return sibling

@@ -149,7 +149,7 @@ def _path_infos(git: GitRepository, commit: str, entries: list[Entry], *, expand
             blob = git.blob_info(entry.oid)
             info = {"type": "file", "oid": entry.oid, "size": blob.size, "path": entry.path}
             if blob.pointer:
-                info["lfs"] = {"oid": blob.pointer.oid, "size": blob.size, "pointerSize": blob.stored}
+                info["lfs"] = {"oid": blob.pointer.oid, "size": blob.size, "pointerSize": blob.stored_size}
         if expand:
             oid = commit_by_path[entry.path]
             title = git.commit(oid).message.decode(errors="replace").partition("\n")[0]

@@ -31,12 +31,12 @@ class BlobInfo:
 
     Args:
         size: Bytes that a user downloads; those of the large file if the blob is a pointer.
-        stored: Bytes of the blob itself.
+        stored_size: Bytes of the blob itself.
         pointer: The pointer that the blob is; None for ordinary content.
     """
 
     size: int
-    stored: int
+    stored_size: int
     pointer: Pointer | None
 
 
@@ -318,10 +318,10 @@ class GitRepository:
             path: Path in the repository; "" for the root.
         """
         mode, oid = _FOLDER_MODE, self.root_tree(commit)
-        for part in path.split("/") if path else []:
+        for name in path.split("/") if path else []:
             if not stat.S_ISDIR(mode):
                 return None
-            child = self.children(oid).get(part.encode(errors="replace"))
+            child = self.children(oid).get(name.encode(errors="replace"))
             if child is None:
                 return None
             mode, oid = child

@@ -275,8 +275,8 @@ class Handler(BaseHTTPRequestHandler):
                 self.end_headers()
                 if content.count:
                     # The length was already announced. If the file is shorter, closing the connection tells the client.
-                    sent = self.connection.sendfile(file, content.offset, content.count)
-                    self.close_connection |= sent != content.count
+                    sent_bytes = self.connection.sendfile(file, content.offset, content.count)
+                    self.close_connection |= sent_bytes != content.count
         else:
             self.end_headers()
             self.wfile.write(content)

@@ -79,7 +79,7 @@ class Router:
         Raises:
             Fault: 404 if no route has this address, 405 if only routes of other methods do; or the handler refuses.
         """
-        allowed = set()
+        allowed_methods = set()
         for route in self._routes:
             match = route.pattern.fullmatch(request.path)
             # Pages share the root with the API, so without this check /api/x would be a page of the namespace "api".
@@ -88,9 +88,9 @@ class Router:
             if route.method == request.method or (route.method == "GET" and request.method == "HEAD"):
                 parts = _parts(match)
                 return self._redirect(route, request, match, parts) or self._call(route, request, parts)
-            allowed.add(route.method)
-        if allowed:
-            methods = ", ".join(sorted(allowed))
+            allowed_methods.add(route.method)
+        if allowed_methods:
+            methods = ", ".join(sorted(allowed_methods))
             raise Fault(405, f"{request.method} is not possible here, only {methods}.", headers={"Allow": methods})
         # Ids without a namespace ("gpt2") are valid on the real Hub, but no repository here has one.
         unqualified = re.fullmatch(

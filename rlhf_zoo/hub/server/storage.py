@@ -168,12 +168,12 @@ class Storage:
         """
         folder = self.path(repo)
         try:
-            stored = read_json(folder / "hub.json")
-            if stored is None:
+            fields = read_json(folder / "hub.json")
+            if fields is None:
                 if not self.exists(repo):
                     raise repo_not_found(repo, anonymous=False)
                 raise Damaged(folder, "its hub.json is lost")
-            return Settings(**stored)
+            return Settings(**fields)
         except OSError as error:
             if not is_file_error(error):
                 raise
@@ -275,14 +275,14 @@ class Storage:
                     GitRepository.initialize(new_folder)
                     for name in ("objects", "refs", "packed-refs", "lfs/objects"):
                         link_tree(self.path(repo) / name, new_folder / name)
-                    changed = replace(
+                    new_settings = replace(
                         settings,
                         created=now(),
                         private=settings.private if private is None else private,
                         variables=settings.variables | variables,
                         secrets={},
                     )
-                    write_json(new_folder / "hub.json", asdict(changed))
+                    write_json(new_folder / "hub.json", asdict(new_settings))
                     self._place(new_folder, target)
             finally:
                 shutil.rmtree(new_folder, ignore_errors=True)

@@ -103,8 +103,8 @@ def read_chunk(xorb: BinaryIO, offset: int) -> bytes | bytearray:
     header = _read_header(xorb, offset)
     if header is None:
         raise bad_request("The xorb ends where the shard names a chunk.")
-    scheme, stored, length = header
-    return unpack(scheme, xorb.read(stored), length)
+    scheme, size, length = header
+    return unpack(scheme, xorb.read(size), length)
 
 
 def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
@@ -113,10 +113,10 @@ def _read_header(xorb: BinaryIO, offset: int) -> tuple[int, int, int] | None:
     header = xorb.read(_CHUNK_HEADER)
     if header.startswith(_XORB_FOOTER):
         return None
-    stored, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
-    if len(header) < _CHUNK_HEADER or header[0] != 0 or not (0 < stored <= _MAX_CHUNK and 0 < length <= _MAX_CHUNK):
+    size, length = int.from_bytes(header[1:4], "little"), int.from_bytes(header[5:8], "little")
+    if len(header) < _CHUNK_HEADER or header[0] != 0 or not (0 < size <= _MAX_CHUNK and 0 < length <= _MAX_CHUNK):
         raise bad_request(f"A chunk of the xorb is cut short, or does not have 1 to {_MAX_CHUNK} bytes.")
-    return header[4], stored, length
+    return header[4], size, length
 
 
 def unpack(scheme: int, stored: bytes, length: int) -> bytes | bytearray:

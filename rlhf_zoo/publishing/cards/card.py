@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from ...fileio import finite, hub_id, write_json, write_text
+from ...fileio import finite, get_nested, hub_id, write_json, write_text
 from ...modeling.prompt_keys import format_group_count
 from ...runs.registry import PARENT_TITLES, REWARD_ROLES, STAGES
 from . import commands, markdown
@@ -123,9 +123,9 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
         data["datasets"] = facts.dataset_ids
     data["tags"] = tags
     results = [
-        _index_result(facts, task, data, measured)
+        _index_result(facts, task, data, finite_metrics)
         for data, metrics in card.measured(facts)
-        if (measured := [metric for metric in metrics if finite(metric[1])])
+        if (finite_metrics := [metric for metric in metrics if finite(metric[1])])
     ]
     if results:
         data["model-index"] = [{"name": facts.title, "results": results}]
@@ -301,9 +301,9 @@ def _held_out(facts: StageFacts) -> Callable[[Mapping[str, Any] | None], Raw]:
     return lambda estimate: markdown.estimate(estimate) if estimate else Raw(missing)
 
 
-def _in_groups(part: object) -> str:
+def _in_groups(evaluation: object) -> str:
     """Returns how many groups an evaluation's prompts form, to follow "prompts"; "" if each group has one prompt."""
-    prompts, groups = (part.get("prompts"), part.get("groups")) if isinstance(part, Mapping) else (None, None)
+    prompts, groups = (get_nested(evaluation, key) for key in ("prompts", "groups"))
     if not (isinstance(prompts, int) and isinstance(groups, int)) or groups == prompts:
         return ""
     return f"{format_group_count(groups, prompts)} that ask the same thing, each resampled as a whole"

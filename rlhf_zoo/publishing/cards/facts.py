@@ -405,8 +405,8 @@ class StageFacts:
         commits = published_steps(self.run)
         folders = {checkpoint_step(folder): folder for folder in StageRecord(self.path).checkpoints()}
         for step, folder in folders.items():
-            published = folder / "published.json"
-            publication = read_json(published) if published.is_file() else {}
+            path = folder / "published.json"
+            publication = read_json(path) if path.is_file() else {}
             # The checkpoint may have been sent to another Hub or namespace.
             if publication.get("hub") == self.hub_label and publication.get("repo") == self.repo_id:
                 commits[step] = publication["commit"]
@@ -423,8 +423,8 @@ class StageFacts:
         ]
 
     def _tag_of(self, step: int) -> str:
-        chosen = self.sweep_tag is not None and step == (self.run.get("chosen") or {}).get("step")
-        return str(self.sweep_tag) if chosen else tag_name(step)
+        is_chosen = self.sweep_tag is not None and step == (self.run.get("chosen") or {}).get("step")
+        return str(self.sweep_tag) if is_chosen else tag_name(step)
 
     @property
     def missing_metric_text(self) -> str:

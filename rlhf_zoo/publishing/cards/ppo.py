@@ -72,14 +72,14 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
     if penalty_varies(facts):
         panels += (("kl_coef", "β, the KL coefficient", "reward per nat"),)
     over_training = facts.evaluation.get("over_training")
-    over = over_training if isinstance(over_training, Mapping) and over_training.get("checkpoints") else None
-    title = over_training_message(over, facts.start) if over else ""
+    trajectory = over_training if isinstance(over_training, Mapping) and over_training.get("checkpoints") else None
+    title = over_training_message(trajectory, facts.start) if trajectory else ""
     description = f"{title}; KL to {facts.start}, at each checkpoint"
-    draw("over_training", description, plots.plot_over_training, over, start=facts.start)
+    draw("over_training", description, plots.plot_over_training, trajectory, start=facts.start)
     draw("reward_kl", "Reward and KL against the step", plots.plot_reward_and_kl, rows, mark=mark)
     draw("reward_sqrt_kl", "Reward against √KL", plots.plot_reward_against_kl, rows, mark=mark)
     description = "Training reward and judge against √KL, at each checkpoint"
-    draw("against_kl", description, plots.plot_against_kl, over)
+    draw("against_kl", description, plots.plot_against_kl, trajectory)
     description = ", ".join(title[0].lower() + title[1:] for _, title, _ in panels)
     draw("baselines", "Judge and reward of PPO and of baselines against √KL", plots.plot_frontier, facts.frontier)
     draw("training", f"Against the step: {description}", plots.plot_panels, rows, panels, mark=mark)
@@ -188,14 +188,14 @@ def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
 
 def _unmeasured(facts: StageFacts) -> list[str]:
     over_training = facts.evaluation.get("over_training")
-    measured = {
+    measurements = {
         f"win rate over {facts.start}": facts.estimate("win_rate"),
         f"the control ({facts.start} against itself under another seed)": facts.estimate("control"),
         "the judge before the end of training": isinstance(over_training, Mapping) and over_training.get("checkpoints"),
     }
     never = ["human preferences", "other seeds", "safety, bias and truthfulness"]
     figures = [_kl_title(facts) if name == FIGURES["kl"] else name for name in unmeasured_figures(facts)]
-    return [*figures, *(name for name, is_measured in measured.items() if not is_measured), *never]
+    return [*figures, *(name for name, is_measured in measurements.items() if not is_measured), *never]
 
 
 CARD = StageCard(

@@ -200,7 +200,7 @@ def _checked(check: Mapping[str, Any]) -> list[str]:
         notes += _shared_errors(own_pairs.get("with_reward"))
     if check.get("same_labels"):
         notes.append(SAME_LABELS)
-    elif "independent" in check and any((part or {}).get("with_reward") for part in (check, own_pairs)):
+    elif "independent" in check and any((pairs or {}).get("with_reward") for pairs in (check, own_pairs)):
         notes.append(INDEPENDENT[check["independent"]])
     return notes
 
@@ -225,7 +225,7 @@ def unparsed_note(judge: Mapping[str, Any]) -> str | None:
     Returns:
         The sentence; None if all were parsed.
     """
-    unparsed_pairs, unparsed_answers = ((judge.get(part) or {}).get("unparsed") or 0 for part in ("orders", "usage"))
+    unparsed_pairs, unparsed_answers = ((judge.get(key) or {}).get("unparsed") or 0 for key in ("orders", "usage"))
     if not unparsed_pairs and not unparsed_answers:
         return None
     note = f"{unparsed_pairs} pairs had an answer that could not be parsed, and count as ties"

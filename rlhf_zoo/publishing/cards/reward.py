@@ -38,7 +38,7 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
 
 def _variables(facts: StageFacts) -> dict[str, Any]:
     hard = list(_hard(facts.reward_report.get("hard") or {}))
-    has_gold = any(part.get("gold") is not None for _, part in hard)
+    has_gold = any(row.get("gold") is not None for _, row in hard)
     overlap = Raw(_training_overlap(facts.reward_report.get("trained_on")))
     return {
         "report": facts.reward_report,
@@ -87,20 +87,20 @@ def _training_overlap(counts: Any) -> str:
 def _hard(hard_pairs: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields (description of the pairs, accuracy on them), the hardest first."""
     for key, description in (("by_overlap", "words in common"), ("by_strength", "difference in utility")):
-        for part in hard_pairs.get(key) or ():
-            yield f"{description}: {number(part['low'])} to {number(part['high'])}", part
+        for row in hard_pairs.get(key) or ():
+            yield f"{description}: {number(row['low'])} to {number(row['high'])}", row
     for key, description in (
         ("same_length", "lengths within 10% of each other"),
         ("chosen_longer", "the chosen text is longer"),
         ("chosen_shorter", "the chosen text is shorter"),
     ):
-        if part := hard_pairs.get(key):
-            yield description, part
+        if row := hard_pairs.get(key):
+            yield description, row
 
 
 def _unmeasured(facts: StageFacts) -> list[str]:
     report = facts.reward_report
-    measured = {
+    measurements = {
         "accuracy on held-out pairs": facts.accuracy is not None,
         "best of 4": report.get("best_of_n"),
         "ties": report.get("ties"),
@@ -109,7 +109,7 @@ def _unmeasured(facts: StageFacts) -> list[str]:
         "mean and standard deviation of its score over SFT samples": facts.score_statistics,
     }
     never = ["agreement with people beyond its pairs", "accuracy on PPO's completions", "other seeds"]
-    return [*(description for description, is_measured in measured.items() if not is_measured), *never]
+    return [*(description for description, is_measured in measurements.items() if not is_measured), *never]
 
 
 CARD = StageCard(

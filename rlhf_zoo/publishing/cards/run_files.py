@@ -69,9 +69,9 @@ def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: M
     if run.get("status") in ("running", "interrupted"):
         return "an earlier run" if evaluated else None
     measured_model = (evaluated.get("parents") or {}).get(run["stage"]) or {}
-    chosen = record.chosen_checkpoint()
+    checkpoint = record.chosen_checkpoint()
     # A checkpoint restored from its repository may have rounded weights, so either digest counts as this run's.
-    own_weights = {run.get("weights"), None if chosen is None else weights_digest(chosen)} - {None}
+    own_weights = {run.get("weights"), None if checkpoint is None else weights_digest(checkpoint)} - {None}
     weights = measured_model.get("weights")
     if weights in own_weights:
         return None

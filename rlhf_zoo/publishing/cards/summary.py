@@ -123,18 +123,19 @@ def _recommendation_reason(facts: StageFacts, trajectory: Mapping[str, Any], rec
     recommended one has the lowest KL.
     """
     rows = {row["step"]: row for row in trajectory["checkpoints"]}
-    best = max(rows.values(), key=lambda row: row["judge"]["value"])["step"]
+    best_step = max(rows.values(), key=lambda row: row["judge"]["value"])["step"]
     last = trajectory["checkpoints"][-1]["step"]
-    if best == recommended:
+    if best_step == recommended:
         return f"the judge rates step {recommended} highest"
-    signs = [family for family in rows[best].get("fired") or () if family not in (trajectory.get("explained") or ())]
+    explained = trajectory.get("explained") or ()
+    signs = [family for family in rows[best_step].get("fired") or () if family not in explained]
     # Had the best step been eligible, its lower KL would have made it the recommended one.
-    if signs and rows[best]["kl"]["value"] < rows[recommended]["kl"]["value"]:
+    if signs and rows[best_step]["kl"]["value"] < rows[recommended]["kl"]["value"]:
         signs_text = escape(", ".join(signs))
-        return f"the judge rates step {best} highest, but probes find signs of hacking there ({signs_text})"
+        return f"the judge rates step {best_step} highest, but probes find signs of hacking there ({signs_text})"
     kl = facts.estimate("ppo", "kl") if facts.described_step == recommended else None
     distance = f" (KL {short(kl['value'])})" if kl else ""
-    than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best}"
+    than = "" if rows[last]["kl"]["value"] > rows[recommended]["kl"]["value"] else f" than step {best_step}"
     return f"the judge rates no step clearly higher, and step {recommended} is closer to {facts.start}{than}{distance}"
 
 
@@ -276,10 +277,12 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     """
     if not facts.estimate("ppo", "reward") and not facts.estimate("win_rate"):
         return None
-    best, control = constants(facts), facts.estimate("control")
+    best_constants, control = constants(facts), facts.estimate("control")
     judge = (facts.evaluation.get("judge") or {}).get("name", "not named")
-    reward = best.get("reward")
-    is_different_text = reward is not None and best.get("win_rate") is not reward and estimate_at(reward, "win_rate")
+    reward = best_constants.get("reward")
+    is_different_text = (
+        reward is not None and best_constants.get("win_rate") is not reward and estimate_at(reward, "win_rate")
+    )
     sft_kl = facts.estimate("sft", "kl")
     is_sft_kl_zero = sft_kl is not None and abs(sft_kl["value"]) < 0.001
     rows = [
@@ -287,7 +290,7 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
             Raw(f"**Win rate over {facts.start}** (judge: {escape(judge_title(judge))})"),
             Raw(f"{short(control['value'])} ¹") if control else "",
             facts.estimate("win_rate"),
-            short(best["win_rate"]["win_rate"]["value"]) if "win_rate" in best else "–",
+            short(best_constants["win_rate"]["win_rate"]["value"]) if "win_rate" in best_constants else "–",
         ),
         (
             Raw(f"**KL to {facts.start}**, nats per completion"),
@@ -313,13 +316,13 @@ def headline(facts: StageFacts) -> dict[str, Any] | None:
     )
     ties = (facts.estimate("win_rate") or {}).get("ties")
     note += f" Ties ({ties:.0%}) count one half." if finite(ties) and ties >= 0.005 else ""
-    note += " Best constant: one fixed text for every prompt." if best else ""
+    note += " Best constant: one fixed text for every prompt." if best_constants else ""
     start = facts.start[:1].upper() + facts.start[1:]
     note += f" ¹ {start} against itself: the noise around 0.50." if control else ""
     if is_different_text and reward is not None:
         note += f" ² The text that the reward likes most wins only {short(reward['win_rate']['value'])}."
     cells = [(title, sft, bold(ppo), constant) for title, sft, ppo, constant in rows]
-    return {"rows": cells, "has_constants": bool(best), "note": Raw(note if finite(n) else "")}
+    return {"rows": cells, "has_constants": bool(best_constants), "note": Raw(note if finite(n) else "")}
 
 
 def _defect_rows(facts: StageFacts) -> Iterator[tuple[Raw, Raw, Mapping[str, Any] | None, str]]:

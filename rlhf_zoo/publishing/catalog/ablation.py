@@ -232,8 +232,8 @@ def _best_per_beta(runs: Iterable[Run], seed: object) -> list[Run]:
     def rank(run: Run) -> tuple[bool, bool]:
         return bool(run.steps), run.card.get("seed") == seed
 
-    best: dict[float | None, Run] = {}
+    best_runs: dict[float | None, Run] = {}
     for run in runs:
-        if run.beta not in best or rank(run) > rank(best[run.beta]):
-            best[run.beta] = run
-    return list(best.values())
+        if run.beta not in best_runs or rank(run) > rank(best_runs[run.beta]):
+            best_runs[run.beta] = run
+    return list(best_runs.values())

@@ -95,7 +95,7 @@ def make_entry(
     commit: str,
     document: Mapping[str, object],
     *,
-    changed: datetime | None = None,
+    changed_at: datetime | None = None,
     tags: Iterable[str] = (),
     note: str | None = None,
 ) -> Entry:
@@ -105,7 +105,7 @@ def make_entry(
         repo: NAMESPACE/NAME.
         commit: Head commit of main.
         document: The card, which is not trusted.
-        changed: When the repository last changed; None if the Hub does not say.
+        changed_at: When the repository last changed; None if the Hub does not say.
         tags: The repository's metadata tags on the Hub, such as stage:ppo. They are used if the card names no stage.
         note: Why the card could not be read; None if it was.
     """
@@ -120,7 +120,7 @@ def make_entry(
         step=card.step,
         seed=card.seed,
         simulated=card.simulated,
-        date=card.date or (iso_date(changed.isoformat()) if changed else None),
+        date=card.date or (iso_date(changed_at.isoformat()) if changed_at else None),
         note=note,
         **_figures(stage, card),
     )
@@ -129,9 +129,9 @@ def make_entry(
 def _figures(stage: str | None, card: Card) -> dict[str, Figure | None]:
     """Returns the figures of a stage. Each card holds the evaluation of the whole run, so they must be selected."""
     if stage == "reward":
-        measured = get_nested(card, "evaluation", "reward_model")
-        is_measured = isinstance(measured, Mapping)
-        return {"accuracy": Figure.read({**measured, "value": measured.get("accuracy")})} if is_measured else {}
+        report = get_nested(card, "evaluation", "reward_model")
+        is_report = isinstance(report, Mapping)
+        return {"accuracy": Figure.read({**report, "value": report.get("accuracy")})} if is_report else {}
     if stage not in ("sft", "ppo"):
         return {}
     figures = {"reward": card.estimate(stage, "reward") or _training_figure(card.get("reward"))}
@@ -346,7 +346,7 @@ def _damaged_models(namespace: str, hub: Hub) -> dict[str, str]:
 
 def _read_entry(model: ModelInfo, *, hub: Hub) -> Entry:
     card, note = fetch_card(model.id, model.sha or "main", hub)
-    return make_entry(model.id, model.sha or "", card, changed=model.last_modified, tags=model.tags or (), note=note)
+    return make_entry(model.id, model.sha or "", card, changed_at=model.last_modified, tags=model.tags or (), note=note)
 
 
 def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
@@ -436,6 +436,6 @@ def checkpoint_rows(
         if not is_exported and card_row.get("commit") not in (None, tags[name]):
             card_row = {}  # the tag has moved since, so these metrics belong to another checkpoint
         rows.append(make_row(name, steps.get(name), tags[name], card_row))
-    listed = {name for names in pointers_by_step.values() for name in names}
-    rows += [make_row(name, None, pointers[name], {}) for name in pointers if name not in listed]
+    shown_pointers = {name for names in pointers_by_step.values() for name in names}
+    rows += [make_row(name, None, pointers[name], {}) for name in pointers if name not in shown_pointers]
     return {"stage": card.stage, "recipe": card.recipe, "checkpoints": rows}

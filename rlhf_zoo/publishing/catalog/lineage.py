@@ -272,9 +272,9 @@ def _read_folder(folder: Path) -> Member:
 
 def _sibling(folder: Path, document: Mapping[str, Any], parent: Reference) -> Reference:
     """Replaces an unpublished parent by its stage's directory in the same run, if that still holds the same run."""
-    recorded = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
+    lineage = document.get("dataset") if parent.role == "data" else (document.get("parents") or {}).get(parent.role)
     sibling = StageRecord(folder.parent / parent.role)
-    if parent.repo is not None or not recorded or sibling.read().get("fingerprint") != recorded.get("fingerprint"):
+    if parent.repo is not None or not lineage or sibling.read().get("fingerprint") != lineage.get("fingerprint"):
         return parent
     return Reference(parent.role, parent.kind, folder=sibling.path, title=parent.title)
 
@@ -297,9 +297,9 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
         if reference.kind == "model" and CARD_FILE in names:
             card, problem = download_card(repo, str(info.sha), hub)
             # A step's card is made before the reward model's report exists, so take the report from the card of `best`.
-            best = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
-            if card.stage == "reward" and not card.get("reward_model") and best is not None:
-                card = _with_report(card, repo, best, hub)
+            best_commit = {ref.name: ref.target_commit for ref in refs.tags}.get("best")
+            if card.stage == "reward" and not card.get("reward_model") and best_commit is not None:
+                card = _with_report(card, repo, best_commit, hub)
     except GatedRepoError:
         return Member(problem="is gated, and this token may not read it")
     except RepositoryNotFoundError:
@@ -318,8 +318,8 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
     return Member(info.sha, tags, card=card if problem is None else None, problem=problem, parents=parents)
 
 
-def _with_report(card: Card, repo: str, best: str, hub: Hub) -> Card:
+def _with_report(card: Card, repo: str, best_commit: str, hub: Hub) -> Card:
     """Returns a reward model's card, with the report from the card of `best` if that is of the same checkpoint."""
-    best_card, _ = download_card(repo, best, hub)
+    best_card, _ = download_card(repo, best_commit, hub)
     is_same = best_card and all(best_card.get(key) == card.get(key) for key in ("fingerprint", "step"))
     return Card({**card, "reward_model": best_card.get("reward_model")}) if is_same else card
