@@ -54,9 +54,9 @@ def _draw(facts: StageFacts, draw: Draw) -> None:
 CARD = StageCard(
     template=Path(__file__).with_name("toy.md.jinja"),
     columns={"loss": "loss"},
-    always="loss",
+    required_column="loss",
     json_columns={"loss": "loss"},
-    measured=_measured,
+    index_metrics=_measured,
     draw=_draw,
     variables=lambda facts: {"toy_loss": facts.latest_metrics.get("loss")},
     unmeasured=lambda facts: ["all but its loss"],

@@ -232,7 +232,7 @@ def open_run(
         restart=restart,
         **options,
     )
-    if not restart:  # before anything is published under this recipe's names
+    if not restart:  # check before publishing under this recipe's names
         context.check_recipe(["data", *STAGES, "eval"])
     with publishing(context, patience=patience, stages=stages, resend_cards=resend_cards) as publisher:
         yield context, publisher

@@ -100,7 +100,7 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
         title=printable(title) or None, box=box.SIMPLE_HEAD, padding=0 if compact else (0, 1), show_edge=not compact
     )
     widths = dict(enumerate(min_widths))
-    # Columns that need the least space come first, so that the wide columns get what those leave.
+    # Widen the columns that need the least space first, so that wide columns get the remaining space.
     for position, index in enumerate(sorted(widths, key=lambda index: full_widths[index] - min_widths[index])):
         extra_width = min(full_widths[index] - min_widths[index], spare // (len(columns) - position))
         widths[index] += extra_width

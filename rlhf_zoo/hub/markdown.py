@@ -31,7 +31,7 @@ class Resolver(Protocol):
 
 
 def card_body(source: str) -> str:
-    """Removes the front matter: YAML between two lines `---`, the first of which begins the file.
+    """Removes the front matter: YAML between two lines `---` at the beginning of the file.
 
     Args:
         source: README.md.
@@ -139,7 +139,7 @@ def _safe_tokens(tokens: Sequence[Token], resolver: Resolver, headings: dict[str
     after_alert = False
     for token in tokens:
         if after_alert and token.type == "softbreak":
-            token = Token("hardbreak", "br", 0)  # the kind of an alert has a line of its own, as on the Hub
+            token = Token("hardbreak", "br", 0)  # as on the Hub, the kind of an alert is on a separate line
         after_alert = False
         if token.type == "image":
             yield from _image(token, resolver)

@@ -15,7 +15,7 @@ from ..modeling.prompt_keys import format_group_count
 #: Longest sample that the page shows, in characters.
 MAX_SAMPLE = 2000
 #: Kind of verdict -> CSS class of its color. The page also writes the verdict in words.
-_TONES = {
+_VERDICT_CLASSES = {
     "hacked": "bad", "worse": "bad", "past the peak": "bad", "suspicious": "doubtful", "better": "good",
     "healthy": "good",
 }  # fmt: skip
@@ -48,7 +48,7 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
         result=result,
         policy=policy,
         reference=reference,
-        tone=_TONES.get(result.verdict.kind, "open"),
+        verdict_class=_VERDICT_CLASSES.get(result.verdict.kind, "open"),
         groups=format_group_count(result.groups, result.prompts),
         figures=list(_figures(result)),
         probes=sorted(result.report.probes, key=lambda probe: (not probe.fired, -_ratio(probe))),

@@ -10,8 +10,8 @@ from ..runs.record import StageRecord, checkpoint_step
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
     """Returns the folders of the checkpoints that remain to be sent, oldest first.
 
-    All complete checkpoints are to be sent. If push_steps is set, only those at its multiples are and, once the stage
-    has finished, the last and the chosen checkpoint.
+    Without push_steps, all complete checkpoints are sent. With it, only steps that are its multiples are sent, and the
+    last and the chosen checkpoint once the stage has finished.
 
     Args:
         record: The stage's directory.

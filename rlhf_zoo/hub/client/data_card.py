@@ -83,7 +83,7 @@ def _check_options(metadata: object, file: str, name: str) -> None:
 
 
 def leads_out(pattern: str) -> bool:
-    """Whether a pattern can match anything outside of the data set's folder.
+    """Whether a pattern can match files outside the data set's folder.
 
     Args:
         pattern: A pattern of `datasets`.

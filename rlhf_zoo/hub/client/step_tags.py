@@ -9,7 +9,7 @@ _STEP = re.compile(r"(?:step-)?([0-9]{1,12})")
 
 
 def tag_name(step: int) -> str:
-    """The tag of a step, such as step-000040. Zeros pad the number, so that sorted tags are in the order of steps.
+    """The tag of a step, such as step-000040. Zeros pad the number, so tags sort in the order of steps.
 
     Args:
         step: The training step.

@@ -126,7 +126,7 @@ def disk_full(root: object) -> Fault:
     Args:
         root: The Hub's folder.
     """
-    message = f"The Hub's disk is full: free some space under {root} and push again; nothing of this push was kept."
+    message = f"The Hub's disk is full: free some space under {root} and push again; this push was not stored."
     return Fault(507, message)
 
 
@@ -137,7 +137,7 @@ def cannot_write(root: object, reason: str) -> Fault:
         root: The Hub's folder.
         reason: The system's reason.
     """
-    message = f"The Hub cannot write under {root} ({reason}): make that folder writable again; nothing was kept."
+    message = f"The Hub cannot write under {root} ({reason}): make that folder writable again; nothing was stored."
     return Fault(507, message)
 
 

@@ -72,8 +72,8 @@ class HubServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread for a connection.
 
-        If there are too many connections, closes the one that has waited longest without a complete head. If all of
-        them have a request in progress, answers 503.
+        If there are too many connections, closes the one that has waited longest for a complete head. If all of them have
+        a request in progress, answers 503.
 
         Args:
             request: The connection.
@@ -111,7 +111,7 @@ class HubServer(ThreadingHTTPServer):
     def accepts_host(self, header: str) -> bool:
         """Whether a Host header names this server.
 
-        This stops DNS rebinding, in which the name of a foreign web page comes to resolve to this machine.
+        This stops DNS rebinding: a foreign web page changes its own name to resolve to this machine.
 
         Args:
             header: Value of the header, with or without a port.

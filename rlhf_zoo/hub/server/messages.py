@@ -58,7 +58,7 @@ class Body:
         self._timed_out = False
 
     def chunks(self) -> Iterator[memoryview]:
-        """Yields the body in pieces. All pieces share one buffer, so each is valid only until the next is requested.
+        """Yields the body in pieces. They share one buffer, so a piece is valid only until the next one is requested.
 
         Raises:
             Fault: 413 beyond the limit, 408 if the sender is too slow.

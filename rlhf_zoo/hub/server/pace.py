@@ -9,7 +9,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
-#: Minimum average speed of a body, in bytes per second, beyond the delay that every sender is allowed.
+#: Minimum average speed of a body in bytes per second, not counting the delay that each sender may have.
 MIN_BYTES_PER_SECOND = 4096
 
 
@@ -27,7 +27,7 @@ class PacedReader(io.RawIOBase):
         self._connection = connection
         self._in_body = False
         self._deadline = self._head_seconds = 0.0
-        self._patience = self._remaining = 0.0
+        self._patience = self._seconds_left = 0.0
 
     def await_head(self, idle: float, seconds: float) -> None:
         """Starts waiting for a request.
@@ -47,7 +47,7 @@ class PacedReader(io.RawIOBase):
                 bytes take at MIN_BYTES_PER_SECOND.
         """
         self._in_body = True
-        self._patience = self._remaining = patience
+        self._patience = self._seconds_left = patience
 
     def readable(self) -> bool:
         return True
@@ -62,7 +62,7 @@ class PacedReader(io.RawIOBase):
             TimeoutError: The sender is too slow.
         """
         start = time.monotonic()
-        timeout = min(self._patience, self._remaining) if self._in_body else self._deadline - start
+        timeout = min(self._patience, self._seconds_left) if self._in_body else self._deadline - start
         if timeout <= 0:
             raise TimeoutError("the sender is too slow")
         self._connection.settimeout(timeout)
@@ -70,7 +70,7 @@ class PacedReader(io.RawIOBase):
         if self._in_body:
             # A budget of seconds, which shrinks by the time spent waiting, and grows with each byte. The time that we
             # take to write the bytes to the disk does not count against the sender.
-            self._remaining += count / MIN_BYTES_PER_SECOND - (time.monotonic() - start)
+            self._seconds_left += count / MIN_BYTES_PER_SECOND - (time.monotonic() - start)
         elif self._head_seconds:  # the first byte of a head: now the limit for the whole head starts
             self._deadline, self._head_seconds = time.monotonic() + self._head_seconds, 0.0
         return count

@@ -1,4 +1,4 @@
-"""Matches the patterns of .gitattributes and .gitignore in time that is linear in the path, whatever the pattern.
+"""Matches the patterns of .gitattributes and .gitignore in time that is linear in the path for every pattern.
 
 A regular expression backtracks: on `*a*a*a*ab` it runs for minutes and blocks every other thread. Here a pattern is
 a nondeterministic automaton. An integer has one bit for each state, and each byte of the path updates all bits at once.

@@ -51,11 +51,11 @@ def serve(
         ready_file: Receives {"url", "pid"} as JSON once the server listens.
         parent: Id of the process that the server belongs to. The server ends with it, ignores SIGINT, and does not
             record itself in the root. None for a server that runs on its own.
-        is_second: Whether another server of the same root is on record, so that this server must not record itself.
+        is_second: Whether another server of the same root is on record. If so, this server does not record itself.
         on_ready: Called with the address once the server listens.
 
     Returns:
-        The address at which it served.
+        The address of the server.
 
     Raises:
         ZooError: The root cannot be written, or the server cannot listen at the address.

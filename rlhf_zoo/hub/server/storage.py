@@ -51,7 +51,7 @@ _SETTING_TYPES = {
     "secrets": dict,
 }
 _STALE_SECONDS = 24 * 3600
-# Bytes that uploads leave free on the disk, so that commits and deletions still work on a full disk.
+# Bytes that uploads leave free on the disk for commits and deletions.
 _RESERVED_BYTES = 16 * 2**20
 # Maximum renames to follow in a row, because the records could form a cycle.
 _MAX_RENAMES = 20
@@ -125,7 +125,7 @@ class Storage:
         Args:
             repo: The repository.
         """
-        # A single rename creates or removes it, so a repository never exists in part.
+        # A single rename creates or removes a repository, so it never exists in part.
         return self.path(repo).is_dir()
 
     def git(self, repo: RepoId) -> GitRepository:
@@ -152,7 +152,7 @@ class Storage:
             repos: The repositories to lock.
         """
         with ExitStack() as stack:
-            # Always in the same order, so that two writers cannot wait for each other.
+            # Lock in a fixed order, so that two writers cannot wait for each other.
             for repo in sorted(set(repos)):
                 stack.enter_context(locked(self._locks / _file_name(repo)))
             yield

@@ -24,7 +24,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def _digest(token: str) -> str:
-    # A token has 160 random bits, which nobody can guess, so a plain hash needs neither salt nor stretching.
+    # Nobody can guess the 160 random bits of a token, so a plain hash needs neither salt nor stretching.
     return hashlib.sha256(token.encode(errors="replace")).hexdigest()
 
 

@@ -1,4 +1,4 @@
-"""Receives uploads by Xet, huggingface_hub's default protocol: issues tokens, and stores what is sent with them.
+"""Receives uploads by Xet, huggingface_hub's default protocol: issues tokens, and stores the uploads under them.
 
 Files end up in `LargeFiles`, like those uploaded by LFS, and are downloaded from there. Apart from `paths-info`, no
 answer of this Hub names a Xet hash. The Hub has no grants, no deduplication across repositories and no version 2 of

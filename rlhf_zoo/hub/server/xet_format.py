@@ -1,4 +1,4 @@
-"""Reads the xorbs and shards of the Xet protocol, as far as is needed to rebuild files.
+"""Reads the parts of the Xet protocol's xorbs and shards that rebuilding files needs.
 
 A file is split into chunks of 8 to 128 KiB. A xorb holds chunks, each compressed separately. A shard lists, for each
 file, the ranges of xorbs that it consists of. Integers are little-endian. Xet's own hashes are not checked, because

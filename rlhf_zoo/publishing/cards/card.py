@@ -124,7 +124,7 @@ def front_matter(facts: StageFacts, card: StageCard) -> dict[str, Any]:
     data["tags"] = tags
     results = [
         _index_result(facts, task, data, finite_metrics)
-        for data, metrics in card.measured(facts)
+        for data, metrics in card.index_metrics(facts)
         if (finite_metrics := [metric for metric in metrics if finite(metric[1])])
     ]
     if results:
@@ -319,7 +319,7 @@ def _columns(facts: StageFacts, card: StageCard) -> dict[str, str]:
     logged = {key for row in facts.checkpoints for key, value in row.metrics.items() if value is not None}
     if not penalty_varies(facts):
         logged.discard("kl_coef")
-    return {heading: key for heading, key in card.columns.items() if heading == card.always or key in logged}
+    return {heading: key for heading, key in card.columns.items() if heading == card.required_column or key in logged}
 
 
 def _plots(facts: StageFacts, card: StageCard, folder: Path) -> dict[str, Raw]:

@@ -19,8 +19,8 @@ class DataPart:
         folder: Name of its folder on the training machine.
         config: Its configuration.
         split: Its split.
-        share: Share of the split's prompts that is held out: these rows or, if `trained`, the rest. None if these rows
-            are the whole split.
+        share: Share of the split's prompts that is held out: these rows or, if `is_training_data`, all other rows. None
+            if these rows are the whole split.
         columns: Name of the stage's column -> name of the data set's.
         trained: Whether the stage trained on the rows.
         is_second_share: Whether an equal share of the same split is held out for another purpose.
@@ -32,7 +32,7 @@ class DataPart:
     split: str | None
     share: float | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
-    trained: bool = False
+    is_training_data: bool = False
     is_second_share: bool = False
 
     @property
@@ -41,21 +41,21 @@ class DataPart:
         return self.repo or self.folder
 
     @property
-    def rows(self) -> Raw:
-        """Split, share and configuration in words."""
+    def split_description(self) -> Raw:
+        """Split, share and configuration, as a phrase."""
         split = f"the {code(self.split)} split" if self.split else "a split that is not recorded"
         if self.share is not None:
             share = f"{100 * self.share:g}%"
             held_out = f"{'another' if self.is_second_share else 'the'} {share} held out of {split}"
-            split = f"{split} without {share} of its prompts" if self.trained else held_out
+            split = f"{split} without {share} of its prompts" if self.is_training_data else held_out
         return Raw(split + (f", configuration {code(self.config)}" if self.config else ""))
 
     @property
-    def words(self) -> Raw:
-        """Split, share, configuration, data set and columns in words."""
+    def description(self) -> Raw:
+        """Split, share, configuration, data set and columns, as a phrase."""
         data_set = f"{',' if self.config else ''} of {code(self.name)}" if self.name else ""
         columns = ", ".join(f"{ours} from {code(theirs)}" for ours, theirs in self.columns.items())
-        return Raw(f"{self.rows}{data_set}{f' ({columns})' if columns else ''}")
+        return Raw(f"{self.split_description}{data_set}{f' ({columns})' if columns else ''}")
 
 
 def stage_key(facts: StageFacts, key: str) -> Any:
@@ -84,7 +84,7 @@ def trained_on(facts: StageFacts) -> DataPart:
     share = stage_key(facts, "held_out_share")
     if facts.stage == "ppo" and finite(share):  # PPO holds out one share for the evaluation and one for validation
         share = 2 * share
-    return _part(facts, stage_key(facts, "dataset_train_split"), share, trained=True)
+    return _part(facts, stage_key(facts, "dataset_train_split"), share, is_training_data=True)
 
 
 #: Key of `left_out` in run.json -> description of the rows, after their number.
@@ -132,7 +132,7 @@ def measured_on(facts: StageFacts) -> DataPart:
 
 
 def evaluated_on(facts: StageFacts, part: Mapping[str, Any] | None = None) -> DataPart:
-    """Returns the prompts of the evaluation in ../eval, or of a part of it with prompts of its own.
+    """Returns the prompts of the evaluation in ../eval, or of a part of it that has its own prompts.
 
     Args:
         facts: The facts of the stage.
@@ -189,7 +189,7 @@ def _listed(names: Sequence[str], word: str) -> str:
     return f" {word} ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def _part(facts: StageFacts, split: Any, share: Any, *, trained: bool = False) -> DataPart:
+def _part(facts: StageFacts, split: Any, share: Any, *, is_training_data: bool = False) -> DataPart:
     columns = stage_key(facts, "columns")
     return DataPart(
         *_repo_and_folder(facts),
@@ -197,7 +197,7 @@ def _part(facts: StageFacts, split: Any, share: Any, *, trained: bool = False) -
         split,
         share if finite(share) else None,
         columns if isinstance(columns, Mapping) else {},
-        trained,
+        is_training_data,
     )
 
 

@@ -9,8 +9,6 @@ from typing import Any
 from ...fileio import finite
 from .data import DataPart
 from .facts import StageFacts
-from .markdown import Raw
-from .report import judge_notes
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Rows of the tables of held-out figures: key in evaluation.json -> label. The first three are in the headline's table.
@@ -49,9 +47,9 @@ class StageCard:
         template: The README's template, which extends base.md.jinja.
         columns: Columns of the checkpoint table after the step: heading -> metric. Columns without values are left
             out.
-        always: The heading of the column that is shown even without values.
+        required_column: The heading of the column that is shown even without values.
         json_columns: The metrics of a checkpoint in rlhf_card.json: name -> metric.
-        measured: Yields (data, metrics measured on it) for the model index.
+        index_metrics: Yields (data, metrics measured on it) for the model index.
         draw: Draws the plots.
         variables: Returns the template's variables that other stages do not have.
         unmeasured: Returns figures that a reader might expect but that were not measured.
@@ -59,9 +57,9 @@ class StageCard:
 
     template: Path
     columns: Mapping[str, str]
-    always: str
+    required_column: str
     json_columns: Mapping[str, str]
-    measured: Callable[[StageFacts], Iterator[tuple[DataPart, list[Metric]]]]
+    index_metrics: Callable[[StageFacts], Iterator[tuple[DataPart, list[Metric]]]]
     draw: Callable[[StageFacts, Draw], None]
     variables: Callable[[StageFacts], Mapping[str, Any]]
     unmeasured: Callable[[StageFacts], list[str]]
@@ -116,18 +114,6 @@ def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, A
         farthest = sorted((row for row in rows if finite(row[side].get("kl"))), key=lambda row: -row[side]["kl"])
         selected["The farthest from the SFT policy, by log-ratio"] = farthest[:_WORST_SHOWN]
     return {heading: samples for heading, samples in selected.items() if samples}
-
-
-def notes_on_judge(judge: Mapping[str, Any]) -> Raw:
-    """Returns caveats about a judge. The template adds whether the main judge is the training reward.
-
-    Args:
-        judge: The judge's entry in evaluation.json.
-
-    Returns:
-        The sentences.
-    """
-    return judge_notes({key: value for key, value in judge.items() if key != "is_training_reward"})
 
 
 def perplexity(loss: Any) -> float | None:

@@ -20,12 +20,11 @@ from .parts import (
     Draw,
     Metric,
     StageCard,
-    notes_on_judge,
     policy_figures,
     selected_samples,
     unmeasured_figures,
 )
-from .report import answer_rows
+from .report import answer_rows, judge_notes
 from .summary import example, headline, kind_of_verdict, verdict
 from .watch_out import watch_out
 
@@ -47,7 +46,7 @@ _METHODS = {
 }
 
 
-def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     judge = (facts.evaluation.get("judge") or {}).get("name")
     figures = {
         "win_rate": f"win rate over {facts.start}{f', by {markdown.judge_title(judge)}' if judge else ''}",
@@ -98,7 +97,7 @@ def _variables(facts: StageFacts) -> dict[str, Any]:
         "baselines": list(_baselines(facts.frontier)),
         "extra_judges": list((facts.frontier.get("sft") or {}).get("extra_metrics") or {}),
         "other_judges": _other_judges(facts),
-        "judge_notes": notes_on_judge(_main_judge(facts)),
+        "judge_notes": _judge_notes(_main_judge(facts)),
         "parts": reward_parts(facts),
         "selected_samples": selected_samples(facts, "ppo"),
         "rewarded": _reward_description(facts),
@@ -164,6 +163,11 @@ def _main_judge(facts: StageFacts) -> dict[str, Any]:
     return {**((facts.evaluation.get("judges") or {}).get(judge.get("name")) or {}), **judge}
 
 
+def _judge_notes(judge: Mapping[str, Any]) -> Raw:
+    """Returns caveats about a judge, except that it is the training reward, which the template says."""
+    return judge_notes({key: value for key, value in judge.items() if key != "is_training_reward"})
+
+
 def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
     """Returns the other judges, including votes: {name: {description, notes, sft, ppo, win_rate}}."""
     main = (facts.evaluation.get("judge") or {}).get("name")
@@ -174,7 +178,7 @@ def _other_judges(facts: StageFacts) -> dict[str, dict[str, Any]]:
             judges[name] = {
                 **estimates,
                 "description": figures.get("description", ""),
-                "notes": notes_on_judge(figures),
+                "notes": _judge_notes(figures),
             }
     for name, figures in (facts.evaluation.get("votes") or {}).items():
         if isinstance(figures, Mapping):
@@ -201,9 +205,9 @@ def _unmeasured(facts: StageFacts) -> list[str]:
 CARD = StageCard(
     template=TEMPLATES / "ppo.md.jinja",
     columns={"episodes": "episodes", "β": "kl_coef", "reward": "objective/score", "KL, nats": "objective/kl"},
-    always="KL, nats",
+    required_column="KL, nats",
     json_columns={"reward": "objective/score", "kl": "objective/kl"},
-    measured=_measured,
+    index_metrics=_index_metrics,
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,

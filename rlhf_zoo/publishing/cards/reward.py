@@ -14,7 +14,7 @@ from .summary import bold
 from .watch_out import LIKES_LENGTH
 
 
-def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     report = facts.reward_report
     yield measured_on(facts), [
         ("accuracy", (facts.accuracy or {}).get("value"), "accuracy on held-out pairs"),
@@ -120,9 +120,9 @@ CARD = StageCard(
         "validation loss": "eval_loss",
         "validation accuracy": "eval_accuracy",
     },
-    always="loss",
+    required_column="loss",
     json_columns={"loss": "loss", "eval_loss": "eval_loss", "eval_accuracy": "eval_accuracy"},
-    measured=_measured,
+    index_metrics=_index_metrics,
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,

@@ -64,7 +64,7 @@ def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: M
         evaluated: The content of ../eval/run.json.
 
     Returns:
-        A phrase such as "step 40"; None if the evaluation is of this stage's end.
+        A phrase such as "step 40"; None if the evaluation belongs to the end of this stage.
     """
     if run.get("status") in ("running", "interrupted"):
         return "an earlier run" if evaluated else None

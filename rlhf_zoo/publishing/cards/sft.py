@@ -21,7 +21,7 @@ from .parts import (
 from .summary import examples
 
 
-def _measured(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
+def _index_metrics(facts: StageFacts) -> Iterator[tuple[DataPart, list[Metric]]]:
     values = {key: (facts.estimate("sft", key) or {}).get("value") for key in FIGURES}
     yield evaluated_on(facts), [(key, values[key], name) for key, name in FIGURES.items() if key != "kl"]
     if facts.step_of_latest("eval_loss") == facts.described_step:
@@ -66,9 +66,9 @@ def _unmeasured(facts: StageFacts) -> list[str]:
 CARD = StageCard(
     template=TEMPLATES / "sft.md.jinja",
     columns={"loss": "loss", "validation loss": "eval_loss"},
-    always="validation loss",
+    required_column="validation loss",
     json_columns={"loss": "loss", "eval_loss": "eval_loss"},
-    measured=_measured,
+    index_metrics=_index_metrics,
     draw=_draw,
     variables=_variables,
     unmeasured=_unmeasured,

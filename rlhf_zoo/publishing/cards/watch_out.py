@@ -9,7 +9,7 @@ from .facts import StageFacts
 from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
-LIKES_LENGTH = 0.3  # rank correlation with length from which a reward is said to like long texts
+LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
 
 
 def watch_out(facts: StageFacts) -> list[Raw]:
