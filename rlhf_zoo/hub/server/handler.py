@@ -72,8 +72,8 @@ class HubServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Starts a thread for a connection.
 
-        If there are too many connections, closes the one that has waited longest for a complete head. If all of them have
-        a request in progress, answers 503.
+        If there are too many, closes the connection that has waited longest for a complete head. If all connections
+        have a request in progress, answers 503.
 
         Args:
             request: The connection.
