@@ -181,7 +181,7 @@ class ShardFile:
     Args:
         sha256: Hexadecimal digits.
         size: Bytes.
-        entries: The records of its segments.
+        records: The records of its segments, as bytes.
     """
 
     sha256: str

@@ -22,7 +22,7 @@ class DataPart:
         share: Share of the split's prompts that is held out: these rows or, if `is_training_data`, all other rows. None
             if these rows are the whole split.
         columns: Name of the stage's column -> name of the data set's.
-        trained: Whether the stage trained on the rows.
+        is_training_data: Whether the stage trained on the rows.
         is_second_share: Whether an equal share of the same split is held out for another purpose.
     """
 
