@@ -54,7 +54,7 @@ def sqrt_kl(kl: float) -> float:
 
 
 def error_bars(points: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Returns how far each point's interval extends below its value, and how far above: matplotlib's `yerr`.
+    """Returns the lengths of error bars below and above the points, as matplotlib's `yerr`.
 
     Args:
         points: Estimates, each with `value` and `ci95`.
@@ -121,7 +121,7 @@ def label_lines(axes: Axes, labels: Sequence[tuple[str, str]]) -> None:
 
 
 def make_transparent(figure: Figure, *, size: float) -> None:
-    """Makes a figure's background transparent, and its black texts a gray that is legible on white and on black.
+    """Makes a figure's background transparent, and turns black text into a gray that is legible on white and black.
 
     Args:
         figure: matplotlib's figure.

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 Rows = Sequence[Mapping[str, Any]]
 # (metric, title, unit)
 Panel = tuple[str, str, str]
-MAX_TICKS = 9  # up to this many checkpoints, each has a tick
-_MAX_LABEL = 36  # characters of a row's label; longer labels are cut at the beginning
+MAX_TICKS = 9  # if there are more checkpoints, not every one has a tick
+_MAX_LABEL = 36  # characters of a row's label; a longer label loses its beginning
 _SQRT_KL_UNIT = "nats$^{1/2}$ per completion"
 
 

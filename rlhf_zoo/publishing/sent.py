@@ -8,7 +8,7 @@ from ..runs.record import StageRecord, checkpoint_step
 
 
 def unpublished(record: StageRecord, repo_id: str, *, hub: str) -> list[Path]:
-    """Returns the folders of the checkpoints that remain to be sent, oldest first.
+    """Returns the folders of the unsent checkpoints, oldest first.
 
     Without push_steps, all complete checkpoints are sent. With it, only steps that are its multiples are sent, and the
     last and the chosen checkpoint once the stage has finished.

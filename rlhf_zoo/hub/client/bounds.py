@@ -19,7 +19,7 @@ from .retry_after import seconds_to_wait
 if TYPE_CHECKING:
     from httpx2 import Client, Response, SyncByteStream
 
-#: Maximum seconds of each wait: one that a Hub asks for, for the start of a response, and between two of its parts.
+#: Maximum seconds that a client waits: when a Hub asks for it, for the start of a response, and between its parts.
 MAX_WAIT_SECONDS = 600.0
 CONNECT_SECONDS = 30.0
 #: Maximum pages of one list. The Hub puts up to 1,000 entries on a page.
@@ -102,7 +102,7 @@ def _not_json_error() -> type[Exception]:
     """The exception class for a response that is not JSON. It is a connection error, because no Hub answered."""
     from httpx2 import DecodingError
 
-    # It is a JSONDecodeError too: huggingface_hub catches that wherever it can do without the response.
+    # It is also a JSONDecodeError, which huggingface_hub catches where it does not need the response.
     class NotJSON(DecodingError, json.JSONDecodeError):
         def __init__(self, message: str) -> None:
             json.JSONDecodeError.__init__(self, message, "", 0)
@@ -130,7 +130,7 @@ def _parse_json(response: Response, parse: Callable[..., Any], **options: Any) -
 
 
 def _limited_stream(response: Response) -> SyncByteStream:
-    """A stream of the response's bytes that raises HfHubHTTPError once there are too many."""
+    """A stream of the response's bytes that raises HfHubHTTPError after too many."""
     from httpx2 import SyncByteStream
     from huggingface_hub.errors import HfHubHTTPError
 

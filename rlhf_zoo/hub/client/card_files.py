@@ -14,7 +14,7 @@ from .refusals import refusals_as
 if TYPE_CHECKING:
     from huggingface_hub import RepoFile, RepoFolder
 
-#: Larger files are skipped, because no card that rlhf-zoo publishes has any.
+#: Maximum size of a file. No card that rlhf-zoo publishes has a larger one.
 MAX_FILE_BYTES = 2**22
 
 

@@ -174,7 +174,7 @@ class Hub:
     def outage(self) -> Exception | None:
         """Probes the Hub with one short request.
 
-        Without this probe, users wait long for the error of a dead Hub: huggingface_hub tries a commit six times.
+        Without a probe, a command notices late that a Hub is down: huggingface_hub tries a commit six times.
 
         Returns:
             Why the Hub does not answer; None if it does, or if `offline` is set.

@@ -35,7 +35,7 @@ REFUSED_FILE_SYSTEMS = (
     "reference", "generic", "dask", "dbfs", "ftp", "git", "github", "gist", "jlab", "jupyter", "sftp", "smb", "ssh",
     "webhdfs",
 )  # fmt: skip
-#: Loaders of `datasets` that only read a file's content. Others follow links or open paths in it, or unpickle it.
+#: Loaders of `datasets` that only read a file's content. Other loaders open paths or links in it, or unpickle it.
 FORMATS = ("json", "csv", "parquet", "arrow", "text", "cache")
 #: Columns of these types hold plain values. For other types, such as images, reading a row opens the path in it.
 _PLAIN_TYPES = (
@@ -349,7 +349,7 @@ def _translate_load_errors(location: str) -> Iterator[None]:
             "the script if the data are in files, or load another data set."
         ) from error
     except (TypeError, KeyError, AttributeError, IndexError) as error:
-        # Only errors that a parser of metadata raised; all others are defects and must stay visible.
+        # Translate only errors of a parser of metadata. All others are defects and must stay visible.
         *_, (frame, _) = traceback.walk_tb(error.__traceback__)
         if not str(frame.f_globals.get("__name__")).startswith(_PARSERS):
             raise

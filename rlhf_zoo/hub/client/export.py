@@ -74,7 +74,7 @@ class Branch:
 
 @dataclass(frozen=True)
 class Source:
-    """A repository of the embedded Hub, for reading. Others may write to it meanwhile, because commits never change.
+    """A repository of the embedded Hub, for reading. It may be written meanwhile, because commits never change.
 
     Args:
         repo: Its id and type.
@@ -348,8 +348,8 @@ class _Export:
     def _replay(self, branch: Branch, head: str | None, missing: list[str], total: int) -> str:
         """Sends the missing commits of a branch in order. Returns its head on the target."""
         if head is None:
-            # A branch that shares no commit with main starts at main's first commit, whose files its own first commit
-            # replaces.
+            # A branch that shares no commit with main starts at main's first commit. Its own first commit then replaces
+            # all files.
             head = self.commits[branch.fork] if branch.fork else next(iter(self.commits.values()))
             with self._resumable(f"the branch {branch.name}"):
                 self.api.create_branch(**self.target, branch=branch.name, revision=head, exist_ok=True)

@@ -32,7 +32,7 @@ def kl_settings(facts: StageFacts) -> dict[str, Any]:
         Key -> value, plus `formula`: the estimator as a formula in words; None for an unknown estimator.
     """
     settings = {key: facts.setting(key, default_of("ppo", key)) for key in _KEYS}
-    if settings["reference"] is None:  # the run decided: with a reference, it logged the KL
+    if settings["reference"] is None:  # the run decided, and logged the KL if it had a reference
         settings["reference"] = not facts.metrics or any("objective/kl" in row for row in facts.metrics)
     formulas = _IN_REWARD if settings["kl_in"] == "reward" else _IN_LOSS
     return {**settings, "formula": formulas.get(settings["kl_estimator"])}

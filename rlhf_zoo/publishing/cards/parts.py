@@ -35,7 +35,7 @@ _WORST_SHOWN = 3
 
 #: A metric of the model index: type, value, name.
 Metric = tuple[str, Any, str]
-#: draw(name of the file, alternative text, function of `plots`, its arguments).
+#: Draws a plot: draw(file name, alternative text, function of `plots`, *arguments of that function).
 Draw = Callable[..., None]
 
 
@@ -91,9 +91,9 @@ def unmeasured_figures(facts: StageFacts, *excluded: str) -> list[str]:
 
 
 def selected_samples(facts: StageFacts, side: str) -> dict[str, list[dict[str, Any]]]:
-    """Selects samples to show: those of the first prompts, the worst, and for PPO those farthest from SFT.
+    """Selects samples to show: of the first prompts, the worst and, for PPO, the farthest from SFT.
 
-    The worst are those that the judge rates lowest, or the reward if there is no judge.
+    The worst samples have the lowest rating by the judge, or the lowest reward if there is no judge.
 
     Args:
         facts: The facts of the stage.

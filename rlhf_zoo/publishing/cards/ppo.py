@@ -164,7 +164,7 @@ def _main_judge(facts: StageFacts) -> dict[str, Any]:
 
 
 def _judge_notes(judge: Mapping[str, Any]) -> Raw:
-    """Returns caveats about a judge, except that it is the training reward, which the template says."""
+    """Returns caveats about a judge. The template itself says whether the judge is the training reward."""
     return judge_notes({key: value for key, value in judge.items() if key != "is_training_reward"})
 
 

@@ -259,7 +259,7 @@ def add_to_card(repo: str, folder: Path, document: Mapping[str, Any], *, hub: Hu
         The commit.
 
     Raises:
-        ZooError: A file is missing, or the Hub refuses, for instance because somebody else committed meanwhile.
+        ZooError: A file is missing, or the Hub refuses, for example because of another commit in between.
     """
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import EntryNotFoundError

@@ -1,6 +1,6 @@
 """Predicts from a run's files whether `rlhf-zoo reproduce` can reproduce its checkpoint.
 
-A card must not print a command that `pipeline.inspect.published` would refuse.
+If `pipeline.inspect.published` would refuse the checkpoint, the card must not print the command.
 """
 
 import re

@@ -12,7 +12,7 @@ from ...hub.client.step_tags import tagged_steps
 from ...modeling.integrity import weights_digest
 from ...runs.record import StageRecord
 
-# Keys that are secret or only concern this machine, so that a card must not show them.
+# Keys that a card must not show, because they are secret or concern only this machine.
 _PRIVATE = re.compile(r"(^|_)(token|api_key|password)$|^(output|logging|cache|home)_dir$|^resume_from_checkpoint$")
 _PUBLIC_TOKENS = ("stop_token", "eos_token", "pad_token", "bos_token", "unk_token")
 
@@ -54,7 +54,7 @@ def read_frontier(path: Path, evaluated: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def foreign_evaluation(record: StageRecord, run: Mapping[str, Any], evaluated: Mapping[str, Any]) -> str | None:
-    """Describes the checkpoint that ../eval measured, if it is not the one that the stage ended with.
+    """Describes what ../eval measured, if that is not the end of this stage.
 
     Checkpoints are compared by their weights, because equal weights may be published under several names.
 

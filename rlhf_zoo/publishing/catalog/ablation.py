@@ -22,9 +22,9 @@ from .index import TAG, WORKERS, checkpoints
 if TYPE_CHECKING:
     from huggingface_hub import ModelInfo
 
-#: Largest number of cards that are read in a namespace.
+#: Maximum number of cards that are read in a namespace.
 MAX_CARDS = 32
-#: Largest number of runs, including the first. The page samples as many checkpoints in one request.
+#: Maximum number of runs, including the first. One request of the page samples one checkpoint of each.
 MAX_RUNS = 16
 _MAX_NOTES = 3
 

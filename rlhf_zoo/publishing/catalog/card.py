@@ -22,7 +22,7 @@ from ..cards.card import CARD_FILE
 
 #: Role of a parent that a card may name -> its title, in the order of the family tree.
 ROLES = {**PARENT_TITLES, "value": "value model", "data": "data set", "base": "base model"}
-#: Largest rlhf_card.json that is read. That of a run with a hundred checkpoints has about ten thousand bytes.
+#: Maximum size of rlhf_card.json. The card of a run with a hundred checkpoints has about ten thousand bytes.
 MAX_CARD_BYTES = 2**22
 MAX_LINE = 96  # characters
 
@@ -219,11 +219,11 @@ class Card(dict[str, Any]):
 
 
 def clean(text: str, max_length: int = 120) -> str:
-    """Makes an untrusted text safe to print: replaces line ends, terminal control characters and direction marks.
+    """Makes an untrusted text safe to print: replaces line breaks, terminal control characters and direction marks.
 
     Args:
         text: Any text, such as one from a card.
-        max_length: Largest length in characters; the rest is cut off.
+        max_length: Maximum length in characters. A longer text is truncated.
     """
     printable = "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in text)
     return printable if len(printable) <= max_length else printable[: max_length - 1] + "…"

@@ -240,7 +240,7 @@ def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:
     if hub_id(repo) is None:
         raise ZooError(f"{name!r} is neither a repository nor a folder: write NAMESPACE/NAME or NAMESPACE/NAME@TAG.")
     root = Reference("", "model", repo, revision)
-    root_member = read(root)  # if the root cannot be read, that is an error; a parent's problem is shown in the tree
+    root_member = read(root)  # an unreadable root is an error, but an unreadable parent is only marked
     if root_member.problem is not None:
         raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, --hub and the token.")
     return family_tree(root, lambda reference: root_member if reference is root else read(reference))
