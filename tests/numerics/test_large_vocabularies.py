@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from rlhf_zoo import functional
 from rlhf_zoo.modeling.chunked_logprobs import chunked_logprobs
-from rlhf_zoo.modeling.sampling.random import draw, uniforms
+from rlhf_zoo.modeling.sampling.random import draw_with_logprobs, uniforms
 
 SIZES = (49_152, 128_256, 262_144)
 ROWS, WIDTH = 32, 16
@@ -40,7 +40,7 @@ def test_logprobs_are_as_close_to_float64_as_trls(size: int) -> None:
     head, states = head_and_states(size)
     logits = head(states)
     uniform = uniforms(0, [(row,) for row in range(ROWS)], 1).squeeze(1)
-    tokens, sampled = draw(logits, uniform)
+    tokens, sampled = draw_with_logprobs(logits, uniform)
     exact = functional.selected_logprobs(logits.double(), tokens)
     chunked = chunked_logprobs(states, head, tokens)[0]
     trl_error = (trl_logprobs(logits, tokens) - exact).abs()
@@ -48,7 +48,7 @@ def test_logprobs_are_as_close_to_float64_as_trls(size: int) -> None:
         error = actual.double() - exact
         assert error.abs().max() < LOGPROB and error.mean().abs() < BIAS
         assert error.abs().mean() <= 1.1 * trl_error.mean()
-    tokens, sampled = draw(logits, uniform, top_p=0.9)
+    tokens, sampled = draw_with_logprobs(logits, uniform, top_p=0.9)
     assert (sampled - functional.selected_logprobs(logits.double(), tokens)).abs().max() < LOGPROB
 
 

@@ -123,7 +123,7 @@ class ClassicPPOConfig:
         return Path(self.project_kwargs.get("logging_dir") or self.output_dir) / self.tracker_project_name
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all fields by name. Entries of nested fields are named by path, such as `project_kwargs/logging_dir`."""
+        """Returns all fields by name. Entries of nested fields have paths as names: `project_kwargs/logging_dir`."""
         flat: dict[str, Any] = {}
         for name, value in vars(self).items():
             flat |= (
