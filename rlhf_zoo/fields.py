@@ -30,7 +30,7 @@ class Limit:
         high: The upper bound.
         low_open: Whether the lower bound itself is excluded.
         high_open: Whether the upper bound itself is excluded.
-        why: The reason for the bound, which stands before the fix in the error. It ends with ", so ".
+        why: The reason for the bound, which precedes the fix in the error. It ends with ", so ".
     """
 
     low: float = -MAX_FLOAT32

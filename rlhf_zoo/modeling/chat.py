@@ -280,7 +280,7 @@ def completion_text(completion: Any, prompt: Prompt = "") -> str:
 
     Args:
         completion: A text, or messages. Only the last message is read.
-        prompt: Its prompt. If it begins the answer and the messages repeat that beginning, the beginning is left out.
+        prompt: The completion's prompt. If it begins the answer and the messages repeat that part, it is left out.
 
     Returns:
         The text that the completion adds to its prompt.
@@ -339,7 +339,7 @@ def decode_completions(
     Args:
         tokenizer: The policy's tokenizer.
         prompts: Texts or conversations.
-        prompt_tokens: Their token ids, as the policy read them.
+        prompt_tokens: The prompts' token ids, as the policy read them.
         completion_tokens: The token ids of one completion for each prompt.
 
     Returns:
@@ -365,7 +365,7 @@ def strip_template_space(text: str, prompt: Prompt, tokenizer: PreTrainedTokeniz
 
     Args:
         text: A decoded completion.
-        prompt: Its prompt, a text or a conversation. Only a conversation that begins no answer has such white space.
+        prompt: A text or a conversation. Only a conversation that begins no answer has such white space.
         tokenizer: The policy's tokenizer.
     """
     if isinstance(prompt, str) or has_answer_prefix(prompt):

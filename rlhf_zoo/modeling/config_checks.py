@@ -56,7 +56,7 @@ def check_config(config: Mapping[str, Any], file: str) -> None:
     """Checks a config.json before a configuration is built from it.
 
     Args:
-        config: Its content.
+        config: The file's content.
         file: What errors call the file.
 
     Raises:
@@ -125,7 +125,7 @@ def check_adapter(config: Mapping[str, Any], file: str) -> None:
     """Checks an adapter_config.json before peft reads it.
 
     Args:
-        config: Its content.
+        config: The file's content.
         file: What errors call the file.
 
     Raises:

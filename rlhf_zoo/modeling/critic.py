@@ -105,7 +105,7 @@ def critic_from(
         center: Whether scores are centered; otherwise μ = 0.
         scale: Whether scores are scaled; otherwise σ = 1.
         weight: w, the weight of the reward model's score in the reward.
-        share: Whether the trunk shares the weights of `source`. Only for a critic that is not trained.
+        share: Whether the trunk shares the weights of `source`, which then must not be trained with the critic.
         revision: The revision of a Hub id.
 
     Returns:

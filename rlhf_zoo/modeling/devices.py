@@ -24,8 +24,8 @@ def best_device(*, use_cpu: bool = False) -> torch.device:
     """Returns the accelerator on which this process trains or would train; the CPU if there is none.
 
     Args:
-        use_cpu: Whether to use the CPU in any case, as with the stage's key of this name. The environment variable
-            ACCELERATE_USE_CPU has the same effect.
+        use_cpu: Whether to use the CPU even if there is an accelerator. The environment variable ACCELERATE_USE_CPU has
+            the same effect.
     """
     from accelerate import PartialState
 

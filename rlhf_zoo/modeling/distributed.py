@@ -168,7 +168,7 @@ def wait() -> None:
 
 @contextmanager
 def main_process_first() -> Iterator[None]:
-    """Runs the code of this context in the main process first, so that the others can read what it wrote."""
+    """Runs the code of this context in the main process first, so that the others can read its files."""
     if not is_main_process():
         wait()
     yield

@@ -471,5 +471,5 @@ class BasePPOTrainer(PromptReader, LengthGroupingMixin, ShardTrainer, GuardedTra
 
 
 def _keep_rows(rows: list[Any]) -> Any:
-    """Returns rows as they are, because reward functions read their columns."""
+    """Returns the rows unchanged, because reward functions read their columns."""
     return rows

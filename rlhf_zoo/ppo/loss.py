@@ -110,7 +110,7 @@ def micro_batch_loss(
 
     Args:
         policy_loss: The policy's loss, with the micro-batch and the settings.
-        output: What policy and critic computed. If it already has the policy's loss, that loss is used.
+        output: The outputs of policy and critic. If they include the policy's loss, that loss is used.
         critic_only: Whether to return L_V alone, as during critic warm-up.
 
     Returns:

@@ -22,7 +22,7 @@ def completion_metrics(rollout: Rollout, estimates: Advantages, names: list[str]
 
     Args:
         rollout: B completions.
-        estimates: Their rewards.
+        estimates: The completions' rewards.
         names: The names of the reward functions.
 
     Returns:

@@ -34,7 +34,7 @@ class Minibatch:
 
     Attributes:
         rollout: The completions, with log π_old, log π_ref and V_old.
-        estimates: Their advantages and returns, by action.
+        estimates: The completions' advantages and returns, per action.
         indices: (b,) int64, the rows of these completions in the update's rollout.
         size: The size of the whole minibatch, even if this is a micro-batch. Losses are divided by it, so that the
             losses of the micro-batches add up to the minibatch's.
@@ -61,7 +61,7 @@ class Minibatch:
 
         Args:
             rollout: All completions of the update, of all processes.
-            estimates: Their advantages and returns.
+            estimates: The completions' advantages and returns.
             indices: (b,) int64, the completions of the minibatch.
             max_actions: The maximum number of actions in a completion.
             texts: The texts for the PTX loss, of all processes; None without that loss.

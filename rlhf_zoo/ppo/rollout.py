@@ -144,7 +144,7 @@ def shaped_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores
 def shaped_token_scores(scored: Scored, ended: Tensor, args: PPOConfig, running_scores: RunningScores) -> Tensor | None:
     """Scales the per-token scores to units of the shaped score: d_t/σ, and 0 if the score was replaced.
 
-    The last token gets whatever centering, clipping and penalties add to a score or subtract from it.
+    Whatever centering, clipping and penalties add to a score or subtract from it belongs to the last token.
 
     Args:
         scored: The rewards of B completions.

@@ -18,7 +18,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ..errors import NotFinite
 
-#: This many skipped steps in a row end the run.
+#: The number of skipped steps in a row that ends the run.
 MAX_SKIPPED_IN_A_ROW = 3
 #: The metric that counts optimizer steps skipped since the run began.
 SKIPPED = "skipped_steps"
@@ -61,7 +61,7 @@ class StepGuard(TrainerCallback, ExportableState):
         self.loss_failed |= not finite.get("loss", True)
 
     def should_step(self, *, step: int, learning_rate: float, scale_search: bool = False) -> bool:
-        """Decides from what was recorded whether to make the optimizer step.
+        """Decides whether to make the optimizer step, from the recorded quantities.
 
         Args:
             step: The number of the step, for the error.
@@ -99,7 +99,7 @@ class GuardedTrainer(Trainer):
 
     @property
     def guard(self) -> StepGuard:
-        """The guard. It is looked up each time, because Trainer replaces it when it restores callbacks."""
+        """The guard. It is looked up each time, because Trainer replaces the guard when it restores callbacks."""
         return next(callback for callback in self.callback_handler.callbacks if isinstance(callback, StepGuard))
 
     def finite_on_all_processes(self, tensors: Mapping[str, Tensor]) -> dict[str, bool]:

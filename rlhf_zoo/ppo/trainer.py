@@ -190,7 +190,7 @@ class PPOTrainer(StepwiseTrainer):
 
         Args:
             rollout: B completions.
-            scored: Their scores.
+            scored: The completions' scores.
 
         Raises:
             ZooError: An override of `token_rewards` changed the sum of a completion's rewards.

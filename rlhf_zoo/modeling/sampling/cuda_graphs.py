@@ -80,7 +80,7 @@ class _StepShape:
 
 
 class FixedLayer(StaticLayer):
-    """Keys and values of `size` rows at fixed addresses. The mask alone applies a sliding window."""
+    """Keys and values of `size` rows at fixed addresses. Only the mask applies a sliding window."""
 
     keys: Any
     values: Any
@@ -94,7 +94,7 @@ class FixedLayer(StaticLayer):
 
         Args:
             keys: The first keys, (rows, heads, columns, D), which determine heads, D and type.
-            values: The first values, likewise.
+            values: The first values, of the same shape except for D.
         """
         # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN.
         sizes, device_type = (self.size, keys.shape[1], self.max_cache_len), keys.device.type

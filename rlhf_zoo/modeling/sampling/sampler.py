@@ -293,7 +293,7 @@ def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | No
     scaled_logits = logits[..., : vocabulary.size].float() / temperature
     if not vocabulary.holes:
         return scaled_logits
-    # Not −∞: in a sum Σ p·log p, 0·∞ would give NaN.
+    # Not −∞, because in a sum Σ p·log p the product 0·∞ would be NaN.
     holes = torch.tensor(vocabulary.holes, device=scaled_logits.device)
     return scaled_logits.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
 

@@ -22,7 +22,7 @@ WITHOUT_EFFECT = {
 }
 
 
-# Not frozen, because scripts of that time assign to its fields.
+# Not frozen, because scripts for TRL 0.x assign to the fields.
 @dataclass
 class ClassicPPOConfig:
     """TRL 0.x's fields, with the defaults of its last release, 0.11.

@@ -11,7 +11,7 @@ class PPOConfig(ZooPPOConfig):
     """`rlhf_zoo.PPOConfig` with the defaults of TRL 1.12, and its additional fields.
 
     The batch sizes are computed as in TRL, and values passed for them are replaced. Where TRL's trainer ignored its own
-    defaults, the defaults here are what it did: no bf16, no gradient checkpointing, and a log line in each update.
+    defaults, the defaults here match its behavior: no bf16, no gradient checkpointing, and a log line in each update.
     """
 
     stop_token: str | None = field(default=None, metadata={"help": "'eos'; None: only stop_token_id ends completions."})
