@@ -319,7 +319,7 @@ class BadYAML(ValueError):
 def load_yaml(text: str, loader: Any = None) -> Any:
     """Loads one YAML document within bounds.
 
-    The bounds limit a document's length, nesting, size once aliases are expanded, and anything that takes quadratic time
+    The bounds limit a document's length, nesting, size with aliases expanded, and anything that takes quadratic time
     (directives, the digits of a number, numbers that collide as keys). They are checked on the parser's events, because
     PyYAML's composers recurse, and the composer in C has no limit.
 
