@@ -35,22 +35,6 @@ _OPEN_THINK, _CLOSE_THINK = "<think>", "</think>"
 _THOUGHT = re.compile(r"<think>.*?(?:</think>\s*|\Z)", re.DOTALL)
 
 
-def tokenize_conversation(messages: Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Tokenizes a complete conversation with the tokenizer's chat template.
-
-    Args:
-        messages: The conversation, answers included.
-        tokenizer: The tokenizer with the chat template.
-
-    Returns:
-        Token ids, without a generation prompt at the end.
-
-    Raises:
-        ZooError: The tokenizer has no chat template, or the template refuses the conversation.
-    """
-    return render_ids(messages, tokenizer)
-
-
 def tokenize_prompt(prompt: Prompt, tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Tokenizes a prompt up to where its completion begins.
 

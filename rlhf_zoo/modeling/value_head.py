@@ -1,7 +1,6 @@
 """A value head on a language model's hidden states, and how to read it from a checkpoint."""
 
 from pathlib import Path
-from typing import Unpack
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
 from ..errors import ZooError
-from .model_files import HubOptions, ModelFiles
+from .model_files import ModelFiles
 
 VALUE_HEAD_FILE = "critic/value_head.safetensors"
 PREFIX = "v_head."  # begins the names of the head's tensors in a model's state dict
@@ -80,32 +79,19 @@ class ValueHead(nn.Module):
         return self.summary(self.dropout(hidden).to(self.summary.weight.dtype)).float()
 
 
-def read_value_head(
-    source: str | Path, *, variant: str | None = None, **hub: Unpack[HubOptions]
-) -> dict[str, Tensor] | None:
+def read_value_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
     """Reads the value head of a checkpoint.
 
     Looks for the head among the weights (`v_head.*` in `model.safetensors` or its shards), then in VALUE_HEAD_FILE.
 
     Args:
-        source: A folder or a Hub id.
-        variant: The infix of the weight files' names, as in transformers.
-        **hub: See `HubOptions`.
+        checkpoint: The checkpoint's files.
 
     Returns:
         `summary.weight` (1, H) and `summary.bias` (1,); None if the checkpoint has no head.
 
     Raises:
         ZooError: The head has other tensors, or all weights are pickled.
-    """
-    return read_head(ModelFiles(source, variant=variant, **hub))
-
-
-def read_head(checkpoint: ModelFiles) -> dict[str, Tensor] | None:
-    """Reads the value head as `read_value_head` does.
-
-    Args:
-        checkpoint: The checkpoint's files.
     """
     weights = checkpoint.weights
     head: dict[str, Tensor] = {}

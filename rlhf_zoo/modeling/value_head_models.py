@@ -22,7 +22,7 @@ from ..errors import ZooError
 from .gguf import with_plain_weights
 from .model_files import ADAPTER_CONFIG, ADAPTER_WEIGHTS, WEIGHTS_FILE, ModelFiles
 from .remote_code import is_trusted
-from .value_head import PREFIX, ValueHead, hidden_size_of, is_head_key, read_head
+from .value_head import PREFIX, ValueHead, hidden_size_of, is_head_key, read_value_head
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ class _ValueHeadModel(PushToHubMixin, nn.Module):
                 )
             else:
                 model = _load_model(cls.auto_class, checkpoint, model_args, kwargs)
-            head = read_head(checkpoint)
+            head = read_value_head(checkpoint)
             if head is None:
                 log.warning("%s has no value head: using a new one with random weights.", source)
         elif isinstance(source, PreTrainedModel) or _is_peft_model(source):

@@ -226,7 +226,7 @@ class ActorCritic(nn.Module):
         if not self.shares_trunk:
             _load_into(self.value_model, directory / CRITIC_DIR)
             return
-        head = read_value_head(directory)
+        head = read_value_head(ModelFiles(directory))
         if head is None:
             raise ZooError(f"{directory} has no {VALUE_HEAD_FILE}: its critic is not a value head.")
         self.value_model.load_state_dict(head)

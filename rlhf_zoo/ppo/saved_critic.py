@@ -6,6 +6,7 @@ from transformers import PreTrainedModel
 
 from ..errors import ZooError
 from ..modeling.critic import CRITIC_DIR, critic_from
+from ..modeling.model_files import ModelFiles
 from ..modeling.value_head import ValueHead, read_value_head
 from .actor_critic import shared_value_head
 
@@ -28,7 +29,7 @@ def load_critic(folder: str | Path, policy: PreTrainedModel) -> PreTrainedModel 
         return None
     try:
         # A value head is saved in the same folder as a separate critic, but as a single file.
-        if (head := read_value_head(folder)) is None:
+        if (head := read_value_head(ModelFiles(folder))) is None:
             return critic_from(folder / CRITIC_DIR)
         critic = shared_value_head(policy)
         critic.load_state_dict(head)

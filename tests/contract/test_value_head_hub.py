@@ -13,12 +13,17 @@ import pytest, torch
 from huggingface_hub import HfApi
 from safetensors.torch import load_file, save_file
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, read_value_head
+from rlhf_zoo.modeling import value_head
+from rlhf_zoo.modeling.model_files import ModelFiles
+from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE
 from rlhf_zoo.modeling.value_head_models import *
 from value_head_models import *
 
 api = HfApi()
 Causal, Seq2Seq = AutoModelForCausalLMWithValueHead, AutoModelForSeq2SeqLMWithValueHead
+
+def read_value_head(name, **hub):
+    return value_head.read_value_head(ModelFiles(name, **hub))
 
 def first():
     return headed("llama", base=plain("llama", seed=1), seed=1)

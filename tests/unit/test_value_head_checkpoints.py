@@ -32,8 +32,14 @@ from value_head_models import (
 )
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE, read_value_head
+from rlhf_zoo.modeling import value_head
+from rlhf_zoo.modeling.model_files import ModelFiles
+from rlhf_zoo.modeling.value_head import VALUE_HEAD_FILE
 from rlhf_zoo.modeling.value_head_models import AutoModelForCausalLMWithValueHead
+
+
+def read_value_head(folder: Path, **options: Any) -> Any:
+    return value_head.read_value_head(ModelFiles(folder, **options))
 
 
 @pytest.fixture

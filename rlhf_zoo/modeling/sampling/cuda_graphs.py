@@ -186,7 +186,7 @@ class FixedDecoder:
             return
         if len(order) < len(finished):
             moved = (order != torch.arange(len(order), device=order.device)).nonzero().squeeze(1)
-            for tensor in self._row_tensors():
+            for tensor in (self._positions, *self._column_tensors()):
                 tensor[moved] = tensor[order[moved]]
             self.rows = self.rows[order]
         self._tokens[: len(order), 0] = tokens[order]
@@ -239,10 +239,6 @@ class FixedDecoder:
             tensor[:count, ..., target, :] = tensor[:count, ..., source, :].clone()  # source and destination overlap
         self._mask[:count, : target.start] = 0
         self._mask[:count, target.stop :] = 0
-
-    def _row_tensors(self) -> list[Tensor]:
-        """Returns all tensors with one entry per row."""
-        return [self._positions, *self._column_tensors()]
 
     def _column_tensors(self) -> list[Tensor]:
         """Returns all tensors with columns, which are the dimension before the last."""

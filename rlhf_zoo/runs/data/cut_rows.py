@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ZooError
-from ...modeling.chat import has_answer_prefix, tokenize_conversation, tokenize_prompt
-from ...modeling.chat_template import is_conversation
+from ...modeling.chat import has_answer_prefix, tokenize_prompt
+from ...modeling.chat_template import is_conversation, render_ids
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -71,7 +71,7 @@ def _row_ids(row: Mapping[str, Any], tokenizer: PreTrainedTokenizerBase, field: 
     columns = ("prompt", "completion") if "prompt" in row else ("messages" if "messages" in row else field,)
     content = row[columns[0]] if len(columns) == 1 else row[columns[0]] + row[columns[1]]
     if is_conversation(content):
-        return tokenize_conversation(content, tokenizer)
+        return render_ids(content, tokenizer)
     eos = str(tokenizer.eos_token or "")
     return list(tokenizer(content if content.endswith(eos) else content + eos)["input_ids"])
 
