@@ -136,10 +136,9 @@ def run_flags(
     flags = parse_flags([*ctx.args, *(["--evaluation.lm_eval", lm_eval_tasks] if lm_eval_tasks is not None else [])])
     without_prefix = flags.pop("")
     shared_keys = recipe_keys()
-    flags["recipe"] = {
-        key: value for key, value in without_prefix.items() if key in shared_keys or stage in (None, "eval")
-    }
-    if stage not in (None, "eval"):
+    reads_all_stages = stage in (None, "eval")
+    flags["recipe"] = {key: value for key, value in without_prefix.items() if reads_all_stages or key in shared_keys}
+    if stage is not None and not reads_all_stages:
         flags[stage] = flags[stage] | {key: value for key, value in without_prefix.items() if key not in shared_keys}
     loaded_recipe = load_recipe(recipe)
     evaluation = recipe_config(loaded_recipe, flags["recipe"]).evaluation
@@ -148,11 +147,10 @@ def run_flags(
         subject, refused = f"the stage {name}", refused_keys(name)
         prefix = "" if name == stage else f"{name}."
         checked_keys(flags[name], hints, "the command's flags", subject=subject, refused=refused, flag=f"--{prefix}")
-        if name in loaded_recipe.stages and stage in (None, "eval", name):
-            checked_keys(
-                loaded_recipe.stages[name], hints, str(loaded_recipe.source(name)), subject=subject, refused=refused
-            )
-    if check_names and "ppo" in loaded_recipe.stages and stage in (None, "eval", "ppo"):
+        if name in loaded_recipe.stages and (reads_all_stages or stage == name):
+            source = str(loaded_recipe.source(name))
+            checked_keys(loaded_recipe.stages[name], hints, source, subject=subject, refused=refused)
+    if check_names and "ppo" in loaded_recipe.stages and (reads_all_stages or stage == "ppo"):
         for judge in filter(None, [evaluation.judge, *evaluation.judges]):
             check_judge_name(judge)
         if evaluation.lm_eval:

@@ -259,7 +259,7 @@ def test_range_header_of_spaces_is_parsed_quickly(repo_hub):
 
 
 def test_route_without_body_limit_reads_no_body():
-    router = Router(lambda repo: True)
+    router = Router(lambda repo: True, lambda *_: None)
     router.add("POST", "/undeclared", lambda request: request.json())
     headers = parse_headers(BytesIO(b"Content-Length: 2\r\n\r\n"))
     with pytest.raises(Fault) as caught:

@@ -35,7 +35,7 @@ EXPORTS = {
 
 
 def start(*arguments: str, **options) -> subprocess.Popen:
-    command = [sys.executable, "-m", "rlhf_zoo.hub.server.cli", *arguments]
+    command = [sys.executable, "-m", "rlhf_zoo.hub.server", *arguments]
     return subprocess.Popen(
         command, env=base_environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
     )
@@ -63,7 +63,7 @@ def wait_for(path: Path, process: subprocess.Popen | None = None) -> dict:
 @pytest.fixture
 def server(tmp_path):
     """A Hub started as a user would."""
-    process = start("serve", "--root", str(tmp_path / "hub"), "--ready-file", str(tmp_path / "ready"))
+    process = start("--root", str(tmp_path / "hub"), "--ready-file", str(tmp_path / "ready"))
     wait_for(tmp_path / "ready", process)
     yield process
     process.kill()
@@ -181,7 +181,7 @@ def test_parent_monitor_watches_unrelated_process(tmp_path):
     other.kill()
     other.wait()
     assert not is_alive()
-    server = start("serve", "--root", str(tmp_path / "hub"), "--parent", str(other.pid))
+    server = start("--root", str(tmp_path / "hub"), "--parent", str(other.pid))
     assert server.wait(timeout=60) == 0
 
 

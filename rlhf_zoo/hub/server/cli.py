@@ -283,12 +283,3 @@ def _size(folder: Path) -> int:
 
 
 hub.add_command(serve_command, "serve")
-
-
-def main() -> None:
-    """Serves the embedded Hub, for `python -m rlhf_zoo.hub.server`."""
-    serve_command(prog_name="python -m rlhf_zoo.hub.server")
-
-
-if __name__ == "__main__":
-    hub(prog_name="python -m rlhf_zoo.hub.server.cli")

@@ -42,9 +42,7 @@ class Router:
         new_name: Returns the current name of a renamed repository; None if there is none.
     """
 
-    def __init__(
-        self, exists: Callable[[RepoId], bool], new_name: Callable[[Request, RepoId], RepoId | None] = lambda *_: None
-    ) -> None:
+    def __init__(self, exists: Callable[[RepoId], bool], new_name: Callable[[Request, RepoId], RepoId | None]) -> None:
         self._exists, self._new_name = exists, new_name
         self._routes: list[_Route] = []
 
