@@ -364,7 +364,7 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
         raise ZooError(f"{file.path} of {destination.repo} has {file.size} bytes: fetch it with `hf download`.")
     target.parent.mkdir(parents=True, exist_ok=True)
     url = hf_hub_url(destination.repo, file.path, revision=destination.commit, endpoint=destination.hub.endpoint)
-    with _open_locked(partial, progress.pause) as sink:
+    with _open_locked(partial, progress.pause) as output:
         if (digest := sha256_if_intact(target, file)) is not None:  # another process was faster
             progress.update(file.size)
             partial.unlink()
@@ -372,12 +372,12 @@ def _fetch_file(file: FileToFetch, destination: Cache | Folder, progress: _Progr
             shutil.copyfile(copy, partial)
         # Try twice, the second time from scratch: the first attempt may have resumed a damaged partial file.
         for _ in range(0 if digest else 2):
-            _fill(sink, file, url, destination.hub, progress)
+            _download_missing(output, file, url, destination.hub, progress)
             if (digest := sha256_if_intact(partial, file)) is not None:
                 os.replace(partial, target)
                 break
             progress.update(-file.size)
-            sink.truncate(0)
+            output.truncate(0)
         if digest is None:
             partial.unlink()
             raise ZooError(
@@ -417,37 +417,37 @@ def _is_at(path: Path, file: IO[bytes]) -> bool:
         return False
 
 
-def _fill(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
-    """Appends the missing bytes of the file to `sink`. Repeats the request after a lost connection."""
+def _download_missing(output: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
+    """Appends the missing bytes of the file to `output`. Repeats the request after a lost connection."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError
 
-    if os.fstat(sink.fileno()).st_size > file.size:  # so it is not the beginning of this file
-        sink.truncate(0)
-    size = os.fstat(sink.fileno()).st_size
+    if os.fstat(output.fileno()).st_size > file.size:  # so it is not the beginning of this file
+        output.truncate(0)
+    size = os.fstat(output.fileno()).st_size
     progress.update(size)
     empty_attempts = 0
     while size < file.size:
         previous_size = size
         try:
-            _append(sink, file, url, hub, progress)
+            _append_response(output, file, url, hub, progress)
         except HfHubHTTPError:  # the Hub refused, and will again
             raise
         except HTTPError:
             if empty_attempts == MAX_EMPTY_ATTEMPTS:
                 raise
             progress.pause(2**empty_attempts)
-        size = os.fstat(sink.fileno()).st_size
+        size = os.fstat(output.fileno()).st_size
         empty_attempts = 0 if size > previous_size else empty_attempts + 1
         if empty_attempts > MAX_EMPTY_ATTEMPTS:
             return  # responses were empty but no error; the caller notices by the digest
 
 
-def _append(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
-    """Makes one request for the bytes missing from `sink`. Reads at most one chunk past the file's size."""
+def _append_response(output: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _Progress) -> None:
+    """Makes one request for the bytes missing from `output`. Reads at most one chunk past the file's size."""
     from huggingface_hub import constants
     from huggingface_hub.utils import build_hf_headers, hf_raise_for_status, http_stream_backoff  # type: ignore[attr-defined]
 
-    size = os.fstat(sink.fileno()).st_size
+    size = os.fstat(output.fileno()).st_size
     # Forbid compression, because Range would then count compressed bytes.
     headers = build_hf_headers(token=hub.token) | {"Accept-Encoding": "identity"}
     if size:
@@ -457,12 +457,12 @@ def _append(sink: IO[bytes], file: FileToFetch, url: str, hub: Hub, progress: _P
     with http_stream_backoff("GET", url, retry_on_exceptions=(), **options) as response:
         hf_raise_for_status(response)
         if size and response.status_code != 206:  # the server ignored Range and sends the file from its start
-            sink.truncate(0)
+            output.truncate(0)
             progress.update(-size)
             size = 0
         for chunk in response.iter_bytes(CHUNK):
-            sink.write(chunk)
-            sink.flush()
+            output.write(chunk)
+            output.flush()
             size += len(chunk)
             progress.update(len(chunk))
             if size > file.size:

@@ -89,8 +89,8 @@ def resolve(
         )
     path = download.path if hub.source is None or not ignore else _with_local_bases(download.path, hub)
     # Only rlhf-zoo understands a short step such as step-40. Lineage, votes and pages need the tag, which all can load.
-    lasting_name = f"{download.repo}@{download.revision}" if split_revision(full_name)[1] else full_name
-    return Checkpoint(lasting_name, path, download.repo, download.commit, origin)
+    tagged_name = f"{download.repo}@{download.revision}" if split_revision(full_name)[1] else full_name
+    return Checkpoint(tagged_name, path, download.repo, download.commit, origin)
 
 
 def _with_local_bases(folder: Path, hub: Hub) -> Path:

@@ -121,7 +121,8 @@ class GitRepository:
     def _commit_by_prefix(self, prefix: str) -> str | None:
         with self._damage_errors():
             oids = [oid.decode() for oid in self._objects.iter_prefix(prefix.encode())]
-        commits = {oid for oid in oids if (item := self._get(oid)) is not None and item.type_name == b"commit"}
+        objects = [self._find_object(oid) for oid in oids]
+        commits = {item.id.decode() for item in objects if item is not None and item.type_name == b"commit"}
         if len(commits) > 1:
             raise Fault(400, f"The ids of {len(commits)} commits begin with '{prefix}': give more digits.")
         return commits.pop() if commits else None
@@ -180,14 +181,15 @@ class GitRepository:
         return target if re.fullmatch(r"[0-9a-f]{40}", target) else None
 
     def _peel(self, oid: str) -> str:
+        """The commit that an annotated tag points to, also through other tags; a commit itself."""
         while True:
-            item: Any = self._get(oid)
-            if item is None:
+            target: Any = self._find_object(oid)
+            if target is None:
                 raise Damaged(self.path, f"the object {oid[:12]} is lost")
-            if item.type_name != b"tag":
+            if target.type_name != b"tag":
                 return oid
             with self._damage_errors(oid):
-                oid = item.object[1].decode()
+                oid = target.object[1].decode()
 
     @contextmanager
     def _damage_errors(self, oid: str | None = None) -> Iterator[None]:
@@ -206,7 +208,7 @@ class GitRepository:
         except Exception as error:  # dulwich and zlib raise a dozen different classes for damaged data
             raise Damaged(self.path, f"{subject} cannot be read: {str(error) or type(error).__name__}") from error
 
-    def _get(self, oid: str) -> ShaFile | None:
+    def _find_object(self, oid: str) -> ShaFile | None:
         with self._damage_errors(oid):
             try:
                 return self._objects[oid.encode()]  # type: ignore[index]
@@ -214,10 +216,10 @@ class GitRepository:
                 return None
 
     def _read_object(self, oid: str, kind: str) -> Any:
-        item = self._get(oid)
-        if item is None or item.type_name != kind.encode():
+        git_object = self._find_object(oid)
+        if git_object is None or git_object.type_name != kind.encode():
             raise Damaged(self.path, f"the {kind} {oid[:12]} is lost")
-        return item
+        return git_object
 
     def blob(self, oid: str) -> bytes:
         """Returns the content of a blob.
@@ -279,9 +281,9 @@ class GitRepository:
         """
         current: str | None = commit
         while current is not None:
-            item = self.commit(current)
-            yield current, item
-            current = item.parents[0].decode() if item.parents else None
+            commit_object = self.commit(current)
+            yield current, commit_object
+            current = commit_object.parents[0].decode() if commit_object.parents else None
 
     def children(self, tree: str) -> dict[bytes, tuple[int, str]]:
         """Returns the entries of a tree object: name -> (mode, oid).
@@ -361,8 +363,9 @@ class GitRepository:
         pending = set(paths)
         pending_tree = _by_folder(pending)
         tree = self.root_tree(commit)
-        for current, item in self.history(commit):
-            parent = self.root_tree(item.parents[0].decode()) if item.parents else None
+        for current, commit_object in self.history(commit):
+            parents = commit_object.parents
+            parent = self.root_tree(parents[0].decode()) if parents else None
             differing = set(self._changed_paths(tree, parent, pending_tree)) & pending
             if differing:
                 commit_by_path |= dict.fromkeys(differing, current)

@@ -55,17 +55,17 @@ class Quarantine:
 
         return self.add_object(Blob.from_string(content))
 
-    def add_object(self, item: ShaFile) -> str:
+    def add_object(self, git_object: ShaFile) -> str:
         """Stores an object and returns its git id.
 
         Args:
-            item: The object.
+            git_object: The object.
         """
-        oid = item.id.decode()
+        oid = git_object.id.decode()
         path = self._folder / oid
         if not path.exists():
             with open(path, "xb") as file:
-                file.write(item.as_legacy_object(compression_level=1))
+                file.write(git_object.as_legacy_object(compression_level=1))
                 os.fchmod(file.fileno(), 0o400)
             self._names.append(oid)
         return oid

@@ -89,7 +89,7 @@ class LfsApi(Api):
         # The signature covers the size, so that a link for 1 KB cannot be used to fill the disk.
         signature = self._access.signer.sign("PUT", *signed_identity(repo, settings), oid, str(size))
         query = urlencode({"size": size, "signature": signature})
-        return f"{request.base}/_lfs/{repo.plural}/{repo}/{oid}?{query}"
+        return f"{request.base_url}/_lfs/{repo.plural}/{repo}/{oid}?{query}"
 
     def _signed_size(self, request: Request, repo: RepoId, oid: str) -> int:
         """The size that a signed link permits. Raises Fault 403 if the link is not valid."""

@@ -64,7 +64,7 @@ class Body:
             Fault: 413 beyond the limit, 408 if the sender is too slow.
             ConnectionError: The connection ended in the middle, or a chunk is malformed.
         """
-        if (self.length or 0) <= self.limit:  # else refuse at once, without reading
+        if (self.length or 0) <= self.limit:  # otherwise refuse without reading
             for piece in self._pieces():
                 if self._received > self.limit:
                     break
@@ -172,7 +172,7 @@ class Request:
         headers: The headers.
         body: The body, unread.
         role: "read" or "write"; None without a token.
-        base: The address by which the client knows this server, for links in answers.
+        base_url: The address by which the client knows this server, for links in answers.
     """
 
     method: str
@@ -181,7 +181,7 @@ class Request:
     headers: Message[str, str]
     body: Body
     role: str | None
-    base: str
+    base_url: str
 
     def value(self, name: str) -> str | None:
         """Returns the last value of a query parameter; None if it is missing.
@@ -236,7 +236,7 @@ class Request:
         fields: dict[str, object] = {**self.query}
         if cursor is not None:
             fields["cursor"] = cursor
-        return {"Link": f'<{self.base}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
+        return {"Link": f'<{self.base_url}{path}?{urlencode(fields, doseq=True)}>; rel="next"'}
 
     def page(self, items: list[_Item], max_size: int, path: str | None = None) -> tuple[list[_Item], dict[str, str]]:
         """Selects the page of a list that the query parameters `limit` and `cursor` ask for.

@@ -55,7 +55,7 @@ class ReposApi(Api):
         private = _is_private(fields)
         sdk = member(fields, "sdk", str)
         created = self._storage.create(repo, private=bool(private), sdk=sdk, variables=_variables(fields))
-        answer = {"url": f"{request.base}/{repo.url}", "name": str(repo), "id": str(repo)}
+        answer = {"url": f"{request.base_url}/{repo.url}", "name": str(repo), "id": str(repo)}
         if not created:
             raise Fault(409, f"You already created the {repo.kind} repository '{repo}'.", body=answer)
         return json_response(answer)
@@ -74,7 +74,7 @@ class ReposApi(Api):
         self._access.write(request, source)
         _check_not_reserved(target)
         self._storage.move(source, target)
-        return json_response({"url": f"{request.base}/{target.url}"})
+        return json_response({"url": f"{request.base_url}/{target.url}"})
 
     def _duplicate(self, request: Request, repo: RepoId) -> Response:
         """Copies a repository with its history. Fault 409 with the address if the new name is taken."""
@@ -88,7 +88,7 @@ class ReposApi(Api):
         target = _parse_full_name(repo.kind, fields.get("repository"), "repository")
         _check_not_reserved(target)
         was_created = self._storage.duplicate(repo, target, private=_is_private(fields), variables=_variables(fields))
-        answer = {"url": f"{request.base}/{target.url}", "filesCopyPending": False}
+        answer = {"url": f"{request.base_url}/{target.url}", "filesCopyPending": False}
         if not was_created:
             raise Fault(409, f"The {target.kind} repository '{target}' exists already.", body=answer)
         return json_response(answer)

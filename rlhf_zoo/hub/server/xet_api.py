@@ -49,7 +49,7 @@ class XetApi(Api):
         epoch = current_epoch(self._storage.path(repo), self._storage.clock.now())
         token = self._access.signer.sign("xet", *signed_identity(repo, settings), seconds=_TOKEN_SECONDS)
         expiry = token.partition(".")[0]
-        address = f"{request.base}{XET_PREFIX}{repo.plural}/{repo}/{epoch}"
+        address = f"{request.base_url}{XET_PREFIX}{repo.plural}/{repo}/{epoch}"
         headers = {"X-Xet-Cas-Url": address, "X-Xet-Access-Token": token, "X-Xet-Token-Expiration": expiry}
         return json_response({"casUrl": address, "accessToken": token, "exp": int(expiry)}, headers=headers)
 
