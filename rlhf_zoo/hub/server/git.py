@@ -121,8 +121,8 @@ class GitRepository:
     def _commit_by_prefix(self, prefix: str) -> str | None:
         with self._damage_errors():
             oids = [oid.decode() for oid in self._objects.iter_prefix(prefix.encode())]
-        objects = [self._find_object(oid) for oid in oids]
-        commits = {item.id.decode() for item in objects if item is not None and item.type_name == b"commit"}
+        objects = {oid: self._find_object(oid) for oid in oids}
+        commits = {oid for oid, item in objects.items() if item is not None and item.type_name == b"commit"}
         if len(commits) > 1:
             raise Fault(400, f"The ids of {len(commits)} commits begin with '{prefix}': give more digits.")
         return commits.pop() if commits else None
