@@ -63,7 +63,7 @@ class StageFacts:
             ignored.
         merged: Whether the facts describe the branch `merged`, which holds the checkpoint with its adapter merged.
         frontier: The content of ../baseline/frontier.json; {} if it belongs to another evaluation.
-        trusted: False for a run that this user neither wrote nor chose to trust; its metrics are then not read.
+        trusted: Whether this user wrote the run or chose to trust it. If not, its metrics are not read.
     """
 
     path: Path
@@ -110,12 +110,12 @@ class StageFacts:
             evaluation, samples = read_evaluation(path.parent / "eval")
             frontier = read_frontier(path.parent / FRONTIER, eval_run)
             return cls(path, run, rows, None, evaluation=evaluation, samples=samples, merged=merged, frontier=frontier)
-        folders = {
+        steps_on_disk = {
             checkpoint_step(folder)
             for folder in path.glob("checkpoint-*")
             if folder.name.removeprefix("checkpoint-").isdigit()
         }
-        steps = {row["step"] for row in rows} | folders | {*published_steps(run)}
+        steps = {row["step"] for row in rows} | steps_on_disk | {*published_steps(run)}
         if step not in steps:
             raise ZooError(f"{path} has no step {step}: it has {', '.join(map(str, sorted(steps))) or 'none yet'}.")
         return cls(path, run, [row for row in rows if row["step"] <= step], step, trusted=trusted)

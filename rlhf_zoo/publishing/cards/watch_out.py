@@ -1,7 +1,7 @@
 """What a reader of a PPO card should watch out for, from the held-out evaluation."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from .data import TITLES
 from .estimates import estimate_at
@@ -10,6 +10,13 @@ from .markdown import Raw, escape, judge_title, short, with_interval
 
 _MIN_LENGTH_RATIO = 1.05  # a smaller change of length is not worth a line
 LIKES_LENGTH = 0.3  # minimum rank correlation with length of a reward that "likes long texts"
+
+
+class _Change(NamedTuple):
+    """A figure before and after PPO."""
+
+    before: float
+    after: float
 
 
 def watch_out(facts: StageFacts) -> list[Raw]:
@@ -22,36 +29,37 @@ def watch_out(facts: StageFacts) -> list[Raw]:
 
 
 def _changes(facts: StageFacts) -> Iterator[str]:
-    if change := _sides(facts, "length"):
-        longer = change[1] > change[0]
+    if change := _change(facts, "length"):
+        longer = change.after > change.before
         ratio = max(change) / max(min(change), 1e-9)
         if ratio >= _MIN_LENGTH_RATIO and _is_shown(facts, "length"):
-            equal = facts.estimate("win_rate_at_equal_length") or {}
-            at_equal = (
+            win_rate = facts.estimate("win_rate_at_equal_length") or {}
+            win_rate_sentence = (
                 "No win rate at equal length: the lengths overlap too little."
-                if equal.get("warning")
-                else f"At equal length the win rate is {with_interval(equal)}."
-                if equal
+                if win_rate.get("warning")
+                else f"At equal length the win rate is {with_interval(win_rate)}."
+                if win_rate
                 else ""
             )
-            lengths = f"{short(change[0])} → {short(change[1])}"
-            yield f"**{'Longer' if longer else 'Shorter'} answers.** {lengths} tokens. {at_equal}".rstrip()
-    if (change := _sides(facts, "distinct_2")) and change[1] < change[0] and _is_shown(facts, "distinct_2"):
-        yield f"**Less variety.** The share of distinct word pairs falls from {short(change[0])} to {short(change[1])}."
-    if (change := _sides(facts, "repetition")) and change[1] > change[0] and change[1] >= 0.05:
-        repeated = f"{_percent(change[1])} of its word pairs ({facts.start_title} {_percent(change[0])})"
+            lengths = f"{short(change.before)} → {short(change.after)}"
+            yield f"**{'Longer' if longer else 'Shorter'} answers.** {lengths} tokens. {win_rate_sentence}".rstrip()
+    if (change := _change(facts, "distinct_2")) and change.after < change.before and _is_shown(facts, "distinct_2"):
+        values = f"from {short(change.before)} to {short(change.after)}"
+        yield f"**Less variety.** The share of distinct word pairs falls {values}."
+    if (change := _change(facts, "repetition")) and change.after > change.before and change.after >= 0.05:
+        repeated = f"{_percent(change.after)} of its word pairs ({facts.start_title} {_percent(change.before)})"
         yield f"**Repetition.** An answer repeats {repeated}."
-    if (change := _sides(facts, "eos_rate")) and change[1] < change[0] - 0.02:
-        cut = f"{_percent(1 - change[1])} reach the token limit ({facts.start_title} {_percent(1 - change[0])})"
+    if (change := _change(facts, "eos_rate")) and change.after < change.before - 0.02:
+        cut = f"{_percent(1 - change.after)} reach the token limit ({facts.start_title} {_percent(1 - change.before)})"
         yield f"**Unfinished answers.** {cut}."
-    risen = []
+    more_frequent = []
     for name in facts.defects:
         before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
         rise = facts.estimate("defects", name, "difference")
         if before and after and rise and rise["ci95"][0] > 0:
-            risen.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
-    if risen:
-        yield f"**More** answers with {', '.join(risen)}."
+            more_frequent.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
+    if more_frequent:
+        yield f"**More** answers with {', '.join(more_frequent)}."
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
         before, after = (facts.estimate("judges", name, side) for side in ("sft", "ppo"))
@@ -79,7 +87,7 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
     likes_length = estimate_at(facts.reward_report, "length", "spearman") if facts.has_reward_model else None
     if likes_length and likes_length["value"] >= LIKES_LENGTH:
         yield f"**The reward likes long texts**: rank correlation {short(likes_length['value'])} with length."
-    if rival := _best_filter(facts) if facts.best_filter else _simplest_rival(facts):
+    if rival := _filter_sentence(facts) if facts.best_filter else _rival_sentence(facts):
         yield rival
     data = facts.evaluation.get("data")
     for stage, count in ((data.get("trained_on") if isinstance(data, Mapping) else None) or {}).items():
@@ -88,26 +96,26 @@ def _doubts(facts: StageFacts) -> Iterator[str]:
             yield f"**Seen in training.** {title[:1].upper()}{title[1:]} also trained on {count:,} of these prompts."
 
 
-def _best_filter(facts: StageFacts) -> str | None:
+def _filter_sentence(facts: StageFacts) -> str | None:
     """Returns a sentence on the best simple filter of SFT's samples, unless PPO is shown to be better."""
     best = facts.best_filter
     lead = estimate_at(best or {}, "ppo_minus_this")
     if best is None or lead is None or lead["ci95"][0] > 0:
         return None
     start = facts.start[:1].upper() + facts.start[1:]
-    filtered = f"{start} with a filter ({escape(best['name'])})"
+    filtered_start = f"{start} with a filter ({escape(best['name'])})"
     if best["reaches_ppo"]:
-        return f"**A simple filter does as well.** {filtered} reaches PPO's score by the judge."
-    return f"**A simple filter may do as well.** PPO's lead over {filtered} is not shown."
+        return f"**A simple filter does as well.** {filtered_start} reaches PPO's score by the judge."
+    return f"**A simple filter may do as well.** PPO's lead over {filtered_start} is not shown."
 
 
-def _simplest_rival(facts: StageFacts) -> str | None:
-    """Returns a sentence on the smallest n whose best-of-n reaches PPO's reward; None if none does or was measured."""
+def _rival_sentence(facts: StageFacts) -> str | None:
+    """Returns a sentence on the smallest n with which best-of-n reaches PPO's reward; None if there is none."""
     points = (facts.frontier.get("methods") or {}).get("best-of-n") or ()
-    reached = [point for point in points if point["reward"]["value"] >= facts.frontier["ppo"]["reward"]["value"]]
-    if not reached:
+    rivals = [point for point in points if point["reward"]["value"] >= facts.frontier["ppo"]["reward"]["value"]]
+    if not rivals:
         return None
-    point = min(reached, key=lambda point: point["reward"]["value"])
+    point = min(rivals, key=lambda point: point["reward"]["value"])
     rates = [with_interval(row["win_rate"]["sft"]) for row in (point, facts.frontier["ppo"])]
     return (
         f"**Simplest rival:** best-of-n from {facts.start} ({escape(point['label'])}) reaches PPO's reward, with a win "
@@ -116,16 +124,16 @@ def _simplest_rival(facts: StageFacts) -> str | None:
 
 
 def _unit(facts: StageFacts, name: str) -> str:
-    """Returns what a rule measures, in brackets; "" if its description does not begin with it."""
+    """Returns what a rule measures, in brackets; "" if its description does not begin with that."""
     description = str((facts.evaluation.get("judges") or {})[name].get("description") or "")
     meaning = description.removeprefix(f"The rule {name.removeprefix('rule:')}, ").rstrip(".")
     is_phrase = meaning != description.rstrip(".") and not meaning.startswith("which ")
     return f" ({escape(meaning)})" if is_phrase else ""
 
 
-def _sides(facts: StageFacts, key: str) -> tuple[float, float] | None:
+def _change(facts: StageFacts, key: str) -> _Change | None:
     before, after = (facts.estimate(side, key) for side in ("sft", "ppo"))
-    return (before["value"], after["value"]) if before and after else None
+    return _Change(before["value"], after["value"]) if before and after else None
 
 
 def _is_shown(facts: StageFacts, key: str) -> bool:
