@@ -31,7 +31,7 @@ from transformers import (
 )
 from trl import ModelConfig, ScriptArguments, get_peft_config
 
-from rlhf_zoo.hub.client.data_gate import open_checked
+from rlhf_zoo.hub.client.checked_data import open_checked
 
 # A script for TRL 1.12 has `from trl.experimental.ppo import` here: this line is all that differs.
 from rlhf_zoo.ppo.trl_compat import PPOConfig, PPOTrainer

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ZooError
 from ..fileio import finite
+from ..hub.client.checked_data import refuse_file_systems
 from ..hub.client.connect import Hub
-from ..hub.client.data_gate import refuse_file_systems
 from ..plugins import did_you_mean
 from ..runs.data.sources import reading_from
 from ..runs.settings.evaluation import HARNESS, EvaluationConfig, check_harness

@@ -12,8 +12,8 @@ import datasets
 
 from ..errors import ZooError
 from ..fileio import hub_id
+from ..hub.client.checked_data import open_checked
 from ..hub.client.connect import Hub
-from ..hub.client.data_gate import open_checked
 from ..hub.client.refusals import client_errors, is_disk_full, reason
 from .context import RunContext
 from .data.sources import DataSource, find_data, reading_from

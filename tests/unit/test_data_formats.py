@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 import yaml
 from pyarrow import parquet
-from test_data_gate import ROWS, Trap, hub, own_cache, trap  # noqa: F401
+from test_checked_data import ROWS, Trap, hub, own_cache, trap  # noqa: F401
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.client.checked_data import drop_media, open_checked
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
-from rlhf_zoo.hub.client.data_gate import drop_media, open_checked
 from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.data.sources import find_data
 from rlhf_zoo.runs.pairs import NamedPairs
@@ -213,4 +213,4 @@ def test_data_sets_are_loaded_in_one_place() -> None:
     """Also in examples, which people copy."""
     files = [path for folder in ("rlhf_zoo", "examples", "spaces") for path in (ROOT / folder).rglob("*.py")]
     assert len(files) > 300
-    assert {path.name for path in files if calls(path)} == {"data_gate.py"}
+    assert {path.name for path in files if calls(path)} == {"checked_data.py"}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_zoo.errors import ZooError
-from rlhf_zoo.hub.client.data_gate import open_checked
+from rlhf_zoo.hub.client.checked_data import open_checked
 
 
 def write(folder: Path, files: Mapping[str, str]) -> None:

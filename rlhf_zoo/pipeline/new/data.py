@@ -9,8 +9,8 @@ from typing import Any
 import datasets
 
 from ...errors import ZooError
+from ...hub.client.checked_data import CheckedData, open_checked
 from ...hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
-from ...hub.client.data_gate import CheckedData, open_checked
 from ...hub.client.refusals import client_errors, lookup, reason
 from ...modeling.chat_template import is_conversation
 from ...modeling.prompt_keys import count_distinct_prompts

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ZooError
+from ...hub.client.checked_data import open_checked
 from ...hub.client.data_card import leads_out
-from ...hub.client.data_gate import open_checked
 
 Rows = list[dict[str, Any]]
 

@@ -14,8 +14,8 @@ import datasets
 
 from ...errors import ZooError
 from ...fileio import MAX_CHARACTERS, BadYAML, load_yaml
+from ...hub.client.checked_data import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.connect import DEFAULT_HUB, Hub
-from ...hub.client.data_gate import CheckedData, LoaderOptions, drop_media, open_checked
 from ...hub.client.refs import ask, hub_lineage
 from ...hub.client.refusals import client_errors, is_disk_full, is_misread, is_outage, lookup, reason
 from ...modeling.prompts import require_columns

@@ -17,9 +17,9 @@ from pyarrow import Table, parquet
 from thread_hub import ThreadHub
 
 from rlhf_zoo.errors import ZooError
+from rlhf_zoo.hub.client.checked_data import open_checked
 from rlhf_zoo.hub.client.connect import DEFAULT_HUB
 from rlhf_zoo.hub.client.data_card import check_card, leads_out
-from rlhf_zoo.hub.client.data_gate import open_checked
 from rlhf_zoo.pipeline.new.data import inspect_data
 from rlhf_zoo.runs.corpora.source import read_splits
 from rlhf_zoo.runs.data.sources import find_data
