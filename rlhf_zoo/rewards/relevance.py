@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from ..hub.client.connect import Hub, connected
+from ..hub.client.connect import Hub, current_hub
 from ..hub.client.refs import resolve
 from ..modeling.chat_template import Prompt
 from ..modeling.embedder import Embedder
@@ -50,7 +50,7 @@ class Relevance(Rule):
             return cosines
         # Embed each text once, because several completions share a prompt.
         texts = list(dict.fromkeys(text for row in scored_rows for text in pairs[row]))
-        vectors = dict(zip(texts, _embedder(self.model, self.batch_size, connected()).embed(texts), strict=True))
+        vectors = dict(zip(texts, _embedder(self.model, self.batch_size, current_hub()).embed(texts), strict=True))
         for row in scored_rows:
             prompt, completion = pairs[row]
             cosines[row] = float(vectors[prompt] @ vectors[completion])

@@ -13,7 +13,7 @@ from transformers import BertConfig, BertModel, PreTrainedTokenizerBase
 
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.judges.rule import RuleJudge
-from rlhf_zoo.hub.client.connect import DEFAULT_HUB, Hub, connect, connected
+from rlhf_zoo.hub.client.connect import DEFAULT_HUB, Hub, connect, current_hub
 from rlhf_zoo.plugins import load_object
 from rlhf_zoo.publishing.add_model import add_model
 from rlhf_zoo.rewards import relevance as module
@@ -111,7 +111,7 @@ def test_it_comes_from_the_hub_of_the_command(
     add_model(str(embedder), MINILM, license="apache-2.0", source=None, hub=target)
     files = thread_hub.api().list_repo_files(MINILM)
     assert {"modules.json", "1_Pooling/config.json", "model.safetensors"} <= set(files)
-    monkeypatch.setattr("rlhf_zoo.hub.client.connect._connected", target)
+    monkeypatch.setattr("rlhf_zoo.hub.client.connect._current_hub", target)
     assert relevance(["name a fruit"], ["a banana"]) == pytest.approx([cosine(embedder, "name a fruit", "a banana")])
     with pytest.raises(ZooError, match="no repository 'sentence-transformers/other'"):
         Relevance(model="sentence-transformers/other")(["a"], ["b"])
@@ -120,8 +120,8 @@ def test_it_comes_from_the_hub_of_the_command(
 def test_connect_says_which_hub_that_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlhf_zoo.hub.client.connect._set_environment", lambda hub: None)
     with connect(Hub("other", "http://127.0.0.1:9", "a test")) as hub:
-        assert connected() is hub
-    assert connected() is DEFAULT_HUB
+        assert current_hub() is hub
+    assert current_hub() is DEFAULT_HUB
 
 
 def test_other_models_are_refused(embedder: Path, tmp_path: Path) -> None:

@@ -200,16 +200,16 @@ class Hub:
 #: The Hub that huggingface_hub is configured for.
 DEFAULT_HUB = Hub("other", None, "huggingface_hub's settings")
 #: The Hub that `connect` yielded, while its context is open.
-_connected: Hub | None = None
+_current_hub: Hub | None = None
 
 
-def connected() -> Hub:
+def current_hub() -> Hub:
     """Returns the Hub that this command is connected to; DEFAULT_HUB if there is no connection.
 
     Only for reward functions and judges that load a model, because a recipe names them and no Hub is passed to them.
     All other code gets its Hub as an argument.
     """
-    return _connected or DEFAULT_HUB
+    return _current_hub or DEFAULT_HUB
 
 
 def choose(flag: str | None, *, push_to_hub: bool, option: str = "--hub") -> Hub:
@@ -327,7 +327,7 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
     Raises:
         ZooError: An embedded Hub does not start, or its folder cannot be written.
     """
-    global _connected
+    global _current_hub
     with contextlib.ExitStack() as stack:
         # Open the source first: it may use the user's own token and caches, which `_set_environment` below hides.
         source_hub = None if source is None else stack.enter_context(_open(source, "RLHF_ZOO_SOURCE_TOKEN"))
@@ -336,11 +336,11 @@ def connect(choice: Hub, source: Hub | None = None) -> Iterator[Hub]:
         hub = stack.enter_context(_open(choice, "RLHF_ZOO_HUB_TOKEN"))
         _set_environment(hub)
         bounds.install()
-        previous, _connected = _connected, replace(hub, source=source_hub)
+        previous, _current_hub = _current_hub, replace(hub, source=source_hub)
         try:
-            yield _connected
+            yield _current_hub
         finally:
-            _connected = previous
+            _current_hub = previous
 
 
 @contextlib.contextmanager
