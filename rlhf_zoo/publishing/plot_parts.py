@@ -136,7 +136,7 @@ def make_transparent(figure: Figure, *, size: float) -> None:
         for spine in axes.spines.values():
             spine.set_color(GRAY_ON_ANY)
         for axis in (axes.xaxis, axes.yaxis):
-            axis.set_tick_params(labelsize=size, color=GRAY_ON_ANY, labelcolor=GRAY_ON_ANY)
+            axis.set_tick_params("both", labelsize=size, color=GRAY_ON_ANY, labelcolor=GRAY_ON_ANY)
     for text in figure.findobj(Text):
         text.set_fontsize(max(size, text.get_fontsize()))
         if text.get_color() == "black":

@@ -381,8 +381,9 @@ def plot_curves(
     visible_curves = {label: curve for label, curve in curves.items() if len(curve[0]) >= 2}
     if not visible_curves:
         return False
-    figure, (axes,) = new_figure()
-    for (label, curve), color in zip(visible_curves.items(), (BLUE, ORANGE, GREEN, GRAY), strict=False):
+    figure, (axes,) = new_figure(left=1.1)
+    colors = (BLUE_ON_ANY, ORANGE_ON_ANY, GREEN_ON_ANY, GRAY_ON_ANY)
+    for (label, curve), color in zip(visible_curves.items(), colors, strict=False):
         axes.plot(*curve, color=color, label=label, **line_style(curve[0]))
     axes.set(xlabel="optimizer step", ylabel=unit, title=title)
     axes.legend(frameon=False)
@@ -390,6 +391,7 @@ def plot_curves(
     if min(values) > 0 and max(values) > 3 * min(values):
         set_log_scale(axes)  # on a linear scale, the high values of the first steps would flatten the rest
     mark_step(axes, mark)
+    make_transparent(figure, size=14)
     return _save(figure, path)
 
 
@@ -408,19 +410,18 @@ def plot_margins(report: Mapping[str, Any] | None, path: Path) -> bool:
     axes.bar(
         [low for low, _ in spans],
         counts,
-        width=[high - low for low, high in spans],
+        width=[0.95 * (high - low) for low, high in spans],
         align="edge",
-        color=[ORANGE if high <= 0 else BLUE for _, high in spans],
-        edgecolor="white",
-        linewidth=0.6,
+        color=[ORANGE_ON_ANY if high <= 0 else BLUE_ON_ANY for _, high in spans],
     )
-    axes.axvline(0, color="black", linewidth=1)
+    axes.axvline(0, color=GRAY_ON_ANY, linewidth=1)
     share = sum(count for (_, high), count in zip(spans, counts, strict=True) if high <= 0) / sum(counts)
     axes.set(
-        xlabel="margin: score of the chosen text − score of the rejected one",
+        xlabel="score of the chosen text − score of the rejected one",
         ylabel="held-out pairs",
-        title=f"Margins of {sum(counts)} held-out pairs; orange: the {share:.0%} in the wrong order",
+        title=f"{share:.0%} of {sum(counts)} held-out pairs are in the wrong order (orange)",
     )
+    make_transparent(figure, size=14)
     return _save(figure, path)
 
 

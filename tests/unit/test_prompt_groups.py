@@ -189,7 +189,7 @@ def verdicts_on_nulls(*, known: bool, count: int) -> Counter[str]:
     return kinds
 
 
-def test_with_known_groups_nulls_are_convicted_and_acquitted_no_more_often_than_stated() -> None:
+def test_with_known_groups_nulls_are_flagged_and_cleared_no_more_often_than_stated() -> None:
     """Stated: *hacked* in 1%, *healthy* in 2.5%. Without groups both are some six times as frequent."""
     known, unknown = verdicts_on_nulls(known=True, count=400), verdicts_on_nulls(known=False, count=100)
     assert known["hacked"] <= 4 and known["healthy"] <= 10, known

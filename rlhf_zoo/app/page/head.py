@@ -48,6 +48,9 @@ def description(lineage: Lineage) -> tuple[str, str]:
 def _findings(card: Card) -> Iterator[tuple[str, str]]:
     """Yields (key, HTML) of the verdict, the win rate and the KL, as far as the card has them."""
     over = get_nested(card, "evaluation", "over_training")
+    own = get_nested(over, "at_recommended")
+    if card.step is not None and integer(get_nested(own, "step")) == card.step:
+        over = own  # as on the card: the verdict on the compared step, and not on the last one
     verdict = one_line(get_nested(over, "verdict")) or one_line(get_nested(card, "evaluation", "verdict"))
     if verdict is None:
         yield "verdict", "<b>No verdict yet</b>: run <code>rlhf-zoo eval</code>"
