@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -64,14 +65,17 @@ def new(folder: Path, columns: str | None, memory: float | None, source_hub: str
     check_folder(folder)
     request.check()  # before imports that take seconds
 
+    from ..hub.client.connect import DEFAULT_HUB, SOURCE_FLAG
+    from ..hub.client.refusals import check_reachable
     from ..modeling.remote_code import FLAG, is_trusted
-
-    with doing("loading the planner"):
-        from ..pipeline.new.recipe import make_recipe, write
 
     without_hub = source_hub in (None, "none")
     quiet_hub()
-    with contextlib.nullcontext() if without_hub else open_hub(source_hub, push_to_hub=False, option="--source_hub"):
+    with contextlib.nullcontext() if without_hub else open_hub(source_hub, push_to_hub=False, option=SOURCE_FLAG):
+        if request.on_hub is not None:
+            check_reachable(replace(DEFAULT_HUB, flag=SOURCE_FLAG), request.on_hub)
+        with doing("loading the planner"):
+            from ..pipeline.new.recipe import make_recipe, write
         with doing("reading the model and the data"):
             recipe = make_recipe(request, title=os.path.basename(os.path.abspath(folder)))
         write(recipe, folder)

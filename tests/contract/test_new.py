@@ -317,7 +317,10 @@ def test_new_on_gpu_uses_8_bit_optimizer_only_when_memory_is_short(
             ["--preferences", "mixed"],
             "mixed has a conversation, and row 0 a text, in the column 'prompt': correct it",
         ),
-        (["--preferences", "nowhere"], "The data set nowhere is neither a folder nor a file, and cannot be found"),
+        (
+            ["--preferences", "nowhere"],
+            "so the data set nowhere cannot be looked up: check the network, HF_ENDPOINT and --source_hub",
+        ),
         (["--preferences", "notes.txt"], "notes.txt is read as JSON lines, but does not have the ending .jsonl"),
         (["--preferences", "latin.jsonl"], "line 2 of latin.jsonl is not UTF-8; convert the file."),
         (

@@ -215,8 +215,24 @@ def unreachable(hub: "Hub", cause: BaseException, consequence: str) -> ZooError:
         cause: The client's exception.
         consequence: What cannot be done, as the rest of a sentence.
     """
-    name = hub.name if hub.name.startswith("the embedded") else f"the Hub {hub.address}"
+    name = "The embedded Hub" if hub.name == "the embedded Hub" else f"The Hub {hub.address}"
+    remedy = "or pass --hub local" if hub.flag == "--hub" else "or name a folder"
     return ZooError(
-        f"T{name[1:]} cannot be reached ({reason(cause)}), {consequence}: check the network and HF_ENDPOINT, pass "
-        f"{hub.flag} local, or name a folder."
+        f"{name} cannot be reached ({reason(cause)}), {consequence}: check the network, HF_ENDPOINT and {hub.flag}, "
+        f"{remedy}."
     )
+
+
+def check_reachable(hub: "Hub", name: str) -> None:
+    """Asks a Hub whether it answers, before imports that take seconds.
+
+    Args:
+        hub: The Hub.
+        name: What will be looked up there, for the message.
+
+    Raises:
+        ZooError: The Hub cannot be reached.
+    """
+    outage = hub.outage()
+    if outage is not None:
+        raise unreachable(hub, outage, f"so {name} cannot be looked up") from outage

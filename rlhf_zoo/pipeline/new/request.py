@@ -50,6 +50,12 @@ class RecipeRequest:
         functions = self.functions
         return [name for name in self.rewards if name not in functions]
 
+    @property
+    def on_hub(self) -> str | None:
+        """The first model or data set that is not on this machine; None if all are."""
+        names = (self.model, self.preferences, self.prompts, self.texts)
+        return next((name for name in names if name is not None and "/" in name and not Path(name).exists()), None)
+
     def __post_init__(self) -> None:
         # --judge takes reward models with this prefix, so --reward does too.
         object.__setattr__(self, "rewards", tuple(name.removeprefix("reward:") for name in self.rewards))
