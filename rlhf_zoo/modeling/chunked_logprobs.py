@@ -38,7 +38,7 @@ IDENTITY = LogitTransform()
 TokenLoss = Callable[[Tensor, Tensor], tuple[Tensor, Mapping[str, Tensor]]]
 
 
-# What `_detect_transform` returned for each model. Weak, so that the cache does not keep a model in memory.
+# The result of `_detect_transform` for each model. The keys are weak, so that the cache keeps no model in memory.
 _TRANSFORMS: WeakKeyDictionary[nn.Module, LogitTransform | None] = WeakKeyDictionary()
 
 

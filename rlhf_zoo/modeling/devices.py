@@ -155,7 +155,7 @@ def try_with_oom_fallback(step: Callable[..., T], *arguments: Any) -> tuple[T] |
     except MEMORY_ERRORS as error:
         if not is_out_of_memory(error):
             raise
-    # Outside of the except block, because within it the error still refers to the tensors of the failed call.
+    # Free memory after the except block, because within it the error still refers to the tensors of the failed call.
     free_cache()
     return None
 

@@ -28,7 +28,7 @@ def shard(model: nn.Module) -> None:
     layer_classes = set(getattr(model, "_no_split_modules", None) or ())
     for layer in [module for module in model.modules() if type(module).__name__ in layer_classes]:
         fully_shard(layer)
-    # Last, because this shards what no layer contains: embeddings, the final norm and the head.
+    # Shard the model last, because this shards the weights outside of all layers: embeddings, final norm and head.
     fully_shard(model)
 
 
@@ -112,7 +112,7 @@ def gather_optimizer(optimizer: Any, *, keep: bool) -> dict[str, Any] | None:
 
     Args:
         optimizer: An optimizer that may be sharded. All processes take part.
-        keep: Whether this process returns the state. The others hold only one gathered tensor at a time.
+        keep: Whether this process returns the state. A process that does not holds one gathered tensor at a time.
 
     Returns:
         The state, or None where `keep` is False.

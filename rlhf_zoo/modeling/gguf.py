@@ -83,7 +83,7 @@ def unpack_if_gguf(name: str) -> str:
             raise ZooError(f"{folder.parent} cannot be written ({error.strerror}): set RLHF_ZOO_HOME.") from error
         try:
             unpack(file, scratch, sha256=digest)
-            # In one step, so that no process loads a folder that is only partly written.
+            # Rename in one step, so that no process loads a folder that is only partly written.
             os.rename(scratch, folder)
         except OSError as error:
             if not folder.is_dir():  # otherwise another process unpacked it at the same time

@@ -168,7 +168,7 @@ def response_logprobs(
         detached = {name: term.detach() for name, term in loss_terms.items()}
         return PolicyOutput(logprobs.detach(), entropies.detach(), head_states, returned_logits, loss_value, detached)
 
-    # Computed only once, because the CPU waits for the GPU here.
+    # Compute the indices only once, because here the CPU waits for the GPU.
     indices = mask.flatten().nonzero().squeeze(1)
 
     def to_rows(flat: Tensor) -> Tensor:

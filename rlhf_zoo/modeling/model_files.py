@@ -85,7 +85,7 @@ def json_object(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file:
-            # One byte more than allowed, so that parse_json notices a longer file without reading all of it.
+            # Read one byte more than allowed, so that parse_json notices a file that is too long.
             content = parse_json(file.read(MAX_JSON + 1))
     except ValueError as error:
         raise ZooError(f"{path} is not valid JSON ({first_line(error)}): copy it again.") from error

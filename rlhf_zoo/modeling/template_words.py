@@ -129,7 +129,7 @@ def _subject(tokenizer: PreTrainedTokenizerBase) -> str:
 def _words_after_end(text: str, answer: str, tokenizer: PreTrainedTokenizerBase) -> str:
     """Returns the words after the last answer; "" if no special token is there, because words may then mark its end."""
     after = text.rpartition(answer)[2]
-    # Longest first, because a token may begin with another token.
+    # Replace the longest tokens first, because a token may begin with another token.
     added = sorted((str(token) for token in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
     without_tokens = re.sub("|".join(map(re.escape, added)), " ", after) if added else after
     if without_tokens == after:

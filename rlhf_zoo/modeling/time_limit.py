@@ -26,7 +26,7 @@ _MEMORY_GRACE = 0.5
 _STATM = Path("/proc/self/statm")
 # Interrupts a system call in the main thread. By default this signal does nothing.
 _WAKE_SIGNAL = getattr(signal, "SIGURG", None)
-# Sent whenever this process has used _CPU_TICK seconds of CPU time. The watching thread cannot run while a call such as
+# A signal after each _CPU_TICK seconds of this process's CPU time. The watching thread cannot run while a call such as
 # `re.match` holds the GIL, but such calls run signal handlers.
 _CPU_TIME_SIGNAL = getattr(signal, "SIGVTALRM", None)
 _CPU_TICK = 0.25

@@ -61,7 +61,7 @@ class ValueHead(nn.Module):
         if v_head_init_strategy not in (None, "normal"):
             raise ZooError(f"v_head_init_strategy is {v_head_init_strategy!r}: choose None or 'normal'.")
         self.dropout = nn.Dropout(summary_dropout_prob)
-        # In float32 for any model, because a lower precision would round away small updates of values.
+        # Use float32 for any model, because a lower precision would round away small updates of values.
         self.summary = nn.Linear(hidden_size, 1, dtype=torch.float32)
         if v_head_init_strategy == "normal":
             nn.init.normal_(self.summary.weight, std=v_head_initializer_range)

@@ -207,7 +207,7 @@ class ActorCritic(nn.Module):
             _save(self.value_model, directory / CRITIC_DIR, critic_weights)
             return
         (directory / CRITIC_DIR).mkdir(parents=True, exist_ok=True)
-        # TRL's names, so that its loaders can read the head.
+        # Use TRL's names, so that TRL can load the head.
         state = self.value_model.state_dict()
         tensors = {f"v_head.{name}": tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         save_file(tensors, directory / VALUE_HEAD_FILE, metadata={"format": "pt"})

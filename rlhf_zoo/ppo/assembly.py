@@ -126,7 +126,7 @@ def assemble(
         **{f"the reward model {reward.name}": reward.model for reward in scoring_models},
     }
     smallest_embedding = find_smallest_embedding(vocabulary, models)
-    # Checked once, before training: a model with broken caching would silently sample from another distribution.
+    # Check before training, because a model with broken caching would silently sample from another distribution.
     check_decoding(policy, vocabulary)
     # The shortest context limits all models, because all read the same tokens.
     context = context_length(*models.values())

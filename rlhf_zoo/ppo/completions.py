@@ -95,7 +95,7 @@ def show_table(
     for name in names:
         printed_table.add_column(name, overflow="fold")
     for row in rows:
-        # Text instead of str, because rich would read brackets in a completion as markup.
+        # Use Text instead of str, because rich would read brackets in a completion as markup.
         printed_table.add_row(
             *(Text(f"{cell:.3g}" if isinstance(cell, float) else printable(str(cell))) for cell in row.values())
         )

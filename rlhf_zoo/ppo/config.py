@@ -15,7 +15,8 @@ from ..modeling.sampling.truncation import Truncation
 from ..modeling.special_tokens import stop_ids
 from ..rewards.model import REWARD_OUTPUTS
 
-#: Tokens per pass on a CPU. More would cost memory, but in bf16 each pass casts all weights (docs/performance.md).
+#: Tokens per pass on a CPU. A larger pass needs more memory. In bf16 it is worth it, because each pass casts all
+#: weights (docs/performance.md).
 CPU_TOKENS_PER_PASS, CPU_BF16_TOKENS_PER_PASS = 512, 2048
 #: Keys that take one of a few values.
 ONE_OF = {

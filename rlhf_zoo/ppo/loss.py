@@ -78,7 +78,7 @@ class PolicyLoss:
                 cap=args.importance_sampling_cap,
                 level=level,
             )
-        # Per token even if the whole completion is the action, so that metrics of different runs can be compared.
+        # Compute this per token even if the completion is one action, so that metrics of different runs are comparable.
         log_ratio = (logprobs - samples.logprobs).detach()
         terms = {
             "loss/policy": policy_loss,

@@ -353,7 +353,7 @@ class PPOTrainer(StepwiseTrainer):
             batch.rollout.samples,
             size=len(batch) if args.max_tokens_per_micro_batch else args.per_device_train_batch_size,
             tokens=self.max_tokens_per_micro_batch,
-            # False for the CPU default, so that sums keep the order of earlier versions and results stay bitwise equal.
+            # Keep the order of sums of earlier versions for the CPU default, so that results stay bitwise equal.
             minimize_padding=self.max_tokens_per_micro_batch != CPU_TOKENS_PER_PASS,
             packed=args.padding_free,
             process=args.process_index,

@@ -96,7 +96,7 @@ class FixedLayer(StaticLayer):
             keys: The first keys, (rows, heads, columns, D), which determine heads, D and type.
             values: The first values, of the same shape except for D.
         """
-        # Zeros, because a masked value is multiplied by 0, and 0·NaN is NaN.
+        # Start with zeros, because a masked value is multiplied by 0, and 0·NaN is NaN.
         sizes, device_type = (self.size, keys.shape[1], self.max_cache_len), keys.device.type
         # Under autocast, attention computes in autocast's type.
         dtype = torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else None
@@ -167,9 +167,9 @@ class FixedDecoder:
             # First move rows to the left, over columns that are padding in all of them.
             self._shift(int(self._mask[:count, : self._next_column].sum(1).max()) - self._next_column)
         rows, columns = bucket(count), (self._next_column // COLUMNS + 1) * COLUMNS
-        # Idle rows too, because attention over zero columns gives NaN.
+        # Unmask the column for idle rows too, because attention over zero columns gives NaN.
         self._mask[:rows, self._next_column] = 1
-        # Idle rows only: their old positions could pass the end of a table of learned positions.
+        # Reset idle rows, whose old positions could pass the end of a table of learned positions.
         self._positions[count:rows] = 0
         self._shape.column.fill_(self._next_column)
         output = self._graph(rows, columns)().select(slice(count))
@@ -254,7 +254,7 @@ class CudaGraphs:
     """Captures steps as CUDA graphs that share their memory. No GPU has run this class yet (docs/gpu.md)."""
 
     def __init__(self) -> None:
-        # One stream for all captures, because libraries keep a workspace for each stream.
+        # Use one stream for all captures, because libraries keep a workspace for each stream.
         self._pool, self._capture_stream, self._can_capture = torch.cuda.graph_pool_handle(), torch.cuda.Stream(), True
 
     def __call__(self, step: Callable[[], NextLogits]) -> Callable[[], NextLogits]:

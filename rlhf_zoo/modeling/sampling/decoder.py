@@ -255,7 +255,7 @@ def record_inputs(head: Any, *, skip_head: bool = False) -> Iterator[list[Tensor
     if head is None:
         yield inputs
         return
-    # A hook, because the last entry of output_hidden_states includes the final norm only in some architectures.
+    # Use a hook: the last entry of output_hidden_states includes the final norm only in some architectures.
     hook = head.register_forward_pre_hook(lambda _, arguments: inputs.append(arguments[0]))
     if skip_head:
         # This attribute of the instance hides the method of the class. It is deleted below.

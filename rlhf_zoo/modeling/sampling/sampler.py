@@ -293,7 +293,7 @@ def scale_logits(logits: Tensor, temperature: float, vocabulary: Vocabulary | No
     scaled_logits = logits[..., : vocabulary.size].float() / temperature
     if not vocabulary.holes:
         return scaled_logits
-    # Not −∞, because in a sum Σ p·log p the product 0·∞ would be NaN.
+    # Use a finite number instead of −∞, because 0·∞ would be NaN in a sum Σ p·log p.
     holes = torch.tensor(vocabulary.holes, device=scaled_logits.device)
     return scaled_logits.index_fill(-1, holes, torch.finfo(torch.float32).min / 2)
 

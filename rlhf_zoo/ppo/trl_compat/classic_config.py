@@ -82,7 +82,7 @@ class ClassicPPOConfig:
     output_dir: str = "ppo"
 
     def __post_init__(self) -> None:
-        # TRL's earlier, deprecated name of mini_batch_size.
+        # forward_batch_size is TRL's earlier, deprecated name of mini_batch_size.
         if self.forward_batch_size is not None:
             self.mini_batch_size = self.forward_batch_size
         self._check()

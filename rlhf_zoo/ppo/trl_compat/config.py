@@ -34,7 +34,7 @@ class PPOConfig(ZooPPOConfig):
         if self.stop_token is not None and self.stop_token_id is not None:
             raise ZooError("stop_token and stop_token_id are both set: remove one of them.")
         super().__post_init__()
-        # Computed as in TRL, whose scripts print these sizes. An episode is one completion.
+        # These sizes are computed as in TRL, because scripts print them. An episode is one completion.
         self.micro_batch_size = self.per_device_train_batch_size * self.world_size
         self.batch_size = self.episodes_per_update
         self.local_batch_size = self.batch_size // self.world_size

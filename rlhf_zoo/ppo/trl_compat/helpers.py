@@ -43,7 +43,7 @@ def masked_var(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
             f"masked_var got {int(count)} values, which have no {'unbiased ' * unbiased}variance: use a larger batch."
         )
     variance = masked_mean((values - masked_mean(values, mask)).square(), mask)
-    # Bessel's correction, as in TRL.
+    # Apply Bessel's correction, as TRL does.
     return variance * count / (count - 1) if unbiased else variance
 
 
