@@ -364,7 +364,7 @@ def test_a_folder_with_run_json_is_no_run_of_this_users(strange: Path, resolved:
 
 
 def test_the_user_may_trust_a_run(strange: Path) -> None:
-    with pytest.raises(ZooError, match=r"--reward_funcs toy_run:answered, or --trust_run for all"):
+    with pytest.raises(ZooError, match=r"--reward_funcs toy_run:answered, or --trust_run to allow all functions"):
         trace_checkpoint(find(str(strange)), "cd", columns={"answer": "e"})
     with trusting():
         found = find(str(strange))
