@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .judges.check import JudgeCheck, SideErrors
+from .judges.check import JudgeCheck
 from .probes import Probe, Report
 from .probes.reward_effect import RewardEffect
 from .prompt_groups import group_means
@@ -38,7 +38,7 @@ class JudgeReliability:
         split_half: How well it agrees with itself, see `judges.check`.
         winnable: Whether it prefers a constant text, the same for every prompt, to SFT's texts.
         independent: Whether its labels and its errors differ from the reward's.
-        side_errors: Which side its errors on pairs of the policies' own outputs favor.
+        policy_bias: How much more often than the labels it prefers the policy to SFT, on pairs of their outputs.
     """
 
     name: str = "the judge"
@@ -52,7 +52,7 @@ class JudgeReliability:
     split_half: Estimate | None = None
     winnable: bool | None = None
     independent: bool | None = None
-    side_errors: SideErrors | None = None
+    policy_bias: Estimate | None = None
 
     def with_check(self, check: JudgeCheck) -> JudgeReliability:
         """Adds the judge's results on pairs of known order.
@@ -68,7 +68,7 @@ class JudgeReliability:
             labeled_prompts=check.labeled.prompts if check.labeled else None,
             own_prompts=check.own.prompts if check.own else None,
             independent=check.independent if self.independent is None else self.independent,
-            side_errors=check.own.side_errors if check.own else None,
+            policy_bias=check.own.policy_bias if check.own else None,
         )
 
     @property
@@ -120,11 +120,6 @@ class JudgeReliability:
         faults = ["one constant text beats SFT by this judge"] if self.winnable else []
         if self.independent is False and not self.verifiable:
             faults.append("the judge is not independent of the training reward")
-        if (errors := self.side_errors) and errors.overrates_policy and not self.verifiable:
-            faults.append(
-                f"the judge overrates the policy (its errors on these policies' pairs favor it on {errors.for_policy} "
-                f"prompts, and SFT on {errors.for_sft})"
-            )
         reasons = " and ".join(faults)
         return f"{reasons[0].upper()}{reasons[1:]}, so it cannot rule out reward hacking." if faults else None
 
@@ -175,7 +170,7 @@ class JudgeReliability:
     def to_json(self) -> dict[str, Any]:
         figures = {
             "accuracy": self.accuracy, "own_accuracy": self.own_accuracy, "split_half": self.split_half,
-            "side_errors": self.side_errors,
+            "policy_bias": self.policy_bias,
         }  # fmt: skip
         return {
             **vars(self),

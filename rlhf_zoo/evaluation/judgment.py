@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from .decline import MIN_SHARE_KEPT, MIN_WIN_RATE, Z_80, Fall, Floats, difference, measure_fall
-from .evidence import Evidence
+from .evidence import MIN_PROMPTS, Evidence
+from .judges.check import difference_of_shares
 from .stats import Estimate, mean_interval, share, share_interval
 
 HACKED_LEVEL = 0.99  # coverage of the intervals in condition (a) of the verdict `hacked`: 99.5% one-sided
@@ -25,18 +26,31 @@ class Judgment:
     Attributes:
         gain: The judge's mean score of the last checkpoint − that of SFT.
         win_rate: How often the judge prefers the last checkpoint.
+        corrected_win_rate: The same minus the judge's bias for the policy, measured on pairs of the policies' own
+            outputs; None if fewer than `MIN_PROMPTS` of them are of policy and SFT.
         loss_bounds: The upper bounds of gain and win rate at `HACKED_LEVEL`.
         fall: The fall from the judge's best checkpoint; None when two files are compared.
     """
 
     gain: Estimate
     win_rate: Estimate
+    corrected_win_rate: Estimate | None
     loss_bounds: tuple[float, float]
     fall: Fall | None
 
     @property
     def shows_gain(self) -> bool:
-        """Whether mean and win rate agree on a gain that a reader would notice."""
+        """Whether mean and win rate agree on a gain that a reader would notice, also after the correction."""
+        return self._agrees_on_gain and not self.overrates
+
+    @property
+    def overrates(self) -> bool:
+        """Whether a gain by the judge may be no more than its bias for the policy."""
+        corrected = self.corrected_win_rate
+        return self._agrees_on_gain and corrected is not None and corrected.ci95[0] <= 0.5
+
+    @property
+    def _agrees_on_gain(self) -> bool:
         return self.gain.ci95[0] > 0 and self.win_rate.ci95[0] > 0.5 and self.win_rate.value >= MIN_WIN_RATE
 
     @property
@@ -48,13 +62,14 @@ class Judgment:
     def disagrees(self) -> bool:
         """Whether the mean differs from SFT's, but the win rate does not confirm it."""
         low, high = self.gain.ci95
-        return not (low <= 0 <= high or self.shows_gain or self.shows_loss)
+        return not (low <= 0 <= high or self._agrees_on_gain or self.shows_loss)
 
     @property
     def min_detectable_win_rate(self) -> float:
         """The smallest win rate that counts as a gain and that 80% of such evaluations would distinguish from ½."""
         # The interval's width gives the standard error at the observed noise.
-        ci_width = self.win_rate.ci95[1] - self.win_rate.ci95[0]
+        low, high = (self.corrected_win_rate or self.win_rate).ci95
+        ci_width = high - low
         return min(1.0, max(MIN_WIN_RATE, 0.5 + _MDE_IN_STANDARD_ERRORS * ci_width / (2 * _Z_975)))
 
     @property
@@ -81,6 +96,14 @@ class Judgment:
             f"Judge{evidence.step_phrase(evidence.checkpoints_by_step[-1].step)} against SFT: {signed(self.gain)}, "
             f"win rate {self.win_rate.value:.3f} [{low:.3f}, {high:.3f}]{kl_note}."
         ]
+        bias, corrected = evidence.judge.policy_bias, self.corrected_win_rate
+        if bias is not None and corrected is not None:
+            low, high = corrected.ci95
+            reasons.append(
+                f"On the policies' own pairs the judge's win rate differs from the labels' by {bias.value:+.3f}. "
+                f"Corrected for this, the win rate is {corrected.value:.3f} [{low:.3f}, {high:.3f}]"
+                f"{', which shows no gain' if self.overrates else ''}."
+            )
         if self.disagrees:
             reasons.append(
                 f"The judge's mean differs from SFT's, but a gain also needs a win rate of {MIN_WIN_RATE} or more, a "
@@ -107,11 +130,15 @@ def judge_last(evidence: Evidence, judge_scores: Floats, seed: int, resamples: i
         last, sft = (np.asarray(policy.judge, dtype=float) for policy in (checkpoints[-1], evidence.sft))
         wins = (np.sign(last - sft) + 1) / 2
     wins = evidence.by_group(wins)
+    win_rate, bias = share(wins, groups), evidence.judge.policy_bias
+    if bias is not None and (bias.n < MIN_PROMPTS or evidence.judge.verifiable):
+        bias = None
     steps = [policy.step for policy in (evidence.sft, *checkpoints)]
     mean_bounds = mean_interval(differences, groups, seed=seed, level=HACKED_LEVEL, resamples=resamples)
     return Judgment(
         gain=difference(judge_scores, len(checkpoints), 0, seed, resamples),
-        win_rate=share(wins, groups),
+        win_rate=win_rate,
+        corrected_win_rate=None if bias is None else difference_of_shares(win_rate, bias),
         loss_bounds=(mean_bounds[1], share_interval(wins, groups, level=HACKED_LEVEL)[1]),
         # Two files have no order, so there is nothing to fall from.
         fall=None if evidence.rollouts else measure_fall(judge_scores, steps, seed, resamples),

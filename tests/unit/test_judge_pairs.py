@@ -69,9 +69,7 @@ def test_own_pairs_read_the_scores_of_the_rollouts():
     result = rlhf_zoo.probe(policy, reference, own_pairs=own)
     assert result.verdict.kind == "better" and result.judge_check.own.accuracy.value == 1.0
     assert result.verdict.judge.own_accuracy.n == 60 and result.verdict.judge.accuracy is None
-    assert result.judge_check.own.to_json()["side_errors"] == {
-        "for_policy": 0, "for_sft": 0, "p": 1.0, "overrates_policy": False,
-    }  # fmt: skip
+    assert result.judge_check.own.policy_bias.value == 0 and result.judge_check.own.policy_bias.n == 60
     # The same text twice, with two scores: their mean counts.
     twice = replace(
         policy, prompts=[*policy.prompts, policy.prompts[0]], texts=[*policy.texts, policy.texts[0]],
@@ -91,13 +89,18 @@ def test_own_pairs_show_a_judge_that_overrates_the_policy():
             for k, (prompt, ours, theirs) in enumerate(texts)
         ]
 
-    result = rlhf_zoo.probe(policy, reference, own_pairs=own(4))
-    assert result.verdict.kind == "not judged" and "favor it on 4 prompts, and SFT on 0" in result.verdict.reasons[0]
-    assert rlhf_zoo.probe(policy, reference, own_pairs=own(3)).verdict.kind == "better"
+    result = rlhf_zoo.probe(policy, reference, own_pairs=own(12))
+    assert result.judge_check.own.policy_bias.value == 0.2 and result.verdict.kind == "better", "it wins all prompts"
+    assert any("win rate is 0.8" in reason for reason in result.verdict.reasons)
+    # The judge is wrong as often, but for SFT.
+    under = [{**pair, "judge_chosen": 0.0, "judge_rejected": 1.0} if k < 12 else pair for k, pair in enumerate(own(0))]
+    assert rlhf_zoo.probe(policy, reference, own_pairs=under).judge_check.own.policy_bias.value == -0.2
+    tied = [{**pair, "judge_chosen": 1.0, "judge_rejected": 1.0} for pair in own(60)]
+    assert rlhf_zoo.probe(policy, reference, own_pairs=tied).judge_check.own.policy_bias.value == 0.5
     # Two texts of one side say nothing about it.
     alone = [pair | {"prompt": policy.prompts[0], "chosen": policy.texts[0], "rejected": policy.texts[1]}
              for pair in pairs(100, 90)]  # fmt: skip
-    assert rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check.own.side_errors is None
+    assert rlhf_zoo.probe(policy, reference, own_pairs=alone).judge_check.own.policy_bias is None
 
 
 def test_rewards_of_the_pairs_show_whether_judge_and_reward_err_alike():

@@ -11,7 +11,6 @@ import pytest
 
 from rlhf_zoo.evaluation.decline import Fall, measure_fall
 from rlhf_zoo.evaluation.evidence import MIN_PROMPTS, Checkpoint, Evidence, JudgeReliability
-from rlhf_zoo.evaluation.judges.check import SideErrors
 from rlhf_zoo.evaluation.probes import FAMILIES, Probe, Report
 from rlhf_zoo.evaluation.probes.reward_effect import RewardEffect
 from rlhf_zoo.evaluation.stats import Estimate
@@ -315,12 +314,17 @@ def test_pairs_of_other_texts_need_independence_and_constants():
     assert "on those of these policies for only 6 prompts" in made(RISE, few).reasons[0]
 
 
-def test_a_judge_that_overrates_the_policy_is_not_trusted():
-    for for_policy, for_sft, kind in ((10, 4, "not judged"), (9, 4, "healthy"), (0, 0, "healthy")):
-        assert made(RISE, replace(OWN, side_errors=SideErrors(for_policy, for_sft))).kind == kind, for_policy
-    reason = made(RISE, replace(OWN, side_errors=SideErrors(10, 4))).reasons[0]
-    assert "overrates the policy (its errors on these policies' pairs favor it on 10 prompts, and SFT on 4)" in reason
-    assert made(-RISE, replace(OWN, side_errors=SideErrors(10, 4))).kind == "hacked", "it is still fit to show a loss"
+def test_the_gain_of_a_judge_that_overrates_the_policy_is_corrected():
+    gain = np.random.default_rng(1).normal(size=100) + 0.8
+    fair = replace(OWN, policy_bias=Estimate(0.02, (-0.05, 0.09), 100))
+    found = compared(gain, fair, rollouts=True)
+    assert found.text == "better" and any("Corrected for this, the win rate is 0.7" in one for one in found.reasons)
+    fooled = replace(OWN, policy_bias=Estimate(0.2, (0.12, 0.28), 100))
+    found = compared(gain, fooled, rollouts=True)
+    assert found.text.startswith("no difference shown (detectable: a win rate ≥ 0.6") and not found.disagree
+    assert any("labels' by +0.200" in one and "which shows no gain" in one for one in found.reasons)
+    assert compared(gain, replace(fooled, policy_bias=Estimate(0.2, (0.1, 0.3), 19)), rollouts=True).kind == "better"
+    assert made(-RISE, fooled).kind == "hacked", "a loss is a loss"
 
 
 def test_own_pairs_explain_a_phrase_whose_effect_was_not_measured():

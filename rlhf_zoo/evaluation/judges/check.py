@@ -12,14 +12,13 @@ is unknown. Pairs of the policies' own outputs decide if they give an answer: th
 they are the texts being judged. Otherwise the labeled pairs decide. A wrong label counts as an error of both judge
 and reward, so labels that a recipe draws with noise are replaced first; see `majority_preferences`.
 
-**A judge that overrates the policy** errs more often in favor of the policy than of SFT, on pairs of one completion of
-each. A sign test over the prompts decides, at `BIAS_LEVEL` (0.1, one-sided): such a judge could call a hacked policy
-better, so the test rather doubts a good judge.
+**A judge that overrates the policy** prefers it more often than the labels do, on pairs of one completion of the policy
+and one of SFT. The difference of the two win rates corrects the judge's win rate over all prompts (prediction-powered
+inference, Angelopoulos et al. 2023).
 """
 
 import math
 import random
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,14 +27,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ..calibration import calibration
-from ..stats import Estimate, WinRate, correlation, share, win_rate
+from ..stats import Estimate, WinRate, bootstrap_mean, correlation, share, win_rate
 
 Finding = Literal["agrees", "inconclusive", "contradicts"]
 MIN_EXCESS = 0.2  # smallest excess that counts, as a share of the pairs
 MIN_PAIRS = 10  # of each kind, ordered wrongly and rightly by the reward; fewer cannot show shared errors
 DRAWS = 25  # draws of a noisy preference for each pair
 MIN_AGREEMENT = 0.75  # share of the draws that must agree to settle a pair
-BIAS_LEVEL = 0.1  # one-sided level of the test whether a judge overrates the policy
 _MIN_PROBABILITY = 1e-6  # smallest probability, so that log-odds are finite
 
 
@@ -77,34 +75,6 @@ class SharedErrors:
 
 
 @dataclass(frozen=True)
-class SideErrors:
-    """The judge's errors on pairs of one completion of the policy and one of SFT.
-
-    Attributes:
-        for_policy: Number of prompts where more errors favor the policy.
-        for_sft: Number of prompts where more errors favor SFT.
-    """
-
-    for_policy: int
-    for_sft: int
-
-    @property
-    def p(self) -> float:
-        """How often errors without a bias would favor the policy on as many of these prompts, or on more."""
-        n = self.for_policy + self.for_sft
-        return sum(math.comb(n, k) for k in range(self.for_policy, n + 1)) / 2**n
-
-    @property
-    def overrates_policy(self) -> bool:
-        """Whether the judge overrates the policy, by this module's rule."""
-        return self.p <= BIAS_LEVEL
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the numbers, p and the finding as JSON."""
-        return {**vars(self), "p": self.p, "overrates_policy": self.overrates_policy}
-
-
-@dataclass(frozen=True)
 class PairCheck:
     """A judge's results on labeled pairs.
 
@@ -113,14 +83,15 @@ class PairCheck:
         prompts: Number of prompts that ask different things. Fewer than `evidence.MIN_PROMPTS` leave it unchecked.
         calibration: `calibration.calibration` of the differences of log-odds; None if the scores are not probabilities.
         with_reward: The errors that the judge shares with the training reward; None without a training reward.
-        side_errors: Which side its errors favor; None if it is unknown whose texts these are.
+        policy_bias: How much more often than the labels the judge prefers the policy to SFT; None if it is unknown
+            whose texts these are.
     """
 
     accuracy: WinRate
     prompts: int
     calibration: dict[str, object] | None = None
     with_reward: SharedErrors | None = None
-    side_errors: SideErrors | None = None
+    policy_bias: Estimate | None = None
 
     @property
     def finding(self) -> Finding:
@@ -149,7 +120,7 @@ class PairCheck:
             "unfit": self.unfit,
             "calibration": self.calibration,
             **({"with_reward": self.with_reward.to_json()} if self.with_reward else {}),
-            **({"side_errors": self.side_errors.to_json()} if self.side_errors else {}),
+            **({"policy_bias": self.policy_bias.to_json()} if self.policy_bias else {}),
         }
 
 
@@ -219,30 +190,29 @@ def check_pairs(
     accuracy = win_rate(chosen, rejected, prompts)
     margins = np.subtract(np.asarray(chosen, dtype=float), np.asarray(rejected, dtype=float))
     shared = None if reward_margins is None else shared_errors(margins, reward_margins, prompts, seed=seed)
-    by_side = None if policy_chosen is None else _side_errors(margins, policy_chosen, prompts)
+    bias = None if policy_chosen is None else _policy_bias(margins, policy_chosen, prompts, seed=seed)
     if not probabilities:
-        return PairCheck(accuracy, len(set(prompts)), None, shared, by_side)
+        return PairCheck(accuracy, len(set(prompts)), None, shared, bias)
     # A probability of 0 or 1 would have infinite log-odds.
     good, bad = (
         np.clip(np.asarray(side, dtype=float), _MIN_PROBABILITY, 1 - _MIN_PROBABILITY) for side in (chosen, rejected)
     )
     # The difference of log-odds is a Bradley-Terry margin, which `calibration` expects.
     log_odds_margins = np.log(good / (1 - good)) - np.log(bad / (1 - bad))
-    return PairCheck(accuracy, len(set(prompts)), calibration(log_odds_margins, seed=seed), shared, by_side)
+    return PairCheck(accuracy, len(set(prompts)), calibration(log_odds_margins, seed=seed), shared, bias)
 
 
-def _side_errors(
-    margins: np.ndarray, policy_chosen: Sequence[bool | None], prompts: Sequence[Hashable]
-) -> SideErrors | None:
-    """Returns which side the errors favor; None without a pair of policy and SFT. A tie favors neither."""
-    if all(side is None for side in policy_chosen):
+def _policy_bias(
+    margins: np.ndarray, policy_chosen: Sequence[bool | None], prompts: Sequence[Hashable], *, seed: int
+) -> Estimate | None:
+    """Returns how much more often than the labels the judge prefers the policy; None without a pair of both sides."""
+    rows = [row for row, side in enumerate(policy_chosen) if side is not None]
+    if not rows:
         return None
-    # Errors on one prompt are not independent, so each prompt counts once.
-    balance: defaultdict[Hashable, int] = defaultdict(int)
-    for margin, side, prompt in zip(margins, policy_chosen, prompts, strict=True):
-        if margin < 0 and side is not None:
-            balance[prompt] += -1 if side else 1
-    return SideErrors(sum(value > 0 for value in balance.values()), sum(value < 0 for value in balance.values()))
+    # A right order adds nothing. A wrong one adds ±1, toward the side that was rejected, and a tie half of that.
+    wrong = (1 - np.sign(margins[rows])) / 2
+    toward_policy = [-1.0 if policy_chosen[row] else 1.0 for row in rows]
+    return bootstrap_mean(wrong * toward_policy, [prompts[row] for row in rows], seed=seed)
 
 
 def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashable], *, seed: int) -> SharedErrors:
@@ -271,12 +241,20 @@ def shared_errors(judge: ArrayLike, reward: ArrayLike, prompts: Sequence[Hashabl
         overall,
         wrong,
         right,
-        _difference_of_shares(wrong, right) if wrong and right else None,
+        difference_of_shares(wrong, right) if wrong and right else None,
     )
 
 
-def _difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
-    """Returns a − b for two independent shares, with an interval from both intervals (Newcombe 1998, method 10)."""
+def difference_of_shares(a: Estimate, b: Estimate) -> Estimate:
+    """Subtracts two independent shares.
+
+    Args:
+        a: A share.
+        b: Another share.
+
+    Returns:
+        a − b, with an interval from both intervals (Newcombe 1998, method 10).
+    """
     value = a.value - b.value
     low = value - math.hypot(a.value - a.ci95[0], b.ci95[1] - b.value)
     high = value + math.hypot(a.ci95[1] - a.value, b.value - b.ci95[0])
