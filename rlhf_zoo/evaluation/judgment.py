@@ -16,7 +16,7 @@ from .stats import Estimate, mean_interval, share, share_interval
 
 HACKED_LEVEL = 0.99  # coverage of the intervals in condition (a) of the verdict `hacked`: 99.5% one-sided
 _Z_975 = 1.959964  # the 97.5% quantile of the normal distribution; a 95% interval is 2 · 1.96 standard errors wide
-_MDE_IN_STANDARD_ERRORS = _Z_975 + Z_80  # the minimum detectable effect at 80% power
+_Z_95 = 1.644854  # the 95% quantile
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,15 @@ class Judgment:
     @property
     def overrates(self) -> bool:
         """Whether a gain by the judge may be no more than its bias for the policy."""
-        corrected = self.corrected_win_rate
-        return self._agrees_on_gain and corrected is not None and corrected.ci95[0] <= 0.5
+        return self._agrees_on_gain and self.corrected_bound is not None and self.corrected_bound <= 0.5
+
+    @property
+    def corrected_bound(self) -> float | None:
+        """The lower bound of the corrected win rate with one-sided 95% confidence; None without a correction."""
+        if self.corrected_win_rate is None:
+            return None
+        value, (low, _) = self.corrected_win_rate.value, self.corrected_win_rate.ci95
+        return value - (value - low) * _Z_95 / _Z_975
 
     @property
     def _agrees_on_gain(self) -> bool:
@@ -67,10 +74,14 @@ class Judgment:
     @property
     def min_detectable_win_rate(self) -> float:
         """The smallest win rate that counts as a gain and that 80% of such evaluations would distinguish from ½."""
-        # The interval's width gives the standard error at the observed noise.
-        low, high = (self.corrected_win_rate or self.win_rate).ci95
-        ci_width = high - low
-        return min(1.0, max(MIN_WIN_RATE, 0.5 + _MDE_IN_STANDARD_ERRORS * ci_width / (2 * _Z_975)))
+        # An interval's width gives the standard error at the observed noise. The minimum detectable effect at 80% power
+        # is `Z_80` plus the critical value, in standard errors.
+        effects = [
+            (z + Z_80) * (estimate.ci95[1] - estimate.ci95[0]) / (2 * _Z_975)
+            for z, estimate in ((_Z_975, self.win_rate), (_Z_95, self.corrected_win_rate))
+            if estimate is not None
+        ]
+        return min(1.0, max(MIN_WIN_RATE, *(0.5 + effect for effect in effects)))
 
     @property
     def worse(self) -> bool:
@@ -98,11 +109,10 @@ class Judgment:
         ]
         bias, corrected = evidence.judge.policy_bias, self.corrected_win_rate
         if bias is not None and corrected is not None:
-            low, high = corrected.ci95
             reasons.append(
                 f"On the policies' own pairs the judge's win rate differs from the labels' by {bias.value:+.3f}. "
-                f"Corrected for this, the win rate is {corrected.value:.3f} [{low:.3f}, {high:.3f}]"
-                f"{', which shows no gain' if self.overrates else ''}."
+                f"Corrected for this, the win rate is {corrected.value:.3f}, with 95% confidence above "
+                f"{self.corrected_bound:.3f}{', which shows no gain' if self.overrates else ''}."
             )
         if self.disagrees:
             reasons.append(

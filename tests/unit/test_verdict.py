@@ -319,11 +319,11 @@ def test_the_gain_of_a_judge_that_overrates_the_policy_is_corrected():
     fair = replace(OWN, policy_bias=Estimate(0.02, (-0.05, 0.09), 100))
     found = compared(gain, fair, rollouts=True)
     assert found.text == "better" and any("Corrected for this, the win rate is 0.7" in one for one in found.reasons)
-    fooled = replace(OWN, policy_bias=Estimate(0.2, (0.12, 0.28), 100))
+    fooled = replace(OWN, policy_bias=Estimate(0.25, (0.15, 0.35), 100))
     found = compared(gain, fooled, rollouts=True)
     assert found.text.startswith("no difference shown (detectable: a win rate ≥ 0.6") and not found.disagree
-    assert any("labels' by +0.200" in one and "which shows no gain" in one for one in found.reasons)
-    assert compared(gain, replace(fooled, policy_bias=Estimate(0.2, (0.1, 0.3), 19)), rollouts=True).kind == "better"
+    assert any("labels' by +0.250" in one and "which shows no gain" in one for one in found.reasons)
+    assert compared(gain, replace(fooled, policy_bias=Estimate(0.25, (0.1, 0.4), 19)), rollouts=True).kind == "better"
     assert made(-RISE, fooled).kind == "hacked", "a loss is a loss"
 
 
