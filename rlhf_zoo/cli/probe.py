@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,9 @@ from .tables import print_json, stdout_console, table
 
 if TYPE_CHECKING:
     from ..evaluation.rollouts import RolloutFindings
+
+#: Longest text of a sample in the terminal, in characters.
+MAX_SAMPLE = 160
 
 
 @click.command()
@@ -122,18 +126,17 @@ def probe(
     if as_json:
         print_json(result.to_json())
     else:
-        _print(result, (completions, against))
+        _print(result, (completions, against), wrote_html=html is not None)
     if result.verdict.kind in fail_on:
         raise SystemExit(3)
 
 
-def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
-    """Prints a table of the probes, and the verdict with its reasons."""
+def _print(result: RolloutFindings, files: tuple[Path, Path], *, wrote_html: bool) -> None:
+    """Prints a table of the probes, the verdict with its reasons, samples, and what to do next."""
     rows = [
         [
             probe.family,
-            f"{probe.effect:.3g}",
-            f"{probe.threshold:.3g}",
+            f"{probe.ratio:.2f} × threshold",
             f"{probe.p:.3g}",
             "yes" if probe.fired else "",
             probe.finding,
@@ -144,8 +147,8 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
         family: ": give --model" if "needs the SFT model" in reason else ""
         for family, reason in result.report.skipped.items()
     }
-    rows += [[family, "", "", "", "", reason + hints[family]] for family, reason in result.report.skipped.items()]
-    table("", ["probe", "effect", "threshold", "p", "fired", "finding"], rows)
+    rows += [[family, "", "", "", reason + hints[family]] for family, reason in result.report.skipped.items()]
+    table("", ["family", "effect", "p", "fired", "finding"], rows)
     console = stdout_console(160)
     lines = [
         f"Verdict: {result.verdict.text}, on {_count(result.prompts, 'prompt')}"
@@ -166,8 +169,26 @@ def _print(result: RolloutFindings, files: tuple[Path, Path]) -> None:
             for left_out_count, used_count, path in zip(result.left_out, used_counts, files, strict=True)
         )
         lines.append(f"- Left out, because only one file has their prompt: {rows_left_out}.")
+    families_of = defaultdict[tuple[str, str], list[str]](list)
+    for probe in result.report.probes:
+        if probe.fired:
+            for sample in probe.worst[:1]:
+                families_of[sample.prompt, sample.completion].append(probe.family)
+    lines += [
+        f"Worst sample by {', '.join(families)}: {_quoted(prompt)} → {_quoted(completion)}"
+        for (prompt, completion), families in families_of.items()
+    ]
+    if families_of and not wrote_html:
+        lines.append("More samples: --html FILE.")
+    lines.append(f"Next: {result.next_step}")
     for line in lines:
         console.print(printable(line), highlight=False, markup=False)
+
+
+def _quoted(text: str) -> str:
+    """Returns a text on one line, in quotation marks and not too long to read in a terminal."""
+    line = " ".join(text.split())
+    return f"“{line[:MAX_SAMPLE]} …”" if len(line) > MAX_SAMPLE else f"“{line}”"
 
 
 def _judge_lines(result: RolloutFindings) -> list[str]:

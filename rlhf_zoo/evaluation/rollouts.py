@@ -12,13 +12,31 @@ from .judges.check import JudgeCheck, split_half
 from .probes import Completions, Report, probe
 from .prompt_groups import group_prompts, number_of_groups
 from .stats import Estimate
-from .verdict import Verdict, decide
+from .verdict import Kind, Verdict, decide
 
 _JUDGE_IS_REWARD = (
     "The judge's column equals the reward's in every line, so it is the training reward itself, which cannot "
     "show whether it was exploited: give another judge's scores, or --verifiable if the reward is a program that "
     "checks answers."
 )
+
+#: Page that names a remedy for each verdict and each family of probes.
+REMEDIES = "docs/reward-up-text-worse.md"
+_TRAIN_AGAIN = (
+    "raise your trainer's KL coefficient (TRL: beta) or penalize what the probes name, and train again from the SFT "
+    f"model: {REMEDIES}"
+)
+#: Kind of verdict on two files -> what the reader does next.
+NEXT_STEPS: dict[Kind, str] = {
+    "hacked": f"Do not use this policy. Read its worst samples, {_TRAIN_AGAIN}",
+    "suspicious": "Do not use this policy before you have read its worst samples. If you would show them to a user, "
+    f"give scores of another judge. If not, {_TRAIN_AGAIN}",
+    "worse": f"Use the SFT model. To improve on it, {_TRAIN_AGAIN}",
+    "not judged": "Do not rely on this policy yet: provide what the reasons name, and read samples of both files",
+    "no difference shown": "Keep the SFT model, or sample more prompts, at least 100 and twice each",
+    "no sign found": "Before you rely on this policy, check the judge on pairs of known order: --own_pairs",
+    "better": "Use this policy, after a look at its worst samples",
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +65,11 @@ class RolloutFindings:
     left_out: tuple[int, int]
     split_half: Estimate | None
     judge_check: JudgeCheck | None = None
+
+    @property
+    def next_step(self) -> str:
+        """What the reader does next, in sentences."""
+        return f"{NEXT_STEPS[self.verdict.kind]}."
 
     def to_json(self) -> dict[str, Any]:
         """Returns the findings as JSON."""

@@ -5,7 +5,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from ..errors import printable
-from ..evaluation.probes import Probe
 from ..evaluation.probes.report import SEVERE
 from ..evaluation.rollouts import RolloutFindings
 from ..evaluation.stats import Estimate
@@ -51,16 +50,12 @@ def probe_page(result: RolloutFindings, *, policy: str, reference: str) -> str:
         verdict_class=_VERDICT_CLASSES.get(result.verdict.kind, "open"),
         groups=format_group_count(result.groups, result.prompts),
         figures=list(_figures(result)),
-        probes=sorted(result.report.probes, key=lambda probe: (not probe.fired, -_ratio(probe))),
-        bar=lambda probe: round(100 * min(max(_ratio(probe), 0.0) / SEVERE, 1.0)),
+        probes=sorted(result.report.probes, key=lambda probe: (not probe.fired, -probe.ratio)),
+        bar=lambda probe: round(100 * min(max(probe.ratio, 0.0) / SEVERE, 1.0)),
         severe=SEVERE,
         version=version("rlhf-zoo"),
         time=now(),
     )
-
-
-def _ratio(probe: Probe) -> float:
-    return probe.effect / probe.threshold
 
 
 def _figures(result: RolloutFindings) -> Iterator[tuple[str, Estimate]]:

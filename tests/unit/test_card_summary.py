@@ -87,6 +87,10 @@ def test_the_card_begins_with_the_verdict_and_what_to_do(runs, verdict, alert, a
     assert box.startswith(f"> [!{alert}]\n> **Verdict: {verdict['verdict']}.**") and advice in box
     command = f"> Get it: `rlhf-zoo pull local/tiny-world-ppo@step-0000{verdict['recommended']} --hub local"
     assert (command in box) == (verdict["recommended"] is not None) == ("Get it" in box)
+    this = (
+        "**This step**, 40, which is not the recommended one:\n\n```sh\nrlhf-zoo pull local/tiny-world-ppo@step-000040"
+    )
+    assert (this in text) == (verdict["recommended"] == 20)
 
 
 def test_another_step_than_the_verdicts_is_named(runs):
@@ -222,7 +226,13 @@ def test_defects_and_the_best_simple_filter_stand_beside_the_gain(runs):
     }
     filters = {"samples": 16, "best": "without 1 word", "tried": [
         tried("best of 2 by the reward", 0.5, 1.0), tried("without 1 word", 1.6, -0.1)]}  # fmt: skip
-    text = card(runs, defects=defects, filters=filters)
+    text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
+    counter = (
+        "**But** more answers with false statements (5% → 15%), and a filter of SFT's answers scores 1.60, PPO 1.51."
+    )
+    assert counter in text.split("|")[0]
+    assert "**But**" not in card(runs, defects=defects, filters=filters, **judged("hacked"))
+    text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     assert cells(text, "**False statements**, share")[1:] == ["0.05", "**0.15** (0.1–0.20)"]
     assert cells(text, "**Doubled clauses**")[1:] == ["0.05", "**0.08** (0.03–0.13)"]
     row = cells(text, "**Best simple filter** (without 1 word), judge's score")

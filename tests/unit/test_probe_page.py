@@ -51,6 +51,7 @@ def test_it_has_every_finding_the_fired_ones_first_and_open():
     text = " ".join(page.text.split())
     for sentence in (
         *result.verdict.reasons,
+        f"Next: {result.next_step}",
         *(probe.finding for probe in result.report.probes),
         *(f"{family}: {why}" for family, why in result.report.skipped.items()),
         "Win rate of the policy over SFT, by the judge",

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pandas
@@ -22,7 +23,8 @@ from rlhf_zoo.cli.main import cli
 from rlhf_zoo.errors import ZooError
 from rlhf_zoo.evaluation.probes import Completions
 from rlhf_zoo.evaluation.rollout_files import read_rollouts
-from rlhf_zoo.evaluation.rollouts import probe_rollouts
+from rlhf_zoo.evaluation.rollouts import NEXT_STEPS, probe_rollouts
+from rlhf_zoo.evaluation.verdict import Kind
 from rlhf_zoo.evaluation.watch import Hacked
 
 
@@ -215,6 +217,11 @@ def test_a_file_has_no_steps_and_what_is_left_out_is_counted():
     assert found.verdict.reasons[0].startswith("There are no labeled pairs, and the judge's scores")
 
 
+def test_every_verdict_on_two_files_has_a_next_step():
+    only_of_runs = {"healthy", "no gain", "gain not shown", "past the peak"}
+    assert set(get_args(Kind)) - only_of_runs == set(NEXT_STEPS)
+
+
 def test_the_command_prints_probes_and_verdict(tmp_path):
     ours = write(tmp_path / "ours.jsonl", Completions(sft(1).prompts, [" is great; i love it."] * 120))
     theirs = write(tmp_path / "sft.jsonl", sft(2))
@@ -223,6 +230,10 @@ def test_the_command_prints_probes_and_verdict(tmp_path):
     assert "Verdict: hacked, on 60 prompts." in done.output and "Left out" not in done.output
     assert "“great i love it”: 0.0% → 100.0%" in done.output
     assert "needs the SFT model" in " ".join(done.output.split()) and "--model" in done.output
+    printed = " ".join(done.output.split())
+    assert "equal texts 6.67 × threshold" in printed and "More samples: --html FILE." in printed
+    assert "Worst sample by equal texts, templates" in printed and "→ “is great; i love it.”" in printed
+    assert "Next: Do not use this policy." in printed and "docs/reward-up-text-worse.md" in printed
     done = CliRunner().invoke(cli, ["probe", str(ours), "--against", str(theirs), "--json"])
     document = json.loads(done.stdout)
     assert (document["verdict"], document["rule"]["version"], document["prompts"]) == ("hacked", 4, 60)

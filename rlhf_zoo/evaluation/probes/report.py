@@ -71,6 +71,11 @@ class Probe:
     worst: tuple[Sample, ...]
 
     @property
+    def ratio(self) -> float:
+        """The effect as a multiple of the threshold, which has no unit."""
+        return self.effect / self.threshold
+
+    @property
     def severe(self) -> bool:
         """Whether the family makes a run `hacked` by itself."""
         return self.fired and self.destroys_text and self.effect >= SEVERE * self.threshold

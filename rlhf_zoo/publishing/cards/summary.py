@@ -11,9 +11,12 @@ from . import commands
 from .estimates import estimate_at
 from .facts import StageFacts
 from .markdown import Raw, code, escape, judge_title, short, shortened, with_interval
+from .watch_out import counter_evidence
 
 DOCS = "https://github.com/rlhf-zoo/rlhf-zoo/blob/main/docs/cards.md"
 _ALERTS = {"healthy": "TIP", "no sign found": "NOTE", "hacked": "CAUTION"}
+#: Kinds of verdict whose reasons say nothing against the policy.
+_NO_SIGNS = ("healthy", "no sign found")
 _MAX_PROMPT, _MAX_COMPLETION = 200, 280  # maximum characters in an example
 _MAX_COMMAND = 120  # maximum characters of a command in a table
 
@@ -58,7 +61,10 @@ def verdict(facts: StageFacts) -> dict[str, Raw]:
         reason = _verdict_reason(facts, kind, {**trajectory, **step_verdict})
         text = f"**Verdict: {escape(step_verdict['verdict'])}.** {reason}"
     alert, fetch = Raw(_ALERTS.get(kind, "WARNING")), _fetch(facts, trajectory.get("recommended"))
-    return {"alert": alert, "text": Raw(f"{text} {_advice(facts, kind, trajectory)}"), "fetch": fetch}
+    text = f"{text} {_advice(facts, kind, trajectory)}"
+    if kind in _NO_SIGNS and (counter := counter_evidence(facts)):
+        text = f"{text} {counter}"
+    return {"alert": alert, "text": Raw(text), "fetch": fetch}
 
 
 def _gain_sentence(facts: StageFacts, win_rate: Mapping[str, Any] | None) -> str:

@@ -28,6 +28,31 @@ def watch_out(facts: StageFacts) -> list[Raw]:
     return [Raw(line) for line in (*_changes(facts), *_doubts(facts))]
 
 
+def counter_evidence(facts: StageFacts) -> str:
+    """Returns a sentence on what speaks against PPO, for a verdict that finds no hacking; "" if nothing does.
+
+    Args:
+        facts: The facts of the stage.
+    """
+    parts = [f"more answers with {defect}" for defect in _more_frequent_defects(facts)[:1]]
+    best, ppo = facts.best_filter, facts.estimate("ppo", "judge")
+    if best is not None and ppo is not None and best["reaches_ppo"]:
+        scores = [short((estimate or {}).get("value")) for estimate in (estimate_at(best, "judge"), ppo)]
+        parts.append(f"a filter of {facts.start}'s answers scores {scores[0]}, PPO {scores[1]}")
+    return f"**But** {', and '.join(parts)}." if parts else ""
+
+
+def _more_frequent_defects(facts: StageFacts) -> list[str]:
+    """Returns each defect whose rise the interval of the difference shows, with both shares."""
+    more_frequent = []
+    for name in facts.defects:
+        before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
+        rise = facts.estimate("defects", name, "difference")
+        if before and after and rise and rise["ci95"][0] > 0:
+            more_frequent.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
+    return more_frequent
+
+
 def _changes(facts: StageFacts) -> Iterator[str]:
     if change := _change(facts, "length"):
         longer = change.after > change.before
@@ -52,13 +77,7 @@ def _changes(facts: StageFacts) -> Iterator[str]:
     if (change := _change(facts, "eos_rate")) and change.after < change.before - 0.02:
         cut = f"{_percent(1 - change.after)} reach the token limit ({facts.start_title} {_percent(1 - change.before)})"
         yield f"**Unfinished answers.** {cut}."
-    more_frequent = []
-    for name in facts.defects:
-        before, after = (facts.estimate("defects", name, side) for side in ("sft", "ppo"))
-        rise = facts.estimate("defects", name, "difference")
-        if before and after and rise and rise["ci95"][0] > 0:
-            more_frequent.append(f"{escape(name)} ({_percent(before['value'])} → {_percent(after['value'])})")
-    if more_frequent:
+    if more_frequent := _more_frequent_defects(facts):
         yield f"**More** answers with {', '.join(more_frequent)}."
     main = (facts.evaluation.get("judge") or {}).get("name")
     for name in facts.evaluation.get("judges") or {}:
