@@ -41,7 +41,9 @@ CALLED = {
     "lm_eval.models.huggingface:HFLM": {"pretrained", "tokenizer", "backend", "batch_size"},
     "lm_eval.tasks:TaskManager": set(),
 }  # fmt: skip
-NOT_INSTALLED = "lm_eval names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
+NOT_INSTALLED = (
+    "The key lm_eval names tasks of lm-evaluation-harness, which is not installed: `pip install 'lm-eval>=0.4.13'`."
+)
 REAL = importlib.util.find_spec("lm_eval") is not None
 
 
