@@ -325,7 +325,7 @@ def _check_links(context: RunContext) -> None:
     folders = [*(record.path for record in records), context.record("eval").path.parent / Path(FRONTIER).parent]
     for folder in folders:
         link = None if is_inside(folder, folder.parent) else folder
-        if link is None and (inner := find_outward_link(folder, hidden=True)) is not None:
+        if link is None and (inner := find_outward_link(folder, include_hidden=True)) is not None:
             link = folder / inner
         if link is not None:
             raise ZooError(

@@ -246,7 +246,7 @@ def copy_recipe(name: str, target: Path) -> Path:
     if target.exists():
         raise ZooError(f"{target} already exists: choose another name, or remove it first.")
     downloaded = _is_downloaded(source)
-    if downloaded and (link := find_outward_link(source, hidden=True)) is not None:
+    if downloaded and (link := find_outward_link(source, include_hidden=True)) is not None:
         # The copy would contain the file behind the link, which the recipe's stages may read and publish.
         raise ZooError(f"{source} was downloaded, and its link {link} leads out of the folder: remove the link first.")
     # The copy gets its own mark, so that removing that one file is enough.

@@ -327,8 +327,8 @@ def check_local(path: Path, name: str) -> list[str]:
         if (path / file).exists():
             patterns += check_card(_read_card(path / file, name), file, name)
     # `datasets` skips hidden names unless a pattern names one, and hidden folders such as .venv are full of links.
-    hidden = any(name.startswith((".", "__")) for pattern in patterns for name in pattern.split("/"))
-    if (link := find_outward_link(path, hidden=hidden)) is not None:
+    include_hidden = any(name.startswith((".", "__")) for pattern in patterns for name in pattern.split("/"))
+    if (link := find_outward_link(path, include_hidden=include_hidden)) is not None:
         raise ZooError(
             f"The data set {name} was not loaded: {str(link)!r} in it links to a file outside the folder. Replace the "
             "link with the file."

@@ -8,18 +8,19 @@ from pathlib import Path
 CACHED_REPOSITORY = re.compile(r"(models|datasets|spaces)--.+")
 
 
-def find_outward_link(folder: Path, *, hidden: bool) -> Path | None:
+def find_outward_link(folder: Path, *, include_hidden: bool) -> Path | None:
     """Finds a symbolic link in a folder that leads out of it.
 
     Args:
         folder: The folder to search, with its subfolders.
-        hidden: Whether to include names that begin with . or __. `datasets` skips them unless a pattern names them.
+        include_hidden: Whether to include names that begin with . or __, which `datasets` skips unless a pattern names
+            them.
 
     Returns:
         The first such link, relative to the folder; None if there is none.
     """
     for subfolder, folders, files in os.walk(folder):
-        if not hidden:
+        if not include_hidden:
             folders[:] = [name for name in folders if not name.startswith((".", "__"))]
         for name in (*folders, *files):
             if Path(subfolder, name).is_symlink() and not is_inside(Path(subfolder, name), folder):

@@ -309,7 +309,7 @@ def checkpoint_files(
 
 def _files(folder: Path) -> dict[str, Path]:
     """Path in the repository -> local path, for every file. Raises ZooError for a link that leads out of the folder."""
-    if (link := find_outward_link(folder, hidden=True)) is not None:
+    if (link := find_outward_link(folder, include_hidden=True)) is not None:
         raise ZooError(
             f"{link} in {folder} links to a file outside that folder, which is never sent: replace the link with the "
             "file, or remove it."

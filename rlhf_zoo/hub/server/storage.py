@@ -104,10 +104,10 @@ class Storage:
         self.root = root
         self._repos = root / "repos"
         self._locks = root / "locks"
-        self._trash = root / "trash"
+        self._temporary = root / "trash"
         self.clock = Clock()
         self._moved = root / "moved"
-        for folder in (self._repos, self._locks, self._trash, self._moved, root / "collections"):
+        for folder in (self._repos, self._locks, self._temporary, self._moved, root / "collections"):
             folder.mkdir(exist_ok=True)
 
     def path(self, repo: RepoId) -> Path:
@@ -225,8 +225,8 @@ class Storage:
         with self.lock(repo):
             if self.exists(repo):
                 return False
-            # Build it in the trash, where `sweep` removes the leftovers of a crash, and move it when it is complete.
-            new_folder = self._trash / f"new-{secrets.token_hex(8)}"
+            # Build it in a temporary folder, which `sweep` removes after a crash, and move it when it is complete.
+            new_folder = self._temporary / f"new-{secrets.token_hex(8)}"
             new_folder.mkdir()
             try:
                 GitRepository.initialize(new_folder)
@@ -268,7 +268,7 @@ class Storage:
             settings = self.settings(repo)
             with self.git(repo) as git:
                 git.head()  # raises Damaged
-            new_folder = self._trash / f"new-{secrets.token_hex(8)}"
+            new_folder = self._temporary / f"new-{secrets.token_hex(8)}"
             new_folder.mkdir()
             try:
                 with mark_in_use(new_folder):
@@ -301,7 +301,7 @@ class Storage:
             if not self.exists(repo):
                 raise repo_not_found(repo, anonymous=False)
             # First free the name in one step. Deleting gigabytes takes a while, and needs no lock.
-            discarded = self._trash / f"old-{secrets.token_hex(8)}"
+            discarded = self._temporary / f"old-{secrets.token_hex(8)}"
             os.rename(self.path(repo), discarded)
             sync_folder(self.path(repo).parent)
         shutil.rmtree(discarded, ignore_errors=True)
@@ -397,7 +397,7 @@ class Storage:
         Removes only what is older than a day and not in use by any process. Logs failures.
         """
         limit = self.clock.now() - _STALE_SECONDS
-        leftovers = [*self._trash.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
+        leftovers = [*self._temporary.iterdir(), *self.root.glob(".*.tmp"), *self.root.glob("collections/*/.*.tmp")]
         for pattern in (
             "*/*/*.git/incoming-*",
             "*/*/*.git/lfs/incomplete/*",

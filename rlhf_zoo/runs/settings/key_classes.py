@@ -326,7 +326,7 @@ def _may_name(recipe: Recipe, key: str, name: Any) -> bool:
     if not existing:
         return hub_id(repo) is not None
     return all(
-        any(is_inside(path, folder) for folder in folders) and find_outward_link(path, hidden=True) is None
+        any(is_inside(path, folder) for folder in folders) and find_outward_link(path, include_hidden=True) is None
         for path in existing
     )
 
