@@ -76,10 +76,10 @@ def export(
     if as_json:
         print_json({"repo": repo, "url": url, **asdict(result)})
         return
-    names: dict[str, list[str]] = {}
+    refs: dict[str, list[str]] = {}
     for name, commit in [*result.branches.items(), *result.tags.items()]:
-        names.setdefault(commit, []).append(name)
-    rows = [[original, copy, " ".join(names.get(copy, []))] for original, copy in result.commits.items()]
+        refs.setdefault(commit, []).append(name)
+    rows = [[original, new, " ".join(refs.get(new, []))] for original, new in result.commits.items()]
     table("", [f"commit of {repository}", f"of {repo}", "branches and tags"], rows)
     click.echo(
         f"{url} holds {repository}: {result.sent} new commits were sent, and the files of all tags were checked."

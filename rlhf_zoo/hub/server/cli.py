@@ -113,12 +113,13 @@ def serve_command(
     folder = root or default_root()
 
     # Two servers may share a root, but only one can be on record for `hub status` and `hub env`.
-    existing = running_server(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
+    other_server = running_server(folder.expanduser().absolute()) if parent is None and folder.is_dir() else None
 
     def announce(url: str) -> None:
-        if existing is not None:
+        if other_server is not None:
             click.echo(
-                f"Another Hub serves {folder} at {existing['url']}; `hub status` and `hub env` show that one.", err=True
+                f"Another Hub serves {folder} at {other_server['url']}; `hub status` and `hub env` show that one.",
+                err=True,
             )
         option = f" --root {shlex.quote(str(root))}" if root is not None else ""
         click.echo(f"Embedded Hub at {url}, folder {folder}; stop it with Ctrl-C.", err=True)
@@ -130,7 +131,7 @@ def serve_command(
         port,
         ready_file,
         parent=parent,
-        is_second=existing is not None,
+        is_second=other_server is not None,
         on_ready=None if parent else announce,
     )
 
@@ -146,15 +147,15 @@ def status(root: Path | None, as_json: bool) -> None:
       rlhf-zoo hub status --json
     """
     folder = (root or default_root()).expanduser().absolute()
-    running = running_server(folder)
+    server_record = running_server(folder)
     # Counted without `Storage`, which would create the folders of a Hub that does not exist yet.
     repos = {kind: len(list((folder / "repos" / kind).glob("*/*.git"))) for kind in ("models", "datasets", "spaces")}
     size = _size(folder / "repos")
     damaged = _damaged(folder) if sum(repos.values()) else []
     report = {
-        "running": running is not None,
-        "url": running["url"] if running else None,
-        "pid": running["pid"] if running else None,
+        "running": server_record is not None,
+        "url": server_record["url"] if server_record else None,
+        "pid": server_record["pid"] if server_record else None,
         "root": str(folder),
         "repositories": repos,
         "bytes": size,
@@ -163,7 +164,9 @@ def status(root: Path | None, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(report))
         return
-    address = f"{report['url']} (pid {report['pid']})" if running else "not running; start it with `rlhf-zoo hub serve`"
+    address = (
+        f"{report['url']} (pid {report['pid']})" if server_record else "not running; start it with `rlhf-zoo hub serve`"
+    )
     click.echo(f"url           {address}")
     click.echo(f"root          {folder}")
     click.echo(f"repositories  {', '.join(f'{count} {kind}' for kind, count in repos.items())}")
@@ -245,11 +248,11 @@ def env(root: Path | None, role: str, expires: int | None) -> None:
       eval "$(rlhf-zoo hub env)"
     """
     folder = (root or default_root()).expanduser().absolute()
-    running = running_server(folder)
-    if running is None:
+    server_record = running_server(folder)
+    if server_record is None:
         raise ZooError(f"No embedded Hub serves {folder}: start one with `rlhf-zoo hub serve --root {folder}`.")
     token = create_token(folder, role, name="hub env", seconds=expires)
-    values = client_environment(running["url"], token, folder / "client")
+    values = client_environment(server_record["url"], token, folder / "client")
     for name, value in values.items():
         click.echo(f"export {name}={shlex.quote(value)}")
 

@@ -209,16 +209,16 @@ def links(facts: StageFacts) -> Raw:
     Args:
         facts: The facts of the stage.
     """
-    related = list(_descendants(facts))
+    linked_repos = list(_descendants(facts))
     for role, parent in facts.parents.items():
         if (name := hub_id(parent["repo"])) is not None:
             is_base = role == "sft" and facts.ppo_starts_from_base
             title = "base model" if is_base else _LINK_TITLES.get(role, role)
-            related.append((title, f"datasets/{name}" if role == "data" else name))
+            linked_repos.append((title, f"datasets/{name}" if role == "data" else name))
     hub = facts.hub_label.rstrip("/")
     parts = [
         f"{title} {code(name.removeprefix('datasets/'))}" if hub == "local" else f"[{title}]({hub}/{name})"
-        for title, name in related
+        for title, name in linked_repos
     ]
     if facts.trusted:
         parts += ["[all figures](rlhf_card.json)", "[training log](metrics.jsonl)"]

@@ -78,8 +78,8 @@ def find_runs(
     """Finds the runs that can be compared with a PPO repository.
 
     Without `names` it searches the `MAX_CARDS` most recently changed models of the namespace for runs with the same SFT
-    policy and recipe and another β. Of several with the same β it takes one with this run's seed, or else the newest.
-    Runs are sorted by descending β. If the Hub refuses, it returns this run alone, with a `problem`.
+    policy and recipe and another β. Of several runs with one β, it takes a run with the seed of `repo`, or else the
+    newest. Runs are sorted by descending β. If the Hub refuses, it returns only the run of `repo`, with a `problem`.
 
     SFT policies are the same if their weights are equal. The commits may differ, as for `best` and its step's tag.
 
