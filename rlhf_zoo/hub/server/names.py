@@ -83,7 +83,7 @@ def check_path(path: object) -> str:
     """Checks a path inside a repository.
 
     Args:
-        path: Whatever the client sent.
+        path: The path that the client sent, of any type.
 
     Returns:
         The path: relative, and safe on Linux, macOS and Windows.
@@ -122,7 +122,7 @@ def check_ref(name: object, *, kind: str) -> str:
     """Checks the short name of a branch or tag against git's rules.
 
     Args:
-        name: Whatever the client sent.
+        name: The name that the client sent, of any type.
         kind: What the name stands for, such as "branch" or "tag", for messages.
 
     Returns:
@@ -149,7 +149,7 @@ def check_oid(oid: object) -> str:
     """Checks that an LFS object id is a sha256 in lower-case hexadecimal digits, and returns it.
 
     Args:
-        oid: Whatever the client sent.
+        oid: The id that the client sent, of any type.
 
     Raises:
         Fault: 400 for any other value.
