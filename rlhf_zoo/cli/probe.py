@@ -48,14 +48,16 @@ MAX_SAMPLE = 160
     "--labeled",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="File of labeled pairs that check the judge: prompt, chosen, rejected, judge_chosen, judge_rejected.",
+    help="File of labeled pairs of other texts, which can show that the judge is unfit: prompt, chosen, rejected, "
+    "judge_chosen, judge_rejected.",
 )
 @click.option(
     "--own_pairs",
     "--own-pairs",
     metavar="PAIRS",
     type=UserPath(exists=True, dir_okay=False),
-    help="File of labeled pairs of completions that the two files hold with judge scores: prompt, chosen, rejected.",
+    help="File of labeled pairs of completions that the two files hold with judge scores: prompt, chosen, rejected. A "
+    "judge that passes on them can make the policy better.",
 )
 @click.option(
     "--embedder",

@@ -36,10 +36,12 @@ def probe(
         dtype: The torch dtype of the model's weights in memory, such as "bfloat16"; None for float32.
         reward: The column of the reward; None for reward or score.
         verifiable: Whether the reward is a program that checks answers, so that it serves as the judge too.
-        labeled: Pairs of known order that check the judge, in a file or as rows: prompt, chosen, rejected, and the
-            judge's scores judge_chosen and judge_rejected. Scores may be missing for texts in `policy` or `reference`.
-            reward_chosen and reward_rejected show whether judge and reward make the same errors.
-        own_pairs: Pairs of the policies' own outputs, in the same form.
+        labeled: Pairs of other texts, which can show that the judge is unfit, in a file or as rows: prompt, chosen (the
+            better text), rejected, and the judge's scores judge_chosen and judge_rejected. Scores may be missing for
+            texts in `policy` or `reference`. reward_chosen and reward_rejected show whether judge and reward make the
+            same errors.
+        own_pairs: Pairs of completions in `policy` and `reference`, in the same form. A judge that passes on them can
+            make the policy better.
         embedder: A sentence embedder, a folder or a Hub id such as sentence-transformers/all-MiniLM-L6-v2, which shows
             another prompt's answers also in other words; None for no such probe.
         seed: Seed of permutations and intervals.
