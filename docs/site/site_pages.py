@@ -118,7 +118,7 @@ def keys_page() -> str:
     """Returns the page of every key that a recipe may set."""
     keys = {
         "recipe": {
-            name: Declared(str(getattr(hint, "__name__", hint)), default, text, own=True)
+            name: Declared(str(getattr(hint, "__name__", hint)), default, text, is_own=True)
             for name, (hint, default, text) in recipe_keys().items()
         },
         **{stage: declared_keys(stage) for stage in STAGES},

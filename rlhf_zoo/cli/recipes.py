@@ -170,8 +170,10 @@ def _check_on_hub(
         f"the columns of {name}": cause
         for name, cause in check_forms(config, settings_by_stage, hub, every_row=True).items()
     }
-    models = named_models(settings_by_stage, hub, leniently=True)
-    unchecked |= {f"the context of {model.name}": model.unseen for model in models.values() if model.unseen is not None}
+    models = named_models(settings_by_stage, hub, allow_missing=True)
+    unchecked |= {
+        f"the context of {model.name}": model.problem for model in models.values() if model.problem is not None
+    }
     if (ppo := settings_by_stage.get("ppo")) is not None:
         check_label(models, ppo)
         check_tokenizers(models, ppo)
@@ -241,14 +243,14 @@ def recipes_keys(stage: str, word: str | None, as_json: bool) -> None:
 
     if stage == "recipe":
         keys = {
-            name: Declared(str(getattr(hint, "__name__", hint)), default, text, own=True)
+            name: Declared(str(getattr(hint, "__name__", hint)), default, text, is_own=True)
             for name, (hint, default, text) in recipe_keys().items()
         }
     else:
         keys = dict(declared_keys(stage))
     rows = [  # trl and transformers write help texts for argparse, where %% stands for a percent sign
         [name, key.type, str(key.default), " ".join(key.help.replace("%%", "%").split())]
-        for name, key in sorted(keys.items(), key=lambda entry: (not entry[1].own, entry[0]))
+        for name, key in sorted(keys.items(), key=lambda entry: (not entry[1].is_own, entry[0]))
         if _matches(word, name, key.help)
     ]
     if not rows:

@@ -254,9 +254,9 @@ def _check_existing_run(context: RunContext, stage: str) -> None:
     """
     settings, record = context.settings(stage), context.record(stage)
     check_installed(settings)
-    recorded = record.read().get("resolved")
-    if recorded and not context.restart:
-        inputs = {name: recorded[name] for name in ("data", "parents") if name in recorded}
+    recorded_settings = record.read().get("resolved")
+    if recorded_settings and not context.restart:
+        inputs = {name: recorded_settings[name] for name in ("data", "parents") if name in recorded_settings}
         resolved = {**settings.resolved, **inputs}
         if not record.can_be_replaced(resolved, context.recipe.name):
             context.check_settings_unchanged(stage, resolved)
@@ -287,8 +287,8 @@ def summary_line(context: RunContext, stage: str) -> str:
     if context.publish and document.get("publish"):
         sent = len([tag for tag in published_tags(record, context.repo(stage), hub=context.hub.label) if tag != "best"])
         unsent = len(unpublished(record, context.repo(stage), hub=context.hub.label))
-        pending = f", {unsent} still to be sent" if unsent else ""
-        parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{pending}")
+        unsent_text = f", {unsent} still to be sent" if unsent else ""
+        parts.append(f"{sent} of {sent + unsent} checkpoints are in {context.repo(stage)}{unsent_text}")
     if (document.get("chosen") or {}).get("provisional"):
         parts.append("`main` is the last checkpoint until `rlhf-zoo eval` has chosen one")
     if stage == "reward" and document.get("reward_model", {}).get("accuracy") is not None:
@@ -340,21 +340,21 @@ def show_published(context: RunContext, console: "Console") -> None:
     shown_rows = rows.select(range(min(len(rows), config.prompts, SHOWN_PROMPTS))).to_dict()
     prompts, columns = shown_rows["prompt"], columns_for_functions(shown_rows)
     with tempfile.TemporaryDirectory() as cache, tempfile.TemporaryDirectory() as override_dir:
-        hub, pulled = replace(context.hub, cache=Path(cache)), {}
+        hub, folders = replace(context.hub, cache=Path(cache)), {}
         for stage in context.recipe.stages:
             repo = context.record(stage).read()["repo"]
             with doing(f"{stage}: pulling from the Hub"):
                 revision = f"{repo['id']}@{repo['tags'].get('best') or repo['commit']}"
-                pulled[stage] = resolve(revision, hub, skip_source=True).path
+                folders[stage] = resolve(revision, hub, skip_source=True).path
             local = context.checkpoint(stage).path
             overrides = file_overrides(context, context.record(stage), local, Path(override_dir) / stage)
-            if not same_weights(pulled[stage], local, overrides):
+            if not same_weights(folders[stage], local, overrides):
                 raise ZooError(
                     f"The weights of {repo['id']} on the Hub differ from those that this run sent: pass --restart to "
                     "train again and replace them."
                 )
-        pulled.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, the model that PPO starts from
-        evaluator = make_evaluator(context, pulled["sft"]).with_headline_judge
+        folders.setdefault("sft", context.checkpoint("sft").path)  # without an SFT stage, PPO starts from it
+        evaluator = make_evaluator(context, folders["sft"]).with_headline_judge
         keys = [(SHOW_STREAM, index) for index in range(len(prompts))]
         measurements = {
             stage: measure(
@@ -366,7 +366,7 @@ def show_published(context: RunContext, console: "Console") -> None:
                 desc=f"showing {stage}",
                 columns=columns,
             )
-            for stage, path in pulled.items()
+            for stage, path in folders.items()
             if stage != "reward"
         }
     judge = evaluator.judge.name

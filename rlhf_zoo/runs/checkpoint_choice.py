@@ -195,10 +195,10 @@ def choose(record: StageRecord, release: ReleaseArguments, trainer: Any) -> dict
     assert metric is not None
     best = best_step(record.metrics(), metric, greater_is_better=bool(trainer.greater_is_better), steps=steps)
     if best is None:
-        logged = sorted({key for row in record.metrics() for key in row if key.startswith("eval_")})
+        logged_metrics = sorted({key for row in record.metrics() for key in row if key.startswith("eval_")})
         raise ZooError(
             f"No checkpoint in {record.path} has {metric}, by which release: best chooses. The evaluations logged "
-            f"{', '.join(logged) or 'nothing'}: set metric_for_best_model to one of these."
+            f"{', '.join(logged_metrics) or 'nothing'}: set metric_for_best_model to one of these."
         )
     return {"step": best[0], "rule": "best", "metric": metric, "value": best[1]}
 
@@ -288,10 +288,10 @@ def checkpoints_to_keep(record: StageRecord) -> list[Path]:
         return paths
     chosen_and_last = (record.chosen_checkpoint(), record.last_checkpoint())
     protected = {checkpoint_step(path) for path in chosen_and_last if path is not None}
-    surplus = _surplus_checkpoints(
+    surplus_paths = _surplus_checkpoints(
         record, keep=(document.get("resolved") or {}).get("save_total_limit"), protected=protected
     )
-    return [path for path in paths if path not in surplus]
+    return [path for path in paths if path not in surplus_paths]
 
 
 def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected: Collection[int]) -> list[Path]:
@@ -301,18 +301,18 @@ def _surplus_checkpoints(record: StageRecord, *, keep: int | None, protected: Co
     return [path for path in paths if checkpoint_step(path) not in protected][: max(len(paths) - keep, 0)]
 
 
-def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, own: bool = False) -> Checkpoint:
+def resolve_model(name: str | Path, hub: Hub = DEFAULT_HUB, *, skip_source: bool = False) -> Checkpoint:
     """Finds a checkpoint as `resolve` does. For the folder of a stage, returns the checkpoint that the stage chose.
 
     Args:
         name: A folder, a GGUF file or a Hub id.
         hub: Where Hub ids are looked up.
-        own: Whether to look only on `hub` itself, and not on its source.
+        skip_source: Whether to look only on `hub` itself, and not on its source.
 
     Returns:
         The checkpoint.
     """
-    checkpoint = resolve(unpack_if_gguf(str(name)), hub, skip_source=own)
+    checkpoint = resolve(unpack_if_gguf(str(name)), hub, skip_source=skip_source)
     stage = StageRecord(checkpoint.path)
     chosen = stage.chosen_checkpoint() if checkpoint.repo is None and stage.run_file.is_file() else None
     return checkpoint if chosen is None else replace(checkpoint, path=chosen)

@@ -430,13 +430,13 @@ class RunContext:
         is_trusted = run_json.get("hub") == self.hub.label and record.is_own()
         published_repo = (run_json.get("repo") or {}).get("id") if is_trusted else None
         repo = published_repo or self.repo(stage)
-        missing = f"{target}, which the finished stage {stage} chose, is missing"
+        problem = f"{target}, which the finished stage {stage} chose, is missing"
         fix = f"restore it, or train it again with `{self.stage_command(stage, '--restart')}` and its other flags."
-        with refusals_as(f"{missing} and cannot be loaded from {repo}@{tag}", fix):
+        with refusals_as(f"{problem} and cannot be loaded from {repo}@{tag}", fix):
             folder = self.hub.snapshot(repo, revision=tag)
         settings_file = folder / RECIPE_FILE
         if not settings_file.is_file() or fingerprint(read_json(settings_file)) != run_json["fingerprint"]:
-            raise ZooError(f"{missing}, and {repo}@{tag} belongs to another run: {fix}")
+            raise ZooError(f"{problem}, and {repo}@{tag} belongs to another run: {fix}")
         for name, path in checkpoint_files(folder).items():
             (target / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(path, target / name)

@@ -55,13 +55,13 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
             )
         return DataSource(str(folder), None, lineage)
     data, record = context.settings(stage).data, context.record(stage)
-    recorded = None if context.restart else record.read().get("dataset")
+    recorded_data = None if context.restart else record.read().get("dataset")
     if data.dataset_name is not None:
-        source = find_data(data.dataset_name, data.dataset_revision, context.hub, before=recorded)
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub, before=recorded_data)
     elif source is None:
         source = data_source(context)
     if record.has_trained:
-        check_unchanged(f"The data set {source.location}", source.lineage, recorded)
+        check_unchanged(f"The data set {source.location}", source.lineage, recorded_data)
     return source
 
 
@@ -87,7 +87,7 @@ def check_same_data(context: RunContext, stage: str) -> None:
     source = stage_source(context, data_stage)
     for name, dataset in earlier_datasets.items():
         is_same = dataset.get("fingerprint") == source.lineage.get("fingerprint")
-        if is_same and dataset.get("files", present := source.lineage.get("files")) != present:
+        if is_same and dataset.get("files", present_files := source.lineage.get("files")) != present_files:
             raise ZooError(
                 f"The data set {source.location} has changed since the stage {name} trained on it: restore it, choose "
                 f"another --output_dir, or train that stage again with `rlhf-zoo {name} {context.recipe.cli_name} "

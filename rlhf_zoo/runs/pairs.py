@@ -96,8 +96,8 @@ def recipe_on_pairs(recipe: Recipe, pairs: NamedPairs, *, response_length: int, 
     Returns:
         The changed recipe.
     """
-    replaced = (*SIMULATION, "held_out_share")
-    reward = {key: value for key, value in recipe.stages["reward"].items() if key not in replaced}
+    replaced_keys = (*SIMULATION, "held_out_share")
+    reward = {key: value for key, value in recipe.stages["reward"].items() if key not in replaced_keys}
     reward |= {"dataset_config": pairs.configuration, "dataset_test_split": pairs.test_split}
     if pairs.test_split is None:
         reward["held_out_share"] = recipe.stages["reward"].get("held_out_share") or HELD_OUT_SHARE
@@ -172,9 +172,9 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
     if prepared.get("status") == "finished" and prepared.get("resolved", {}).get("dataset_name") == name:
         return None  # the recipe's corpus reads this data set, so it is not a set of pairs
     document = {} if context.restart else context.record("reward").read()
-    recorded = document.get("resolved", {})
-    recorded_recipe = recorded.get("recipe", {})
-    used_pairs = recorded.get("ppo", {}).get("dataset_config") == recorded.get("dataset_config")
+    recorded_settings = document.get("resolved", {})
+    recorded_recipe = recorded_settings.get("recipe", {})
+    used_pairs = recorded_settings.get("ppo", {}).get("dataset_config") == recorded_settings.get("dataset_config")
     if (
         used_pairs
         and recorded_recipe.get("dataset_name") == name
@@ -184,8 +184,8 @@ def named_pairs(context: RunContext) -> NamedPairs | None:
         return NamedPairs(
             name,
             recorded_recipe["dataset_revision"],
-            recorded["dataset_config"],
-            recorded["dataset_test_split"],
+            recorded_settings["dataset_config"],
+            recorded_settings["dataset_test_split"],
             hub_label,
         )
     return _find_pairs(context, name, revision)

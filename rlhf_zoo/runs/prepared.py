@@ -82,10 +82,10 @@ def configuration_digests(folder: Path) -> dict[str, str]:
 def _check_digests(context: RunContext) -> None:
     """Raises ZooError if a configuration differs from its recorded digest."""
     record = context.record("data")
-    recorded = record.read().get("files") or {}
-    present = configuration_digests(record.path)
-    for name, sha256 in recorded.items():
-        if present.get(name) != sha256:
+    recorded_digests = record.read().get("files") or {}
+    digests = configuration_digests(record.path)
+    for name, sha256 in recorded_digests.items():
+        if digests.get(name) != sha256:
             raise ZooError(
                 f"{record.path / name} has changed since the run prepared it: restore it, choose another "
                 f"--output_dir, or start again with `rlhf-zoo run {context.recipe.cli_name} --restart`."
@@ -260,8 +260,8 @@ def pending_data(context: RunContext) -> bool:
     if document.get("status") != "finished":
         return False
     repo = document.get("repo") or {}
-    sent = (repo.get("hub"), repo.get("id"), repo.get("content"))
-    return sent != (context.hub.label, context.dataset_repo, digest(record.path, ".jsonl"))
+    sent_state = (repo.get("hub"), repo.get("id"), repo.get("content"))
+    return sent_state != (context.hub.label, context.dataset_repo, digest(record.path, ".jsonl"))
 
 
 def send_data(context: RunContext) -> None:
@@ -302,15 +302,15 @@ def _send(context: RunContext, folder: Path) -> str:
     from huggingface_hub.errors import RepositoryNotFoundError
 
     try:
-        present = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
+        present_files = context.hub.api().list_repo_files(context.dataset_repo, repo_type="dataset")
     except RepositoryNotFoundError:
-        present = []
+        present_files = []
     with tempfile.TemporaryDirectory() as staging:
         for name in split_files(folder):
             target = Path(staging) / name
             target.parent.mkdir(exist_ok=True)
             shutil.copy(folder / name, target)
-        configurations = _configurations({*present, *split_files(folder)})
+        configurations = _configurations({*present_files, *split_files(folder)})
         card = _card(context.record("data").read(), configurations)
         (Path(staging) / "README.md").write_text(card, encoding="utf-8")
         return publish_folder(

@@ -46,8 +46,8 @@ def test_a_text_has_a_rows_values() -> None:
     ("text", "said"),
     [
         ("{quest}", "has no column 'quest', only 'question', 'prompt', 'answer': correct the stage's key 'quest'"),
-        ("{prompt[txt]}", "It has no 'prompt[txt]', as its column 'prompt' has only 'text', 'toxicity'"),
-        ("{question[text]}", "It has no 'question[text]', as its column 'question' is not a mapping"),
+        ("{prompt[txt]}", "It has no 'prompt[txt]', because its column 'prompt' has only 'text', 'toxicity'"),
+        ("{question[text]}", "It has no 'question[text]', because its column 'question' is not a mapping"),
         ("{question.__class__}", "write a placeholder as"),
         ("{question:some words}", "write a placeholder as"),
         (r"{question} \boxed{}", "and a literal brace as {{ or }}"),

@@ -281,8 +281,8 @@ def _check_settings(context: RunContext) -> None:
     settings["eval"] = {"evaluation": identity_keys(evaluation_of(context)), "seed": context.shared.seed}
     for stage, current in settings.items():
         resolved = context.record(stage).read()["resolved"]
-        recorded = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}
-        if (key := first_difference(recorded, current)) is not None:
+        recorded_settings = {key: resolved[key] for key in resolved if key not in ("data", "parents", "own_pairs")}
+        if (key := first_difference(recorded_settings, current)) is not None:
             raise ZooError(
                 f"The stage {stage} in {context.directory} ran with another {key} than this command: pass the flags "
                 "of the run."

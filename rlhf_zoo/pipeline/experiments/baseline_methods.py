@@ -149,13 +149,13 @@ def _run_trained(
 
 def _discard_measurement(record: StageRecord, resolved: Mapping[str, Any]) -> None:
     """Marks a trained policy to be measured again without training, if only the evaluation has changed."""
-    recorded = record.read().get("resolved") or {}
+    previous = record.read().get("resolved") or {}
     evaluation_keys = ("evaluation", "evaluation_seed")
     training_settings = [
         {key: value for key, value in settings.items() if key not in evaluation_keys}
-        for settings in (recorded, resolved)
+        for settings in (previous, resolved)
     ]
-    if recorded and first_difference(*training_settings) is None and first_difference(recorded, resolved) is not None:
+    if previous and first_difference(*training_settings) is None and first_difference(previous, resolved) is not None:
         record.write(status="interrupted", resolved=dict(resolved), fingerprint=fingerprint(resolved))
 
 

@@ -76,9 +76,9 @@ def dpo_arguments(ppo: StageSettings, reward: StageSettings, *, learning_rate: f
         learning_rate: The learning rate; None for PPO's.
     """
     args = reward.trainer
-    inherited = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
+    ppo_values = {name: getattr(args, name) for name in (*_OPTIMIZER, "warmup_steps", "num_train_epochs", "max_steps")}
     return {
-        **inherited,
+        **ppo_values,
         "per_device_train_batch_size": args.per_device_train_batch_size,
         "gradient_accumulation_steps": args.gradient_accumulation_steps,
         "max_length": args.max_length,
@@ -237,12 +237,12 @@ def _train(
     **trainer_options: Any,
 ) -> tuple[Any, PreTrainedModel]:
     """Trains with one of trl's trainers. Returns the trainer and the policy."""
-    with tempfile.TemporaryDirectory() as scratch:
-        sft = _path_for_trl(start.sft, Path(scratch) / "start")
+    with tempfile.TemporaryDirectory() as scratch_folder:
+        sft = _path_for_trl(start.sft, Path(scratch_folder) / "start")
         trainer = trainer_class(
             model=load_causal(sft),
             args=config_class(
-                output_dir=scratch,
+                output_dir=scratch_folder,
                 save_strategy="no",
                 report_to="none",
                 disable_tqdm=True,

@@ -80,9 +80,9 @@ def _compare_tensor(row: dict[str, Any], key: str, a: torch.Tensor, b: torch.Ten
     if torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (a, b))):
         return
     row["differing"] += 1
-    published, other = a.double(), b.double()
+    published, local = a.double(), b.double()
     # Equal infinities have distance 0, and a NaN on one side has an infinite distance.
-    distance = torch.where(published == other, 0.0, (published - other).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
+    distance = torch.where(published == local, 0.0, (published - local).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
     largest, scale = float(distance.max()), float(published.abs().max())
     if row["worst"] is None or largest > row["max_abs"]:
         row["worst"], row["max_abs"] = key, largest
@@ -128,8 +128,8 @@ def _describe_difference(published: Path, here: Path) -> str | None:
     for side in (first, second):  # peft keeps these names in a set, whose order varies between processes
         if isinstance(names := side.get("target_modules"), list):
             side["target_modules"] = sorted(map(str, names))
-    differing = first_difference(first, second)
-    return None if differing is None else f"{differing} differs"
+    difference = first_difference(first, second)
+    return None if difference is None else f"{difference} differs"
 
 
 def compare_metrics(

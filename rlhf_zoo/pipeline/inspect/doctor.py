@@ -82,8 +82,8 @@ def examine(context: RunContext, *, publishes: bool = True) -> list[Finding]:
     """
     silence_libraries()
     examination = Examination()
-    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-doctor-") as scratch:
-        scratch_context = replace(context, directory=Path(scratch), publish=False)
+    with tempfile.TemporaryDirectory(prefix="rlhf-zoo-doctor-") as scratch_folder:
+        scratch_context = replace(context, directory=Path(scratch_folder), publish=False)
         has_data = context.record("data").read().get("status") == "finished" and not context.restart
         data_context = replace(context, publish=False) if has_data else scratch_context
         check = examination.check
@@ -374,14 +374,14 @@ def _check_reads_eos(
         if reward.always_reads_eos:
             details.append("it reads an end-of-sequence token after every text")
             continue
-        with_eos, without = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
-        if not (with_eos - without).abs().max() > 0:
+        with_eos, without_eos = (reward.score_texts(texts, ended=[ended] * len(texts)) for ended in (True, False))
+        if not (with_eos - without_eos).abs().max() > 0:
             raise ZooError(
                 f"The reward model {reward.name} gives {len(texts)} texts the same score with and without an "
                 f"end-of-sequence token (the first has {float(with_eos[0]):.4g}), so it does not read the last token: "
                 "check the model's pooling and head."
             )
-        change = float((with_eos - without).abs().mean())
+        change = float((with_eos - without_eos).abs().mean())
         details.append(f"without the end-of-sequence token a score changes by {change:.3g} on average")
     return None, "; ".join(details) or "no reward model"
 
@@ -433,8 +433,8 @@ def _sample_rollout(trainer: PPOTrainer) -> tuple[tuple[list[dict], Rollout], st
     """Samples the first completions of the run."""
     rows = [{**row, GENERATION: 0} for row in _trial_prompts(trainer)]
     rollout = trainer.rollout(rows, stream=TRAIN_STREAM)
-    ended = int(rollout.samples.ended.sum())
-    return (rows, rollout), f"{ended} of {len(rows)} completions ended, each with its end token in the mask"
+    ended_count = int(rollout.samples.ended.sum())
+    return (rows, rollout), f"{ended_count} of {len(rows)} completions ended, each with its end token in the mask"
 
 
 def _check_kl(trainer: PPOTrainer, trial: tuple[list[dict], Rollout]) -> tuple[None, str]:

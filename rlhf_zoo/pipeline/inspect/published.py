@@ -124,10 +124,10 @@ def fetch(name: str, hub: Hub = DEFAULT_HUB) -> Published:
     """
     checkpoint = resolve(name, hub, ignore=())
     folder = checkpoint.path
-    for required in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
-        if not (folder / required).is_file():
+    for file in (CARD_FILE, RECIPE_FILE, "metrics.jsonl"):
+        if not (folder / file).is_file():
             raise ZooError(
-                f"{name} has no {required}, so it cannot be reproduced: choose a checkpoint that rlhf-zoo published."
+                f"{name} has no {file}, so it cannot be reproduced: choose a checkpoint that rlhf-zoo published."
             )
     card, resolved = read_json(folder / CARD_FILE), read_json(folder / RECIPE_FILE)
     if not isinstance(card, dict) or not isinstance(card.get("parents"), dict) or str(card.get("stage")) not in STAGES:

@@ -111,8 +111,8 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
     started = time.monotonic()
     record = context.record(published.stage)
     checkpoint = record.checkpoint_path(published.step)
-    trained = not (checkpoint / COMPLETE).is_file()
-    if trained:
+    must_train = not (checkpoint / COMPLETE).is_file()
+    if must_train:
         with _use_threads(published.versions.get("threads")):
             run_stage(context, published.stage)
     if not (checkpoint / COMPLETE).is_file():
@@ -124,7 +124,7 @@ def _reproduce(published: Published, context: RunContext) -> dict[str, Any]:
     document = {
         **_identity(published),
         "directory": str(context.directory),
-        "seconds": round(time.monotonic() - started, 1) if trained else None,
+        "seconds": round(time.monotonic() - started, 1) if must_train else None,
         **_compare(published, context, checkpoint),
         "data": _compare_data(context.directory / "data", data),
         "notes": [*_make_notes(published), *rounding_notes, *data_notes],
@@ -320,8 +320,8 @@ def _compare(published: Published, context: RunContext, checkpoint: Path) -> dic
 def _as_published(context: RunContext, record: StageRecord, checkpoint: Path) -> Iterator[Path]:
     """Yields a folder with the checkpoint as it would be published, for example rounded to `push_dtype`."""
     with tempfile.TemporaryDirectory() as staging:
-        folder, altered = Path(staging) / "sent", Path(staging) / "altered"
-        overrides = file_overrides(context, record, checkpoint, altered)
+        folder, override_dir = Path(staging) / "sent", Path(staging) / "altered"
+        overrides = file_overrides(context, record, checkpoint, override_dir)
         for name, path in checkpoint_files(checkpoint, include_resume_files=True, overrides=overrides).items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(path.absolute())
@@ -377,8 +377,8 @@ def show(document: Mapping[str, Any], console: "Console") -> None:
     table = Table(box=box.SIMPLE_HEAD)
     for column in ("", "compared", "differ"):
         table.add_column(column, overflow="fold", justify="right" if column == "differ" else "left")
-    for name, compared, differing in _summary(document):
-        table.add_row(name, Text(clean(compared)), str(differing))
+    for name, compared_text, differing_count in _summary(document):
+        table.add_row(name, Text(clean(compared_text)), str(differing_count))
     console.print(table)
     if rows := list(_difference_rows(document)):
         table = Table(box=box.SIMPLE_HEAD)

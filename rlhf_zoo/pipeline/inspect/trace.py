@@ -119,11 +119,11 @@ def find(
     """
     path = Path(name)
     if path.is_dir():
-        has_state, absolute = (path / PPO_STATE).is_file(), path.resolve()  # "." has no name of its own
-        if has_state and is_checkpoint(absolute) and (absolute.parent / "run.json").is_file():
+        has_state, absolute_path = (path / PPO_STATE).is_file(), path.resolve()  # "." has no name of its own
+        if has_state and is_checkpoint(absolute_path) and (absolute_path.parent / "run.json").is_file():
             if step is not None:
                 raise ZooError(f"{name} is already the checkpoint of a step: remove --step.")
-            path, step, has_state = absolute.parent, checkpoint_step(absolute), False
+            path, step, has_state = absolute_path.parent, checkpoint_step(absolute_path), False
         stage = path if (path / "run.json").is_file() else path / "ppo"
         # A folder with PPO's state is a pulled repository, even if it also has a run.json.
         if not has_state and (stage / "run.json").is_file():
@@ -186,7 +186,7 @@ def _from_repository(
             else f"{name} has more than one revision: pass only one of @TAG, --revision and --step."
         )
     full_name = f"{repo}@{revisions[0]}" if revisions else repo
-    subject = _resolve_checkpoint(full_name, hub, own=True)
+    subject = _resolve_checkpoint(full_name, hub, skip_source=True)
     path = subject.path
     for required in (PPO_STATE, RECIPE_FILE):
         if not (path / required).is_file():
@@ -231,11 +231,11 @@ def _read_tags(repo: str, hub: Hub) -> dict[int, str]:
     return tagged_steps(tags)
 
 
-def _resolve_checkpoint(name: str, hub: Hub, *, own: bool = False) -> Checkpoint:
+def _resolve_checkpoint(name: str, hub: Hub, *, skip_source: bool = False) -> Checkpoint:
     from huggingface_hub.errors import HFValidationError, RepositoryNotFoundError
 
     try:
-        checkpoint = resolve_model(name, hub, own=own)
+        checkpoint = resolve_model(name, hub, skip_source=skip_source)
     except ZooError as error:
         if not isinstance(error.__cause__, (HFValidationError, RepositoryNotFoundError)):
             raise
@@ -389,9 +389,9 @@ def _load_functions(
     weights = [1.0] * count if weights is None else weights
     if len(weights) != count:
         raise ZooError(f"{subject.where} has {len(weights)} reward_weights for {count} rewards: use another run.")
-    if untrusted := [name for name in allowed if name not in names]:
+    if untrusted_names := [name for name in allowed if name not in names]:
         raise ZooError(
-            f"--reward_funcs names {untrusted[0]}, but the reward functions of {subject.policy.name} are "
+            f"--reward_funcs names {untrusted_names[0]}, but the reward functions of {subject.policy.name} are "
             f"{', '.join(names) or 'none'}: name one of these, or remove the option."
         )
     if subject.trusted:

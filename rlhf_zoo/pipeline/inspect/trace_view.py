@@ -11,24 +11,24 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def to_document(traced: Trace, subject: TracedPolicy) -> dict[str, Any]:
+def to_document(trace: Trace, subject: TracedPolicy) -> dict[str, Any]:
     """Returns the document for --json: prompt, completion, tokens, totals, and the checkpoints.
 
     Args:
-        traced: The trace.
+        trace: The trace.
         subject: The policy that was traced.
     """
     roles = {"policy": subject.policy, "reference": subject.reference, "old": subject.old, "reward": None}
     roles |= dict(zip(REWARD_ROLES, subject.rewards, strict=False))
     names = {role: None if checkpoint is None else checkpoint.name for role, checkpoint in roles.items()}
-    return {**traced.to_json(), "models": {**names, "step": subject.step}}
+    return {**trace.to_json(), "models": {**names, "step": subject.step}}
 
 
-def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
+def show(trace: Trace, subject: TracedPolicy, console: "Console") -> None:
     """Prints the table of tokens and the totals. Markup in texts is printed literally.
 
     Args:
-        traced: The trace.
+        trace: The trace.
         subject: The policy that was traced.
         console: A rich console.
     """
@@ -39,12 +39,12 @@ def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
     old = subject.old.name if subject.old is not None else "the reference"
     console.print(Text(f"{subject.policy.name}{'' if subject.step is None else f', step {subject.step}'}"))
     console.print(Text(f"against {subject.reference.name} (π_ref) and {old} (π_old)"))
-    console.print(Text(f"{display_text(traced.prompt)!r} → {traced.completion!r}"))
+    console.print(Text(f"{display_text(trace.prompt)!r} → {trace.completion!r}"))
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1))
     table.add_column("token", overflow="fold")
     for name in ("log π", "log π_ref", "KL k1", "r", "V", "δ", "Â", "ρ", "clip"):
         table.add_column(name, justify="right", no_wrap=True)
-    for token in traced.tokens:
+    for token in trace.tokens:
         numbers = (
             token.logprob, token.ref_logprob, token.kl, token.reward, token.value, token.delta, token.advantage,
             token.ratio,
@@ -53,22 +53,22 @@ def show(traced: Trace, subject: TracedPolicy, console: "Console") -> None:
         # repr shows spaces, and escapes control characters.
         table.add_row(Text(repr(token.token)), *("" if number is None else f"{number:.3f}" for number in numbers), clip)
     console.print(table)
-    for line in _totals(traced):
+    for line in _totals(trace):
         console.print(Text(line))
 
 
-def _totals(traced: Trace) -> list[str]:
-    low, high = traced.cliprange
+def _totals(trace: Trace) -> list[str]:
+    low, high = trace.cliprange
     parts = ", ".join(
-        f"{name} {'does not apply' if score is None else f'{score:.3f}'}" for name, score in traced.scores.items()
+        f"{name} {'does not apply' if score is None else f'{score:.3f}'}" for name, score in trace.scores.items()
     )
-    kl_place = "in the reward" if traced.kl_in == "reward" else "in the loss, so r does not include it"
-    action = "each token is an action" if traced.action_level == "token" else "the completion is one action"
-    end = "ended by itself" if traced.ended else f"did not end within {traced.length}"
+    kl_place = "in the reward" if trace.kl_in == "reward" else "in the loss, so r does not include it"
+    action = "each token is an action" if trace.action_level == "token" else "the completion is one action"
+    end = "ended by itself" if trace.ended else f"did not end within {trace.length}"
     return [
-        f"score {traced.score:.3f} ({parts}), {traced.shaped_score:.3f} of it as the reward of the last token",
-        f"ΣKL {traced.kl:.3f} nats, β {traced.kl_coef:g} ({traced.kl_estimator}, {kl_place})",
-        f"{traced.length} tokens, {end}; temperature {traced.temperature:g}, seed {traced.seed}",
-        f"∏ρ {traced.ratio:.3f}, clipped outside [{low:g}, {high:g}]; {action}; γ {traced.gamma:g}, λ {traced.lam:g}",
-        *([traced.whitening] if traced.whitening else []),
+        f"score {trace.score:.3f} ({parts}), {trace.shaped_score:.3f} of it as the reward of the last token",
+        f"ΣKL {trace.kl:.3f} nats, β {trace.kl_coef:g} ({trace.kl_estimator}, {kl_place})",
+        f"{trace.length} tokens, {end}; temperature {trace.temperature:g}, seed {trace.seed}",
+        f"∏ρ {trace.ratio:.3f}, clipped outside [{low:g}, {high:g}]; {action}; γ {trace.gamma:g}, λ {trace.lam:g}",
+        *([trace.whitening] if trace.whitening else []),
     ]

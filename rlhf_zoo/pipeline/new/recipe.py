@@ -86,10 +86,10 @@ def make_recipe(request: RecipeRequest, *, title: str) -> NewRecipe:
         split = reading.keys["dataset_train_split"]
         location = ":".join(filter(None, (reading.data.name, reading.keys["dataset_config"], split)))
         prefix = "at least " if reading.row_count == MAX_COUNTED else ""
-        of_prompts = (
+        prompt_note = (
             "" if reading.prompt_count == reading.row_count else f" of {reading.prompt_count:,} different prompts"
         )
-        reason = f"{prefix}{reading.row_count:,} rows{of_prompts}{f', {columns}' if columns else ''}"
+        reason = f"{prefix}{reading.row_count:,} rows{prompt_note}{f', {columns}' if columns else ''}"
         decisions.add(f"data of {stage}", location, reason)
     if conversational:
         chat.write(model.tokenizer)

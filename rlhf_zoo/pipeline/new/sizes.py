@@ -77,18 +77,18 @@ def choose_sizes(
         )
     usable_rows = max(int(ppo.row_count * sum(length <= prompt_length for _, length in by_row) / len(by_row)), 1)
     # Prompts are held out by their text, so that either all rows of a prompt are held out or no row of it.
-    distinct = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
-    if distinct < MIN_PROMPTS:
+    distinct_count = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
+    if distinct_count < MIN_PROMPTS:
         raise ZooError(
-            f"{ppo.data.name} has {distinct} different prompts that are short enough, but some are held out of "
+            f"{ppo.data.name} has {distinct_count} different prompts that are short enough, but some are held out of "
             f"training: pass --prompts with at least {MIN_PROMPTS}."
         )
-    eval_prompts = max(2, min(MAX_PROMPTS, distinct // 8))
+    eval_prompts = max(2, min(MAX_PROMPTS, distinct_count // 8))
     test_split = ppo.keys["dataset_test_split"]
     # Without a test split, half of the held-out prompts are for the evaluation; the others monitor training.
     share = min(
         0.1 if test_split else 0.2,
-        max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct) / 1000),
+        max(0.005, math.ceil((750 if test_split else 1500) * eval_prompts / distinct_count) / 1000),
     )
     trained_rows = int(usable_rows * (1 - 2 * share))
     rollout = max(2, min(ROLLOUT, 2 ** int(math.log2(max(usable_rows * (1 - 2 * share) / 2, 2)))))

@@ -26,13 +26,13 @@ MAX_FILES = 2000
 @cache
 def versions() -> dict[str, str]:
     """Returns the versions of the libraries that affect how much memory a model takes; "" if not installed."""
-    installed = {}
+    installed_versions = {}
     for name in LIBRARIES:
         try:
-            installed[name] = version(name)
+            installed_versions[name] = version(name)
         except PackageNotFoundError:
-            installed[name] = ""
-    return installed
+            installed_versions[name] = ""
+    return installed_versions
 
 
 @cache

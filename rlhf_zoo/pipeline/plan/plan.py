@@ -208,8 +208,8 @@ def smallest_change(
     training_changes = [*_training_changes(stage, keys, device)]
 
     def merge(changes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        merged = {name: value for change in changes for name, value in change.items()}
-        return {name: value for name, value in merged.items() if value != getattr(keys, name)}
+        merged_change = {name: value for change in changes for name, value in change.items()}
+        return {name: value for name, value in merged_change.items() if value != getattr(keys, name)}
 
     def fits(changes: Sequence[Mapping[str, Any]]) -> Change | None:
         changed = merge(changes)
@@ -226,13 +226,13 @@ def smallest_change(
     with_training = [[*rounding_changes, *training_changes[: count + 1]] for count in range(len(training_changes))]
     singles, training_singles = ([[change] for change in changes] for changes in (rounding_changes, training_changes))
     for candidates in (singles, groups, training_singles, with_training):
-        sufficient = next((changes for changes in candidates if fits(changes) is not None), None)
-        if sufficient is None:
+        combination = next((changes for changes in candidates if fits(changes) is not None), None)
+        if combination is None:
             continue
-        for change in sufficient:
-            fewer = [other for other in sufficient if other is not change]
-            sufficient = fewer if fits(fewer) is not None else sufficient
-        return fits(sufficient)
+        for change in combination:
+            smaller = [other for other in combination if other is not change]
+            combination = smaller if fits(smaller) is not None else combination
+        return fits(combination)
     return None
 
 

@@ -195,13 +195,13 @@ class _PPO:
 
     def _resident_memory(self, *in_use: str, gathered: Tracer | None = None) -> PhaseMemory:
         """Returns the memory outside of passes. `gathered` is a model whose shards are gathered while it runs."""
-        trained = self._trained_models()
-        weights = sum(model.weights for model in trained) + self._frozen_weights(*in_use)
+        trained_models = self._trained_models()
+        weights = sum(model.weights for model in trained_models) + self._frozen_weights(*in_use)
         if gathered is not None and self.shards > 1:
             weights += weight_size(gathered) * gathered.counts.parameters  # the shard stays as well
         shape = self._graph_cache()
         cache = 0 if shape is None else shape[0] * shape[1] * self._kv_bytes()
-        return PhaseMemory(weights=weights, optimizer=sum(model.optimizer for model in trained), cache=cache)
+        return PhaseMemory(weights=weights, optimizer=sum(model.optimizer for model in trained_models), cache=cache)
 
     def _kv_bytes(self) -> float:
         """Returns the bytes of a token's keys and values."""
@@ -260,8 +260,8 @@ class _PPO:
     def _reference(self) -> PhaseMemory:
         model = self.reference or self.policy
         forward = model.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16)
-        gathered = None if self.reference is None else model
-        resident, casts = self._resident_memory("reference", gathered=gathered), 0
+        sharded_model = None if self.reference is None else model
+        resident, casts = self._resident_memory("reference", gathered=sharded_model), 0
         if self.critic is not None:  # bfloat16 casts of the critic's weights stay during this pass
             casts = self.critic.forward_pass(rows=self.forward_rows, length=self.length, half=self.in_bfloat16).casts
         return replace(

@@ -59,14 +59,14 @@ def _run_first_expert(self: Any, states: Tensor, chosen: Tensor, shares: Tensor)
     def linear(rows: Tensor, name: str) -> Tensor:
         weight = getattr(self, name)[0]
         with torch.autocast("cpu", enabled=False):  # autocast does not apply to grouped_mm
-            out = rows.to(weight.dtype) @ (weight if self.is_transposed else weight.T)
-        return out + getattr(self, f"{name}_bias")[0] if self.has_bias else out
+            output = rows.to(weight.dtype) @ (weight if self.is_transposed else weight.T)
+        return output + getattr(self, f"{name}_bias")[0] if self.has_bias else output
 
     rows = states[torch.arange(chosen.numel(), device=states.device) // chosen.shape[-1]]
     hidden = linear(rows, "gate_up_proj" if self.has_gate else "up_proj")
     hidden = self._apply_gate(hidden) if self.has_gate else self.act_fn(hidden)
-    out = linear(hidden, "down_proj") * shares.reshape(-1, 1)
-    return out.view(*chosen.shape, -1).sum(dim=1).to(states.dtype)
+    output = linear(hidden, "down_proj") * shares.reshape(-1, 1)
+    return output.view(*chosen.shape, -1).sum(dim=1).to(states.dtype)
 
 
 ALL_EXPERTS_FUNCTIONS.register(EXPERTS, _run_first_expert)
@@ -83,11 +83,11 @@ class _MemoryCounter(TorchDispatchMode):
             self._sizes[tensor.untyped_storage()._cdata] = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
+        outputs = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(outputs):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
-        return out
+        return outputs
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -345,16 +345,17 @@ class Tracer:
 
 def _to_fake_tensors(model: nn.Module) -> None:
     """Replaces meta tensors by CPU tensors, which take no memory under FakeTensorMode. Tied weights stay tied."""
-    replaced: dict[int, tuple[Tensor, Any]] = {}
+    replacements: dict[int, tuple[Tensor, Any]] = {}
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, tensor in tensors.items():
-                if tensor is not None and id(tensor) not in replaced:
-                    empty = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
-                    is_parameter = isinstance(tensor, nn.Parameter)
-                    replaced[id(tensor)] = tensor, nn.Parameter(empty, tensor.requires_grad) if is_parameter else empty
+                if tensor is not None and id(tensor) not in replacements:
+                    replacement = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu")
+                    if isinstance(tensor, nn.Parameter):
+                        replacement = nn.Parameter(replacement, tensor.requires_grad)
+                    replacements[id(tensor)] = tensor, replacement
                 if tensor is not None:
-                    tensors[name] = replaced[id(tensor)][1]
+                    tensors[name] = replacements[id(tensor)][1]
 
 
 def _start_counting(
@@ -364,11 +365,11 @@ def _start_counting(
     stack.enter_context(mode)
     ids, mask = (torch.ones(rows, length, dtype=torch.long) for _ in range(2))
     trunk = _trunk(model)
-    accepted = inspect.signature(trunk.forward).parameters
+    forward_parameters = inspect.signature(trunk.forward).parameters
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-    if "position_ids" in accepted:
+    if "position_ids" in forward_parameters:
         inputs["position_ids"] = mask.cumsum(-1) - 1
-    if "use_cache" in accepted:
+    if "use_cache" in forward_parameters:
         inputs["use_cache"] = False
     counter = stack.enter_context(_MemoryCounter(model))
     return counter, lambda: trunk(**inputs)[0]

@@ -117,8 +117,8 @@ def make_tokenizer(
     learned, merges = _train_bpe(texts, learned_tokens)
     special_tokens = {index: token for token, index in family.special.items()}
     learned_names = {*learned}
-    made_up = (name for letters in product(LETTERS, repeat=4) if (name := "Ġ" + "".join(letters)) not in learned_names)
-    other_tokens = (name for name in chain(learned, made_up) if name not in family.special)
+    fillers = (name for letters in product(LETTERS, repeat=4) if (name := "Ġ" + "".join(letters)) not in learned_names)
+    other_tokens = (name for name in chain(learned, fillers) if name not in family.special)
     vocabulary = {
         special_tokens.get(index) or next(other_tokens): index for index in range(family.tokens or family.vocab_size)
     }
@@ -128,10 +128,10 @@ def make_tokenizer(
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in family.special])
-    before, after = family.wrap
-    if before or after:
-        parts = [*filter(None, (before, "$A", after))]
-        pieces = [(token, family.special[token]) for token in (before, after) if token]
+    text_before, text_after = family.wrap
+    if text_before or text_after:
+        parts = [*filter(None, (text_before, "$A", text_after))]
+        pieces = [(token, family.special[token]) for token in (text_before, text_after) if token]
         backend.post_processor = processors.TemplateProcessing(" ".join(parts), special_tokens=pieces)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token=family.eos, bos_token=family.bos, unk_token=family.unk,

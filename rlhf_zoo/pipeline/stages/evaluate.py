@@ -149,8 +149,8 @@ def run(context: RunContext, publisher: Publisher | None = None) -> bool:
     inputs = _Inputs(source, own_pairs_data, **checkpoints)
     resolved = inputs.resolved(context)
     code = judges_code(config.names)  # read before the judges score, because files may be edited meanwhile
-    done = _is_done(context, resolved, code)
-    if distributed.from_main_process(lambda: done):
+    is_done = _is_done(context, resolved, code)
+    if distributed.from_main_process(lambda: is_done):
         return False
     distributed.from_main_process(lambda: check_data(config.lm_eval, context.hub))
     prompts = evaluation_prompts(context, source, inputs.sft.path)
@@ -400,11 +400,11 @@ def evaluation_prompts(context: RunContext, source: DataSource, path: Path | Non
             f"evaluation.prompts is {prompt_count}: lower it, or prepare more data."
         )
     prompts = prompts.select(range(prompt_count))
-    if (distinct := count_distinct_prompts(prompts["prompt"])) < prompt_count:
+    if (distinct_count := count_distinct_prompts(prompts["prompt"])) < prompt_count:
         log.warning(
             "evaluation.prompts is %d, but the %s has %d different prompts: %d rows repeat one, and intervals count "
             "each prompt once.",
-            prompt_count, _describe_location(evaluated_part(context)), distinct, prompt_count - distinct,
+            prompt_count, _describe_location(evaluated_part(context)), distinct_count, prompt_count - distinct_count,
         )  # fmt: skip
     check_column(prompts, context.shared.evaluation.group)
     answers = context.shared.evaluation.reference_answers

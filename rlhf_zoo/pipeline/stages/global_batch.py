@@ -34,8 +34,8 @@ class _EvenShards(BatchSamplerShard):
             yield remaining[self.process_index :: self.num_processes] or remaining[:1]
 
     def __len__(self) -> int:
-        full, remaining = divmod(len(self.batch_sampler), self.num_processes)
-        return full + (remaining > 0 and not self.drop_last)
+        full_batches, remaining = divmod(len(self.batch_sampler), self.num_processes)
+        return full_batches + (remaining > 0 and not self.drop_last)
 
 
 class GlobalBatch(Trainer):

@@ -67,9 +67,9 @@ def save_merged(checkpoint: Path, target: Path, *, dtype: str) -> None:
         shutil.rmtree(target, ignore_errors=True)
         tokenizer = load_tokenizer(checkpoint)
         is_classifier = read_json(checkpoint / ADAPTER_CONFIG).get("task_type") == "SEQ_CLS"
-        load: Any = load_classifier if is_classifier else load_causal
-        model = load(checkpoint)
-        model.to(load(checkpoint, options=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
+        load_model: Any = load_classifier if is_classifier else load_causal
+        model = load_model(checkpoint)
+        model.to(load_model(checkpoint, options=AS_SAVED).dtype if dtype == "auto" else getattr(torch, dtype))
         add_pad_embedding(model, tokenizer)
         write_pad_id(model, tokenizer)
         model.save_pretrained(target)

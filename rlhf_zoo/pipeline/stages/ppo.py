@@ -184,15 +184,14 @@ def check_batch(settings: StageSettings, data: dict[str, Any]) -> str:
         ZooError: There are too few prompts.
     """
     args, count = settings.trainer, len(data["train_dataset"])
-    required = args.prompts_per_update * args.world_size
-    if count < required:
+    minimum = args.prompts_per_update * args.world_size
+    if count < minimum:
         raise ZooError(
-            f"The prompt data set has {count} rows, but an update needs {required}: use more prompts or a smaller "
-            "batch."
+            f"The prompt data set has {count} rows, but an update needs {minimum}: use more prompts or a smaller batch."
         )
     completions, minibatches = args.episodes_per_update, args.num_mini_batches
     prompt_count = describe_prompt_count(data["train_dataset"])
-    return f"{required} of {prompt_count} prompts per update, {completions} completions in {minibatches} minibatches"
+    return f"{minimum} of {prompt_count} prompts per update, {completions} completions in {minibatches} minibatches"
 
 
 def policy_tokenizer(context: RunContext, path: Path, data: dict[str, Any]) -> PreTrainedTokenizerBase:

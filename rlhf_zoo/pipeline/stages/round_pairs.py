@@ -107,8 +107,8 @@ def _sample_and_label(context: RunContext, previous: RunContext, count: int) -> 
         return _pairs_from_votes(context, previous)
     policy, data = context.round.previous_policy, ppo.load_data(previous, stage_source(previous, "ppo"))
     tokenizer = ppo.policy_tokenizer(previous, policy.path, data)
-    usable = ppo.drop_too_long(previous.settings("ppo"), tokenizer, data)[0]["train_dataset"]
-    prompt_columns = usable.select([index % len(usable) for index in range(count)]).to_dict()
+    usable_prompts = ppo.drop_too_long(previous.settings("ppo"), tokenizer, data)[0]["train_dataset"]
+    prompt_columns = usable_prompts.select([index % len(usable_prompts) for index in range(count)]).to_dict()
     prompts, columns = prompt_columns["prompt"], columns_for_functions(prompt_columns)
     seed = context.settings("reward").trainer.seed
     indices, *texts = sample_pairs(previous, prompts, seed, (STREAM, context.round.number), policy)
@@ -142,10 +142,10 @@ def _labeler(context: RunContext) -> Labeler:
         headline=False,
     )
     if kind_of(name)[0] in ("llm", "pairs"):
-        comparing = panel.comparing[-1]
+        compare = panel.comparing[-1].compare
         return lambda prompts, first, second, _: [
             {1.0: 0, 0.0: 1}.get(comparison.score)
-            for comparison in comparing.compare([plain_text(prompt) for prompt in prompts], list(first), list(second))
+            for comparison in compare([plain_text(prompt) for prompt in prompts], list(first), list(second))
         ]
     judge = panel.scoring[-1]
 

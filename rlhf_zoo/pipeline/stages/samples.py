@@ -122,18 +122,18 @@ def sft_samples(context: RunContext, settings: StageSettings, source: DataSource
             f"scores by: {fix}."
         )
     count = settings.data.score_samples
-    repeated = [prompts[index % len(prompts)] for index in range(count)]
+    repeated_prompts = [prompts[index % len(prompts)] for index in range(count)]
     samples = complete(
         model,
         tokenizer,
-        repeated,
+        repeated_prompts,
         keys=[(SCORE_STREAM, index) for index in range(count)],
         seed=settings.trainer.seed,
         desc="samples to center scores",
         **options,
     )
-    texts = [append_completion(prompt, text) for prompt, text in zip(repeated, samples.texts, strict=True)]
-    return SFTSamples(repeated, texts, samples.ended)
+    texts = [append_completion(prompt, text) for prompt, text in zip(repeated_prompts, samples.texts, strict=True)]
+    return SFTSamples(repeated_prompts, texts, samples.ended)
 
 
 def pairs_seed(settings: StageSettings) -> int:

@@ -255,12 +255,12 @@ def _find_base(context: RunContext, settings: StageSettings) -> ParentCheckpoint
     if name is None:
         return None
     record = context.record("sft")
-    before = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
+    recorded_base = {} if context.restart else (record.read().get("parents") or {}).get("base") or {}
     if (folder := Path(name)).is_dir():
         return ParentCheckpoint(folder, {"repo": None, "commit": None, "fingerprint": None, **folder_lineage(folder)})
     name_at_revision = f"{name}@{revision}"
-    if before.get("fingerprint") == name_at_revision:
-        return ParentCheckpoint(Path(name), before)
+    if recorded_base.get("fingerprint") == name_at_revision:
+        return ParentCheckpoint(Path(name), recorded_base)
 
     def commit_on(hub: Hub) -> str:
         if hub.offline:

@@ -331,10 +331,10 @@ def _check_files(
     settings: StageSettings, parents: Mapping[str, ParentCheckpoint], previous_run: Mapping[str, Any]
 ) -> None:
     """Raises ZooError if a local model or chat template has changed since the stage started."""
-    recorded, on_base = previous_run.get("parents") or {}, starts_on_base(settings.stage, settings.resolved)
+    recorded_parents, on_base = previous_run.get("parents") or {}, starts_on_base(settings.stage, settings.resolved)
     for role, parent in parents.items():
         title = parent_title(role, on_base=on_base)
-        check_unchanged(f"The {title} in {parent.path}", parent.lineage, recorded.get(role))
+        check_unchanged(f"The {title} in {parent.path}", parent.lineage, recorded_parents.get(role))
     path = getattr(settings.trainer, "chat_template_path", None)
     check_unchanged(f"The chat template {path}", _template_lineage(settings), previous_run.get("chat_template"))
 
@@ -464,10 +464,10 @@ def _add_callbacks(
         unsent: set[int] = set()
         if run.publisher is not None:
             run.publisher.notify()
-            pending = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
-            unsent = {checkpoint_step(path) for path in pending}
-        protected = unsent | steps_to_protect(record, settings.release, settings.trainer)
-        delete_old_checkpoints(record, keep=settings.keep, protected=protected)
+            unpublished_paths = unpublished(record, context.repo(settings.stage), hub=context.hub.label)
+            unsent = {checkpoint_step(path) for path in unpublished_paths}
+        protected_steps = unsent | steps_to_protect(record, settings.release, settings.trainer)
+        delete_old_checkpoints(record, keep=settings.keep, protected=protected_steps)
         delete_old_optimizer_states(record, keep=settings.release.save_optimizer_limit)
 
     finish = None if finish_checkpoint is None else functools.partial(finish_checkpoint, trainer)

@@ -53,12 +53,12 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
     Raises:
         ZooError: The template refuses a conversation, or drops, changes, moves or adds words.
     """
-    checked: set[tuple[tuple[str, ...], bool]] = set()
+    checked_forms: set[tuple[tuple[str, ...], bool]] = set()
     for index, row in enumerate(rows):
-        for turns, answered in _conversations(row):
+        for turns, has_answer in _conversations(row):
             try:
-                rendering = render_text(turns, tokenizer, add_generation_prompt=not answered)
-                if not answered:
+                rendering = render_text(turns, tokenizer, add_generation_prompt=not has_answer)
+                if not has_answer:
                     check_prefix(turns, tokenizer)
             except ZooError as error:
                 text = " ".join(display_text(turns).split())
@@ -67,9 +67,9 @@ def check_rows(rows: Dataset, tokenizer: "PreTrainedTokenizerBase", *, subject: 
             if not is_plain(turns):
                 continue
             roles = tuple(turn["role"] for turn in turns)
-            if (roles, answered) not in checked:
-                check_template(roles, tokenizer, answered=answered)
-                checked.add((roles, answered))
+            if (roles, has_answer) not in checked_forms:
+                check_template(roles, tokenizer, answered=has_answer)
+                checked_forms.add((roles, has_answer))
             check_keeps_words(turns, rendering, tokenizer)
 
 

@@ -41,13 +41,13 @@ class NamedModel:
         key: The key, for messages.
         name: The value of the key: a folder or a Hub id.
         folder: A folder with the model's files, except perhaps its weights; None if the files cannot be loaded.
-        unseen: Why the files cannot be loaded; None if they can.
+        problem: Why the files cannot be loaded; None if they can.
     """
 
     key: str
     name: str
     folder: Path | None
-    unseen: str | None = None
+    problem: str | None = None
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -76,14 +76,14 @@ def context_length_of(config: Mapping[str, Any]) -> int | None:
 
 
 def named_models(
-    stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, leniently: bool = False
+    stages: Mapping[str, StageSettings], hub: Hub = DEFAULT_HUB, *, allow_missing: bool = False
 ) -> dict[str, NamedModel]:
     """Finds the models that stages name but do not train.
 
     Args:
         stages: Stage -> settings.
         hub: Where Hub ids are looked up.
-        leniently: Whether to return a model that cannot be loaded without its files, instead of raising.
+        allow_missing: Whether to return a model that cannot be loaded without its files, instead of raising.
 
     Returns:
         {role: model}. The roles are policy (the model that PPO names, otherwise the one that SFT starts from), reward,
@@ -99,7 +99,7 @@ def named_models(
         try:
             models[role] = NamedModel(key, name, fetch_files(name, revision, hub, fix=missing_model_fix(key)))
         except ZooError as error:
-            if not leniently:
+            if not allow_missing:
                 raise
             models[role] = NamedModel(key, name, None, reason(error.__cause__ or error))
     return models
@@ -295,30 +295,31 @@ def check_prompt_lengths(context: RunContext, models: Mapping[str, NamedModel], 
     context_length = policy.context_length
     tokenizer = context.shared.chat.write_for_prompts(_tokenizer_of(context, policy), prompts)
     lengths = sorted(len(tokenize_prompt(prompt, tokenizer)) for prompt in prompts)
-    fitting = [length for length in lengths if max_prompt_length is None or length <= max_prompt_length]
-    if not fitting:
+    fitting_lengths = [length for length in lengths if max_prompt_length is None or length <= max_prompt_length]
+    if not fitting_lengths:
         raise ZooError(
             f"max_prompt_length of the stage ppo is {max_prompt_length}, but the shortest of {len(lengths)} prompts "
             f"has {lengths[0]} tokens: raise max_prompt_length."
         )
-    longest, prompts_per_update = fitting[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
+    longest, prompts_per_update = fitting_lengths[-1], settings.trainer.prompts_per_update * settings.trainer.world_size
     if context_length is not None and longest + response_length > context_length:
         raise ZooError(
             f"response_length of the stage ppo is {response_length}, the longest prompt has {longest} tokens, but "
             f"{_reader_name(policy)} reads {context_length}: lower response_length, or set max_prompt_length to at "
             f"most {context_length - response_length}."
         )
-    if len(fitting) < prompts_per_update <= len(lengths):
+    if len(fitting_lengths) < prompts_per_update <= len(lengths):
         raise ZooError(
-            f"max_prompt_length of the stage ppo is {max_prompt_length}, which leaves {len(fitting)} of "
+            f"max_prompt_length of the stage ppo is {max_prompt_length}, which leaves {len(fitting_lengths)} of "
             f"{len(lengths)} prompts, but an update needs {prompts_per_update}: raise max_prompt_length, or make the "
             "batch smaller."
         )
     for reward in (models[role] for role in REWARD_ROLES if role in models):
         if reward.context_length is not None and longest + response_length > reward.context_length:
             warn_truncated(reward.name, reward.context_length)
-    return f"the longest of {len(fitting)} has {longest} tokens, and {longest + response_length} with its answer" + (
-        f", of {context_length}" if context_length is not None else ""
+    return (
+        f"the longest of {len(fitting_lengths)} has {longest} tokens, and {longest + response_length} with its answer"
+        + (f", of {context_length}" if context_length is not None else "")
     )
 
 

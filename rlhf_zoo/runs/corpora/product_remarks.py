@@ -99,11 +99,11 @@ def read_normalized(source: str | None) -> dict[str, list[Remark]]:
     """
     if source is None:
         raise ZooError(f"Product remarks do not come with this package: {HELP}, or name a folder or a Hub id.")
-    lowered = {
+    normalized = {
         split: [Remark(" ".join(remark.text.lower().split()), remark.label) for remark in remarks]
         for split, remarks in read_remarks(source).items()
     }
-    return {split: [remark for remark in remarks if len(remark.words) > 1] for split, remarks in lowered.items()}
+    return {split: [remark for remark in remarks if len(remark.words) > 1] for split, remarks in normalized.items()}
 
 
 def _openings(remark: Remark) -> Iterator[str]:

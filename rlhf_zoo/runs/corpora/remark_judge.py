@@ -112,11 +112,13 @@ class Orientation:
             remark_counts[1] += has_blame
             if has_praise != has_blame:  # a remark with both says nothing about its other words
                 cooccurring[has_blame].update(words)
-        praised, blamed = (max(1, size) for size in remark_counts)
+        praise_count, blame_count = (max(1, size) for size in remark_counts)
         # Two pseudo-counts per word, split like the counts of all remarks, keep rare words near 0.
-        prior = 2 * praised / (praised + blamed), 2 * blamed / (praised + blamed)
+        prior = 2 * praise_count / (praise_count + blame_count), 2 * blame_count / (praise_count + blame_count)
         self._odds = {
-            word: math.log((cooccurring[0][word] + prior[0]) / (cooccurring[1][word] + prior[1]) * blamed / praised)
+            word: math.log(
+                (cooccurring[0][word] + prior[0]) / (cooccurring[1][word] + prior[1]) * blame_count / praise_count
+            )
             for word in {*cooccurring[0], *cooccurring[1]}
         }
 

@@ -84,8 +84,8 @@ def _first_words(text: str) -> str:
 
 def _pairs(rows: Rows, limit: int) -> Rows:
     """Pairs positive and negative texts of the same rank by length, so that length does not predict the label."""
-    ordered = sorted(rows, key=lambda row: unit_hash(row["text"]))
-    sides = [[row["text"] for row in ordered if row["label"] == label][:limit] for label in (1, 0)]
+    hashed_order = sorted(rows, key=lambda row: unit_hash(row["text"]))
+    sides = [[row["text"] for row in hashed_order if row["label"] == label][:limit] for label in (1, 0)]
     count = min(map(len, sides))
     by_length = (sorted(side[:count], key=lambda text: len(text.split())) for side in sides)
     pairs = [{"prompt": "", "chosen": pos, "rejected": neg} for pos, neg in zip(*by_length, strict=True)]

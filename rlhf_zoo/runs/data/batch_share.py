@@ -46,10 +46,10 @@ def share_of_batch(keys: Mapping[str, Any], stage: str) -> dict[str, Any]:
                 f"{key} of the stage {stage} is {keys[key]}, for all {processes} processes together: set a "
                 f"multiple of {processes}, or start another number of processes."
             )
-    rows, accumulated = divide_batch(size, steps, processes)
+    rows, accumulation_steps = divide_batch(size, steps, processes)
     return {
         "per_device_train_batch_size": rows,
-        "gradient_accumulation_steps": accumulated,
+        "gradient_accumulation_steps": accumulation_steps,
         "per_device_eval_batch_size": eval_size // processes,
     }
 

@@ -53,14 +53,14 @@ def row_value(row: Mapping[str, Any], name: str, *, subject: str) -> Any:
     """
     column, _, key = name.removesuffix("]").partition("[")
     if column not in row:
-        listed = ", ".join(map(repr, row))
-        raise ZooError(f"{subject} has no column {column!r}, only {listed}: correct the stage's key {name!r}.")
+        column_list = ", ".join(map(repr, row))
+        raise ZooError(f"{subject} has no column {column!r}, only {column_list}: correct the stage's key {name!r}.")
     value = row[column]
     if not key:
         return value
     if not isinstance(value, Mapping) or key not in value:
-        listed = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is not a mapping"
-        raise ZooError(f"{subject} has no {name!r}, as its column {column!r} {listed}: correct the stage's key.")
+        reason = f"has only {', '.join(map(repr, value))}" if isinstance(value, Mapping) else "is not a mapping"
+        raise ZooError(f"{subject} has no {name!r}, because its column {column!r} {reason}: correct the stage's key.")
     return value[key]
 
 

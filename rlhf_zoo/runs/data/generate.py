@@ -110,5 +110,5 @@ def complete(
                 batch_prompts, batch_tokens = [prompts[row] for row in batch_rows], [tokens[row] for row in batch_rows]
                 sampled[number] = batch, decode_completions(tokenizer, batch_prompts, batch_tokens, batch.token_lists())
             bar.update(len(batch_rows))
-    ordered = distributed.gather_in_order(sampled)
-    return SampledCompletions([batch for batch, _ in ordered], [text for _, texts in ordered for text in texts])
+    batches = distributed.gather_in_order(sampled)
+    return SampledCompletions([batch for batch, _ in batches], [text for _, texts in batches for text in texts])

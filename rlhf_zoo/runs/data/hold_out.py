@@ -51,14 +51,14 @@ def split_by_prompt(rows: Dataset, share: float, *, parts: int) -> list[Dataset]
         ZooError: No row would be left to train on.
     """
     digests = _digests(rows)
-    distinct = sorted(set(digests))
-    count = math.ceil(share * len(distinct))
-    if parts * count >= len(distinct):
+    distinct_digests = sorted(set(digests))
+    count = math.ceil(share * len(distinct_digests))
+    if parts * count >= len(distinct_digests):
         raise ZooError(
-            f"held_out_share is {share}, which leaves none of {len(distinct)} prompts to train on: add rows with more "
-            "prompts, or set held_out_share to null."
+            f"held_out_share is {share}, which leaves none of {len(distinct_digests)} prompts to train on: add rows "
+            "with more prompts, or set held_out_share to null."
         )
-    part_of_digest = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct)}
+    part_of_digest = {digest: min(rank // count, parts) for rank, digest in enumerate(distinct_digests)}
     row_indices: list[list[int]] = [[] for _ in range(parts + 1)]
     for row, digest in enumerate(digests):
         row_indices[part_of_digest[digest]].append(row)

@@ -149,8 +149,8 @@ def convert_rows(
         if target in templates:
             continue
         if source not in rows.column_names:
-            listed = ", ".join(map(repr, rows.column_names))
-            raise ZooError(f"{subject} has no column {source!r}, only {listed}: correct `columns`.")
+            column_list = ", ".join(map(repr, rows.column_names))
+            raise ZooError(f"{subject} has no column {source!r}, only {column_list}: correct `columns`.")
         if target != source:
             rows = rows.remove_columns(target) if target in rows.column_names else rows
             rows = rows.rename_column(source, target)
@@ -191,19 +191,19 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     Raises ZooError if the data set lacks the columns that the stage reads.
     """
     names = set(rows.column_names)
-    fits = any(needed <= names for needed in _columns_of(form, text))
-    new_names = conversation_columns(rows, of_texts=form == "texts", fits=fits) if form != "labeled" else {}
+    has_columns = any(needed <= names for needed in _columns_of(form, text))
+    new_names = conversation_columns(rows, for_texts=form == "texts", fits=has_columns) if form != "labeled" else {}
     for target, source in new_names.items():
         rows = rows.rename_column(source, target)
     check_form(rows.column_names, form, text=text, subject=subject, declared=declared)
-    fitting = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
-    if fitting[0] == {"prompt"}:  # pairs answer the same prompts
-        fitting = [columns for columns in fitting if "chosen" not in columns]
-    if len(fitting) > 1 and not declared:
-        used, ignored = (
-            " and ".join(sorted(columns)) for columns in (fitting[0], set().union(*fitting[1:]) - fitting[0])
+    matches = [columns for columns in _columns_of(form, text) if columns <= set(rows.column_names)]
+    if matches[0] == {"prompt"}:  # pairs answer the same prompts
+        matches = [columns for columns in matches if "chosen" not in columns]
+    if len(matches) > 1 and not declared:
+        read_text, ignored_text = (
+            " and ".join(sorted(columns)) for columns in (matches[0], set().union(*matches[1:]) - matches[0])
         )
-        _warn_of_ignored_columns(subject, used, ignored)
+        _warn_of_ignored_columns(subject, read_text, ignored_text)
     if form == "prompts" and "prompt" in rows.column_names:
         read_columns = ["prompt"]  # other columns are for reward functions
     else:
@@ -212,12 +212,12 @@ def _in_turns(rows: Dataset, form: Form, *, text: str, declared: Mapping[str, st
     return as_messages(rows, read_columns, system=sharegpt, subject=subject[:1].lower() + subject[1:])
 
 
-def _warn_of_ignored_columns(subject: str, used: str, ignored: str) -> None:
+def _warn_of_ignored_columns(subject: str, read: str, ignored: str) -> None:
     # A command reads a data set for several stages, under several titles: one warning is enough.
-    if (used, ignored) not in _warned_columns:
-        _warned_columns.add((used, ignored))
+    if (read, ignored) not in _warned_columns:
+        _warned_columns.add((read, ignored))
         log.warning(
-            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, used, ignored
+            "%s has the columns %s, which the stage reads, and also %s, which it does not.", subject, read, ignored
         )
 
 
@@ -249,18 +249,18 @@ def check_form(names: Sequence[str], form: Form, *, text: str, subject: str, dec
     """
     alternatives = _columns_of(form, text)
     read_columns = {"prompt", *([] if form == "labeled" else [SHAREGPT])}.union(*alternatives)
-    fits = any(needed <= set(names) for needed in alternatives)
+    has_columns = any(needed <= set(names) for needed in alternatives)
     for key in declared:
-        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=MISSPELLED) or not fits):
+        if key not in read_columns and (get_close_matches(key, read_columns, cutoff=MISSPELLED) or not has_columns):
             suggestion = did_you_mean(key, read_columns)
-            listed = f"its keys are {', '.join(sorted(read_columns))}"
+            key_list = f"its keys are {', '.join(sorted(read_columns))}"
             raise ZooError(
-                f"`columns` for {subject} has the key {key!r}, which nothing reads{suggestion or ':'} {listed}."
+                f"`columns` for {subject} has the key {key!r}, which nothing reads{suggestion or ':'} {key_list}."
             )
-    if fits:
+    if has_columns:
         return
-    usual = alternatives[-1 if form == "texts" else 0]
-    missing = next(name for name in sorted(usual) if name not in names)
+    usual_columns = alternatives[-1 if form == "texts" else 0]
+    missing = next(name for name in sorted(usual_columns) if name not in names)
     raise ZooError(
         f"{subject} has no column {missing!r}, only {', '.join(map(repr, names))}: the stage reads {NEEDED[form]}; "
         "rename the column, set `columns` in the stage, or choose another data set."
@@ -278,9 +278,9 @@ def _with_columns(rows: Dataset, values: Sequence[Mapping[str, Any]], *, drop: S
 
     from .tables import dataset_of
 
-    added = dataset_of({name: [row[name] for row in values] for name in values[0]})
-    remaining = [name for name in rows.column_names if name not in added.column_names and name not in drop]
-    return concatenate_datasets([rows.select_columns(remaining), added], axis=1) if remaining else added
+    new_columns = dataset_of({name: [row[name] for row in values] for name in values[0]})
+    remaining = [name for name in rows.column_names if name not in new_columns.column_names and name not in drop]
+    return concatenate_datasets([rows.select_columns(remaining), new_columns], axis=1) if remaining else new_columns
 
 
 def split_pair(row: Mapping[str, Any]) -> dict[str, Any]:

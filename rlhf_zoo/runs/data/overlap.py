@@ -183,10 +183,10 @@ class Questions:
 
     def _contained_in(self, text: str) -> Iterator[str]:
         """Yields the prompts that a longer text contains."""
-        padded = f" {text} "
+        padded_text = f" {text} "
         for window in {window for window in _windows(text) if window in self._by_rarest}:
             for index in self._by_rarest[window]:
-                if f" {self._long[index]} " in padded:
+                if f" {self._long[index]} " in padded_text:
                     yield self._long[index]
 
     def _containing(self, text: str) -> Iterator[str]:

@@ -38,10 +38,10 @@ def check_values(rows: Dataset, form: str, *, text: str, subject: str) -> None:
         _check_kind(rows, name, kinds, subject=subject)
         # Arrow checks the whole column at once, so values are read one by one only if one of them may be empty.
         if isinstance(rows.features[name], Json) or _may_lack_text(rows.data.column(name)):
-            empty = next((index for index, value in enumerate(rows[name]) if not _has_content(value)), None)
-            if empty is not None:
+            empty_index = next((index for index, value in enumerate(rows[name]) if not _has_content(value)), None)
+            if empty_index is not None:
                 raise ZooError(
-                    f"Row {empty} of {subject} has nothing in the column {name!r}: correct it, or remove the row."
+                    f"Row {empty_index} of {subject} has nothing in the column {name!r}: correct it, or remove the row."
                 )
     if form == "pairs" and "margin" in names:
         _check_margins(rows["margin"], subject=subject)

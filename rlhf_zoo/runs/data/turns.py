@@ -31,12 +31,12 @@ _ANSWER_COLUMNS = ("completion", "chosen", "rejected")
 SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
-def conversation_columns(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[str, str]:
+def conversation_columns(rows: Dataset, *, for_texts: bool, fits: bool) -> dict[str, str]:
     """Returns which columns to rename so that a stage reads the column `conversations`.
 
     Args:
         rows: The data set.
-        of_texts: Whether the stage learns from whole texts, as SFT does.
+        for_texts: Whether the stage learns from whole texts, as SFT does.
         fits: Whether the other columns are enough for the stage.
 
     Returns:
@@ -48,9 +48,9 @@ def conversation_columns(rows: Dataset, *, of_texts: bool, fits: bool) -> dict[s
     if {"chosen", "rejected"} <= names:
         if speaker(first_value(rows, "chosen")) not in (None, "assistant"):
             return {}  # chosen and rejected hold whole conversations, including the prompt
-        answer = {"completion": "chosen"} if of_texts and "completion" not in names else {}
+        answer = {"completion": "chosen"} if for_texts and "completion" not in names else {}
         return {"prompt": SHAREGPT, **answer}
-    if of_texts and "completion" in names:
+    if for_texts and "completion" in names:
         return {"prompt": SHAREGPT}
     return {} if fits else {"messages": SHAREGPT}
 
@@ -71,28 +71,28 @@ def as_messages(rows: Dataset, columns: Iterable[str], *, system: bool, subject:
         ZooError: A turn is from a speaker that no chat template has.
     """
     system = system and "system" in rows.column_names
-    converted = {}
+    converted_columns = {}
     for name in columns:
         if name not in rows.column_names or not _is_foreign(first_value(rows, name)):
             continue
         system_texts = rows["system"] if system and name in ("prompt", "messages") else repeat(None)
-        converted[name] = [
+        converted_columns[name] = [
             messages_of(value, system=system_text, subject=f"Row {index} of {subject}")
             for index, (value, system_text) in enumerate(zip(rows[name], system_texts, strict=False))
         ]
-    return _with_columns(rows, converted)
+    return _with_columns(rows, converted_columns)
 
 
-def _with_columns(rows: Dataset, converted: Mapping[str, list[Any]]) -> Dataset:
+def _with_columns(rows: Dataset, converted_columns: Mapping[str, list[Any]]) -> Dataset:
     from datasets import concatenate_datasets
 
     from .tables import dataset_of
 
-    if not converted:
+    if not converted_columns:
         return rows
-    other_names = [name for name in rows.column_names if name not in converted]
-    new = dataset_of(converted)
-    return concatenate_datasets([rows.select_columns(other_names), new], axis=1) if other_names else new
+    other_names = [name for name in rows.column_names if name not in converted_columns]
+    new_columns = dataset_of(converted_columns)
+    return concatenate_datasets([rows.select_columns(other_names), new_columns], axis=1) if other_names else new_columns
 
 
 def turns_of_text(text: str) -> list[dict[str, str]] | None:
@@ -104,12 +104,12 @@ def turns_of_text(text: str) -> list[dict[str, str]] | None:
     Returns:
         The turns as {role, content}; None if the text does not begin with a speaker or has no human turn.
     """
-    before, *pieces = SPEAKER.split(text)
-    if before.strip() or "Human" not in pieces[::2]:
+    text_before, *speakers_and_texts = SPEAKER.split(text)
+    if text_before.strip() or "Human" not in speakers_and_texts[::2]:
         return None
     return [
         {"role": ROLES[speaker.lower()], "content": content.strip()}
-        for speaker, content in zip(pieces[::2], pieces[1::2], strict=True)
+        for speaker, content in zip(speakers_and_texts[::2], speakers_and_texts[1::2], strict=True)
     ]
 
 
@@ -129,12 +129,12 @@ def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> D
     Raises:
         ZooError: A row has no such dialogue, but the first row has one.
     """
-    converted: dict[str, list[Any]] = {}
+    converted_columns: dict[str, list[Any]] = {}
     for name in columns:
         first = first_value(rows, name) if name in rows.column_names else None
         if not isinstance(first, str) or turns_of_text(first) is None:
             continue
-        converted[name] = []
+        converted_columns[name] = []
         for index, text in enumerate(rows[name]):
             turns = turns_of_text(text) if isinstance(text, str) else None
             if turns is None:
@@ -142,8 +142,8 @@ def split_dialogues(rows: Dataset, columns: Iterable[str], *, subject: str) -> D
                     f"Row {index} of {subject} has no dialogue of Human and Assistant in the column {name!r}, but the "
                     "first row has one: correct it, or remove the row."
                 )
-            converted[name].append(turns[:-1] if name == "prompt" and not turns[-1]["content"] else turns)
-    return _with_columns(rows, converted)
+            converted_columns[name].append(turns[:-1] if name == "prompt" and not turns[-1]["content"] else turns)
+    return _with_columns(rows, converted_columns)
 
 
 def _is_foreign(value: Any) -> bool:

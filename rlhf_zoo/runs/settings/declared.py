@@ -46,13 +46,13 @@ class Declared:
         type: The annotation, as source text.
         default: The default: a literal's value, else its source text.
         help: The help text.
-        own: Whether this package declares it, rather than trl or transformers.
+        is_own: Whether this package declares it, rather than trl or transformers.
     """
 
     type: str
     default: Any
     help: str
-    own: bool = False
+    is_own: bool = False
 
     @property
     def hint(self) -> Any:
@@ -107,7 +107,7 @@ def _fields(reference: str) -> dict[str, Declared]:
     module, _, name = reference.partition(":")
     path, tree = _find_class(module, name)
     node = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
-    own = _dotted(path).startswith(f"{PACKAGE}.")
+    is_own = _dotted(path).startswith(f"{PACKAGE}.")
     fields: dict[str, Declared] = {}
     for base in reversed(node.bases):
         if isinstance(base, ast.Name):
@@ -122,7 +122,7 @@ def _fields(reference: str) -> dict[str, Declared]:
         if not isinstance(entry, ast.AnnAssign) or not isinstance(entry.target, ast.Name):
             continue
         if (key := _declaration(entry, assigned)) is not None:
-            fields[entry.target.id] = replace(key, own=own)
+            fields[entry.target.id] = replace(key, is_own=is_own)
     return fields
 
 

@@ -53,22 +53,22 @@ def check_installed(settings: StageSettings) -> None:
     Raises:
         ZooError: A package is missing.
     """
-    model, of_stage = settings.model, f"of the stage {settings.stage}"
+    model, stage_text = settings.model, f"of the stage {settings.stage}"
     optimizer = str(getattr(settings.trainer.optim, "value", settings.trainer.optim))
-    needs: dict[str, tuple[str, str]] = {}
+    package_by_key: dict[str, tuple[str, str]] = {}
     if model.load_in_4bit or model.load_in_8bit:
-        needs["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
-    if any(part in optimizer for part in BITS_OPTIMIZERS) and "torchao" not in optimizer:
-        needs[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
+        package_by_key["load_in_4bit" if model.load_in_4bit else "load_in_8bit"] = ("bitsandbytes", "bitsandbytes")
+    if any(mark in optimizer for mark in BITS_OPTIMIZERS) and "torchao" not in optimizer:
+        package_by_key[f"optim {optimizer}"] = ("bitsandbytes", "bitsandbytes")
     for version in "23":
         if model.attn_implementation == f"flash_attention_{version}":
             module = {"2": "flash_attn", "3": "flash_attn_interface"}[version]
-            needs[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
+            package_by_key[f"attn_implementation {model.attn_implementation}"] = (module, "flash-attn")
     for name in settings.trainer.report_to or ():
         if name in REPORTERS:
-            needs[f"report_to {name}"] = (name, name.replace("_", "-"))
-    for key, (module, package) in needs.items():
+            package_by_key[f"report_to {name}"] = (name, name.replace("_", "-"))
+    for key, (module, package) in package_by_key.items():
         if importlib.util.find_spec(module) is None:
             raise ZooError(
-                f"{key} {of_stage} needs {package}, which is not installed: pip install {package}, or remove the key."
+                f"{key} {stage_text} needs {package}, which is not installed: pip install {package}, or remove the key."
             )

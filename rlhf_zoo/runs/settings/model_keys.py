@@ -21,30 +21,30 @@ def check_model(model: Any, stage: str, *, critic: str | None = None, shards: bo
     Raises:
         ZooError: A value is not valid, or two keys contradict each other.
     """
-    of_stage = f"of the stage {stage}"
+    stage_text = f"of the stage {stage}"
     if model.dtype == "float16":
         raise ZooError(
-            f"dtype {of_stage} is 'float16', in which gradients underflow and overflow: set bfloat16 or float32."
+            f"dtype {stage_text} is 'float16', in which gradients underflow and overflow: set bfloat16 or float32."
         )
     if model.dtype not in DTYPES:
-        raise ZooError(f"dtype {of_stage} is {model.dtype!r}: set one of {', '.join(DTYPES)}.")
+        raise ZooError(f"dtype {stage_text} is {model.dtype!r}: set one of {', '.join(DTYPES)}.")
     if model.attn_implementation is not None and "/" in model.attn_implementation:
         raise ZooError(
-            f"attn_implementation {of_stage} is {model.attn_implementation!r}, a kernel that would be downloaded and "
+            f"attn_implementation {stage_text} is {model.attn_implementation!r}, a kernel that would be downloaded and "
             "run: set one that transformers has, such as sdpa, eager or flash_attention_2."
         )
     if (model.load_in_4bit or model.load_in_8bit) and not model.use_peft:
         bits = "load_in_4bit" if model.load_in_4bit else "load_in_8bit"
         raise ZooError(
-            f"{bits} {of_stage} needs use_peft: quantized weights cannot be trained, only an adapter on them."
+            f"{bits} {stage_text} needs use_peft: quantized weights cannot be trained, only an adapter on them."
         )
     if (model.load_in_4bit or model.load_in_8bit) and critic == "policy":
         raise ZooError(
-            f"critic {of_stage} is 'policy', but quantized weights cannot be copied: set 'shared' or 'reward'."
+            f"critic {stage_text} is 'policy', but quantized weights cannot be copied: set 'shared' or 'reward'."
         )
     if shards and model.use_peft:
         raise ZooError(
-            f"fsdp2 {of_stage} does not work with use_peft, because adapters are not sharded: remove one of them."
+            f"fsdp2 {stage_text} does not work with use_peft, because adapters are not sharded: remove one of them."
         )
     if stage == "sft" and model.use_peft and model.model_name_or_path is None:
         raise ZooError(
@@ -52,9 +52,9 @@ def check_model(model: Any, stage: str, *, critic: str | None = None, shards: bo
         )
     four_bit_keys = [name for name, default in FOUR_BIT.items() if getattr(model, name) != default]
     if four_bit_keys and not model.load_in_4bit:
-        raise ZooError(f"{four_bit_keys[0]} {of_stage} needs load_in_4bit: set it, or remove {four_bit_keys[0]}.")
+        raise ZooError(f"{four_bit_keys[0]} {stage_text} needs load_in_4bit: set it, or remove {four_bit_keys[0]}.")
     if model.bnb_4bit_quant_type not in ("nf4", "fp4"):
-        raise ZooError(f"bnb_4bit_quant_type {of_stage} is {model.bnb_4bit_quant_type!r}: set nf4 or fp4.")
+        raise ZooError(f"bnb_4bit_quant_type {stage_text} is {model.bnb_4bit_quant_type!r}: set nf4 or fp4.")
     if model.bnb_4bit_quant_storage not in (None, *STORAGES):
         storage = model.bnb_4bit_quant_storage
-        raise ZooError(f"bnb_4bit_quant_storage {of_stage} is {storage!r}: set one of {', '.join(STORAGES)}.")
+        raise ZooError(f"bnb_4bit_quant_storage {stage_text} is {storage!r}: set one of {', '.join(STORAGES)}.")

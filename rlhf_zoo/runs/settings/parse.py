@@ -217,8 +217,8 @@ def recipe_config(recipe: Recipe, flags: Mapping[str, Any] | None = None) -> Rec
     if "description" not in checked:
         raise ZooError(f"{source} has no description: describe in a line what the recipe trains.")
     shared = {name: value for name, value in checked.items() if name in hints}
-    nested = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
-    evaluation_config = EvaluationConfig(**nested)
+    values = {name.removeprefix("evaluation."): value for name, value in checked.items() if name in nested_hints}
+    evaluation_config = EvaluationConfig(**values)
     # Reading these properties checks their keys now, before anything is trained.
     _ = (
         evaluation_config.llm_settings,
@@ -378,8 +378,8 @@ def recorded_settings(resolved: Mapping[str, Any], stage: str, names: Sequence[s
     """
     keys = stage_keys(stage)
     recorded = {name: resolved[name] for name in names if name in resolved}
-    typed = checked_keys(recorded, {name: keys[name][0] for name in names}, where, subject=f"the stage {stage}")
-    return {name: keys[name][1] for name in names} | typed
+    typed_values = checked_keys(recorded, {name: keys[name][0] for name in names}, where, subject=f"the stage {stage}")
+    return {name: keys[name][1] for name in names} | typed_values
 
 
 def _check_trainer(trainer: Any, stage: str) -> None:

@@ -82,8 +82,8 @@ def coerce(value: Any, hint: Any) -> Any:
             items = _split(items)
         if not isinstance(items, (list, tuple)):
             raise ValueError("a list")
-        inner = (typing.get_args(hint) or (Any,))[0]
-        return [coerce(item, inner) for item in items]
+        item_hint = (typing.get_args(hint) or (Any,))[0]
+        return [coerce(item, item_hint) for item in items]
     if hint is dict or origin is dict:
         value = _parse_literal(value, "{") if isinstance(value, str) else value
         if not isinstance(value, dict):
@@ -133,8 +133,8 @@ def _split(text: str) -> list[str]:
     while position < len(text):
         character = text[position]
         if character in "\"'" and not text[position - 1 : position].isalnum():
-            quoted = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, position)
-            position = quoted.end() - 1 if quoted else position
+            quotation = re.compile(rf"{character}(\\.|[^\\{character}])*{character}").match(text, position)
+            position = quotation.end() - 1 if quotation else position
         elif character in "([{":
             depth += 1
         elif character in ")]}":
@@ -295,7 +295,7 @@ def checked_keys(
     Raises:
         ZooError: A key is unknown or refused, or a value does not fit its type.
     """
-    typed = {}
+    typed_values = {}
     for key, value in values.items():
         name = key if isinstance(key, str) else short_repr(key)
         problem = f"{flag}{name} is" if flag else f"{where} has {name}, which is"
@@ -328,8 +328,8 @@ def checked_keys(
             continue
         try:
             check_plain(value)
-            typed[name] = coerce(value, hints[name])
+            typed_values[name] = coerce(value, hints[name])
         except ValueError as error:
             raise ZooError(f"{label} is {short_repr(value)}, but it takes {error}.") from error
-        check_limits(name.rpartition(".")[2], typed[name], label=label)
-    return typed
+        check_limits(name.rpartition(".")[2], typed_values[name], label=label)
+    return typed_values

@@ -43,11 +43,11 @@ def _count_noun(number: int, noun: str) -> str:
 
 def _existence(rng: random.Random) -> tuple[Arguments, list[str]]:
     words = rng.sample(WORDS, rng.choice((1, 2, 2, 3)))
-    listed = " and ".join(f'"{word}"' for word in words)
+    word_list = " and ".join(f'"{word}"' for word in words)
     return {"keywords": words}, [
-        f"Mention {listed} in your answer.",
-        f"Your text has to contain {listed}.",
-        f"Make sure to use {listed}.",
+        f"Mention {word_list} in your answer.",
+        f"Your text has to contain {word_list}.",
+        f"Make sure to use {word_list}.",
     ]
 
 
@@ -64,18 +64,18 @@ def _frequency(rng: random.Random) -> tuple[Arguments, list[str]]:
 
 def _forbidden(rng: random.Random) -> tuple[Arguments, list[str]]:
     words = rng.sample(WORDS, rng.choice((1, 2, 3)))
-    listed = " or ".join(f'"{word}"' for word in words)
+    word_list = " or ".join(f'"{word}"' for word in words)
     return {"forbidden_words": words}, [
-        f"Never use {listed}.",
-        f"You may not write {listed} anywhere.",
-        f"Leave out {listed}.",
+        f"Never use {word_list}.",
+        f"You may not write {word_list} anywhere.",
+        f"Leave out {word_list}.",
     ]
 
 
 def _letters(rng: random.Random) -> tuple[Arguments, list[str]]:
-    rare = rng.random() < 0.4
-    letter = rng.choice("jqxzvk" if rare else "abcdeghilmnoprstu")
-    number = rng.randint(1, 5) if rare else rng.randint(5, 25)
+    is_rare = rng.random() < 0.4
+    letter = rng.choice("jqxzvk" if is_rare else "abcdeghilmnoprstu")
+    number = rng.randint(1, 5) if is_rare else rng.randint(5, 25)
     relation, times = _relation(rng, number, share_at_least=0.7)
     return {"letter": letter, "let_frequency": number, "let_relation": relation}, [
         f'The letter "{letter}" must occur {times} times.',

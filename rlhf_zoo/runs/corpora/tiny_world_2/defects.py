@@ -33,11 +33,11 @@ def doubled_clauses(prompts: Sequence[str], completions: Sequence[str]) -> list[
         prompts: The prompts.
         completions: The completion of each prompt.
     """
-    doubled = []
+    flags = []
     for reading in _readings(prompts, completions):
         counts = Counter(phrase.key for phrase in reading.phrases if phrase.kind in _KINDS_WITH_CONTENT)
-        doubled.append(max(counts.values(), default=0) > 1 or reading.repeated > 1)
-    return doubled
+        flags.append(max(counts.values(), default=0) > 1 or reading.repeated > 1)
+    return flags
 
 
 DEFECTS: Mapping[str, Callable[[Sequence[str], Sequence[str]], list[bool]]] = {

@@ -68,8 +68,8 @@ def _score_backing(phrases: Sequence[Phrase]) -> float:
     """Scores consequences and verdicts by the phrases before them."""
     true_details: set[tuple[str | None, int]] = set()
     opinions: set[int] = set()
-    earned: dict[str, float] = {}
-    unbacked = 0
+    rewards: dict[str, float] = {}
+    unsupported_count = 0
     for phrase in phrases:
         if phrase.kind in ("detail", "vague"):
             opinions.add(phrase.polarity)
@@ -77,14 +77,14 @@ def _score_backing(phrases: Sequence[Phrase]) -> float:
                 true_details.add((phrase.aspect, phrase.polarity))
         elif phrase.kind == "consequence":
             if phrase.fits and (phrase.aspect, phrase.polarity) in true_details:
-                earned["consequence"] = 0.5
+                rewards["consequence"] = 0.5
             else:
-                unbacked += 1
+                unsupported_count += 1
         elif phrase.kind == "verdict":
             if phrase.polarity in {sign for _, sign in true_details}:
-                earned["verdict"] = 0.4
-            unbacked += phrase.polarity not in opinions
-    return sum(earned.values()) - 0.5 * unbacked
+                rewards["verdict"] = 0.4
+            unsupported_count += phrase.polarity not in opinions
+    return sum(rewards.values()) - 0.5 * unsupported_count
 
 
 def _count_reversals(opinions: Sequence[Phrase]) -> int:
@@ -105,8 +105,8 @@ def _is_true_detail(phrase: Phrase) -> bool:
 
 
 def _score_grammar(reading: Reading, text: str) -> float:
-    slips = 0.3 * len(reading.stray) + 0.4 * (not reading.ended)
-    return -min(slips, MAX_GRAMMAR_PENALTY) - CAPITALS_PENALTY * (text != text.lower())
+    penalty = 0.3 * len(reading.stray) + 0.4 * (not reading.ended)
+    return -min(penalty, MAX_GRAMMAR_PENALTY) - CAPITALS_PENALTY * (text != text.lower())
 
 
 def explain(text: str) -> dict[str, float]:
