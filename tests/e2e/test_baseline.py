@@ -264,7 +264,7 @@ def test_a_reward_that_likes_nothing_leaves_nothing_to_learn_from(finished: Path
     opened = baseline.open_baseline(replace(make_context(finished), directory=folder / "run"), "rejection")
     same = replace(opened.evaluator, rewards=Rewards([lambda completions, **_: [1.0] * len(completions)]))
     with pytest.raises(
-        ZooError, match=r"Of 5 completions of the SFT policy [0-5] ended, and none .* the mean of all, 1, so"
+        ZooError, match=r"Of 5 completions of the SFT policy [0-5] ended, but none .* the mean of all, 1, so"
     ):
         draw_samples(same, opened.prompts(), 5, seed=1)
 

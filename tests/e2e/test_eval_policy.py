@@ -188,7 +188,7 @@ def test_prompts_of_other_columns_and_a_label_as_judge(place: Place) -> None:
         (["toys/ppo", "--against", "toys/sft", "--dataset_name", "data", "--push_to_hub"], "toys/ppo is a folder, but"),
         (
             [PPO, "--dataset_name", "data", "--judge", "classifier", "--judge", "votes:local/none"],
-            "The judge votes:local/none is not on",
+            "The judge votes:local/none cannot be found on",
         ),
     ],
 )

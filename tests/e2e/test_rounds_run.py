@@ -65,7 +65,7 @@ def test_a_second_round_names_the_first(base: Run, tmp_path: Path) -> None:
             ["--rounds", "2", "--labels", "nosuch"],
             "There is no judge 'nosuch': write gold, judge, classifier, KIND:NAME",
         ),
-        (["--rounds", "2", "--labels", "reward:local/nobody"], "The judge reward:local/nobody is not on"),
+        (["--rounds", "2", "--labels", "reward:local/nobody"], "The judge reward:local/nobody cannot be found on"),
         (
             ["--rounds", "2", "--labels", "votes:nobody"],
             "'nobody' is not a repository for votes: use NAMESPACE/NAME.",

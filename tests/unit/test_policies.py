@@ -220,7 +220,8 @@ def test_a_policy_and_what_is_none(toys: Toys, tmp_path: Path) -> None:
     )
     _check_context_length(load_causal(toys.ppo), tools, ["the"])
     with pytest.raises(
-        ZooError, match=r"The models take 96 tokens and the longest prompt has 2, which leaves no room for 95 new ones"
+        ZooError,
+        match=r"The models take 96 tokens and the longest prompt has 2, which leaves no room for 95 new tokens",
     ):
         _check_context_length(load_causal(toys.ppo), tools, ["the", "the camera"])
 
