@@ -227,7 +227,7 @@ def _run_data(stage_folder: Path, subject: TracedPolicy, hub: Hub) -> DataSource
     if not subject.trusted:
         check_repository(name, key="dataset_name", where=str(subject.where))
     recorded = StageRecord(stage_folder).read().get("dataset")
-    source = find_data(name, keys.get("dataset_revision"), hub, before=recorded)
+    source = find_data(name, keys.get("dataset_revision"), hub, recorded=recorded)
     check_unchanged(f"The data set {name}", source.lineage, recorded)
     return source
 

@@ -57,7 +57,7 @@ def stage_source(context: RunContext, stage: str, source: DataSource | None = No
     data, record = context.settings(stage).data, context.record(stage)
     recorded_data = None if context.restart else record.read().get("dataset")
     if data.dataset_name is not None:
-        source = find_data(data.dataset_name, data.dataset_revision, context.hub, before=recorded_data)
+        source = find_data(data.dataset_name, data.dataset_revision, context.hub, recorded=recorded_data)
     elif source is None:
         source = data_source(context)
     if record.has_trained:
@@ -402,9 +402,9 @@ def _named_source(context: RunContext, name: str, *, again: bool) -> DataSource:
     record = context.record("data")
     document = record.read()
     recorded = {**(document.get("dataset") or {}), "fingerprint": document.get("fingerprint")}
-    source = find_data(name, context.shared.dataset_revision, context.hub, before=None if again else recorded)
+    source = find_data(name, context.shared.dataset_revision, context.hub, recorded=None if again else recorded)
     data_fingerprint = source.lineage["fingerprint"]
-    is_pinned = source.lineage["repo"] and source.lineage["commit"] and source.unanswered is None
+    is_pinned = source.lineage["repo"] and source.lineage["commit"] and source.outage is None
     if is_pinned and (again or recorded["fingerprint"] != data_fingerprint):
         lineage = {key: value for key, value in source.lineage.items() if key != "fingerprint"}
         record.write(

@@ -48,13 +48,13 @@ class Subset:
         configuration: Name of the configuration; None if the data set has only one.
         splits: Split -> number of rows.
         rows: Split -> its first `SAMPLE_ROWS` rows.
-        read: A function that reads the first `MAX_COUNTED` rows of a split.
+        read_split: A function that reads the first `MAX_COUNTED` rows of a split.
     """
 
     configuration: str | None
     splits: Mapping[str, int]
     rows: Mapping[str, Sequence[Mapping[str, Any]]]
-    read: Callable[[str], Iterable[Mapping[str, Any]]]
+    read_split: Callable[[str], Iterable[Mapping[str, Any]]]
 
 
 @dataclass(frozen=True)
@@ -129,30 +129,30 @@ def inspect_data(name: str) -> InspectedData:
         with lookup(f"The data set {repo}", source, "check its name, folder or file, and --source_hub."):
             commit = str(HfApi().dataset_info(repo, revision=revision or None).sha)
     try:
-        with open_checked(repo, commit) as gate:
-            names = [""] if Path(name).is_file() else gate.configurations()
-            subsets = [_inspect_subset(gate, config if len(names) > 1 else None) for config in names]
+        with open_checked(repo, commit) as data:
+            names = [""] if Path(name).is_file() else data.configurations()
+            subsets = [_inspect_subset(data, config if len(names) > 1 else None) for config in names]
     except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
         problem = file_problem(Path(repo)) or f"{reason(error)}; check its files"
         raise ZooError(f"The data set {name} cannot be loaded: {problem}.") from error
     return InspectedData(repo, commit, subsets)
 
 
-def _inspect_subset(gate: CheckedData, configuration: str | None) -> Subset:
-    infos = gate.builder(configuration).info.splits or {}
+def _inspect_subset(data: CheckedData, configuration: str | None) -> Subset:
+    infos = data.builder(configuration).info.splits or {}
     sizes, rows = {}, {}
-    for split in gate.splits(configuration):
-        stream = gate.stream(configuration, split)
+    for split in data.splits(configuration):
+        stream = data.stream(configuration, split)
         rows[split] = list(islice(stream, SAMPLE_ROWS))
         declared = infos[split].num_examples if split in infos else 0
         sizes[split] = declared or (
             len(rows[split]) if len(rows[split]) < SAMPLE_ROWS else sum(1 for _ in islice(stream, MAX_COUNTED))
         )
 
-    def read(split: str) -> Iterable[Mapping[str, Any]]:
-        return islice(gate.stream(configuration, split), MAX_COUNTED)
+    def read_split(split: str) -> Iterable[Mapping[str, Any]]:
+        return islice(data.stream(configuration, split), MAX_COUNTED)
 
-    return Subset(configuration, sizes, rows, read)
+    return Subset(configuration, sizes, rows, read_split)
 
 
 def stage_data(data: InspectedData, form: Form, requested: Mapping[str, str] | None = None) -> StageData | None:
@@ -217,7 +217,9 @@ def _count_prompts(subset: Subset, split: str, columns: Mapping[str, str], name:
         )
 
     sample = subset.rows[split]
-    return subset.splits[split] if count_distinct(sample) == len(sample) else count_distinct(list(subset.read(split)))
+    if count_distinct(sample) == len(sample):
+        return subset.splits[split]
+    return count_distinct(list(subset.read_split(split)))
 
 
 def _first_split(splits: Mapping[str, int], prefixes: Sequence[str]) -> str | None:

@@ -167,6 +167,6 @@ class _RowLoader:
         except ZooError as error:
             if Path(name).exists():
                 raise
-            self.unchecked[name] = source.unanswered or reason(error.__cause__ or error)
+            self.unchecked[name] = source.outage or reason(error.__cause__ or error)
             return None
         return None if first_row is None else dataset_of({column: [value] for column, value in first_row.items()})

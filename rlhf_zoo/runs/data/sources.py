@@ -55,14 +55,14 @@ class DataSource:
         revision: The commit or revision of a Hub id.
         lineage: What identifies the data set in run.json and cards: repo and commit, or folder and digest of the files.
         hub: The Hub that has the data set.
-        unanswered: Why no Hub answered, so that only the cache can be used; None if a Hub answered.
+        outage: Why no Hub answered, so that only the cache can be used; None if a Hub answered.
     """
 
     location: str
     revision: str | None
     lineage: Mapping[str, Any]
     hub: Hub = DEFAULT_HUB
-    unanswered: str | None = None
+    outage: str | None = None
 
     def load(
         self, configuration: str | None, split: str, *, columns: list[str], keys: Mapping[str, str] = KEYS
@@ -147,16 +147,16 @@ class DataSource:
         except (ValueError, datasets.exceptions.DatasetsError, *client_errors()) as error:
             if is_disk_full(error):
                 raise
-            if self.unanswered is not None:
+            if self.outage is not None:
                 raise ZooError(
-                    f"{label}, is not in the cache, and {self.hub.name} does not answer ({self.unanswered}): check the "
+                    f"{label}, is not in the cache, and {self.hub.name} does not answer ({self.outage}): check the "
                     f"network and {self.hub.flag}."
                 ) from error
-            for kind, requested in (("configuration", configuration), ("split", split)):
+            for kind, part_name in (("configuration", configuration), ("split", split)):
                 if match := _MISSING_PART[kind].search(str(error)):
                     existing = ", ".join(re.findall(r"'[^']+'", match[1]))
                     mismatch = (
-                        f"no {kind} {requested!r}, only {existing}" if requested else f"several {kind}s, {existing}"
+                        f"no {kind} {part_name!r}, only {existing}" if part_name else f"several {kind}s, {existing}"
                     )
                     raise NoSuchPart(f"{name} has {mismatch}: set {keys[kind]}.") from error
             if (problem := file_problem(Path(self.location))) is not None:
@@ -235,7 +235,7 @@ def reading_from(hub: Hub) -> Iterator[LoaderOptions]:
             setattr(config, name, value)
 
 
-def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str, Any] | None = None) -> DataSource:
+def find_data(name: str, revision: str | None, hub: Hub, *, recorded: Mapping[str, Any] | None = None) -> DataSource:
     """Finds a data set: a folder or file, or a repository of a Hub or of its source.
 
     The source is a second Hub for repositories that the first Hub does not have. If no Hub answers, the cache may still
@@ -245,7 +245,7 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
         name: The folder, file or Hub id.
         revision: Commit, branch or tag on the Hub.
         hub: The Hub.
-        before: The lineage that the run recorded when it started, whose commit is used again; None for a new run.
+        recorded: The lineage that the run recorded when it started, whose commit is used again; None for a new run.
             `check_unchanged` compares local files with it.
 
     Returns:
@@ -255,21 +255,21 @@ def find_data(name: str, revision: str | None, hub: Hub, *, before: Mapping[str,
         ZooError: Neither the Hub nor its source has it. Without a source, `DataSource.load` raises this later.
     """
     request_digest = fingerprint({"repo": name, "commit": revision})
-    origin, unanswered = hub, None
+    origin, outage = hub, None
     lineage: Mapping[str, Any]
     if Path(name).exists():
         # A local file or folder has no public name, so a digest of its files identifies it.
         lineage = {"repo": None, "commit": None, "folder": Path(name).resolve().name, "files": digest(Path(name))}
-    elif before is not None and before.get("fingerprint") == request_digest:
-        lineage = before
+    elif recorded is not None and recorded.get("fingerprint") == request_digest:
+        lineage = recorded
         if hub.source is not None and lineage.get("hub") == hub.source.label:
             origin = hub.source
     else:
-        origin, lineage, unanswered = _look_up(name, revision, hub)
-    if unanswered is not None:
+        origin, lineage, outage = _look_up(name, revision, hub)
+    if outage is not None:
         origin = replace(origin, offline=True)  # otherwise `datasets` retries for half a minute
     return DataSource(
-        name, lineage.get("commit") or revision, {**lineage, "fingerprint": request_digest}, origin, unanswered
+        name, lineage.get("commit") or revision, {**lineage, "fingerprint": request_digest}, origin, outage
     )
 
 
@@ -277,10 +277,10 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
     """Returns the Hub that has the data set, its lineage, and the reason if that Hub did not answer, else None."""
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    tried: list[Hub] = []
+    queried_hubs: list[Hub] = []
 
     def query(candidate: Hub) -> dict[str, Any]:
-        tried.append(candidate)
+        queried_hubs.append(candidate)
         with lookup(f"The data set {name}", candidate, "check its name."):
             info = candidate.api().dataset_info(name, revision=revision)
             entry: dict[str, Any] = {"repo": name, "commit": info.sha}
@@ -292,12 +292,12 @@ def _look_up(name: str, revision: str | None, hub: Hub) -> tuple[Hub, dict[str, 
     try:
         origin, lineage = ask(name, hub, query)
     except ZooError as error:
-        if len(tried) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
+        if len(queried_hubs) > 1 and isinstance(error.__cause__, RepositoryNotFoundError):
             raise
         # Not an error yet: the cache may have the data set, and if not, `DataSource.load` reports the problem.
         log.info("The data set %s could not be looked up: %s", name, error)
         outage = reason(error.__cause__) if error.__cause__ is not None and is_outage(error.__cause__) else None
-        return tried[-1], {"repo": name, "commit": revision}, outage
+        return queried_hubs[-1], {"repo": name, "commit": revision}, outage
     return origin, lineage | hub_lineage(origin, hub), None
 
 
@@ -341,19 +341,19 @@ def _cache_of(location: str) -> str | None:
     return str(Path(datasets.config.HF_DATASETS_CACHE) / "folders" / digest(folder)[:32])
 
 
-def check_unchanged(subject: str, lineage: Mapping[str, Any], before: Mapping[str, Any] | None) -> None:
+def check_unchanged(subject: str, lineage: Mapping[str, Any], recorded: Mapping[str, Any] | None) -> None:
     """Checks that a local file or folder is the same as when the run started.
 
     Args:
         subject: The file or folder, for the message.
         lineage: The present lineage, with the digest under `files`.
-        before: The lineage that the run recorded when it started. None, or a lineage without `files`, passes.
+        recorded: The lineage that the run recorded when it started. None, or a lineage without `files`, passes.
 
     Raises:
         ZooError: The digests differ.
     """
-    recorded, present = (before or {}).get("files"), lineage.get("files")
-    if recorded is not None and present is not None and recorded != present:
+    recorded_files, present_files = (recorded or {}).get("files"), lineage.get("files")
+    if recorded_files is not None and present_files is not None and recorded_files != present_files:
         raise ZooError(
             f"{subject} has changed since this run started with it: restore it, choose another --output_dir, or start "
             "again with --restart."
