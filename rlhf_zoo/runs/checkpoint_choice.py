@@ -277,7 +277,7 @@ def delete_old_optimizer_states(record: StageRecord, *, keep: int | None) -> Non
 def checkpoints_to_keep(record: StageRecord) -> list[Path]:
     """Returns the checkpoints of a finished stage to keep once everything is on the Hub, in the order of their steps.
 
-    Until the evaluation has chosen a checkpoint, these are all checkpoints.
+    Before the evaluation chooses a checkpoint, all checkpoints are kept.
 
     Args:
         record: The stage's directory.

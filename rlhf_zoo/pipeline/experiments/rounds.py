@@ -1,4 +1,4 @@
-"""Runs further rounds, which train the reward model, also on labeled samples of the last PPO policy, and then PPO."""
+"""Runs further rounds: each labels samples of the last PPO policy, trains the reward model on them too, then PPO."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager

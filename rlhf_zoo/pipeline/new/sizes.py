@@ -76,7 +76,7 @@ def choose_sizes(
             f"{context}, of which {response_length} are for the answer: use shorter prompts."
         )
     usable_rows = max(int(ppo.row_count * sum(length <= prompt_length for _, length in by_row) / len(by_row)), 1)
-    # Prompts are held out by their text, so that either all rows of a prompt are held out or no row of it.
+    # Prompts are held out by their text: all rows of a prompt, or none.
     distinct_count = int(ppo.prompt_count * sum(length <= prompt_length for length in lengths) / len(lengths))
     if distinct_count < MIN_PROMPTS:
         raise ZooError(
