@@ -263,7 +263,7 @@ def test_deploy_completes_interrupted_deploy(running: RunningHub, deploy: Deploy
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("local/none", "does not exist, or this token may not read it: check the name, --hub and the token."),
+        ("local/none", "does not exist, or this token may not read it: check the name, the network, --hub and"),
         ("local/toy-ppo --sft local/none", "local/none on"),
         ("local/toy-ppo --reward local/toy-ppo", "of the stage ppo; --reward takes a reward model"),
         ("local/toy-ppo --repo compare", "--repo is 'compare', which no Hub accepts: write NAMESPACE/NAME."),

@@ -311,7 +311,7 @@ def published_models(namespace: str, hub: Hub = DEFAULT_HUB) -> list[Entry]:
     """
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
-    with refusals_as(f"Cannot list the models of {namespace} on {hub.name}", "check --hub."):
+    with refusals_as(f"Cannot list the models of {namespace} on {hub.name}", "check the network and --hub."):
         models = list(hub.api().list_models(author=namespace, filter=TAG, expand=["sha", "lastModified", "tags"]))
         damaged = _damaged_models(namespace, hub)
     with disable_progress_bars(), ThreadPoolExecutor(WORKERS) as pool:
@@ -370,7 +370,7 @@ def checkpoints(repo: str, hub: Hub = DEFAULT_HUB) -> dict[str, Any]:
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]
 
     api = hub.api()
-    with refusals_as(f"Cannot list the checkpoints of {repo} on {hub.name}", "check --hub."):
+    with refusals_as(f"Cannot list the checkpoints of {repo} on {hub.name}", "check the network and --hub."):
         try:
             refs = api.list_repo_refs(repo)
             dates = {commit.commit_id: commit.created_at for commit in api.list_repo_commits(repo)}

@@ -242,7 +242,7 @@ def find_family(name: str, hub: Hub = DEFAULT_HUB) -> Node:
     root = Reference("", "model", repo, revision)
     root_member = read(root)  # an unreadable root is an error, but an unreadable parent is only marked
     if root_member.problem is not None:
-        raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, --hub and the token.")
+        raise ZooError(f"{name} on {hub.name} {root_member.problem}: check the name, the network, --hub and the token.")
     return family_tree(root, lambda reference: root_member if reference is root else read(reference))
 
 
@@ -313,7 +313,7 @@ def _read_repository(reference: Reference, hub: Hub) -> Member:
         )
         return Member(problem=f"has no revision {reference.commit!r}; it has {listed_revisions}")
     except client_errors() as error:
-        return Member(problem=f"cannot be read on {hub.name} ({reason(error)})")
+        return Member(problem=f"cannot be read ({reason(error)})")
     parents = card.parents if card is not None else ()
     return Member(info.sha, tags, card=card if problem is None else None, problem=problem, parents=parents)
 
