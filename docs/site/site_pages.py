@@ -134,7 +134,7 @@ def keys_page() -> str:
             rows = [
                 f"| {code(name)}<br>{code(key.type)} | {code(key.default)} | {cell(key.help.replace('%%', '%'))} |"
                 for name, key in sorted(declared.items())
-                if key.own is own
+                if key.is_own is own
             ]
             if rows:
                 title = f"{file}.yaml" if own else f"{file}.yaml: keys of trl and transformers"
