@@ -1,4 +1,4 @@
-"""The parts of an ablation: which runs a list of values means, where they lie, and what is read of them."""
+"""Ablations: the variants that a list of values defines, their directories, and how outcomes are read."""
 
 import contextlib
 import json
@@ -34,7 +34,7 @@ from rlhf_zoo.runs.context import RunContext
 from rlhf_zoo.runs.record import StageRecord
 
 
-def test_a_list_of_values_is_a_run_for_each() -> None:
+def test_variants_are_one_per_distinct_value() -> None:
     found = variants(read_values("kl_coef", "0, 0.02,0.5,2e-2", flags={}), folder=ABLATION)
     assert [one.value for one in found] == [0.0, 0.02, 0.5], "equal values are one run"
     assert [one.name for one in found] == ["kl-coef-0", "kl-coef-0.02", "kl-coef-0.5"]
@@ -42,7 +42,7 @@ def test_a_list_of_values_is_a_run_for_each() -> None:
     assert found[1].flags({"ppo": {"seed": 2}, "recipe": {}}) == {"ppo": {"seed": 2, "kl_coef": 0.02}, "recipe": {}}
 
 
-def test_several_seeds_of_each_value() -> None:
+def test_variants_repeat_each_value_for_every_seed() -> None:
     found = variants({"kl_coef": [0.0, 0.5]}, folder=ABLATION, seeds=3, first_seed=7)
     names = ["kl-coef-0", "kl-coef-0-seed-8", "kl-coef-0-seed-9"]
     assert [one.name for one in found] == [*names, *(name.replace("-0", "-0.5", 1) for name in names)]
@@ -51,7 +51,7 @@ def test_several_seeds_of_each_value() -> None:
     assert found[2].flags({}) == {"ppo": {"seed": 9, "kl_coef": 0.0, "reference": True}}
 
 
-def test_what_is_no_list_of_values() -> None:
+def test_read_values_rejects_invalid_lists() -> None:
     for listed in ("", "a", "0.1,", "-1", "nan", "inf", "0.1 0.2"):
         with pytest.raises(ZooError, match="use numbers that are not negative"):
             read_values("kl_coef", listed, flags={})
@@ -59,7 +59,7 @@ def test_what_is_no_list_of_values() -> None:
         read_values("kl_coef", "0,1", flags={"kl_coef": 0.1})
 
 
-def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
+def test_variant_shares_all_stages_but_ppo_with_base_run(tmp_path: Path) -> None:
     make_recipe(tmp_path)
     plain = make_context(tmp_path)
     variant = Variant((("kl_coef", 0.5),), None, ABLATION)
@@ -81,8 +81,10 @@ def test_a_run_of_an_ablation_has_ppo_alone(tmp_path: Path) -> None:
     assert left == [False, True, True], "--restart is of the ablation's own runs"
 
 
-def finished(run: Path, value: float, reward: float, seed: int | None = None, verdict: str = "healthy") -> Variant:
-    """The directory of a run, with what `read_outcome` reads."""
+def write_finished_run(
+    run: Path, value: float, reward: float, seed: int | None = None, verdict: str = "healthy"
+) -> Variant:
+    """Writes the directory of a run with the files that `read_outcome` reads."""
     variant = Variant((("kl_coef", value),), seed, ABLATION)
     folder = variant.directory(run)
     record = StageRecord(folder / "ppo")
@@ -106,9 +108,9 @@ def finished(run: Path, value: float, reward: float, seed: int | None = None, ve
     return variant
 
 
-def test_the_overview_with_means_and_ranges_over_seeds(tmp_path: Path) -> None:
+def test_overview_aggregates_over_seeds(tmp_path: Path) -> None:
     runs = [(0.0, 2.0, None, "hacked"), (0.0, 5.0, 2, "healthy"), (0.5, 1.0, None, "healthy")]
-    outcomes = [read_outcome(finished(tmp_path, *one), tmp_path) for one in runs]
+    outcomes = [read_outcome(write_finished_run(tmp_path, *one), tmp_path) for one in runs]
     names = ["kl-coef-0", "kl-coef-0-seed-2", "kl-coef-0.5"]
     assert [one.repo for one in outcomes] == [f"local/x-{name}-ppo" for name in names]
     assert [one.fired for one in outcomes] == [["length", "stuffing"], [], []]
@@ -130,8 +132,8 @@ def test_the_overview_with_means_and_ranges_over_seeds(tmp_path: Path) -> None:
     assert plot.read_bytes() == first, "equal runs give equal pictures"
 
 
-def test_variants_are_run_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is open while it runs, its directory says whose it is by then, and the next begins after it is closed."""
+def test_run_variants_runs_them_in_sequence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is open while it runs, with its variant recorded, and closed before the next one opens."""
     make_recipe(tmp_path)
     base, steps = make_context(tmp_path), []
     run = base.directory
@@ -145,7 +147,7 @@ def test_variants_are_run_one_after_the_other(tmp_path: Path, monkeypatch: pytes
     def trained(context: RunContext, *_: object) -> None:
         steps.append(f"run {context.flags['ppo']['kl_coef']:g} {context.flags['ppo'].get('seed')}")
         assert variant_of(context.directory)["variant"] == context.variant
-        finished(run, context.flags["ppo"]["kl_coef"], 1.0, context.flags["ppo"].get("seed"))
+        write_finished_run(run, context.flags["ppo"]["kl_coef"], 1.0, context.flags["ppo"].get("seed"))
 
     monkeypatch.setattr(pipeline, "run", trained)
     grid = variants({"kl_coef": [0.5]}, folder=ABLATION, seeds=2)
@@ -156,7 +158,7 @@ def test_variants_are_run_one_after_the_other(tmp_path: Path, monkeypatch: pytes
                      f"close {names[1]}"]  # fmt: skip
 
 
-def test_a_part_is_interrupted_finished_or_begun_again(tmp_path: Path) -> None:
+def test_open_part_resumes_skips_or_restarts(tmp_path: Path) -> None:
     make_recipe(tmp_path)
     context, folder = make_context(tmp_path), tmp_path / "part"
 
@@ -183,7 +185,7 @@ def test_a_part_is_interrupted_finished_or_begun_again(tmp_path: Path) -> None:
         assert record is not None and "kept" not in record.read()
 
 
-def test_the_beta_of_a_run_on_the_hub_is_the_one_by_which_the_timeline_sorts_it() -> None:
+def test_hub_run_and_timeline_read_the_same_beta() -> None:
     listing = {"repo": "me/toy-ppo", "checkpoints": []}
     for settings, beta in (
         ({"kl_coef": 0.2}, 0.2), ({"kl_coef": 0}, 0.0), ({}, PPOConfig.kl_coef), ({"kl_coef": None}, None),

@@ -1,4 +1,4 @@
-"""Several answers to a prompt: pass@k against all choices of k, and the vote against a count by hand."""
+"""Several answers per prompt: pass@k against enumeration, majority votes against counts by hand."""
 
 import itertools
 
@@ -14,7 +14,7 @@ from rlhf_zoo.rewards.verifiable import ExactMatch, NumericMatch
 RIGHT = np.array([[1, 0, 0, 1, 0], [0] * 5, [1] * 5, [0, 0, 1, 0, 0]], dtype=float)
 
 
-def test_pass_at_k_is_that_of_all_choices_of_k_answers() -> None:
+def test_pass_at_k_matches_enumeration_of_subsets() -> None:
     found = Answers(RIGHT)
     for k in (1, 2, 5):
         wanted = [np.mean([max(one) for one in itertools.combinations(row, k)]) for row in RIGHT]
@@ -27,8 +27,8 @@ def test_pass_at_k_is_that_of_all_choices_of_k_answers() -> None:
     assert (told["accuracy"]["n"], told["pass_at"]["5"]["n"]) == (20, 4)
 
 
-def test_the_answer_that_most_give_is_right_or_not() -> None:
-    """By its number; of two that as many give, half of it; what was not read has no vote, and where nothing was, 0."""
+def test_majority_correct_splits_ties_and_ignores_unparsed() -> None:
+    """A tie between two answers counts half, an unparsed answer has no vote, and no votes at all count 0."""
     said = [["4", "5", "4", "5", "5"], ["7", "8", "8", None, None], ["1", "2", "1", "2", "3"], [None] * 5]
     right = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 0, 0], [0, 1, 0, 1, 0], [0] * 5], dtype=float)
     found = Answers(right, said)
@@ -44,7 +44,7 @@ def broken(completions: list[str], **_: object) -> list[float]:
     return [1.0] * len(completions)
 
 
-def test_a_rule_that_cannot_be_read_is_named_at_once() -> None:
+def test_rule_judge_rejects_rule_with_unhashable_readings() -> None:
     broken.read = lambda text: [text]  # type: ignore[attr-defined]
     with pytest.raises(
         ZooError, match=r"`read` of the rule .*broken.* fails \(unhashable type: 'list'\): it must return"
@@ -59,7 +59,7 @@ def test_a_rule_that_cannot_be_read_is_named_at_once() -> None:
         (ExactMatch(marker="#"), ["#a b", "# a  b", "a b", "#c"], ["a b", "a b", None, "c"], None),
     ],
 )
-def test_rules_are_put_to_the_vote_by_what_they_read(
+def test_majority_votes_use_parsed_answers(
     rule: NumericMatch, texts: list[str], strict: list, lenient: list | None
 ) -> None:
     wanted = {"answer": ["4" if isinstance(rule, NumericMatch) else "a b"] * 4}

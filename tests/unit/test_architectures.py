@@ -1,4 +1,4 @@
-"""Families of models: which can be sampled from in batches, and a critic for each."""
+"""Model families: which of them batched sampling supports, and a critic for each."""
 
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ def draw(model: Any, **options: Any) -> Samples:
 @pytest.mark.parametrize(
     "family", ["qwen3_5_text", "qwen3_next", "lfm2", "falcon_h1", "bamba", "jamba", "granitemoehybrid", "zamba2"]
 )
-def test_rows_leave_a_batch_with_linear_attention(family: str) -> None:
-    """Sampled with the cache, left-padded, rows ending early: the log-probabilities of each text alone."""
+def test_sampler_drops_ended_rows_with_linear_attention(family: str) -> None:
+    """With cache, left padding and rows that end early, log-probabilities equal those of each text alone."""
     model = tiny_model(AutoModelForCausalLM, family)
     samples = draw(model)
     assert len(set(samples.mask.sum(1).tolist())) > 1 and samples.ended.any()
@@ -54,7 +54,7 @@ def test_rows_leave_a_batch_with_linear_attention(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
-def test_ppo_trains_a_policy_with_linear_attention(tmp_path: Path, family: str) -> None:
+def test_ppo_trains_policy_with_linear_attention(tmp_path: Path, family: str) -> None:
     policy = tiny_model(AutoModelForCausalLM, family)
     before = digests(policy)
     trainer = make_trainer(tmp_path, model=policy, max_steps=1)
@@ -73,7 +73,7 @@ def test_ppo_trains_a_policy_with_linear_attention(tmp_path: Path, family: str) 
         ("bert", "With left padding or a KV cache, log-probabilities of BertLMHeadModel differ"),
     ],
 )
-def test_what_cannot_be_sampled_from_is_refused_by_name(tmp_path: Path, family: str, message: str) -> None:
+def test_trainer_rejects_unsupported_architectures_by_name(tmp_path: Path, family: str, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         make_trainer(tmp_path, model=tiny_model(AutoModelForCausalLM, family))
     adapter = LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM")
@@ -81,11 +81,11 @@ def test_what_cannot_be_sampled_from_is_refused_by_name(tmp_path: Path, family: 
         make_trainer(tmp_path, model=tiny_model(AutoModelForCausalLM, family), peft_config=adapter, merge_adapter=True)
 
 
-# Rows that no token names
+# Embedding rows without a token
 
 
-def test_rows_that_no_token_names_are_never_sampled(tmp_path: Path) -> None:
-    """Not even where they are likely; and every log-probability is of what is sampled, the reference's too."""
+def test_sampler_never_draws_rows_without_token(tmp_path: Path) -> None:
+    """Even where their logits are large; all log-probabilities, the reference's too, exclude them."""
     tokenizer, policy = make_tokenizer(), make_policy(vocab_size=64)
     reference = make_policy(vocab_size=64)
     with torch.no_grad():
@@ -105,7 +105,7 @@ def test_rows_that_no_token_names_are_never_sampled(tmp_path: Path) -> None:
     torch.testing.assert_close(logits.exp().sum(-1).log() - logits.logsumexp(-1), torch.zeros(logits.shape[:2]))
 
 
-def test_a_hole_in_the_vocabulary_has_no_probability() -> None:
+def test_vocabulary_holes_have_zero_probability() -> None:
     policy = make_policy(vocab_size=17)
     holes = tuple(range(3, 12))
     samples = draw(policy, vocabulary=Vocabulary(15, holes), stop_ids=[], temperature=0.3)
@@ -140,7 +140,7 @@ IDS = torch.tensor([[5, 6, 7, 8, 1], [9, 4, 3, 3, 12]])
         if family not in LARGE | HEADED
     ],
 )
-def test_a_critic_begins_at_the_reward_models_score(tmp_path: Path, family: str) -> None:
+def test_critic_starts_at_reward_model_score(tmp_path: Path, family: str) -> None:
     reward = tiny_model(AutoModelForSequenceClassification, family, num_labels=1)
     set_score_statistics(reward, mean=0.7, std=0.25, measured_on="nothing: a toy")
     critic = critic_from(reward).eval()
@@ -165,7 +165,7 @@ def test_a_critic_begins_at_the_reward_models_score(tmp_path: Path, family: str)
     assert digests(critic) == wanted
 
 
-def test_ppo_trains_and_resumes_a_critic_without_a_token_classifier_of_transformers(tmp_path: Path) -> None:
+def test_ppo_resumes_critic_without_transformers_token_classifier(tmp_path: Path) -> None:
     reward = tiny_model(AutoModelForSequenceClassification, "opt", num_labels=1)
     trainer = make_trainer(tmp_path, reward_model=reward, max_steps=2, save_steps=1, save_strategy="steps")
     trainer.train()
@@ -175,6 +175,6 @@ def test_ppo_trains_and_resumes_a_critic_without_a_token_classifier_of_transform
 
 
 @pytest.mark.parametrize(("family", "message"), [("modernbert-decoder", "head.dense"), ("bart", "has an encoder")])
-def test_what_is_more_than_a_trunk_and_a_linear_head_is_no_critic(family: str, message: str) -> None:
+def test_critic_rejects_models_beyond_trunk_and_linear_head(family: str, message: str) -> None:
     with pytest.raises(ZooError, match=message):
         critic_from(tiny_model(AutoModelForSequenceClassification, family, num_labels=1))

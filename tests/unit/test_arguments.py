@@ -1,4 +1,4 @@
-"""Arguments that people ordered: both forms of the corpus, whole debates in one split, and what length alone knows."""
+"""Argument pairs ordered by people: both corpus formats, debates within one split, and the length baseline."""
 
 import gzip
 import json
@@ -28,7 +28,7 @@ def splits() -> dict[str, list[dict]]:
     return {split: pairs(TOPICS[split]) for split in SPLITS}
 
 
-def csv(folder: Path, rows: list[dict]) -> None:
+def write_csv(folder: Path, rows: list[dict]) -> None:
     lines = ["#id\tlabel\ta1\ta2"]
     for place, row in enumerate(rows):
         chosen, rejected = (row[side].replace("\n", "<br/>") for side in ("chosen", "rejected"))
@@ -37,7 +37,7 @@ def csv(folder: Path, rows: list[dict]) -> None:
     (folder / f"{rows[0]['topic']}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
-def test_a_folder_becomes_four_configurations(tmp_path: Path, splits: dict) -> None:
+def test_prepare_makes_four_configurations(tmp_path: Path, splits: dict) -> None:
     data = prepare(str(write(tmp_path, splits)), seed=0)
     assert {config: set(parts) for config, parts in data.items()} == {
         "lines": {"train", "validation", "test"},
@@ -60,11 +60,11 @@ def test_a_folder_becomes_four_configurations(tmp_path: Path, splits: dict) -> N
     assert [" good " in row["text"] for row in judged] == [bool(row["label"]) for row in judged] and len(judged) == 12
 
 
-def test_the_csv_files_are_the_same_data(tmp_path: Path, splits: dict) -> None:
+def test_prepare_reads_csv_and_folder_alike(tmp_path: Path, splits: dict) -> None:
     folder = tmp_path / "csv"
     folder.mkdir()
     for rows in splits.values():
-        csv(folder, rows)
+        write_csv(folder, rows)
     assert prepare(str(folder), seed=3) == prepare(str(write(tmp_path / "folder", splits)), seed=3)
     (folder / f"{TOPICS['test']}.csv").unlink()
     with pytest.raises(ZooError, match="no debate of the split test"):
@@ -74,7 +74,7 @@ def test_the_csv_files_are_the_same_data(tmp_path: Path, splits: dict) -> None:
         prepare(str(folder), seed=0)
 
 
-def test_the_seed_orders_training_prompts_and_nothing_else(tmp_path: Path, splits: dict) -> None:
+def test_prepare_seed_shuffles_training_prompts_only(tmp_path: Path, splits: dict) -> None:
     source = str(write(tmp_path, splits))
     first, other = prepare(source, seed=0), prepare(source, seed=1)
     assert first["prompts"].pop("train") != other["prompts"].pop("train")
@@ -88,7 +88,7 @@ def test_the_seed_orders_training_prompts_and_nothing_else(tmp_path: Path, split
     ], "what wins as often as it loses has no label"
 
 
-def test_what_is_wrong_is_told_with_its_mend(tmp_path: Path, splits: dict) -> None:
+def test_prepare_errors_name_problem_and_remedy(tmp_path: Path, splits: dict) -> None:
     with pytest.raises(ZooError, match="do not come with this package"):
         prepare(None, seed=0)
     with pytest.raises(ZooError, match=r"There is no data set at .*nothing"):
@@ -98,7 +98,7 @@ def test_what_is_wrong_is_told_with_its_mend(tmp_path: Path, splits: dict) -> No
         prepare(str(write(tmp_path, splits)), seed=0)
 
 
-def test_the_real_corpus(real_data: Path) -> None:
+def test_prepare_matches_published_counts_of_real_corpus(real_data: Path) -> None:
     data = prepare(str(real_data / "ukp_convarg"), seed=0)
     assert [len(data["preferences"][split]) for split in ("train", "test")] == [6414, 1660]
     assert len(data["prompts"]["test"]) >= 120

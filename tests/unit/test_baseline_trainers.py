@@ -1,4 +1,4 @@
-"""What DPO and RLOO are given: PPO's settings under their names, PPO's score, a count of tokens."""
+"""Baseline trainers: DPO and RLOO get PPO's settings under their own names, PPO's score, and a token count."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,9 @@ from rlhf_zoo.rewards import Rewards
 from rlhf_zoo.runs.record import StageRecord
 
 
-def rloo(folder: Path, *, episodes: int = 2352, learning_rate: float | None = None, **keys: Any) -> dict[str, Any]:
+def rloo_settings(
+    folder: Path, *, episodes: int = 2352, learning_rate: float | None = None, **keys: Any
+) -> dict[str, Any]:
     make_recipe(folder, ppo={"max_steps": -1, "total_episodes": 2560, **keys})
     settings = make_context(folder).settings("ppo")
     return rloo_arguments(settings, episodes=episodes, learning_rate=learning_rate)
@@ -56,24 +58,24 @@ def rloo(folder: Path, *, episodes: int = 2352, learning_rate: float | None = No
         ),
     ],
 )  # fmt: skip
-def test_rloo_makes_the_rollouts_passes_and_steps_of_ppo(tmp_path: Path, keys: dict, wanted: dict) -> None:
-    assert wanted.items() <= rloo(tmp_path, **keys).items()
+def test_rloo_arguments_match_ppo_rollouts_epochs_and_steps(tmp_path: Path, keys: dict, wanted: dict) -> None:
+    assert wanted.items() <= rloo_settings(tmp_path, **keys).items()
 
 
-def test_warm_up_is_counted_in_updates_or_is_a_share(tmp_path: Path) -> None:
+def test_rloo_warmup_is_in_updates_or_a_fraction(tmp_path: Path) -> None:
     shape = {"per_device_train_batch_size": 8, "num_ppo_epochs": 3, "num_mini_batches": 1}
-    assert rloo(tmp_path / "a", warmup_steps=5, **shape)["warmup_steps"] == 15
-    assert rloo(tmp_path / "b", warmup_steps=0.05, **shape)["warmup_steps"] == 0.05
+    assert rloo_settings(tmp_path / "a", warmup_steps=5, **shape)["warmup_steps"] == 15
+    assert rloo_settings(tmp_path / "b", warmup_steps=0.05, **shape)["warmup_steps"] == 0.05
 
 
-def test_a_rollout_that_rloo_cannot_sample(tmp_path: Path) -> None:
+def test_rloo_rejects_unsupported_rollouts(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match=r"RLOO compares 4 completions of a prompt, but a rollout has 6"):
-        rloo(tmp_path / "a", per_device_train_batch_size=6)
+        rloo_settings(tmp_path / "a", per_device_train_batch_size=6)
     with pytest.raises(ZooError, match=r"PPO truncates its completions .* but RLOO cannot"):
-        rloo(tmp_path / "b", truncate_text=".")
+        rloo_settings(tmp_path / "b", truncate_text=".")
 
 
-def test_prompts_that_begin_an_answer(tmp_path: Path) -> None:
+def test_rloo_rejects_prompts_with_open_assistant_turn(tmp_path: Path) -> None:
     begun = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "c"}]
     start = StartingPoint(tmp_path, make_tokenizer(), 0.1, 1, StageRecord(tmp_path), "")
     terms: Any = {"arguments": {}, "sizes": {}, "missing_eos": {}, "score_clip": None}
@@ -81,8 +83,8 @@ def test_prompts_that_begin_an_answer(tmp_path: Path) -> None:
         train_rloo(start, Dataset.from_list([{"prompt": begun}]), Rewards([good]), **terms)
 
 
-def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
-    assert rloo(tmp_path / "a", learning_rate=1e-5)["learning_rate"] == 1e-5
+def test_baselines_accept_own_learning_rate(tmp_path: Path) -> None:
+    assert rloo_settings(tmp_path / "a", learning_rate=1e-5)["learning_rate"] == 1e-5
     make_recipe(tmp_path / "b")
     context = make_context(tmp_path / "b")
     ppo, reward = context.settings("ppo"), context.settings("reward")
@@ -102,10 +104,10 @@ def test_a_learning_rate_of_its_own(tmp_path: Path) -> None:
         ({"penalty": 2.0, "score": None}, 0.25, [0.25, -1.75]),
     ],
 )
-def test_the_reward_is_ppos_score_and_its_tokens_are_counted(
+def test_baseline_reward_equals_ppo_score_and_counts_tokens(
     missing: dict[str, float | None], clip: float | None, wanted: list[float]
 ) -> None:
-    """Two letters and an end after a prompt of three; two letters of which one is good, cut off, after one."""
+    """Prompt of three tokens with an ended completion; prompt of one token with a truncated completion."""
     tokenizer, meter = make_tokenizer(), TokenCounter()
     reward = ppo_reward(Rewards([good]), tokenizer, meter, missing_eos=missing, score_clip=clip)
     ids = [[*tokenizer("gg")["input_ids"], EOS], tokenizer("ag")["input_ids"]]
@@ -117,14 +119,14 @@ def test_the_reward_is_ppos_score_and_its_tokens_are_counted(
     assert (meter.prompt_tokens, meter.completion_tokens) == (5, 7)
 
 
-def test_a_line_of_samples_ends_with_a_newline_alone(tmp_path: Path) -> None:
+def test_read_lines_splits_at_newline_only(tmp_path: Path) -> None:
     rows = [{"completion": "one\u2028two\x85three"}, {"completion": "four"}]
     path = tmp_path / "samples.jsonl"
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     assert read_lines(path) == rows
 
 
-def test_values_of_beta(tmp_path: Path) -> None:
+def test_read_betas_drops_duplicates_and_rejects_invalid(tmp_path: Path) -> None:
     assert read_betas("0.05, 0.1,5e-2,0", "rloo") == [0.05, 0.1, 0.0], "each once, in the order given"
     with pytest.raises(ZooError, match="--beta lists"):
         read_betas("a", "rloo")

@@ -1,4 +1,4 @@
-"""benchmarks/bench.py: its sides do the same work, its floor computes what the models do; its file goes on."""
+"""benchmarks/bench.py: all sides do equal work, the floor computes what the models do, and runs resume."""
 
 import json
 from pathlib import Path
@@ -16,14 +16,14 @@ TINY = points.POINTS["tiny"]
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def restore_patched_levers(monkeypatch: pytest.MonkeyPatch) -> None:
     levers = [(module, name) for lever in ours.LEVERS.values() for module, name, _ in lever]
     for patched in ((sampling, "uniforms"), *levers):
         monkeypatch.setattr(*patched, getattr(*patched))
 
 
 @pytest.mark.parametrize("settings", [report.SETTINGS[name] for name in ("separate", "shared bf16")], ids=str)
-def test_trainer_and_floor_sample_as_many_tokens(settings: tuple, capsys: pytest.CaptureFixture) -> None:
+def test_trainer_and_floor_sample_equally_many_tokens(settings: tuple, capsys: pytest.CaptureFixture) -> None:
     seen = []
     for one in (ours, floor):
         one.main(["tiny", "--updates", "2", *settings])
@@ -39,7 +39,7 @@ def test_trainer_and_floor_sample_as_many_tokens(settings: tuple, capsys: pytest
 
 
 @pytest.mark.parametrize("keys", [keys for keys in bench.LEVERS if "without" in keys], ids=str)
-def test_a_trainer_without_a_lever_does_the_same_work(keys: dict[str, Any], capsys: pytest.CaptureFixture) -> None:
+def test_trainer_without_lever_does_same_work(keys: dict[str, Any], capsys: pytest.CaptureFixture) -> None:
     ours.main(["tiny", "--updates", "1", "--set", json.dumps(keys)])
     (update,) = json.loads(capsys.readouterr().out.splitlines()[-1])["updates"]
     assert update["tokens"] == sum(min(each, TINY.response) for each in TINY.lengths(2 * TINY.batch)[TINY.batch :])
@@ -48,7 +48,7 @@ def test_a_trainer_without_a_lever_does_the_same_work(keys: dict[str, Any], caps
 
 
 @pytest.mark.parametrize("name", ["tiny", "tiny-kv"])
-def test_the_floor_computes_what_the_models_do(name: str) -> None:
+def test_floor_computes_same_logprobs_and_gradients_as_models(name: str) -> None:
     point = points.POINTS[name]
     models = points.build_models(point)
     prompts, lengths = point.prompts(3), [5, 3, 1]
@@ -75,20 +75,20 @@ def test_the_floor_computes_what_the_models_do(name: str) -> None:
     torch.testing.assert_close(trunk.layers[0].up.grad, both, atol=1e-5, rtol=1e-4)
 
 
-def test_an_adapter_beside_a_shared_trunk_does_the_same_work(capsys: pytest.CaptureFixture) -> None:
+def test_adapter_with_shared_trunk_does_same_work(capsys: pytest.CaptureFixture) -> None:
     ours.main(["tiny-kv", "--shared", "--updates", "1", "--set", '{"lora": true}'])
     (update,) = json.loads(capsys.readouterr().out.splitlines()[-1])["updates"]
     assert update["tokens"] == sum(min(each, TINY.response) for each in TINY.lengths(2 * TINY.batch)[TINY.batch :])
 
 
-def test_gae_end_to_end_is_that_of_each_row() -> None:
+def test_packed_gae_matches_gae_of_each_row() -> None:
     rewards, values = torch.randn(2, 4), torch.randn(2, 4)
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
     wanted, _ = gae(rewards * mask, values * mask, mask, gamma=1.0, lam=floor.LAMBDA)
     torch.testing.assert_close(floor.advantages(rewards[mask], values[mask], [4, 2]), wanted[mask])
 
 
-def test_a_run_that_was_stopped_goes_on(
+def test_bench_resumes_after_interrupt_and_reports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     calls: list[str] = []

@@ -36,13 +36,13 @@ def labeled(n: int, *, stretch: float = 1.0, seed: int = 0) -> np.ndarray:
     return stretch * true * sign
 
 
-def test_loss_by_hand():
+def test_pair_losses_match_hand_values():
     assert pair_losses([0.0, THREE, -THREE]) == pytest.approx([math.log(2), math.log(4 / 3), math.log(4)], rel=1e-15)
     assert pytest.approx(math.log(2), rel=1e-15) == GUESS
     assert pair_losses([1000.0, -1000.0]) == pytest.approx([0.0, 1000.0]), "no overflow"
 
 
-def test_reliability_by_hand():
+def test_reliability_bins_match_hand_values():
     """Four pairs at ¾, of which three right; two at ½ (a tie is half right)."""
     parts = reliability_bins([THREE, THREE, THREE, -THREE, 0.0, 0.0], bins=2)
     assert [(part["low"], part["high"], part["n"]) for part in parts] == [(0.5, 0.75, 2), (0.75, 1.0, 4)]
@@ -53,7 +53,7 @@ def test_reliability_by_hand():
     assert calibration_error(reliability_bins([-THREE] * 5, bins=2)) == pytest.approx(0.75)
 
 
-def test_accuracy_by_margin_by_hand():
+def test_accuracy_by_margin_matches_hand_values():
     margins = [0.1, -0.1, 0.0, 0.2, 1.0, -1.0, 2.0, 2.0]
     found = by_margin(margins, parts=2)
     assert [(part["low"], part["high"], part["n"]) for part in found] == [(0.0, 0.2, 4), (1.0, 2.0, 4)]
@@ -63,7 +63,7 @@ def test_accuracy_by_margin_by_hand():
     assert len(by_margin([1.0] * 7)) == 1, "equal margins share a part"
 
 
-def test_a_calibrated_model_passes_and_a_bold_one_does_not():
+def test_calibration_separates_calibrated_from_overconfident_model():
     fair = calibration(labeled(4000), seed=1)
     assert fair["ece"] < fair["ece_by_chance"]["high"]
     bold = calibration(labeled(4000, stretch=3), seed=1)
@@ -71,7 +71,7 @@ def test_a_calibrated_model_passes_and_a_bold_one_does_not():
     assert all(part["accuracy"] < part["confidence"] for part in bold["bins"][3:])
 
 
-def test_chance_is_what_calibrated_models_show():
+def test_calibration_error_by_chance_matches_simulation():
     """The mean of the simulated errors against that of 200 calibrated models with the same confidences.
 
     Standard error of either mean: about 0.006 / √200 = 0.0004.
@@ -87,7 +87,7 @@ def test_chance_is_what_calibrated_models_show():
 
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=60))
 @settings(deadline=None)
-def test_every_margin_is_in_the_histogram(values):
+def test_histogram_counts_every_margin(values):
     found = histogram(values)
     assert sum(found["counts"]) == len(values) and len(found["edges"]) == len(found["counts"]) + 1
     assert found["edges"] == sorted(found["edges"])
@@ -96,7 +96,7 @@ def test_every_margin_is_in_the_histogram(values):
         assert sum(found["counts"][:zero]) == sum(value < 0 for value in values)
 
 
-def test_length_profile_by_hand():
+def test_length_profile_matches_hand_values():
     scores, lengths = [0.0, 2.0, 4.0, 6.0, 8.0, 10.0], [3, 3, 3, 5, 5, 9]
     parts = length_profile(scores, lengths, bins=3)
     seen = [(part["low"], part["high"], part["n"], part["mean"]) for part in parts]
@@ -105,7 +105,7 @@ def test_length_profile_by_hand():
     assert [part["n"] for part in length_profile([1.0] * 4, [7] * 4)] == [4]
 
 
-def test_report_by_hand():
+def test_preference_report_matches_hand_values():
     """Four pairs, two a prompt: margins 1, −1, 0, 3."""
     found = preference_report(
         [1.0, 0.0, 2.0, 5.0],
@@ -128,7 +128,7 @@ def test_report_by_hand():
     assert length["pearson"]["value"] == pytest.approx(np.corrcoef(scores, lengths)[0, 1], rel=1e-12)
 
 
-def test_constant_scores_have_no_correlation():
+def test_preference_report_has_no_correlation_for_constant_scores():
     found = preference_report(
         [1.0] * 4, [1.0] * 4, chosen_lengths=[1, 2, 3, 4], rejected_lengths=[4, 3, 2, 1], prompts="abcd", seed=0
     )
@@ -136,8 +136,8 @@ def test_constant_scores_have_no_correlation():
     assert found["loss"]["value"] == pytest.approx(GUESS, rel=1e-12) and found["accuracy"] == 0
 
 
-def test_the_stage_reports_raw_scores_and_lengths_in_tokens():
-    """The stored μ and σ are PPO's business: margins are in the units of the loss, or σ(margin) is no probability."""
+def test_held_out_report_uses_raw_scores_and_token_lengths():
+    """Margins ignore the stored mean and deviation: otherwise σ(margin) would be no probability."""
     model, tokenizer = make_reward_model(), make_tokenizer()
     set_score_statistics(model, mean=3.0, std=10.0, measured_on="texts")
     rows = {"prompt": ["ab", "ab", "cd"], "chosen": ["ggg", "g", "aaaa"], "rejected": ["a", "bb", "g"]}

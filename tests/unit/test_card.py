@@ -1,4 +1,4 @@
-"""A card says what the run directory says, marks what is missing, and shows foreign text as text."""
+"""Cards state what the run directory holds, mark missing figures, and escape text that is not ours."""
 
 import html as entities
 import json
@@ -32,11 +32,11 @@ pytestmark = pytest.mark.usefixtures("placeholders")
 PAGE = MarkdownIt("commonmark", {"html": True}).enable(["table", "strikethrough"])
 
 
-def html(body: str) -> str:
+def render_html(body: str) -> str:
     return PAGE.render(body)
 
 
-def front(kind: str, stage: str, config: str, split: str, metrics: list[dict]) -> dict:
+def make_front_matter(kind: str, stage: str, config: str, split: str, metrics: list[dict]) -> dict:
     dataset = {"name": f"tiny-world ({config} {split})", "type": "local/tiny-world", "config": config, "split": split}
     task, tag = {
         "sft": ("Language modeling", "sft"), "reward": ("Ranking pairs of answers", "reward-model"),
@@ -52,7 +52,7 @@ def front(kind: str, stage: str, config: str, split: str, metrics: list[dict]) -
     }  # fmt: skip
 
 
-def test_golden_front_matter(runs):
+def test_card_front_matter_matches_golden(runs):
     base = {"base_model": "local/tiny-world-sft", "base_model_relation": "finetune"}
     readme = make_card(runs / "ppo")
     head, _ = head_and_body(readme)
@@ -63,7 +63,7 @@ def test_golden_front_matter(runs):
         "distinct_2": (1.55, "distinct-2"), "repetition": (1.56, "repetition"),
     }  # fmt: skip
     metrics = [{"type": kind, "value": value, "name": name} for kind, (value, name) in measured.items()]
-    wanted = {**front("text-generation", "ppo", "prompts", "test", metrics), **base}
+    wanted = {**make_front_matter("text-generation", "ppo", "prompts", "test", metrics), **base}
     wanted["tags"].insert(5, "reward-model:local/tiny-world-reward")
     assert head == wanted
     assert head["model-index"][0]["results"][0]["metrics"] == metrics, "the win rate is first"
@@ -72,7 +72,7 @@ def test_golden_front_matter(runs):
 
     head, _ = head_and_body(make_card(runs / "reward"))
     accuracy = [{"type": "accuracy", "value": 0.93, "name": "accuracy on held-out pairs"}]
-    assert head == {**front("text-classification", "reward", "preferences", "test", accuracy), **base}
+    assert head == {**make_front_matter("text-classification", "reward", "preferences", "test", accuracy), **base}
     # SFT policies are published, and have a card, before anything is evaluated.
     (runs / "eval" / "evaluation.json").unlink()
     head, _ = head_and_body(make_card(runs / "sft"))
@@ -80,10 +80,10 @@ def test_golden_front_matter(runs):
         {"type": "loss", "value": 2.0, "name": "loss, nats per token"},
         {"type": "perplexity", "value": 7.39, "name": "perplexity, per token"},
     ]
-    assert head == front("text-generation", "sft", "lines", "validation", metrics)
+    assert head == make_front_matter("text-generation", "sft", "lines", "validation", metrics)
 
 
-def test_needs_nothing_heavy(runs):
+def test_make_card_imports_no_heavy_packages(runs):
     code = (
         "import sys; from rlhf_zoo.publishing.cards.card import make_card; assert 'matplotlib' not in sys.modules\n"
         f"for stage in ('sft', 'reward', 'ppo'): make_card({str(runs)!r} + '/' + stage)\n"
@@ -95,8 +95,8 @@ def test_needs_nothing_heavy(runs):
     assert (runs / "ppo" / "README.md").is_file()
 
 
-def test_judges_of_every_kind_on_the_card(runs):
-    """What compares pairs has no mean score; what contradicts labeled pairs, or was the reward, is called so."""
+def test_card_reports_every_kind_of_judge(runs):
+    """A pairwise judge has no mean score; the card flags judges that contradict labels or were the reward."""
     path = runs / "eval" / "evaluation.json"
     evaluation = json.loads(path.read_text())
     half = {"value": 0.5, "ci95": [0.4, 0.6], "n": 644}
@@ -134,7 +134,7 @@ def test_judges_of_every_kind_on_the_card(runs):
 
 
 @pytest.mark.parametrize(("lenient", "form"), [((-0.01, 0.03), True), ((0.01, 0.05), False)])
-def test_a_gain_that_only_the_strict_reading_sees_is_one_of_form(lenient, form):
+def test_judge_notes_flag_gain_seen_by_strict_reading_only(lenient, form):
     apart = {"strict": {"value": 0.2, "ci95": [0.1, 0.3]}, "lenient": {"value": 0.02, "ci95": list(lenient)}}
     answers = {reading: {"difference": one} for reading, one in apart.items()}
     said = str(judge_notes({"checks_answers": True, "answers": answers}))
@@ -142,7 +142,7 @@ def test_a_gain_that_only_the_strict_reading_sees_is_one_of_form(lenient, form):
     assert ("**Only the strict reading shows a gain" in said) is form
 
 
-def test_ppo_card(runs, plotted):
+def test_ppo_card_states_figures_settings_and_commands(runs, plotted):
     _, body = head_and_body(make_card(runs / "ppo"))
     assert [cells(body, f"**{name}**")[1:] for name in ("Win rate over SFT", "KL to SFT", "Reward")] == [
         ["0.50 ¹", "**0.90** (0.85–0.95)"], ["0.52", "**1.52** (1.47–1.57)"], ["0.50", "**1.50** (1.45–1.55)"],
@@ -171,7 +171,7 @@ def test_ppo_card(runs, plotted):
     assert "print(generate(prompt, do_sample=True, top_k=0, max_new_tokens=20)" in body, "as the evaluation sampled"
 
 
-def test_checkpoint_table_has_the_tag_of_each_row(runs):
+def test_card_checkpoint_table_lists_tags(runs):
     shutil.rmtree(runs / "ppo" / "checkpoint-20")  # pruned after it was sent
     _, body = head_and_body(make_card(runs / "ppo"))
     assert cells(body, "20 |") == ["20", "1280", "1.000", "2.000", "`step-000020`", f"`{'d' * 10}`"]
@@ -180,7 +180,7 @@ def test_checkpoint_table_has_the_tag_of_each_row(runs):
     assert "`rlhf-zoo pull local/tiny-world-ppo@best --hub local`" in body
 
 
-def test_worst_and_farthest_samples_are_shown(runs):
+def test_card_shows_worst_and_farthest_samples(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     first, worst, far = body.split("### Samples")[1].split("</details>")[0].split("\n**")[1:]
     assert [row.split(" | ")[0] for row in first.splitlines() if row.startswith("| prompt ")][1:] == [
@@ -191,9 +191,9 @@ def test_worst_and_farthest_samples_are_shown(runs):
     assert "| a far |" in far.splitlines()[4] and "55.50" in far.splitlines()[4]
 
 
-def test_completions_are_shown_as_text(runs):
+def test_card_escapes_completions(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
-    page = html(body)
+    page = render_html(body)
     for tag in ("<script", "<b>", '<img src="j"', 'http://a.b"', "<h1>head", "<strong>bold"):
         assert tag not in page
     assert set(re.findall('href="([^"]*)"', page)) == {"rlhf_card.json", "metrics.jsonl", DOCS}
@@ -208,8 +208,8 @@ MARKS = ["_em_ __strong__", "*em* **strong**", "~~gone~~", "a | b", "[x]: /y", "
 
 @given(text=st.text(max_size=60) | st.lists(st.sampled_from(MARKS), max_size=4).map(" ".join))
 @settings(deadline=None)
-def test_escaped_text_is_one_table_cell_of_that_text(text):
-    page = html(f"| a | b |\n|---|---|\n| x {markdown.escape(text)} y | z |\n")
+def test_escape_keeps_text_within_one_table_cell(text):
+    page = render_html(f"| a | b |\n|---|---|\n| x {markdown.escape(text)} y | z |\n")
     shown = re.sub(r"\r\n|[\r\n\u2028\u2029]", "↵", text).replace("\t", " ")
     shown = "".join(character if character.isprintable() else "�" for character in shown)
     row = re.search(r"<tbody>\n<tr>\n<td>(.*)</td>\n<td>z</td>\n</tr>", page)
@@ -220,12 +220,12 @@ def test_escaped_text_is_one_table_cell_of_that_text(text):
 
 @given(text=st.text(max_size=80))
 @settings(deadline=None)
-def test_nothing_ends_a_fence(text):
+def test_fence_is_closed_by_no_text(text):
     tokens = MarkdownIt("commonmark").parse(f"{markdown.fence(text)}\n\nafter\n")
     assert [token.type for token in tokens] == ["fence", "paragraph_open", "inline", "paragraph_close"]
 
 
-def test_nothing_private_is_written(runs):
+def test_card_contains_no_tokens_or_local_paths(runs):
     for stage in ("sft", "reward", "ppo"):
         readme = make_card(runs / stage)
         for path in (readme, readme.parent / CARD_FILE):
@@ -234,7 +234,7 @@ def test_nothing_private_is_written(runs):
         assert "rlhf-zoo " + stage + " tiny-world --seed 3" in readme.read_text(encoding="utf-8")
 
 
-def test_a_step_is_described_as_it_was(runs):
+def test_card_of_earlier_step_shows_that_step_only(runs):
     head, body = head_and_body(make_card(runs / "ppo", out=runs / "out", step=20))
     assert "model-index" not in head and head["base_model"] == "local/tiny-world-sft"
     assert "checkpoint of **step 20**" in body and "step-000040" not in body and "@best" not in body
@@ -250,7 +250,7 @@ def test_a_step_is_described_as_it_was(runs):
     assert not (runs / "ppo" / "README.md").exists()
 
 
-def test_the_step_being_saved_has_its_command_before_it_is_sent(runs):
+def test_card_shows_pull_command_of_step_not_yet_pushed(runs):
     stage = StageRecord(runs / "ppo")
     stage.write(repo={"id": "local/tiny-world-ppo", "commit": None, "tags": {}})
     _, body = head_and_body(make_card(runs / "ppo", step=20))
@@ -264,7 +264,7 @@ def test_the_step_being_saved_has_its_command_before_it_is_sent(runs):
     assert cells(body, "40 |")[-1] == f"`{'f' * 10}`"
 
 
-def test_missing_figures_are_not_measured(tmp_path, plotted):
+def test_card_marks_missing_figures_as_not_measured(tmp_path, plotted):
     for stage in ("sft", "reward", "ppo"):
         StageRecord(tmp_path / stage).write(stage=stage, status="running")
         head, body = head_and_body(make_card(tmp_path / stage))
@@ -275,7 +275,7 @@ def test_missing_figures_are_not_measured(tmp_path, plotted):
         assert not (tmp_path / stage / "plots").exists()
 
 
-def test_figures_that_are_not_finite_are_not_measured(runs):
+def test_card_marks_nonfinite_figures_as_not_measured(runs):
     path = runs / "eval" / "evaluation.json"
     evaluation = json.loads(path.read_text())
     evaluation["ppo"]["kl"] = {"value": math.nan, "ci95": [math.nan, math.inf], "n": 644}
@@ -287,8 +287,8 @@ def test_figures_that_are_not_finite_are_not_measured(runs):
     assert "- **Not measured:** KL to SFT, nats per completion; win rate over SFT;" in body
 
 
-def test_reward_card_on_choices_ties_and_hard_pairs(runs):
-    """What the run measured, and that it did not, where it did not."""
+def test_reward_card_reports_best_of_n_ties_and_hard_pairs(runs):
+    """Figures that the run lacks are marked as not measured."""
     stage, given = StageRecord(runs / "reward"), {"value": 0.5, "ci95": [0.25, 0.75], "n": 8}
     report = {"accuracy": 0.875, "n": 800, "ci95": [0.85, 0.9]}
     body = head_and_body(make_card(stage.path))[1]
@@ -316,7 +316,7 @@ def test_reward_card_on_choices_ties_and_hard_pairs(runs):
     ]  # fmt: skip
 
 
-def test_reward_card_before_any_evaluation(runs, plotted):
+def test_reward_card_without_evaluation_uses_training_report(runs, plotted):
     (runs / "eval" / "evaluation.json").unlink()
     _, body = head_and_body(make_card(runs / "reward"))
     assert cells(body, "**accuracy**")[1] == "not measured"
@@ -334,7 +334,7 @@ def test_reward_card_before_any_evaluation(runs, plotted):
     assert {path.stem for path in (readme.parent / "plots").glob("*.png")} == {"loss", "accuracy"}
 
 
-def test_license_and_real_hub(runs):
+def test_card_on_huggingface_hub_links_repos_and_license(runs):
     stage = StageRecord(runs / "ppo")
     resolved = {**stage.read()["resolved"], "license": "cc-by-4.0", "simulated": False}
     stage.write(resolved=resolved, hub="https://huggingface.co")
@@ -351,7 +351,7 @@ def test_license_and_real_hub(runs):
 
 
 @pytest.mark.parametrize("hub", ["local", "https://huggingface.co"])
-def test_an_adapter_is_loaded_on_its_base(runs, hub):
+def test_card_code_loads_adapter_on_base_model(runs, hub):
     stage = StageRecord(runs / "ppo")
     stage.write(resolved={**stage.read()["resolved"], "use_peft": True}, hub=hub)
     head, _ = head_and_body(make_card(runs / "ppo"))
@@ -377,7 +377,7 @@ def test_an_adapter_is_loaded_on_its_base(runs, hub):
 
 
 @pytest.mark.parametrize("hub", ["local", "https://huggingface.co"])
-def test_a_merged_adapter_is_a_whole_model(runs, hub):
+def test_card_of_merged_branch_describes_full_model(runs, hub):
     stage = StageRecord(runs / "ppo")
     stage.write(resolved={**stage.read()["resolved"], "use_peft": True, "push_merged": True}, hub=hub)
     for folder in stage.checkpoints():
@@ -398,7 +398,7 @@ def test_a_merged_adapter_is_a_whole_model(runs, hub):
     assert json.loads((readme.parent / CARD_FILE).read_text())["merged"] is True
 
 
-def test_an_unpublished_run_prints_no_command_that_needs_a_hub(runs):
+def test_card_of_unpublished_run_has_no_hub_commands(runs):
     for stage in ("sft", "reward", "ppo"):
         record = StageRecord(runs / stage)
         parents = {role: {"repo": None, "commit": None} for role in record.read()["parents"]}
@@ -421,7 +421,7 @@ def test_an_unpublished_run_prints_no_command_that_needs_a_hub(runs):
 # Lineage
 
 
-def test_the_line_goes_back_to_the_base_model(runs):
+def test_card_lineage_reaches_base_model(runs):
     _, body = head_and_body(make_card(runs / "ppo"))
     assert cells(body, "base model")[1] == "none: random initial weights"
     sft = StageRecord(runs / "sft")
@@ -439,7 +439,7 @@ def test_the_line_goes_back_to_the_base_model(runs):
     assert cells(head_and_body(make_card(runs / "ppo"))[1], "base model")[1] == "not recorded"
 
 
-def test_card_json(runs):
+def test_card_json_holds_lineage_evaluation_and_checkpoints(runs):
     make_card(runs / "ppo")
     card = json.loads((runs / "ppo" / CARD_FILE).read_text())
     assert card["schema"] == 1 and card["repo"] == "local/tiny-world-ppo" and card["simulated"] is True
@@ -453,7 +453,7 @@ def test_card_json(runs):
 
 
 @pytest.mark.parametrize("stage", ["eval", "nothing", "."])
-def test_only_stages_have_cards(runs, stage):
+def test_make_card_rejects_other_folders_and_unknown_steps(runs, stage):
     with pytest.raises(ZooError, match="name the directory of a stage"):
         make_card(runs / stage)
     with pytest.raises(ZooError, match="has no step 41: it has 10, 20, 30, 40"):
@@ -468,7 +468,7 @@ def test_only_stages_have_cards(runs, stage):
         (None, "not measured"), (math.nan, "not measured"), ("NaN", "not measured"), (True, "not measured"),
     ],
 )  # fmt: skip
-def test_numbers(value, text):
+def test_markdown_number_formats_or_says_not_measured(value, text):
     assert markdown.number(value) == text
     assert markdown.estimate({"value": 0.5}) == "0.500 (interval not measured)"
     assert markdown.estimate(None) == markdown.estimate({}) == "not measured"
@@ -485,5 +485,5 @@ def test_numbers(value, text):
         (["rlhf-zoo", "run", "r", "--token", "hf_abcdefghijk"], "rlhf-zoo run r --token hf_***"),
     ],
 )
-def test_the_command_on_a_card_names_no_folder_of_the_machine(command, shown):
+def test_training_command_omits_local_folders_and_tokens(command, shown):
     assert training_command(StageFacts(Path("x"), {"stage": "ppo", "command": command}, [], None)) == shown

@@ -1,4 +1,4 @@
-"""A card names its data, the rule that chose its checkpoint, what was rewarded, signs of hacking, and benchmarks."""
+"""Card contents: data, the rule that chose the checkpoint, rewards, signs of hacking, and benchmarks."""
 
 import html as entities
 import json
@@ -16,10 +16,10 @@ from rlhf_zoo.runs.record import StageRecord
 
 pytestmark = pytest.mark.usefixtures("placeholders")
 
-# The checkpoint that was chosen
+# Chosen checkpoint
 
 
-def test_the_rule_that_chose_is_named(runs):
+def test_card_names_rule_that_chose_checkpoint(runs):
     record = StageRecord(runs / "ppo")
     record.write(chosen={"step": 40, "rule": "last", "metric": None, "value": None})
     _, body = head_and_body(make_card(runs / "ppo"))
@@ -53,8 +53,8 @@ def test_the_rule_that_chose_is_named(runs):
         ({"weights": "b" * 64, "path": "checkpoint-40"}, "step 40"),
     ],
 )
-def test_an_evaluation_of_other_weights_is_left_out(runs, parent, of):
-    """The weights decide, and neither repository nor commit."""
+def test_card_omits_evaluation_of_other_weights(runs, parent, of):
+    """The hash of the weights decides, not repository or commit."""
     chosen = {"step": 20, "rule": "best", "metric": "eval_x", "value": 1.0}
     StageRecord(runs / "ppo").write(chosen=chosen, weights="a" * 64)
     StageRecord(runs / "eval").write(stage="eval", parents={"ppo": parent})
@@ -63,7 +63,7 @@ def test_an_evaluation_of_other_weights_is_left_out(runs, parent, of):
     assert (f"is of {of}, not of these weights, so its figures are not shown" in text) is (of is not None)
 
 
-def test_a_commit_in_another_namespace_is_not_this_ones(runs):
+def test_card_ignores_commit_of_another_namespace(runs):
     published = {"hub": "local", "repo": "elsewhere/tiny-world-ppo", "commit": "9" * 40, "tag": "step-000020"}
     write_json(runs / "ppo" / "checkpoint-20" / "published.json", published)
     make_card(runs / "ppo")
@@ -71,7 +71,7 @@ def test_a_commit_in_another_namespace_is_not_this_ones(runs):
     assert [row["commit"] for row in rows] == [COMMITS["20"], COMMITS["40"]]
 
 
-def test_an_interrupted_run(runs):
+def test_card_of_interrupted_run_omits_earlier_evaluation(runs):
     StageRecord(runs / "ppo").write(status="interrupted", chosen={"step": 20, "rule": "last"})
     StageRecord(runs / "ppo").append_metrics({"step": 50, "objective/score": 9.0, "objective/kl": 9.0})
     StageRecord(runs / "eval").write(stage="eval", status="finished")
@@ -82,25 +82,27 @@ def test_an_interrupted_run(runs):
     assert "at step 40: reward 2.000, KL 4.000 nats" in body
 
 
-# What was rewarded, and by how much KL
+# Rewards and KL
 
 
-def settings_of(runs: Path, **changes) -> str:
+def card_body_with_settings(runs: Path, **changes) -> str:
     stage = StageRecord(runs / "ppo")
     stage.write(resolved={**stage.read()["resolved"], **changes})
     return head_and_body(make_card(runs / "ppo"))[1]
 
 
-def test_update_rewards_are_marked_as_not_centered(runs):
+def test_card_notes_rewards_are_not_centered(runs):
     note = "These rewards are not centered on the SFT model's"
     assert note not in make_card(runs / "ppo").read_text()
-    assert note in settings_of(runs, score_centering="prompt")
+    assert note in card_body_with_settings(runs, score_centering="prompt")
 
 
-def test_reward_functions_alone(runs):
+def test_card_of_run_with_reward_functions_only(runs):
     stage = StageRecord(runs / "ppo")
     stage.write(parents={"sft": stage.read()["parents"]["sft"]})
-    body = settings_of(runs, reward_model_path=None, reward_funcs=["exact_match", "mine:f"], reward_weights=[1, 0.5])
+    body = card_body_with_settings(
+        runs, reward_model_path=None, reward_funcs=["exact_match", "mine:f"], reward_weights=[1, 0.5]
+    )
     assert "to maximize the reward functions `exact_match`, `mine:f`. It started" in body
     assert "a learned reward" not in body and "The reward model orders" not in body
     assert not any(tag.startswith("reward-model:") for tag in head_and_body(runs / "ppo" / "README.md")[0]["tags"])
@@ -108,8 +110,8 @@ def test_reward_functions_alone(runs):
     assert cells(body, "`reward_funcs`")[1] == "exact&#95;match, mine:f"
 
 
-def test_a_reward_of_several_models(runs):
-    """All are named, and what each said; none has a weight of its own."""
+def test_card_of_reward_ensemble_lists_every_model(runs):
+    """It names each model and its scores; none has a weight of its own."""
     stage = StageRecord(runs / "ppo")
     parents = stage.read()["parents"]
     other = {"repo": None, "commit": None, "path": "ensemble/seed-2/reward/checkpoint-4",
@@ -120,7 +122,7 @@ def test_a_reward_of_several_models(runs):
         row = {f"rewards/{name}": times * value for name, value in figures.items()}
         stage.append_metrics({"step": 40, **row})
     keys = {"reward_funcs": ["mine:gold"], "reward_weights": [1, 0], "reward_ensemble": "mean_minus_variance"}
-    body = settings_of(runs, **keys)
+    body = card_body_with_settings(runs, **keys)
     assert "to maximize the mean minus variance of 3 reward models (λ = 0.500) (with `mine:gold` logged" in body
     assert cells(body, "gold |")[1] == "0" and cells(body, "reward&#95;model |")[1] == "1"
     assert cells(body, "reward&#95;model&#95;0 |") == [
@@ -135,10 +137,10 @@ def test_a_reward_of_several_models(runs):
     assert "reward-model:x/judge" in head_and_body(runs / "ppo" / "README.md")[0]["tags"]
 
 
-def test_a_reward_that_is_only_watched(runs, plotted):
+def test_card_lists_reward_logged_at_weight_zero(runs, plotted):
     for learned, gold in ((0.5, 0.25), (2.5, 0.125)):
         StageRecord(runs / "ppo").append_metrics({"step": 40, "rewards/reward_model": learned, "rewards/gold": gold})
-    body = settings_of(runs, reward_funcs=["mine:gold"], reward_weights=[1, 0])
+    body = card_body_with_settings(runs, reward_funcs=["mine:gold"], reward_weights=[1, 0])
     assert "to maximize a learned reward (with `mine:gold` logged at weight 0). It started" in body
     assert cells(body, "gold |") == ["gold", "0", "0.250", "0.125"]
     rows = {row["step"]: row for row in json.loads((runs / "ppo" / "rlhf_card.json").read_text())["checkpoints"]}
@@ -160,8 +162,8 @@ def test_a_reward_that_is_only_watched(runs, plotted):
         ({"temperature": None}, "at temperature 0.7."),
     ],
 )  # fmt: skip
-def test_what_kl_means_is_what_was_trained(runs, settings, said):
-    meaning = settings_of(runs, **settings).split("### What KL means here")[1].split("### Limits")[0]
+def test_card_explains_kl_term_that_was_trained(runs, settings, said):
+    meaning = card_body_with_settings(runs, **settings).split("### What KL means here")[1].split("### Limits")[0]
     assert said in entities.unescape(meaning)
     assert ("γ_ptx" in meaning) is ("ptx_coef" in settings)
 
@@ -169,7 +171,7 @@ def test_what_kl_means_is_what_was_trained(runs, settings, said):
 # Signs
 
 
-def test_signs_are_stated_without_a_verdict(runs):
+def test_card_lists_signs_of_hacking_without_verdict(runs):
     path = runs / "eval" / "evaluation.json"
     evaluation = read_json(path)
     evaluation["ppo"]["judge"] = estimate(0.25)
@@ -184,7 +186,7 @@ def test_signs_are_stated_without_a_verdict(runs):
     assert "No verdict was computed" in signs
 
 
-def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
+def test_card_shows_verdict_with_reasons_and_probes(runs, plotted):
     path = runs / "eval" / "evaluation.json"
     found = over_training()
     write_json(path, {**read_json(path), "verdict": "hacked", "recommended": 20, "over_training": found})
@@ -221,7 +223,7 @@ def test_the_verdict_with_its_reasons_and_probes(runs, plotted):
 # The reward model's report
 
 
-def test_reward_card_with_its_report(runs, plotted):
+def test_reward_card_shows_held_out_report(runs, plotted):
     report = reward_report()
     StageRecord(runs / "reward").write(reward_model=report)
     readme = make_card(runs / "reward")
@@ -260,17 +262,17 @@ def test_reward_card_with_its_report(runs, plotted):
 TASKS = {"name": "Tiny", "tasks": [{"id": "tiny"}, {"id": "win_rate", "config": "prompts", "split": "test"}]}
 
 
-def benchmark(runs: Path, stage: str, said: dict) -> Path:
+def write_benchmark_results(runs: Path, stage: str, said: dict) -> Path:
     record = StageRecord(runs / stage)
     record.write(dataset={**record.read()["dataset"], "benchmark": said}, hub="https://huggingface.co")
     StageRecord(runs / "eval").write(stage="eval", finished="2026-01-02T00:00:00+00:00", hub="https://huggingface.co")
     return make_card(runs / stage).parent / ".eval_results" / "tiny-world.yaml"
 
 
-def test_results_of_a_registered_benchmark(runs):
+def test_card_writes_results_of_registered_benchmark(runs):
     from huggingface_hub import eval_result_entries_to_yaml, parse_eval_result_entries
 
-    document = yaml.safe_load(benchmark(runs, "ppo", TASKS).read_text())
+    document = yaml.safe_load(write_benchmark_results(runs, "ppo", TASKS).read_text())
     judge, win = parse_eval_result_entries(document)
     assert (judge.dataset_id, judge.task_id, judge.value) == ("local/tiny-world", "tiny", 1.51)
     assert (win.task_id, win.value) == ("win_rate", 0.9)
@@ -286,10 +288,10 @@ def test_results_of_a_registered_benchmark(runs):
     assert not (runs / "ppo" / ".eval_results" / "tiny-world.yaml").exists()
 
 
-def test_a_reward_models_benchmark(runs):
+def test_reward_card_writes_benchmark_result(runs):
     StageRecord(runs / "reward").write(reward_model=reward_report())
     tasks = [{"id": "pairs", "config": "preferences"}, {"id": "other", "config": "prompts"}]
-    (entry,) = yaml.safe_load(benchmark(runs, "reward", {"tasks": tasks}).read_text())
+    (entry,) = yaml.safe_load(write_benchmark_results(runs, "reward", {"tasks": tasks}).read_text())
     assert entry["dataset"]["task_id"] == "pairs" and entry["value"] == reward_report()["accuracy"]
 
 
@@ -303,8 +305,8 @@ def test_a_reward_models_benchmark(runs):
         {},
     ],
 )
-def test_no_result_is_claimed_that_no_task_asks_for(runs, said):
-    assert not benchmark(runs, "ppo", said).exists()
+def test_card_writes_no_result_without_matching_task(runs, said):
+    assert not write_benchmark_results(runs, "ppo", said).exists()
     assert ".eval_results" not in (runs / "ppo" / "README.md").read_text()
 
 
@@ -316,21 +318,21 @@ OWN = {
 }  # fmt: skip
 
 
-def changed(runs: Path, stage: str, dataset: dict[str, Any], keys: dict[str, Any]) -> None:
+def change_stage(runs: Path, stage: str, dataset: dict[str, Any], keys: dict[str, Any]) -> None:
     record = StageRecord(runs / stage)
     resolved = {**record.read()["resolved"], **keys}
     record.write(dataset=dataset, resolved=resolved)
 
 
-def evaluated(runs: Path, **data: Any) -> None:
+def write_evaluation_data(runs: Path, **data: Any) -> None:
     path = runs / "eval" / "evaluation.json"
     write_json(path, {**read_json(path), "split": data["split"], "data": data})
 
 
-def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> None:
-    changed(runs, "ppo", DATA, OWN)
+def test_card_describes_held_out_share_and_columns(runs: Path) -> None:
+    change_stage(runs, "ppo", DATA, OWN)
     place = {"location": DATA["repo"], "revision": DATA["commit"], "config": None}
-    evaluated(runs, **place, split="train", held_out_share=0.05)
+    write_evaluation_data(runs, **place, split="train", held_out_share=0.05)
     head, body = head_and_body(make_card(runs / "ppo"))
     [result] = head["model-index"][0]["results"]
     assert result["dataset"] == {
@@ -350,15 +352,15 @@ def test_shares_and_columns_of_a_data_set_without_configurations(runs: Path) -> 
             "reward model trained on them. 4 completions",
         ),
     ):
-        evaluated(runs, **place, split="train", held_out_share=0.05, trained_on=seen)
+        write_evaluation_data(runs, **place, split="train", held_out_share=0.05, trained_on=seen)
         assert f"{held_out}, {clause}" in head_and_body(make_card(runs / "ppo"))[1]
     assert "`prompts`" not in body and "`test`" not in body
 
 
-def test_pairs_of_a_reward_model_without_configurations(runs: Path) -> None:
+def test_reward_card_describes_pairs_and_rows_left_out(runs: Path) -> None:
     keys = {**OWN, "columns": {}, "held_out_share": None, "dataset_train_split": "train_prefs",
             "dataset_test_split": "test_prefs"}  # fmt: skip
-    changed(runs, "reward", DATA, keys)
+    change_stage(runs, "reward", DATA, keys)
     report = {"accuracy": 0.9, "n": 10, "ci95": [0.8, 1], "split": "test_prefs"}
     StageRecord(runs / "reward").write(reward_model=report)
     head, body = head_and_body(make_card(runs / "reward"))
@@ -383,9 +385,9 @@ def test_pairs_of_a_reward_model_without_configurations(runs: Path) -> None:
         assert f"{pairs}, {clause}" in head_and_body(make_card(runs / "reward"))[1]
 
 
-def test_a_folder_is_called_by_its_name_and_files(runs: Path) -> None:
+def test_card_names_local_data_by_folder_and_file_hash(runs: Path) -> None:
     keys = {"dataset_name": "/home/someone/my-data", "dataset_config": None, "model_name_or_path": "/home/someone/base"}
-    changed(runs, "sft", FOLDER, keys)
+    change_stage(runs, "sft", FOLDER, keys)
     head, body = head_and_body(make_card(runs / "sft"))
     assert "| data set | the folder `my-data` | files `ffffffffff` |" in body
     assert "| base model | the folder `base` | not published |" in body
@@ -394,7 +396,7 @@ def test_a_folder_is_called_by_its_name_and_files(runs: Path) -> None:
     assert found["validation"] == {"name": "my-data (validation)", "type": "my-data", "split": "validation"}
 
 
-def test_the_lineage_names_the_commit_that_a_merged_parent_was_loaded_from(runs):
+def test_card_lineage_names_commit_of_merged_parent(runs):
     plain = cells(head_and_body(make_card(runs / "ppo"))[1], "SFT policy")[2]
     StageRecord(runs / "sft").write(merged="f" * 40)
     body = head_and_body(make_card(runs / "ppo"))[1]
