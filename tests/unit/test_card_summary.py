@@ -1,4 +1,4 @@
-"""What of a card is not folded: verdict and advice, three figures, an example, warnings. It has few words."""
+"""The unfolded part of a card: verdict, advice, three figures, an example, and warnings, in few words."""
 
 import json
 import re
@@ -79,7 +79,7 @@ def judged(kind: str, **changes: Any) -> dict[str, Any]:
         (judged("not judged", reasons=["There is no judge."]), "WARNING", "There is no judge."),
     ],
 )  # fmt: skip
-def test_the_card_begins_with_the_verdict_and_what_to_do(runs, verdict, alert, advice):
+def test_card_begins_with_verdict_and_advice(runs, verdict, alert, advice):
     text = card(runs, **verdict)
     title, lead, box = text.strip().split("\n\n")[:3]
     assert title == "# tiny-world-ppo"
@@ -93,7 +93,7 @@ def test_the_card_begins_with_the_verdict_and_what_to_do(runs, verdict, alert, a
     assert (this in text) == (verdict["recommended"] == 20)
 
 
-def test_another_step_than_the_verdicts_is_named(runs):
+def test_card_names_step_that_verdict_is_about(runs):
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
     text = card(runs, **judged("hacked", recommended=20))
     assert "**Verdict at step 40: hacked.**" in text and "Use **step 20** (this page, `main`)" in text
@@ -101,7 +101,7 @@ def test_another_step_than_the_verdicts_is_named(runs):
     assert "`rlhf-zoo pull local/tiny-world-ppo@step-000040 --hub local`" in text
 
 
-def test_the_card_of_the_recommended_step_has_the_verdict_on_that_step(runs):
+def test_card_of_recommended_step_has_verdict_of_that_step(runs):
     """Not that on the end of training, which may be hacked. A hacked end stays in its second sentence."""
     own = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
            "reasons": ["Judge and reward rise."]}  # fmt: skip
@@ -116,7 +116,7 @@ def test_the_card_of_the_recommended_step_has_the_verdict_on_that_step(runs):
     assert f">\n> Get it: `{pull}`\n" in text and f"```sh\n{pull}\n```" not in text
 
 
-def test_a_healthy_last_step_is_set_against_the_recommended_one(runs):
+def test_card_says_why_recommended_step_beats_healthy_last_step(runs):
     own = {"verdict": "healthy", "kind": "healthy", "step": 20, "disagree": False, "fired": [], "explained": [],
            "reasons": ["Judge and reward rise."]}  # fmt: skip
     StageRecord(runs / "ppo").write(chosen={"step": 20, "rule": "recommended", "metric": None, "value": None})
@@ -135,7 +135,7 @@ def test_a_healthy_last_step_is_set_against_the_recommended_one(runs):
     assert "step 20 is closer to SFT than step 30 (KL 1.52)." in card(runs, **verdict)
 
 
-def test_without_a_verdict_the_judge_is_asked(runs):
+def test_card_without_verdict_states_judge_preference(runs):
     assert "> **No verdict.** The judge prefers it to SFT. Read the samples" in card(runs)
     assert "The judge prefers SFT." in card(runs, win_rate=estimate(0.25))
     assert "No prompts. The judge shows no difference" in card(
@@ -144,7 +144,7 @@ def test_without_a_verdict_the_judge_is_asked(runs):
     assert "Nothing here shows whether PPO helped" in card(runs, win_rate=None)
 
 
-def test_the_main_figures_beside_the_best_constant(runs):
+def test_card_compares_main_figures_with_best_constant_text(runs):
     assert "best constant" not in card(runs)
     text = card(runs, trivial=CONSTANTS)
     assert cells(text, "**Win rate over SFT** (judge: gold)")[1:] == ["0.50 ¹", "**0.90** (0.85–0.95)", "0.25"]
@@ -153,7 +153,7 @@ def test_the_main_figures_beside_the_best_constant(runs):
     assert "644 completions to 161 prompts" in text and "² The text that the reward likes most wins only 0.12." in text
 
 
-def test_the_example_is_the_median_pair_that_the_judge_tells_apart(runs):
+def test_card_example_is_median_pair_by_judge(runs):
     rows = [
         {"prompt": f"Write\nline {n} {'long ' * 60}", "sft": {"completion": " a", "judge": 0.0, "reward": 0.0},
          "ppo": {"completion": f"* {n}\n* **bold** {'word ' * 80}", "judge": judge, "reward": 0.0}}
@@ -167,7 +167,7 @@ def test_the_example_is_the_median_pair_that_the_judge_tells_apart(runs):
     assert answer.startswith("&#42; 5↵&#42; &#42;&#42;bold") and answer.endswith("word …") and len(answer) < 340
 
 
-def test_what_to_watch_out_for(runs):
+def test_card_lists_warnings(runs):
     def change(key: str, before: float, after: float) -> None:
         evaluation["sft"][key], evaluation["ppo"][key] = estimate(before), estimate(after)
         evaluation["difference"][key] = estimate(after - before)
@@ -213,19 +213,19 @@ def test_what_to_watch_out_for(runs):
         assert sentence in watch, sentence
 
 
-def tried(name: str, judge: float, lead: float) -> dict:
+def filter_row(name: str, judge: float, lead: float) -> dict:
     figures = {"judge": estimate(judge), "win_rate": estimate(0.6), "reward": estimate(1.0)}
     return {"name": name, "kind": "words", "drawn": 4.0, "words": ["is"] if "word" in name else [], **figures,
             "ppo_minus_this": estimate(lead), "reaches_ppo": lead <= 0}  # fmt: skip
 
 
-def test_defects_and_the_best_simple_filter_stand_beside_the_gain(runs):
+def test_card_compares_gain_with_defects_and_best_filter(runs):
     defects = {
         "false statements": {"sft": estimate(0.05), "ppo": estimate(0.15), "difference": estimate(0.1)},
         "doubled clauses": {"sft": estimate(0.05), "ppo": estimate(0.08), "difference": estimate(0.03)},
     }
     filters = {"samples": 16, "best": "without 1 word", "tried": [
-        tried("best of 2 by the reward", 0.5, 1.0), tried("without 1 word", 1.6, -0.1)]}  # fmt: skip
+        filter_row("best of 2 by the reward", 0.5, 1.0), filter_row("without 1 word", 1.6, -0.1)]}  # fmt: skip
     text = card(runs, defects=defects, filters=filters, **judged("healthy", recommended=40))
     counter = (
         "**But** more answers with false statements (5% → 15%), and a filter of SFT's answers scores 1.60, PPO 1.51."
@@ -249,20 +249,20 @@ def test_defects_and_the_best_simple_filter_stand_beside_the_gain(runs):
 
 
 @pytest.mark.parametrize(("lead", "said"), [(0.02, "- **A simple filter may do as well.** PPO's lead"), (0.5, None)])
-def test_a_filter_below_ppo_is_named_where_the_lead_is_not_shown(runs, lead, said):
-    filters = {"samples": 16, "best": "best of 8", "tried": [tried("best of 8", 1.51 - lead, lead)]}
+def test_card_names_filter_when_ppo_lead_is_uncertain(runs, lead, said):
+    filters = {"samples": 16, "best": "best of 8", "tried": [filter_row("best of 8", 1.51 - lead, lead)]}
     watch = card(runs, filters=filters).split("## Watch out for")[1].split("## Trained with")[0]
     assert (said in watch) if said else ("simple filter" not in watch)
 
 
-def test_how_it_was_trained(runs):
+def test_card_summarizes_training(runs):
     text = card(runs).split("## Trained with")[1]
     assert cells(text, "Recipe")[1] == "`tiny-world`, rlhf-zoo 0.1.0, seed 3"
     assert cells(text, "PPO |")[1] == "40 updates of 64 completions, β 0.10, learning rate 0.0003"
     assert cells(text, "Time")[1] == "61 s"
 
 
-def test_a_card_on_a_real_hub_names_its_source_and_a_chat_models_tag(runs):
+def test_card_on_huggingface_hub_has_source_and_chat_tag(runs):
     StageRecord(runs / "ppo").write(hub="https://huggingface.co")
     (runs / "ppo" / "checkpoint-40" / "chat_template.jinja").write_text("{#- rlhf-zoo {} #}{#- end #}x")
     readme = make_card(runs / "ppo")
@@ -275,13 +275,13 @@ def test_a_card_on_a_real_hub_names_its_source_and_a_chat_models_tag(runs):
     assert 'prompt = [{"role": "user", "content": "prompt 0"}]' in body and '["generated_text"][-1]["content"]' in body
 
 
-def test_an_sft_card_links_to_the_policy_made_from_it(runs):
+def test_sft_card_links_to_ppo_policy(runs):
     text = card(runs, stage="sft")
     assert cells(text, "**Perplexity**")[1] == "**7.39**" and cells(text, "prompt 1")[1] == "a plain line"
     assert "PPO made from it `local/tiny-world-ppo`" in text
 
 
-def test_a_reward_card_has_its_accuracy_beside_two_rules(runs):
+def test_reward_card_compares_accuracy_with_chance_and_length_rule(runs):
     report = reward_report()
     StageRecord(runs / "reward").write(reward_model=report)
     text = card(runs, stage="reward")
@@ -294,7 +294,7 @@ def test_a_reward_card_has_its_accuracy_beside_two_rules(runs):
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
-def test_few_words_are_not_folded(runs, stage):
+def test_card_unfolded_part_is_short(runs, stage):
     StageRecord(runs / "reward").write(reward_model=reward_report())
     text = card(runs, stage=stage, trivial=CONSTANTS, **judged("healthy", recommended=40))
     assert len(text.split()) <= 450
@@ -309,7 +309,7 @@ def test_few_words_are_not_folded(runs, stage):
         ([0.0, 0.1, 0.1], "Reward rises, the judge hardly changes"),
     ],
 )
-def test_the_title_over_training_says_what_happened(judge, message):
+def test_over_training_message_describes_curves(judge, message):
     over = over_training()
     over["verdict"] = "healthy"
     for row, value in zip([over["sft"], *over["checkpoints"]], judge, strict=True):
@@ -328,7 +328,7 @@ def test_the_title_over_training_says_what_happened(judge, message):
      (346.7, "347"),
      (12345.6, "12,300"), (540, "540"), (None, "not measured")],
 )  # fmt: skip
-def test_numbers_that_are_not_folded_have_two_or_three_digits(value, text):
+def test_markdown_short_keeps_two_or_three_digits(value, text):
     assert markdown.short(value) == text
 
 
@@ -336,17 +336,17 @@ def test_numbers_that_are_not_folded_have_two_or_three_digits(value, text):
     ("name", "title"),
     [('rule:f(a=0, name="followed")', "followed"), ("rule:grammar()", "grammar"), ("llm:gpt(x)", "llm:gpt(x)")],
 )
-def test_a_judge_is_called_without_its_arguments(name, title):
+def test_judge_title_omits_arguments(name, title):
     assert markdown.judge_title(name) == title
 
 
-def test_a_long_command_is_in_the_fold(runs):
+def test_card_moves_long_command_into_details(runs):
     command = f"rlhf-zoo run tiny-world --seed 3 --ppo.reward_funcs {'f,' * 80}g"
     StageRecord(runs / "ppo").write(command=command)
     text, body = card(runs), (runs / "ppo" / "README.md").read_text()
     assert cells(text, "Repeat it")[1] == "the command in the last section" and command in body
 
 
-def test_intervals_below_zero_have_no_dash():
+def test_markdown_interval_writes_negative_bounds_with_to():
     assert markdown.with_interval({"value": -0.07, "ci95": [-0.1123, 0.02]}) == "−0.07 (−0.11 to 0.02)"
     assert markdown.with_interval(None) == "not measured" and markdown.with_interval({"value": 0.5}) == "0.50"

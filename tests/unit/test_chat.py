@@ -1,4 +1,4 @@
-"""One rendering of conversations: what a template's head says, and what models, judges and people read."""
+"""Rendering of conversations: the head of a chat template, and what models, judges and people read."""
 
 import pytest
 import schemas
@@ -24,22 +24,22 @@ from rlhf_zoo.runs.settings.parse import recipe_config
 ASKED = [{"role": "user", "content": "how are you"}]
 
 
-def tokenizer(template: str | None = schemas.TEMPLATE):
+def make_chat_tokenizer(template: str | None = schemas.TEMPLATE):
     made = train_tokenizer(["how are you", "fine"] * 4, vocab_size=280, max_length=64)
     made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.chat_template = template
     return made
 
 
-def test_the_head_renders_everywhere_alike_and_is_written_once(tmp_path) -> None:
+def test_template_head_survives_saving_and_is_written_once(tmp_path) -> None:
     odd = 'Say "hi" #} {% x %}\n😀'
     said = Chat(odd, {"enable_thinking": False}, True)
-    made = said.write(tokenizer())
+    made = said.write(make_chat_tokenizer())
     head = made.chat_template
     assert said.write(made).chat_template == head, "written again, it takes its own place"
     made.save_pretrained(tmp_path)
     read = type(made).from_pretrained(tmp_path)
-    assert Chat.of(read) == said and Chat.of(tokenizer()) is None
+    assert Chat.of(read) == said and Chat.of(make_chat_tokenizer()) is None
     text = read.apply_chat_template(ASKED, tokenize=False, add_generation_prompt=True)
     assert text == (
         f"<|im_start|>system\n{odd}<|im_end|>\n<|im_start|>user\nhow are you<|im_end|>\n"
@@ -50,46 +50,46 @@ def test_the_head_renders_everywhere_alike_and_is_written_once(tmp_path) -> None
     assert odd not in text and "mine" in text and "<think>" not in text, "what a caller says comes first"
 
 
-def test_a_model_of_ours_reads_what_ppo_writes() -> None:
-    made = Chat().write(tokenizer())
+def test_reward_tokens_match_ppo_rollout_tokens() -> None:
+    made = Chat().write(make_chat_tokenizer())
     end = made.convert_tokens_to_ids("<|im_end|>")
     assert end_of_turn(made) == end
     written = [*tokenize_prompt(ASKED, made), *made("fine", add_special_tokens=False)["input_ids"]]
     assert tokenize_for_reward(append_completion(ASKED, "fine"), made, ended=True) == [*written, end]
     assert tokenize_for_reward(append_completion(ASKED, "fine"), made, ended=False) == written
-    theirs = tokenizer()
+    theirs = make_chat_tokenizer()
     rendered = made.decode(tokenize_for_reward(append_completion(ASKED, "fine"), theirs, ended=True))
     assert rendered.endswith("fine<|im_end|>\n")
-    plain = tokenize_for_reward(append_completion(ASKED, "fine"), tokenizer(None), ended=True)
-    assert plain == [*tokenizer(None)("how are you\n\nfine")["input_ids"], made.eos_token_id]
+    plain = tokenize_for_reward(append_completion(ASKED, "fine"), make_chat_tokenizer(None), ended=True)
+    assert plain == [*make_chat_tokenizer(None)("how are you\n\nfine")["input_ids"], made.eos_token_id]
 
 
-def test_plain_words() -> None:
+def test_plain_text_renders_conversations() -> None:
     talk = [{"role": "system", "content": "s"}, *ASKED, {"role": "assistant", "content": "fine"}, *ASKED]
     assert plain_text("a text") == "a text" and plain_text(ASKED) == "how are you\n\n"
     assert plain_text(talk) == "User: how are you\n\nAssistant: fine\n\nUser: how are you\n\n"
     for prompt in (ASKED, talk, talk[:-1]):
         assert plain_text(append_completion(prompt, "well")) == plain_text(prompt) + "well"
     assert remove_thoughts("<think>a\nb</think>\n\n42") == "42" and remove_thoughts("so <think>cut") == "so "
-    assert wrap_prompt(" hi ", tokenizer()) == " hi "
-    assert wrap_prompt(" hi ", Chat().write(tokenizer())) == [{"role": "user", "content": "hi"}]
+    assert wrap_prompt(" hi ", make_chat_tokenizer()) == " hi "
+    assert wrap_prompt(" hi ", Chat().write(make_chat_tokenizer())) == [{"role": "user", "content": "hi"}]
 
 
 @pytest.mark.attack
 @pytest.mark.parametrize("name", ["x = 1 %}EVIL{% set y", "range", "messages", "true", "True", "for", "eos_token", ""])
-def test_a_key_that_is_no_variable_of_a_template_is_refused(name: str) -> None:
+def test_chat_rejects_invalid_template_variables(name: str) -> None:
     with pytest.raises(ZooError, match="not a free variable of a template: use"):
         Chat(chat_template_kwargs={name: 1})
     with pytest.raises(ZooError, match="not a free variable of a template: use"):
         recipe_config(load_recipe("tiny-world"), {"chat_template_kwargs": {name: 1}})
 
 
-def test_what_cannot_be_rendered_is_told_in_a_sentence() -> None:
+def test_chat_rejects_unrenderable_system_prompts() -> None:
     with pytest.raises(ZooError, match="set chat_template_path in"):
-        Chat().write(tokenizer(None))
+        Chat().write(make_chat_tokenizer(None))
     refuses = "{% if messages[0].role == 'system' %}{{ raise_exception('No system turns') }}{% endif %}x"
     with pytest.raises(ZooError, match=r"of user \(No system turns\).*remove system_prompt"):
-        Chat("s").write(tokenizer(refuses))
+        Chat("s").write(make_chat_tokenizer(refuses))
 
 
 ENDLESS = {
@@ -100,11 +100,11 @@ ENDLESS = {
 
 @pytest.mark.attack
 @pytest.mark.parametrize("template", ENDLESS.values(), ids=ENDLESS)
-def test_a_template_without_end_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
+def test_endless_template_raises_readable_error(monkeypatch: pytest.MonkeyPatch, template: str) -> None:
     monkeypatch.setattr(chat_template, "RENDER_SECONDS", 1.0)
     monkeypatch.setattr(chat_template, "RENDER_MEMORY", 2**29)
     with pytest.raises(ZooError, match="exceeds"):
-        tokenize_prompt(ASKED, tokenizer(template))
+        tokenize_prompt(ASKED, make_chat_tokenizer(template))
 
 
 @pytest.mark.attack
@@ -117,17 +117,17 @@ def test_a_template_without_end_is_told_in_a_sentence(monkeypatch: pytest.Monkey
         ("{% set x = ('%}', 10 ** 10 ** 9) %}", "computes powers"),
     ],
 )
-def test_a_template_that_fails_as_python_does(template: str, why: str) -> None:
+def test_template_with_python_failure_raises_readable_error(template: str, why: str) -> None:
     with pytest.raises(ZooError, match=why):
-        tokenize_prompt(ASKED, tokenizer(template))
+        tokenize_prompt(ASKED, make_chat_tokenizer(template))
 
 
-def test_keywords_are_no_powers() -> None:
-    made = tokenizer("{{ dict(a=1, **messages[0]).content }}")
+def test_template_allows_keyword_unpacking() -> None:
+    made = make_chat_tokenizer("{{ dict(a=1, **messages[0]).content }}")
     assert tokenize_prompt(ASKED, made) == made("how are you")["input_ids"]
 
 
-def test_implicit_prompts() -> None:
+def test_split_pair_finds_implicit_prompt() -> None:
     row = schemas.rows_of("Anthropic/hh-rlhf", 1)[0]
     found = split_pair({"chosen": row["chosen"] + " one", "rejected": row["chosen"] + " two"})
     assert found["prompt"].endswith("really\n\nAssistant:") and found["chosen"].endswith(" one")
@@ -143,12 +143,12 @@ def test_implicit_prompts() -> None:
     assert same["chosen"] == row["chosen"][1:], "two equal sides keep their answers"
 
 
-def test_three_parts_of_one_split_share_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
+def test_split_by_prompt_parts_share_no_prompt(caplog: pytest.LogCaptureFixture) -> None:
     rows = Dataset.from_list([{"prompt": "x" * (1 + place // 2)} for place in range(40)])
     parts = split_by_prompt(rows, 0.2, parts=2)
     assert [len(set(part["prompt"])) for part in parts] == [4, 4, 12]
     assert len(set().union(*(part["prompt"] for part in parts))) == 20
-    short, left_out = drop_long_prompts(rows, tokenizer(None), 5, subject="the prompts")
+    short, left_out = drop_long_prompts(rows, make_chat_tokenizer(None), 5, subject="the prompts")
     assert 0 < len(short) < 40 and left_out == 40 - len(short)
     assert f"{left_out} of 40 rows of the prompts are left out: max_prompt_length is 5." in caplog.text
     with pytest.raises(ZooError, match="leaves none of 20 prompts"):

@@ -1,4 +1,4 @@
-"""Conversations as data sets in the wild write them, read in every stage as lists of {role, content}."""
+"""Conversation formats of public data sets, read in every stage as lists of {role, content}."""
 
 from typing import Any
 
@@ -16,24 +16,26 @@ USER, FOUR, FIVE = (
 )
 
 
-def read(form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, turns: bool = False) -> list[dict]:
+def read_rows(
+    form: Form, *rows: dict[str, Any], columns: dict[str, str] | None = None, turns: bool = False
+) -> list[dict]:
     given = datasets.Dataset.from_list(list(rows))
     return convert_rows(given, form, columns=columns or {}, turns=turns, text="text", subject="It").to_list()
 
 
-def test_sharegpt_is_read_by_sft() -> None:
+def test_sft_reads_sharegpt_conversations() -> None:
     whole = [{"from": "system", "value": "Be brief."}, ASKED, RIGHT]
-    assert read("texts", {"id": 1, "conversations": whole}) == [
+    assert read_rows("texts", {"id": 1, "conversations": whole}) == [
         {"messages": [{"role": "system", "content": "Be brief."}, USER, FOUR]}
     ]
     weighed = [{**turn, "weight": None} for turn in (ASKED, RIGHT)]
-    assert read("texts", {"conversations": weighed, "system": "Be brief."})[0]["messages"][0]["role"] == "system"
-    assert read("texts", {"dialog": whole[1:]}, columns={"messages": "dialog"}) == [{"messages": [USER, FOUR]}]
+    assert read_rows("texts", {"conversations": weighed, "system": "Be brief."})[0]["messages"][0]["role"] == "system"
+    assert read_rows("texts", {"dialog": whole[1:]}, columns={"messages": "dialog"}) == [{"messages": [USER, FOUR]}]
     tools = [ASKED, {"from": "function_call", "value": "add(2, 2)"}, {"from": "observation", "value": "4"}, RIGHT]
-    roles = [turn["role"] for turn in read("texts", {"conversations": tools})[0]["messages"]]
+    roles = [turn["role"] for turn in read_rows("texts", {"conversations": tools})[0]["messages"]]
     assert roles == ["user", "assistant", "tool", "assistant"]
     named = [{"role": "human", "content": "2+2?"}, {"role": "gpt", "content": "4"}]
-    assert read("texts", {"conversations": named}) == [{"messages": [USER, FOUR]}]
+    assert read_rows("texts", {"conversations": named}) == [{"messages": [USER, FOUR]}]
 
 
 PAIR = {"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE]}
@@ -53,59 +55,59 @@ PAIRS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("kind", PAIRS)
-def test_pairs_are_read_however_they_are_written(kind: str) -> None:
-    found = read("pairs", PAIRS[kind])[0]
+def test_pair_formats_convert_to_same_rows(kind: str) -> None:
+    found = read_rows("pairs", PAIRS[kind])[0]
     assert {name: found[name] for name in PAIR} == PAIR
 
 
-def test_an_answer_that_repeats_its_prompt_says_it_once() -> None:
+def test_repeated_prompt_in_answers_is_removed() -> None:
     """UltraFeedback has whole conversations as sides, beside a prompt in text or in turns."""
     whole = {"chosen": [USER, FOUR], "rejected": [USER, FIVE]}
-    assert read("pairs", {"prompt": [USER], **whole}) == [PAIR]
-    assert read("pairs", {"prompt": [USER], "chosen": [USER, FOUR], "rejected": [FIVE]}) == [PAIR]
-    assert read("pairs", {"prompt": "2+2?", **whole}) == [PAIR]
+    assert read_rows("pairs", {"prompt": [USER], **whole}) == [PAIR]
+    assert read_rows("pairs", {"prompt": [USER], "chosen": [USER, FOUR], "rejected": [FIVE]}) == [PAIR]
+    assert read_rows("pairs", {"prompt": "2+2?", **whole}) == [PAIR]
     for prompt in ("2+2?", [USER]):
-        learned = read("texts", {"prompt": prompt, **whole}, columns={"completion": "chosen"})[0]
+        learned = read_rows("texts", {"prompt": prompt, **whole}, columns={"completion": "chosen"})[0]
         assert (learned["prompt"], learned["completion"]) == ([USER], [FOUR])
 
 
-def test_a_system_prompt_stands_beside_conversations_that_columns_name() -> None:
+def test_system_column_joins_renamed_conversations() -> None:
     row = {"system": "Be brief.", "conversations": [ASKED, RIGHT]}
-    read_so = read("texts", row, columns={"messages": "conversations"})[0]["messages"]
+    read_so = read_rows("texts", row, columns={"messages": "conversations"})[0]["messages"]
     assert [turn["role"] for turn in read_so] == ["system", "user", "assistant"]
 
 
-def test_prompts_are_read_however_they_are_written() -> None:
+def test_prompt_formats_convert_to_same_rows() -> None:
     answered = {"conversations": [ASKED, RIGHT], "solution": "4"}
-    assert read("prompts", answered) == [{"prompt": [USER], "solution": "4"}]
-    asked = read("prompts", {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG})[0]
+    assert read_rows("prompts", answered) == [{"prompt": [USER], "solution": "4"}]
+    asked = read_rows("prompts", {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG})[0]
     assert asked["prompt"] == [USER]
-    assert read("prompts", {"prompt": [ASKED], "system": "no business of ours"})[0]["prompt"] == [USER]
-    assert read("prompts", {"conversations": [ASKED], "system": "Be brief."})[0]["prompt"][0]["role"] == "system"
+    assert read_rows("prompts", {"prompt": [ASKED], "system": "no business of ours"})[0]["prompt"] == [USER]
+    assert read_rows("prompts", {"conversations": [ASKED], "system": "Be brief."})[0]["prompt"][0]["role"] == "system"
 
 
-def test_sft_on_pairs_learns_the_chosen_answer() -> None:
+def test_sft_on_pairs_uses_chosen_answer() -> None:
     rows = {"conversations": [ASKED], "chosen": RIGHT, "rejected": WRONG}
-    assert read("texts", rows) == [{"prompt": [USER], "completion": [FOUR]}]
-    assert read("texts", {"prompt": [USER], "completion": "4"}) == [{"prompt": [USER], "completion": [FOUR]}]
+    assert read_rows("texts", rows) == [{"prompt": [USER], "completion": [FOUR]}]
+    assert read_rows("texts", {"prompt": [USER], "completion": "4"}) == [{"prompt": [USER], "completion": [FOUR]}]
 
 
-def test_an_answer_that_a_prompt_begins_is_closed_for_trl() -> None:
+def test_sft_merges_open_assistant_turn_into_completion() -> None:
     begun = [USER, {"role": "assistant", "content": "It is "}]
     wanted = {"prompt": [USER], "completion": [{"role": "assistant", "content": "It is 4"}]}
     for answer in ("4", [FOUR], [{"role": "assistant", "content": "It is 4"}]):
-        assert read("texts", {"prompt": begun, "completion": answer}) == [wanted]
-    assert read("prompts", {"prompt": begun}) == [{"prompt": begun}]
+        assert read_rows("texts", {"prompt": begun, "completion": answer}) == [wanted]
+    assert read_rows("prompts", {"prompt": begun}) == [{"prompt": begun}]
 
 
-def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
+def test_convert_rows_names_row_with_invalid_turn() -> None:
     rows = [{"conversations": [ASKED, RIGHT]}, {"conversations": [ASKED, {"from": "narrator", "value": "x"}]}]
     with pytest.raises(ZooError, match=r"Row 1 of it has a turn from 'narrator', but turns are from human"):
-        read("texts", *rows)
+        read_rows("texts", *rows)
     with pytest.raises(ZooError, match=r"Row 1 of it has its prompt and answers in another form than row 0"):
-        read("pairs", PAIRS["single messages behind a text"], {"prompt": "a", "chosen": ASKED, "rejected": ASKED})
+        read_rows("pairs", PAIRS["single messages behind a text"], {"prompt": "a", "chosen": ASKED, "rejected": ASKED})
     with pytest.raises(ZooError, match="Row 0 of it has nothing in the column 'messages'"):
-        read("texts", {"conversations": [ASKED, {"from": "gpt", "value": None}]})
+        read_rows("texts", {"conversations": [ASKED, {"from": "gpt", "value": None}]})
 
 
 @pytest.mark.parametrize(
@@ -117,7 +119,7 @@ def test_a_turn_from_nobody_known_is_named_with_its_row() -> None:
         ("texts", {"chosen": [ASKED, RIGHT], "rejected": [ASKED, WRONG]}, {"messages": [USER, FOUR]}),
     ],
 )
-def test_new_drafts_a_recipe_on_sharegpt(form: Form, row: dict[str, Any], wanted: dict[str, Any]) -> None:
+def test_new_recipe_reads_sharegpt_rows(form: Form, row: dict[str, Any], wanted: dict[str, Any]) -> None:
     part = Subset(None, {"train": 1}, {"train": [row]}, lambda split: [row])
     found = stage_data(InspectedData("some/data", None, [part]), form)
     assert found is not None and not found.is_plain_text

@@ -1,4 +1,4 @@
-"""A data set's card names files of its own: what leads elsewhere is refused before anything is read or sent."""
+"""Data set cards may name only files of their own: others are refused before anything is read or sent."""
 
 import http.server
 import json
@@ -32,7 +32,7 @@ SECRET = "the secret of this machine"
 
 
 class Trap(http.server.ThreadingHTTPServer):
-    """A host that must hear nothing."""
+    """A server that must get no request."""
 
     def __init__(self) -> None:
         self.heard: list[str] = []
@@ -121,7 +121,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_pattern_that_leads_out_is_refused_in_any_shape(pattern: str, shape: str) -> None:
+def test_check_card_rejects_patterns_leading_outside(pattern: str, shape: str) -> None:
     written = pattern.format(folder="/data", port=9, secret="/secret.txt")
     with pytest.raises(ZooError, match="evil") as caught:
         check_card(SHAPES[shape](written), "README.md", "evil")
@@ -142,7 +142,7 @@ def folder_with(tmp_path: Path, text: str, file: str = "README.md", refs: str = 
 
 @pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_folder_reads_nothing_outside_of_it(
+def test_local_folder_reads_nothing_outside(
     pattern: str, file: str, tmp_path: Path, trap: Trap, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = pattern.format(folder=tmp_path / "evil", port=trap.server_port, secret=secret)
@@ -161,7 +161,7 @@ def test_a_folder_reads_nothing_outside_of_it(
 
 
 @pytest.mark.parametrize("file", ["README.md", ".huggingface.yaml"])
-def test_a_repository_sends_and_reads_nothing(
+def test_hub_repository_with_outside_patterns_is_refused(
     file: str, hub: ThreadHub, trap: Trap, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = {"refs.json": references(trap), "data/train.txt": "a\nb\n"}
@@ -185,7 +185,7 @@ def test_a_repository_sends_and_reads_nothing(
     assert trap.heard == []
 
 
-def test_what_is_checked_is_what_is_loaded(hub: ThreadHub) -> None:
+def test_open_checked_loads_commit_that_was_checked(hub: ThreadHub) -> None:
     """A branch that moves between the check and the load does not matter, as the commit is loaded."""
     first = hub.make("moves", {"train.jsonl": ROWS}, "dataset")
     with open_checked("local/moves", "main") as data:
@@ -194,7 +194,7 @@ def test_what_is_checked_is_what_is_loaded(hub: ThreadHub) -> None:
     assert rows["prompt"] == ["a", "b"]
 
 
-def test_no_other_route_reaches_the_file_systems_of_fsspec(tmp_path: Path, trap: Trap) -> None:
+def test_fsspec_remote_file_systems_are_blocked(tmp_path: Path, trap: Trap) -> None:
     with open_checked(str(folder_with(tmp_path, "# Plain", refs=references(trap)))):
         pass
     for url in (f"reference://a.txt::{tmp_path}/evil/refs.json", "github://a:b@/c", "ssh://a/b"):
@@ -220,7 +220,7 @@ def test_no_other_route_reaches_the_file_systems_of_fsspec(tmp_path: Path, trap:
         "---\nconfigs: [{config_name: a, data_files: !!set {'/etc/*'}}]\n---\n",
     ],
 )
-def test_an_odd_card_is_refused(text: str, tmp_path: Path) -> None:
+def test_load_rejects_malformed_cards(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "odd"
     folder.mkdir()
     (folder / "train.jsonl").write_text(ROWS)
@@ -232,12 +232,12 @@ def test_an_odd_card_is_refused(text: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["buckets/a/b", "hf://datasets/a/b", "hf://buckets/a/b", "http://127.0.0.1:9/a", "../nowhere"]
 )
-def test_a_name_that_is_no_id_is_not_handed_on(name: str) -> None:
+def test_open_checked_rejects_names_that_are_no_id(name: str) -> None:
     with pytest.raises(ZooError, match="is not a file, a folder or the id of a data set"), open_checked(name):
         pytest.fail("it passed")
 
 
-def test_links_stay_inside_of_a_folder(tmp_path: Path, secret: Path) -> None:
+def test_local_folder_rejects_links_leading_outside(tmp_path: Path, secret: Path) -> None:
     folder = folder_with(tmp_path, card("data/*.txt"))
     (folder / "data" / "more.txt").symlink_to("train.txt")
     (folder / ".venv").symlink_to(secret.parent)
@@ -254,14 +254,14 @@ def test_links_stay_inside_of_a_folder(tmp_path: Path, secret: Path) -> None:
         (folder / link).unlink()
 
 
-def test_a_snapshot_in_the_clients_cache_is_loaded(hub: ThreadHub) -> None:
+def test_snapshot_in_client_cache_loads(hub: ThreadHub) -> None:
     hub.make("plain", {"README.md": card("*.jsonl"), "train.jsonl": ROWS}, "dataset")
     at = Path(snapshot_download("local/plain", repo_type="dataset"))
     assert (at / "train.jsonl").is_symlink()
     assert find_data(str(at), None, DEFAULT_HUB).load(None, "train", columns=["prompt"]).num_rows == 2
 
 
-def ordinary() -> dict[str, str]:
+def ordinary_files() -> dict[str, str]:
     configs = [
         {"config_name": "prompts", "data_files": [
             {"split": "train", "path": ["data/train-*.jsonl", "more/**/*.jsonl"]},
@@ -279,10 +279,10 @@ def ordinary() -> dict[str, str]:
     }
 
 
-def test_ordinary_cards_are_loaded_from_a_hub_and_from_a_folder(hub: ThreadHub, tmp_path: Path) -> None:
-    commit = hub.make("good", ordinary(), "dataset")
+def test_ordinary_cards_load_from_hub_and_folder(hub: ThreadHub, tmp_path: Path) -> None:
+    commit = hub.make("good", ordinary_files(), "dataset")
     folder = tmp_path / "good"
-    for name, text in ordinary().items():
+    for name, text in ordinary_files().items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     for name, revision in (("local/good", None), ("local/good", commit), (str(folder), None)):
@@ -296,7 +296,7 @@ def test_ordinary_cards_are_loaded_from_a_hub_and_from_a_folder(hub: ThreadHub, 
     assert [part.configuration for part in inspect_data("local/good").subsets] == ["prompts", "others"]
 
 
-def test_parquet_and_a_plain_file_are_loaded(tmp_path: Path) -> None:
+def test_parquet_folder_and_single_file_load(tmp_path: Path) -> None:
     folder = tmp_path / "parquet"
     folder.mkdir()
     parquet.write_table(Table.from_pydict({"prompt": ["a"]}), folder / "train-00000-of-00001.parquet")
@@ -307,7 +307,7 @@ def test_parquet_and_a_plain_file_are_loaded(tmp_path: Path) -> None:
         assert find_data(str(tmp_path / name), None, DEFAULT_HUB).load(None, "train", columns=["prompt"]).num_rows == 2
 
 
-def test_a_table_of_an_odd_separator_is_loaded(tmp_path: Path) -> None:
+def test_csv_with_custom_separator_loads(tmp_path: Path) -> None:
     folder = tmp_path / "table"
     folder.mkdir()
     (folder / "table.csv").write_text("a|1\n")
@@ -319,7 +319,7 @@ def test_a_table_of_an_odd_separator_is_loaded(tmp_path: Path) -> None:
     "option",
     [{"sep": "(a+)+$"}, {"delimiter": None}, {"engine": "python"}, {"converters": {"a": "b"}}, {"chunksize": 1}],
 )
-def test_an_option_that_is_not_plain_is_refused(option: dict[str, Any]) -> None:
+def test_check_card_rejects_unsafe_reader_options(option: dict[str, Any]) -> None:
     [name] = option
     with pytest.raises(ZooError, match=f"{name} of a configuration in its README.md .*: load a copy"):
         check_card(card("table.csv", **option), "README.md", "evil")
@@ -336,7 +336,7 @@ BAD_TYPE = "---\ndataset_info:\n  features:\n  - name: prompt\n    _type: unknow
         ("dataset_infos.json", "7", "cannot read its dataset_info"),
     ],
 )
-def test_a_script_or_a_bad_description_is_refused_in_a_sentence(
+def test_loading_script_or_bad_features_raise_readable_error(
     hub: ThreadHub, tmp_path: Path, file: str, text: str, message: str
 ) -> None:
     folder = tmp_path / "set"
@@ -352,7 +352,7 @@ def test_a_script_or_a_bad_description_is_refused_in_a_sentence(
             find_data(name, None, DEFAULT_HUB).load(None, "train", columns=["prompt"])
 
 
-def test_a_corpus_reads_a_repository_and_the_splits_that_it_does_not_know(hub: ThreadHub) -> None:
+def test_read_splits_reads_splits_with_custom_names(hub: ThreadHub) -> None:
     hub.make("corpus", {"train.jsonl": ROWS, "judge.jsonl": ROWS}, "dataset")
     rows = read_splits("local/corpus", ["train", "judge"], ["prompt"], fix="fetch it")
     assert {split: len(found) for split, found in rows.items()} == {"train": 2, "judge": 2}
@@ -362,9 +362,7 @@ def silence(*_: Any, **__: Any) -> None:
     raise LocalEntryNotFoundError("Nobody answers.")
 
 
-def test_where_the_hub_falls_silent_what_was_prepared_is_loaded(
-    hub: ThreadHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prepared_data_loads_when_hub_is_unreachable(hub: ThreadHub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.make("kept", {"train.jsonl": ROWS}, "dataset")
     source = find_data("local/kept", None, DEFAULT_HUB)
     assert source.load(None, "train", columns=["prompt"]).num_rows == 2
@@ -388,7 +386,7 @@ def test_where_the_hub_falls_silent_what_was_prepared_is_loaded(
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("place", ["recipe", "ppo", "labeled", "own_pairs"])
-def test_a_recipe_that_was_downloaded_names_data_of_the_hub_or_its_own(
+def test_downloaded_recipe_names_only_hub_or_own_data(
     place: str, name: str, passes: bool, tmp_path: Path, secret: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -423,6 +421,6 @@ def test_a_recipe_that_was_downloaded_names_data_of_the_hub_or_its_own(
     read()
 
 
-def test_leads_out_knows_a_plain_name() -> None:
+def test_leads_out_accepts_plain_patterns_only() -> None:
     assert not any(map(leads_out, ["train.jsonl", "data/*", "**", "a..b/c.json", "data/train-[0-9]*.parquet", "."]))
     assert all(map(leads_out, [" /etc/x", "a\t:/b", "a/..", "/", "memory:a"]))

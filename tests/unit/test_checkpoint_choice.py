@@ -1,4 +1,4 @@
-"""The chosen checkpoint and the ones that stay: by rule, never by what PPO maximizes or by the test split."""
+"""Choosing and pruning checkpoints: by rule, never by what PPO maximizes or by the test split."""
 
 import json
 from pathlib import Path
@@ -54,18 +54,18 @@ def record(folder: Path, *, steps=STEPS, rows=ROWS) -> StageRecord:
     return found
 
 
-def left(found: StageRecord) -> list[int]:
+def remaining_steps(found: StageRecord) -> list[int]:
     return [checkpoint_step(path) for path in found.checkpoints()]
 
 
-def test_best_step_is_the_first_of_equals_among_checkpoints():
+def test_best_step_prefers_first_of_equal_checkpoints():
     assert best_step(ROWS, "eval_gold", greater_is_better=True, steps=STEPS) == (20, 0.9)
     assert best_step(ROWS, "eval_gold", greater_is_better=False, steps=STEPS) == (10, 0.5)
     assert best_step(ROWS, "eval_gold", greater_is_better=True, steps=[40]) is None
     assert best_step([{"step": 10, "eval_gold": float("nan")}], "eval_gold", greater_is_better=True, steps=[10]) is None
 
 
-def test_choose(tmp_path):
+def test_choose_follows_release_rule(tmp_path):
     found = record(tmp_path)
     assert choose(found, LAST, trainer()) == {"step": 40, "rule": "last", "metric": None, "value": None}
     assert choose(found, BEST, trainer()) == {"step": 20, "rule": "best", "metric": "eval_gold", "value": 0.9}
@@ -89,10 +89,10 @@ def test_choose(tmp_path):
         (RECOMMENDED, 2, [10], [10, 40]),
     ],
 )
-def test_prune_spares_the_last_the_best_and_what_was_not_sent(tmp_path, release, keep, unsent, stay):
+def test_pruning_spares_last_best_and_unpublished(tmp_path, release, keep, unsent, stay):
     found = record(tmp_path)
     delete_old_checkpoints(found, keep=keep, protected={*unsent, *steps_to_protect(found, release, trainer())})
-    assert left(found) == stay
+    assert remaining_steps(found) == stay
 
 
 @pytest.mark.parametrize(
@@ -113,22 +113,22 @@ def test_prune_spares_the_last_the_best_and_what_was_not_sent(tmp_path, release,
         ({"save_strategy": "epoch"}, "validation", "an evaluation at every checkpoint"),
     ],
 )
-def test_a_rule_that_could_not_work_is_refused_before_training(fields, held_out, said):
+def test_check_rule_rejects_unusable_rules(fields, held_out, said):
     asked = trainer(**{"metric_for_best_model": "rewards/gold", **fields})
     check_rule("ppo", LAST, asked, held_out=held_out)
     with pytest.raises(ZooError, match=said):
         check_rule("ppo", BEST, asked, held_out=held_out)
 
 
-def test_a_good_rule_passes():
+def test_check_rule_accepts_valid_rules():
     check_rule("ppo", BEST, trainer(metric_for_best_model="eval_rewards/gold"), held_out="validation")
     epochs = trainer(metric_for_best_model="loss", eval_strategy="epoch", save_strategy="epoch")
     check_rule("sft", BEST, epochs, held_out="validation")
     check_rule("reward", BEST, trainer(metric_for_best_model="accuracy"), held_out="validation")
 
 
-def test_the_verdict_may_choose_later(tmp_path):
-    """Until the evaluation has chosen, the last one stands in, and nothing is best."""
+def test_recommended_rule_is_provisional_until_verdict(tmp_path):
+    """Until the evaluation has chosen, the last checkpoint stands in, and none is best."""
     check_rule("ppo", RECOMMENDED, trainer(), held_out=None)
     for stage in ("sft", "reward"):
         with pytest.raises(ZooError, match=f"the stage {stage} has no verdict: set last or best"):
@@ -146,7 +146,7 @@ def test_the_verdict_may_choose_later(tmp_path):
         assert is_best(found) is best and found.chosen_checkpoint() == found.checkpoint_path(choice["step"])
 
 
-def test_the_verdict_chooses_for_ppo_where_the_recipe_has_no_rule(tmp_path):
+def test_ppo_release_defaults_to_recommended(tmp_path):
     """The default is that of the stage, in the dataclass as in what `recipes keys` reads from its source."""
     make_recipe(tmp_path)
     settings = make_context(tmp_path).settings("ppo")
@@ -157,7 +157,7 @@ def test_the_verdict_chooses_for_ppo_where_the_recipe_has_no_rule(tmp_path):
     assert make_context(tmp_path, release="last").settings("ppo").release.release == "last"
 
 
-def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):
+def test_settings_parse_release_and_save_total_limit(tmp_path):
     make_recipe(tmp_path, ppo={"save_total_limit": 2, "eval_strategy": "steps", "eval_steps": 1})
     settings = make_context(tmp_path, release="best", metric_for_best_model="rewards/judge").settings("ppo")
     assert (settings.keep, settings.trainer.save_total_limit) == (2, None)
@@ -180,9 +180,9 @@ def test_settings_take_the_rule_and_keep_the_limit_from_the_trainer(tmp_path):
         (2, None, [30, 40]),
     ],
 )
-def test_what_lasts_is_known_before_the_hub_has_it(tmp_path, keep, chosen, stay):
-    """The evaluation follows what lasts, while the sender may still be deleting the others."""
+def test_checkpoints_to_keep_is_known_before_publishing(tmp_path, keep, chosen, stay):
+    """The evaluation needs this list while other checkpoints may still be deleted."""
     found = record(tmp_path)
     found.write(resolved={"save_total_limit": keep}, chosen=chosen)
     assert [checkpoint_step(path) for path in checkpoints_to_keep(found)] == stay
-    assert left(found) == [10, 20, 30, 40]
+    assert remaining_steps(found) == [10, 20, 30, 40]

@@ -1,4 +1,4 @@
-"""A checkpoint that is not what was saved is neither loaded, gone on from, nor published, and the file is named."""
+"""Damaged checkpoints are neither loaded, resumed nor published, and the error names the file."""
 
 import hashlib
 import json
@@ -39,8 +39,8 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size - 7)
 
 
-def flip(path: Path) -> None:
-    """One bit, in the middle."""
+def flip_bit(path: Path) -> None:
+    """Flips one bit in the middle of the file."""
     with open(path, "r+b") as file:
         file.seek(path.stat().st_size // 2)
         (byte,) = file.read(1)
@@ -48,7 +48,7 @@ def flip(path: Path) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def saved(stage: Path, step: int) -> Path:
+def save_checkpoint(stage: Path, step: int) -> Path:
     """A checkpoint as training leaves it, with what is added later."""
     path = StageRecord(stage).checkpoint_path(step)
     make_policy(seed=step).save_pretrained(path)
@@ -61,13 +61,13 @@ def saved(stage: Path, step: int) -> Path:
     return path
 
 
-def test_complete_names_every_file_and_reads_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_lists_every_file_and_hashes_each_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[Any] = []
     real = hashlib.file_digest
     monkeypatch.setattr(
         wholeness.hashlib, "file_digest", lambda file, kind: (read.append(file.name), real(file, kind))[1]
     )
-    path = saved(tmp_path, 4)
+    path = save_checkpoint(tmp_path, 4)
     said = json.loads((path / COMPLETE).read_text())
     names = {"config.json", "generation_config.json", "model.safetensors", "optimizer.pt", "critic/model.safetensors"}
     assert set(said["files"]) == names and len(read) == len(names)
@@ -85,11 +85,12 @@ def test_complete_names_every_file_and_reads_each_once(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("harm", "name"), [(truncate, "model.safetensors"), (flip, "critic/model.safetensors"), (flip, "config.json")]
+    ("harm", "name"),
+    [(truncate, "model.safetensors"), (flip_bit, "critic/model.safetensors"), (flip_bit, "config.json")],
 )
-def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, harm: Any, name: str) -> None:
-    whole, last, path = (saved(tmp_path / "ppo", step) for step in (5, 10, 100))
-    flip(last / "model.safetensors")
+def test_damaged_file_is_named_with_last_intact_checkpoint(tmp_path: Path, harm: Any, name: str) -> None:
+    whole, last, path = (save_checkpoint(tmp_path / "ppo", step) for step in (5, 10, 100))
+    flip_bit(last / "model.safetensors")
     harm(path / name)
     said = rf"^{re.escape(str(path / name))} has .*; {re.escape(str(whole))} is intact\.$"
     for use in (
@@ -101,8 +102,8 @@ def test_what_is_harmed_is_named_and_the_last_whole_one_offered(tmp_path: Path, 
             use()
 
 
-def test_a_damaged_complete_is_a_sentence(tmp_path: Path) -> None:
-    path = saved(tmp_path / "ppo", 4)
+def test_damaged_complete_file_raises_readable_error(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path / "ppo", 4)
     one = '{"files": {"%s": {"size": %s, "sha256": "x"}}}'
     nested = '{"files": ' + "[" * 10**5
     for said in (
@@ -129,7 +130,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_restart_that_cannot_begin_costs_nothing(folder: Path) -> None:
+def test_failed_restart_keeps_earlier_run(folder: Path) -> None:
     assert ppo.run(make_context(folder))
     stage = folder / "run" / "ppo"
     before = {path: path.read_bytes() for path in stage.rglob("*") if path.is_file()}
@@ -141,7 +142,7 @@ def test_a_restart_that_cannot_begin_costs_nothing(folder: Path) -> None:
     assert [path.name for path in make_context(folder).record("ppo").checkpoints()] == ["checkpoint-1"]
 
 
-def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_run_resumes_from_last_intact_checkpoint(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     context = make_context(folder)
     assert ppo.run(context)
     record = context.record("ppo")
@@ -160,7 +161,7 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
     assert (record.checkpoint_path(3) / "model.safetensors").read_bytes() == weights
     assert [*map(without_times, record.metrics())] == rows
     # Neither is it traced, nor evaluated.
-    flip(record.checkpoint_path(3) / "tokenizer.json")
+    flip_bit(record.checkpoint_path(3) / "tokenizer.json")
     for use in (lambda: find(str(folder / "run")), lambda: context.checkpoint("ppo")):
         with pytest.raises(
             ZooError, match=r"checkpoint-3/tokenizer\.json has a different sha256.*checkpoint-2 is intact"
@@ -170,17 +171,17 @@ def test_a_run_goes_on_from_the_last_checkpoint_that_is_whole(folder: Path, capl
     assert not any(record.path.glob("*checkpoint-*"))
 
 
-def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def forbid_training(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: Any, **__: Any) -> None:
         pytest.fail("it trained first")
 
     monkeypatch.setattr(StageCallback, "on_train_begin", refused)
 
 
-def test_a_finished_stage_without_its_checkpoint_is_found_before_anything_trains(
+def test_missing_checkpoint_of_finished_stage_fails_before_training(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    no_training(monkeypatch)
+    forbid_training(monkeypatch)
     context = make_context(folder)
     for stage in ("sft", "reward"):
         resolved = context.settings(stage).resolved
@@ -209,9 +210,7 @@ def test_a_finished_stage_without_its_checkpoint_is_found_before_anything_trains
     ("command", "called"),
     [("rlhf-zoo run my/toy --hub local", "my/toy"), ("rlhf-zoo ppo 'my toy'", "'my toy'"), (None, "toy")],
 )
-def test_a_run_that_is_only_sent_names_the_recipe_that_it_was_made_with(
-    tmp_path: Path, command: str | None, called: str
-) -> None:
+def test_stage_command_names_recipe_of_recorded_command(tmp_path: Path, command: str | None, called: str) -> None:
     record = StageRecord(tmp_path / "run" / "ppo")
     record.write(stage="ppo", **({} if command is None else {"command": command}))
     sent = RunContext(
@@ -222,7 +221,7 @@ def test_a_run_that_is_only_sent_names_the_recipe_that_it_was_made_with(
     assert sent.stage_command("ppo", "--restart") == words
 
 
-def test_it_is_restored_where_it_was_published(
+def test_missing_checkpoint_is_restored_from_hub(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     import huggingface_hub
@@ -255,8 +254,8 @@ def test_it_is_restored_where_it_was_published(
         context.restore_chosen("sft")
 
 
-def test_a_recipe_that_was_edited_since_the_policy_was_trained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    no_training(monkeypatch)
+def test_stage_rejects_recipe_edited_after_sft(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forbid_training(monkeypatch)
     context = make_context(folder)
     before = context.settings("sft").resolved
     assert before["recipe"]["seed"] == 1
@@ -277,15 +276,15 @@ def test_a_recipe_that_was_edited_since_the_policy_was_trained(folder: Path, mon
     assert not (folder / "run" / "ppo").exists()
 
 
-def test_no_steps_are_no_stage(folder: Path) -> None:
+def test_settings_reject_zero_max_steps(folder: Path) -> None:
     for steps in ("0", 0):
         with pytest.raises(ZooError, match="max_steps of the stage ppo is 0"):
             make_context(folder, max_steps=steps).settings("ppo")
 
 
 @pytest.mark.parametrize("stage", ["sft", "reward"])
-def test_a_checkpoint_of_another_run_does_not_take_its_place(stage: str, folder: Path) -> None:
-    """It is whole, and its name is right: only run.json knows which weights the stage was finished with."""
+def test_checkpoint_with_weights_of_another_run_is_rejected(stage: str, folder: Path) -> None:
+    """The checkpoint is intact and well named: only run.json knows the weights of the finished stage."""
     context = make_context(folder)
     path = context.record(stage).checkpoint_path(4)
     context.record(stage).write(weights=weights_digest(path))

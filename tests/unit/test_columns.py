@@ -1,4 +1,4 @@
-"""Texts with a row's values in them, and rows left out by a number."""
+"""Columns: placeholders filled from a row, row filters, and columns of mixed types."""
 
 import json
 import math
@@ -23,7 +23,7 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
 ROW = {"question": "How many?", "prompt": {"text": "a b  c d e f", "toxicity": 0.5}, "answer": "#### 2"}
 
 
-def test_a_text_has_a_rows_values() -> None:
+def test_fill_placeholders_inserts_row_values() -> None:
     assert fill_placeholders('{question} Say "####".', ROW, subject="it", index=0) == 'How many? Say "####".'
     assert fill_placeholders("{prompt[text]:3 words}!", ROW, subject="it", index=0) == "a b  c!"
     assert fill_placeholders("{prompt[text]:99 words}", ROW, subject="it", index=0) == "a b  c d e f"
@@ -54,7 +54,7 @@ def test_a_text_has_a_rows_values() -> None:
         ("{question}}", "and a literal brace as {{ or }}"),
     ],
 )
-def test_mistakes_are_named(text: str, said: str) -> None:
+def test_fill_placeholders_names_mistakes(text: str, said: str) -> None:
     with pytest.raises(ZooError) as caught:
         fill_placeholders(text, ROW, subject="It", index=0)
     assert said in str(caught.value)
@@ -90,12 +90,12 @@ def test_mistakes_are_named(text: str, said: str) -> None:
         ("prompts", [{"prompt": [{"text": "a"}]}], "Row 0 of it has a list that is not a conversation in the column"),
     ],
 )  # fmt: skip
-def test_what_is_no_text_is_named_with_its_row(form: Any, rows: list[dict[str, Any]], said: str) -> None:
+def test_convert_rows_names_row_without_text(form: Any, rows: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ZooError, match=re.escape(said)):
         convert_rows(datasets.Dataset.from_list(rows), form, columns={}, turns=False, text="text", subject="It")
 
 
-def test_a_turn_that_calls_a_tool_need_not_say_anything() -> None:
+def test_convert_rows_accepts_tool_call_without_content() -> None:
     call = [{"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}]
     turns = [
         {"role": "user", "content": "a", "tool_calls": None},
@@ -105,13 +105,13 @@ def test_a_turn_that_calls_a_tool_need_not_say_anything() -> None:
     assert len(convert_rows(rows, "texts", columns={}, turns=False, text="text", subject="It")) == 1
 
 
-def test_an_empty_row_that_is_not_chosen_counts_for_nothing() -> None:
+def test_convert_rows_ignores_unselected_empty_rows() -> None:
     rows = datasets.Dataset.from_list([{"prompt": "a"}, {"prompt": None}])
     read = convert_rows(rows.select([0]), "prompts", columns={}, turns=False, text="text", subject="It")
     assert read.to_list() == [{"prompt": "a"}]
 
 
-def test_token_ids_that_data_bring_do_not_take_the_place_of_their_text() -> None:
+def test_convert_rows_drops_token_ids_of_data() -> None:
     """They are of whichever tokenizer made them; trl, and PPO, would learn from these and not from the text."""
     ids = {"input_ids": [1, 2], "attention_mask": [1, 1], "labels": [1, 2]}
     rows = datasets.Dataset.from_list([{"text": "a b", "prompt": "a", "solution": "b", **ids}])
@@ -122,7 +122,7 @@ def test_token_ids_that_data_bring_do_not_take_the_place_of_their_text() -> None
 
 
 @pytest.mark.parametrize("part", ["{input}", "{input:2 words}", "{of[input]}"])
-def test_a_row_without_a_value_for_a_text_is_named(part: str) -> None:
+def test_convert_rows_names_row_without_placeholder_value(part: str) -> None:
     rows = datasets.Dataset.from_list([{"q": "a", "input": text, "of": {"input": text}} for text in ("b", "", None)])
     columns = {"prompt": f"{{q}} {part}"}
     assert convert_rows(rows.select([0, 1]), "prompts", columns=columns, turns=False, text="text", subject="It")[
@@ -135,14 +135,14 @@ def test_a_row_without_a_value_for_a_text_is_named(part: str) -> None:
         convert_rows(rows, "prompts", columns=columns, turns=False, text="text", subject="It")
 
 
-def test_rows_are_kept_above_a_number() -> None:
+def test_rows_above_filters_by_threshold() -> None:
     rows = datasets.Dataset.from_list([{"at": {"n": n}} for n in (0.1, None, 0.3, 0.31)])
     assert [row["at"]["n"] for row in rows_above(rows, {"at[n]": 0.3}, subject="It")] == [0.31]
     with pytest.raises(ZooError, match="no row whose at"):
         rows_above(rows, {"at[n]": 1}, subject="It")
 
 
-def write(folder: Path, ending: str, parts: list[list[dict[str, Any]]]) -> Path:
+def write_data(folder: Path, ending: str, parts: list[list[dict[str, Any]]]) -> Path:
     """A data set of one split in files of this kind."""
     folder.mkdir()
     for number, rows in enumerate(parts):
@@ -169,10 +169,10 @@ def write(folder: Path, ending: str, parts: list[list[dict[str, Any]]]) -> Path:
     ],
 )
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_a_column_may_change_its_type_in_a_later_file(
+def test_load_merges_column_types_across_files(
     tmp_path: Path, ending: str, first: dict[str, Any], later: dict[str, Any], read: list[Any]
 ) -> None:
-    data = write(tmp_path / "data", ending, [[{"prompt": "a"} | first], [{"prompt": "b"} | later]])
+    data = write_data(tmp_path / "data", ending, [[{"prompt": "a"} | first], [{"prompt": "b"} | later]])
     rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     assert rows["prompt"][:] == ["a", "b"] and rows["x"][:] == read
     shaped = convert_rows(rows, "prompts", columns={}, turns=True, text="text", subject="It")
@@ -181,11 +181,9 @@ def test_a_column_may_change_its_type_in_a_later_file(
 
 @pytest.mark.parametrize(("ending", "count", "late"), [("jsonl", 11_000, "late"), ("csv", 20_000, "late")])
 @pytest.mark.parametrize("early", [None, 5])
-def test_a_column_may_change_its_type_in_a_later_block(
-    tmp_path: Path, ending: str, count: int, early: Any, late: str
-) -> None:
+def test_load_merges_column_types_across_blocks(tmp_path: Path, ending: str, count: int, early: Any, late: str) -> None:
     rows = [{"prompt": "p" * (1000 if ending == "jsonl" else 1), "x": early} for _ in range(count)]
-    data = write(tmp_path / "data", ending, [[*rows, {"prompt": "q", "x": late}]])
+    data = write_data(tmp_path / "data", ending, [[*rows, {"prompt": "q", "x": late}]])
     read = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     assert len(read) == count + 1
     assert (read[0]["x"], read[count]["x"]) == (early if ending == "jsonl" or early is None else str(early), late)
@@ -199,14 +197,14 @@ def test_a_column_may_change_its_type_in_a_later_block(
         (["a", [{"role": "user", "content": "b"}]], "Row 1 of it has a conversation, and row 0 a text, in the column"),
     ],
 )
-def test_a_column_that_is_read_has_one_type(tmp_path: Path, values: list[Any], said: str) -> None:
-    data = write(tmp_path / "data", "jsonl", [[{"prompt": value} for value in values]])
+def test_convert_rows_rejects_mixed_types_in_text_column(tmp_path: Path, values: list[Any], said: str) -> None:
+    data = write_data(tmp_path / "data", "jsonl", [[{"prompt": value} for value in values]])
     rows = find_data(str(data), None, DEFAULT_HUB).load(None, "train", columns=[])
     with pytest.raises(ZooError, match=re.escape(said)):
         convert_rows(rows, "prompts", columns={}, turns=False, text="text", subject="It")
 
 
-def test_data_that_are_nested_too_deep_are_one_sentence(tmp_path: Path) -> None:
+def test_deeply_nested_json_raises_readable_error(tmp_path: Path) -> None:
     (tmp_path / "data.jsonl").write_text('{"prompt": "a"}\n{"prompt": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
     with pytest.raises(ZooError, match=r"line 2 of data\.jsonl is nested too deep; correct that line"):
         find_data(str(tmp_path / "data.jsonl"), None, DEFAULT_HUB).load(None, "train", columns=[])

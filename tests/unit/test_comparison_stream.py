@@ -1,4 +1,4 @@
-"""Both policies token by token: against plain forward passes in float64, and what a server needs of them."""
+"""Comparison streams: figures against plain float64 passes, snapshots, concurrency, and errors."""
 
 import gc
 import json
@@ -60,7 +60,7 @@ def prompt_ids(toys: Toys) -> list[int]:
 in_float64 = cache(partial(AutoModelForCausalLM.from_pretrained, dtype=torch.float64))
 
 
-def plain(path: Path, prompt: list[int], completion: tuple[int, ...], temperature: float) -> torch.Tensor:
+def plain_logprobs(path: Path, prompt: list[int], completion: tuple[int, ...], temperature: float) -> torch.Tensor:
     """log π of every token of the vocabulary before each of the completion's: one pass in float64, no cache. (T, V)."""
     model = in_float64(path)
     with torch.no_grad():
@@ -72,14 +72,14 @@ def plain(path: Path, prompt: list[int], completion: tuple[int, ...], temperatur
 
 
 @pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (0.6, 1.0), (1.4, 0.8)])
-def test_figures_are_those_of_plain_passes_in_float64(
+def test_comparison_figures_match_plain_float64_passes(
     comparison: Comparison, toys: Toys, temperature: float, top_p: float
 ) -> None:
     found = last(comparison, seed=4, temperature=temperature, top_p=top_p, max_new_tokens=12, n=3)
     prompt = prompt_ids(toys)
     assert len(found.sft) == len(found.ppo) == 3
     for side in (*found.sft, *found.ppo):
-        ppo, sft = (plain(path, prompt, side.token_ids, temperature) for path in (toys.ppo, toys.sft))
+        ppo, sft = (plain_logprobs(path, prompt, side.token_ids, temperature) for path in (toys.ppo, toys.sft))
         taken = range(side.length), list(side.token_ids)
         wanted = {
             "token_logprob_ppo": ppo[taken],
@@ -100,7 +100,7 @@ def test_figures_are_those_of_plain_passes_in_float64(
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.35])
 @pytest.mark.parametrize("name", ["sft", "ppo"])
-def test_tokens_are_drawn_by_the_inverse_of_the_nucleus(
+def test_comparison_draws_tokens_by_inverse_nucleus_cdf(
     comparison: Comparison, toys: Toys, name: str, top_p: float
 ) -> None:
     """Row i draws with the stream of (seed, 7) for i = 0 and (seed, 7, i) after it, whichever policy it is."""
@@ -111,7 +111,10 @@ def test_tokens_are_drawn_by_the_inverse_of_the_nucleus(
         key = [7, row] if row else [7]
         stream = np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, len(key), *key]))).random(length)
         for logps, token, uniform in zip(
-            plain(getattr(toys, name), prompt, side.token_ids, 0.9).tolist(), side.token_ids, stream, strict=False
+            plain_logprobs(getattr(toys, name), prompt, side.token_ids, 0.9).tolist(),
+            side.token_ids,
+            stream,
+            strict=False,
         ):
             probabilities = np.exp(logps)
             likeliest = np.argsort(-probabilities, kind="stable")
@@ -121,8 +124,8 @@ def test_tokens_are_drawn_by_the_inverse_of_the_nucleus(
             assert token == nucleus[np.searchsorted(below, uniform * below[-1], side="right")]
 
 
-def test_rewards_values_and_ends(comparison: Comparison, toys: Toys) -> None:
-    """Each completion by itself through plain transformers."""
+def test_comparison_rewards_values_and_stop_reasons_match_transformers(comparison: Comparison, toys: Toys) -> None:
+    """Each completion alone, by plain transformers."""
     found = last(comparison, seed=3, max_new_tokens=6, n=6)
     prompt = prompt_ids(toys)
     scorer = AutoModelForSequenceClassification.from_pretrained(toys.reward)
@@ -142,7 +145,7 @@ def test_rewards_values_and_ends(comparison: Comparison, toys: Toys) -> None:
     assert len({side.reward for side in sides}) > 1
 
 
-def test_a_reward_model_of_another_tokenizer_reads_the_text(toys: Toys, tmp_path: Path) -> None:
+def test_comparison_reward_model_with_other_tokenizer_reads_text(toys: Toys, tmp_path: Path) -> None:
     tokenizer = train_tokenizer(["the camera is good and the menu is slow"] * 4, vocab_size=300, max_length=CONTEXT)
     load_classifier(toys.reward).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -155,7 +158,7 @@ def test_a_reward_model_of_another_tokenizer_reads_the_text(toys: Toys, tmp_path
             assert side.reward == pytest.approx((scorer(torch.tensor([ids])).logits.item() - 0.1) / 0.5, abs=1e-4)
 
 
-def test_values_of_a_head_on_the_trunk(toys: Toys, tmp_path: Path) -> None:
+def test_comparison_values_come_from_shared_value_head(toys: Toys, tmp_path: Path) -> None:
     policy = load_causal(toys.ppo)
     head = shared_value_head(policy)
     with torch.random.fork_rng():
@@ -175,7 +178,7 @@ def test_values_of_a_head_on_the_trunk(toys: Toys, tmp_path: Path) -> None:
         assert side.token_values == pytest.approx(wanted.tolist(), abs=ROUNDING)
 
 
-def test_without_a_critic_and_with_a_broken_one(toys: Toys, tmp_path: Path) -> None:
+def test_comparison_without_critic_or_with_broken_one(toys: Toys, tmp_path: Path) -> None:
     comparison = Comparison.load(ppo=toys.sft, sft=toys.sft)
     assert not comparison.has_critic and not comparison.has_reward
     assert comparison.compare(PROMPT).ppo.token_values is None
@@ -190,7 +193,7 @@ def test_without_a_critic_and_with_a_broken_one(toys: Toys, tmp_path: Path) -> N
 # ---- the stream
 
 
-def test_every_snapshot_is_one_token_longer(comparison: Comparison) -> None:
+def test_snapshots_grow_by_one_token(comparison: Comparison) -> None:
     snapshots = list(comparison.stream(PROMPT, seed=3, max_new_tokens=40, n=3))
     end = snapshots[-1]
     assert [one.done for one in snapshots] == [False] * (len(snapshots) - 1) + [True]
@@ -207,7 +210,7 @@ def test_every_snapshot_is_one_token_longer(comparison: Comparison) -> None:
                 assert side.stop is side.reward is side.token_values is None and not side.ended
 
 
-def test_a_pace_leaves_out_snapshots_but_not_the_first_and_the_last(comparison: Comparison) -> None:
+def test_stream_pace_skips_only_middle_snapshots(comparison: Comparison) -> None:
     options = {"seed": 3, "max_new_tokens": 40, "top_p": 0.8}
     whole = list(comparison.stream(PROMPT, **options))
     assert whole[-1].pair() == comparison.compare(PROMPT, **options)
@@ -216,7 +219,7 @@ def test_a_pace_leaves_out_snapshots_but_not_the_first_and_the_last(comparison: 
     assert list(comparison.stream(PROMPT, **options, every=0.0)) == whole
 
 
-def test_what_goes_out_is_json(comparison: Comparison) -> None:
+def test_snapshot_serializes_to_strict_json(comparison: Comparison) -> None:
     found = last(comparison, seed=1, n=2)
     back = json.loads(json.dumps(found.to_json(), allow_nan=False))
     assert back["n"] == 2 and back["ppo"][1]["tokens"] == list(found.ppo[1].tokens)
@@ -226,7 +229,7 @@ def test_what_goes_out_is_json(comparison: Comparison) -> None:
     assert shown["sft"]["reward"] is shown["sft"]["log_ratio"] is shown["sft"]["token_log_ratio"][0] is None
 
 
-def test_equal_policies_write_the_same_and_no_kl_lies_between(toys: Toys) -> None:
+def test_equal_policies_write_same_text_with_zero_kl(toys: Toys) -> None:
     same = Comparison.load(ppo=toys.sft, sft=toys.sft, reward=toys.reward)
     found = last(same, seed=5, n=4, max_new_tokens=20)
     assert found.sft == found.ppo
@@ -236,7 +239,7 @@ def test_equal_policies_write_the_same_and_no_kl_lies_between(toys: Toys) -> Non
 
 
 @contextmanager
-def passes(comparison: Comparison) -> Iterator[dict[str, list[tuple[int, ...]]]]:
+def record_passes(comparison: Comparison) -> Iterator[dict[str, list[tuple[int, ...]]]]:
     """The shapes of every forward pass of both policies, as they happen."""
     shapes: dict[str, list[tuple[int, ...]]] = {"sft": [], "ppo": []}
     with ExitStack() as hooks:
@@ -249,8 +252,8 @@ def passes(comparison: Comparison) -> Iterator[dict[str, list[tuple[int, ...]]]]
         yield shapes
 
 
-def test_one_pass_a_step_and_model_over_the_texts_that_differ(comparison: Comparison) -> None:
-    with passes(comparison) as shapes:
+def test_stream_runs_one_pass_per_step_over_distinct_texts(comparison: Comparison) -> None:
+    with record_passes(comparison) as shapes:
         snapshots = list(comparison.stream(PROMPT, seed=3, max_new_tokens=40, n=3))
     assert shapes["sft"] == shapes["ppo"] and len(shapes["ppo"]) == len(snapshots)
     end = snapshots[-1]
@@ -277,23 +280,23 @@ def caches(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref]:
     return made
 
 
-def alive(caches: list[weakref.ref]) -> int:
+def count_alive(caches: list[weakref.ref]) -> int:
     gc.collect()
     return sum(one() is not None for one in caches)
 
 
-def test_closing_stops_at_once_and_frees(comparison: Comparison, caches: list[weakref.ref]) -> None:
+def test_closing_stream_stops_and_frees_caches(comparison: Comparison, caches: list[weakref.ref]) -> None:
     stream = comparison.stream(PROMPT, seed=1, max_new_tokens=40, n=4)
     assert not caches, "nothing runs before the first snapshot is asked for"
     for _ in range(3):
         next(stream)
-    assert alive(caches) == 2
+    assert count_alive(caches) == 2
     with ThreadPoolExecutor(1) as other:
         assert other.submit(comparison.compare, PROMPT).result(timeout=60), "a reader that pauses keeps its turn"
-    assert alive(caches) == 2
-    with passes(comparison) as shapes:
+    assert count_alive(caches) == 2
+    with record_passes(comparison) as shapes:
         stream.close()
-        assert shapes == {"sft": [], "ppo": []} and alive(caches) == 0
+        assert shapes == {"sft": [], "ppo": []} and count_alive(caches) == 0
         with pytest.raises(StopIteration):
             next(stream)
     assert comparison.compare(PROMPT)
@@ -302,7 +305,7 @@ def test_closing_stops_at_once_and_frees(comparison: Comparison, caches: list[we
 # ---- many at once
 
 
-def test_concurrent_streams_are_those_one_after_the_other(comparison: Comparison, toys: Toys) -> None:
+def test_concurrent_streams_equal_sequential_ones(comparison: Comparison, toys: Toys) -> None:
     jobs = [
         {"seed": seed, "n": 1 + seed % 3, "temperature": 0.7 + seed / 10, "top_p": 1 - seed % 2 / 4}
         for seed in range(4)
@@ -330,7 +333,7 @@ def test_concurrent_streams_are_those_one_after_the_other(comparison: Comparison
     assert set(overlaps) == {1}, "two threads were in the models at the same time"
 
 
-def test_turns_go_round_in_the_order_of_asking() -> None:
+def test_fair_lock_serves_in_request_order() -> None:
     turns, order, threads = FairLock(), [], []
 
     def take(name: int) -> None:
@@ -367,7 +370,7 @@ FULL = r"memory .* is full: request fewer completions"
         (RuntimeError("mat1 and mat2 shapes cannot be multiplied"), RuntimeError, "cannot be multiplied"),
     ],
 )
-def test_out_of_memory_is_a_sentence_and_the_models_stay_usable(
+def test_out_of_memory_raises_readable_error_and_keeps_models_usable(
     comparison: Comparison, caches: list[weakref.ref], error: BaseException | None, kind: type, said: str
 ) -> None:
     wanted = comparison.compare(PROMPT)
@@ -383,11 +386,11 @@ def test_out_of_memory_is_a_sentence_and_the_models_stay_usable(
     with comparison._policies["ppo"].register_forward_pre_hook(burst), pytest.raises(kind, match=said) as caught:
         list(comparison.stream(PROMPT, n=4))
     if kind is ZooError:
-        assert alive(caches) == 0 and caught.value, "the error holds on to what filled the memory"
+        assert count_alive(caches) == 0 and caught.value, "the error holds on to what filled the memory"
     assert comparison.compare(PROMPT) == wanted
 
 
-def test_folders_that_cannot_be_compared(toys: Toys, tmp_path: Path) -> None:
+def test_comparison_rejects_missing_or_different_tokenizers(toys: Toys, tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="no tokenizer that can be loaded"):
         Comparison.load(ppo=toys.ppo, sft=tmp_path)
     load_causal(toys.sft).save_pretrained(tmp_path)
@@ -396,7 +399,7 @@ def test_folders_that_cannot_be_compared(toys: Toys, tmp_path: Path) -> None:
         Comparison.load(ppo=toys.ppo, sft=tmp_path)
 
 
-def test_a_base_that_pads_with_eos_is_compared_with_a_policy_that_has_its_own_pad(toys: Toys, tmp_path: Path) -> None:
+def test_comparison_accepts_base_with_eos_as_pad(toys: Toys, tmp_path: Path) -> None:
     """PPO on a chat model chooses another PAD than the model's own, which is often EOS."""
     load_causal(toys.sft).save_pretrained(tmp_path)
     tokenizer = AutoTokenizer.from_pretrained(toys.sft)
@@ -406,7 +409,7 @@ def test_a_base_that_pads_with_eos_is_compared_with_a_policy_that_has_its_own_pa
     assert compared == last(Comparison.load(ppo=toys.ppo, sft=toys.sft, device="cpu"), n=2)
 
 
-def test_policies_that_cannot_be_compared(toys: Toys) -> None:
+def test_comparison_rejects_nan_logits_and_narrow_embeddings(toys: Toys) -> None:
     tokenizer = AutoTokenizer.from_pretrained(toys.sft)
     sft, wider, broken = (load_causal(toys.sft) for _ in range(3))
     wider.resize_token_embeddings(len(tokenizer) + 8)
@@ -448,8 +451,10 @@ def test_policies_that_cannot_be_compared(toys: Toys) -> None:
         ({"prompt": "a" * 10_001}, "has 10001 characters; the limit is 10000"),
     ],
 )
-def test_refusals_come_before_anything_runs(comparison: Comparison, changes: dict, message: str) -> None:
-    with passes(comparison) as shapes:
+def test_comparison_rejects_invalid_requests_before_running(
+    comparison: Comparison, changes: dict, message: str
+) -> None:
+    with record_passes(comparison) as shapes:
         with pytest.raises(ZooError, match=message) as caught:
             comparison.stream(**({"prompt": PROMPT} | changes))  # no snapshot is asked for
         assert shapes == {"sft": [], "ppo": []}

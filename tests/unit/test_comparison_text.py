@@ -1,4 +1,4 @@
-"""Tokens as text: whole characters, the spaces before words, and nothing that hides."""
+"""Tokens as text: whole characters, leading spaces, and visible control characters."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def pieces_of(tokenizer, ids: list[int]) -> tuple[list[str], list[str]]:
 BYTES = train_tokenizer(["a b"], vocab_size=258, max_length=512)
 
 
-def test_a_character_of_several_tokens_stands_at_its_last() -> None:
+def test_multi_token_character_appears_at_last_token() -> None:
     text = "a€🙂é"
     ids = BYTES(text)["input_ids"]
     assert len(ids) == 1 + 3 + 4 + 2
@@ -38,7 +38,7 @@ def test_a_character_of_several_tokens_stands_at_its_last() -> None:
 
 @settings(deadline=None, max_examples=50)
 @given(st.binary(min_size=1, max_size=30))
-def test_pieces_join_to_the_text_whatever_the_bytes_are(data: bytes) -> None:
+def test_pieces_join_to_decoded_text_for_any_bytes(data: bytes) -> None:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     ids = [BYTES.convert_tokens_to_ids(alphabet[byte]) for byte in data]
     assert None not in ids
@@ -48,8 +48,8 @@ def test_pieces_join_to_the_text_whatever_the_bytes_are(data: bytes) -> None:
     assert all(whole.startswith(text) for text in texts)
 
 
-def test_the_space_before_a_word_is_part_of_its_piece() -> None:
-    """Sentencepiece's way: a token alone decodes without the space that it begins with."""
+def test_pieces_include_leading_space() -> None:
+    """A sentencepiece token alone decodes without its leading space."""
     backend = Tokenizer(models.WordLevel({"<eos>": 0, "▁the": 1, "▁camera": 2, "s": 3, "<unk>": 4}, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()
@@ -60,7 +60,7 @@ def test_the_space_before_a_word_is_part_of_its_piece() -> None:
     assert texts[3] == texts[4] == "the cameras the"
 
 
-def test_what_would_hide_is_made_visible() -> None:
+def test_visible_text_shows_control_characters() -> None:
     assert visible_text("a\x00b\x1b[0m\x7f\x9b\r") == "a␀b␛[0m␡⟨U+009B⟩␍"
     assert visible_text("\u202etxt.exe\u2066\u200b\ufeff") == "⟨U+202E⟩txt.exe⟨U+2066⟩⟨U+200B⟩⟨U+FEFF⟩"
     plain = "two\nlines\tand <b>markup</b>, नमस्ते, 👩\u200d💻, क्\u200dष"

@@ -1,4 +1,4 @@
-"""A completion is read behind its prompt: with the space before its first word, and without its thoughts."""
+"""Completions are decoded after their prompt: with their leading space, and without thoughts."""
 
 from typing import Any
 
@@ -45,12 +45,12 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, *tokens: str) -> list[int]:
     return found
 
 
-def models_of(tokenizer: PreTrainedTokenizerBase) -> RewardModel:
+def reward_model_of(tokenizer: PreTrainedTokenizerBase) -> RewardModel:
     model = make_reward_model(tokenizer, statistics=None)
     return RewardModel(model, tokenizer, tokenizer)
 
 
-def test_the_reward_by_text_is_the_reward_by_ids() -> None:
+def test_reward_by_text_equals_reward_by_ids() -> None:
     tokenizer = metaspace()
     said = ids_of(tokenizer, "▁it", "▁is", "▁good")
     assert tokenizer.decode(said) == "it is good", "alone, the first space is lost"
@@ -58,7 +58,7 @@ def test_the_reward_by_text_is_the_reward_by_ids() -> None:
     rows = [{"prompt": "how is it", PROMPT_TOKENS: samples.prompt_lists()[0]}]
     texts = decode_rows(tokenizer, samples, rows)
     assert texts.completions == [" it is good"] and texts.texts == ["how is it it is good"]
-    model = models_of(tokenizer)
+    model = reward_model_of(tokenizer)
     by_ids = model.score_samples(samples, texts.texts)
     by_text = model.score_texts(texts.texts, ended=[True])
     assert torch.equal(by_ids, by_text)
@@ -83,7 +83,7 @@ def test_the_reward_by_text_is_the_reward_by_ids() -> None:
     assert set(seen) == {" it is good"}
 
 
-def test_what_is_sampled_reads_alike_for_centering_judges_and_the_page() -> None:
+def test_sampled_text_is_same_for_centering_judges_and_page() -> None:
     tokenizer = metaspace()
     done = complete(
         make_policy(tokenizer), tokenizer, ["how is it"] * 6, keys=[(row,) for row in range(6)], seed=1,
@@ -103,7 +103,7 @@ def test_what_is_sampled_reads_alike_for_centering_judges_and_the_page() -> None
     assert find_text_end(tokenizer, ids_of(tokenizer, "▁it", "▁is"), text=" it", after=0, prompt=before) == 1
 
 
-def test_an_answer_to_a_conversation_has_no_space_of_its_template() -> None:
+def test_chat_answer_has_no_leading_space_from_template() -> None:
     tokenizer = Chat().write(metaspace(LLAMA))
     said = ids_of(tokenizer, "▁Sure", ".")
     before = tokenize_prompt(ASKED, tokenizer)
@@ -116,12 +116,12 @@ def test_an_answer_to_a_conversation_has_no_space_of_its_template() -> None:
 
 
 @pytest.mark.parametrize("template", [None, LLAMA])
-def test_the_page_shows_what_rewards_read(template: str | None) -> None:
+def test_page_shows_completion_that_rewards_read(template: str | None) -> None:
     tokenizer = metaspace(template)
     tokenizer = tokenizer if template is None else Chat().write(tokenizer)
     asked: Any = "how is it" if template is None else ASKED
     policy = make_policy(tokenizer)
-    found = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=models_of(tokenizer))
+    found = Comparison(ppo=policy, sft=policy, tokenizer=tokenizer, reward=reward_model_of(tokenizer))
     sides = [found.compare("how is it", seed=seed, max_new_tokens=4).ppo for seed in range(8)]
     before = tokenize_prompt(asked, tokenizer)
     for side in sides:
@@ -130,7 +130,7 @@ def test_the_page_shows_what_rewards_read(template: str | None) -> None:
     assert any(side.completion.startswith(" ") for side in sides) == (template is None)
 
 
-def test_characters_and_tokens_that_both_sides_share() -> None:
+def test_decode_after_handles_characters_split_at_prompt_end() -> None:
     """A prompt that ends within a character, and one whose end is no token's end."""
     letters = train_tokenizer(["a b"], vocab_size=258, max_length=512)
     ids = letters("a€b")["input_ids"]
@@ -147,7 +147,7 @@ def test_characters_and_tokens_that_both_sides_share() -> None:
 # Thoughts
 
 
-def thinker(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:
+def thinking_tokenizer(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:
     made = train_tokenizer(["so it is 4 no"], vocab_size=270, max_length=512)
     made.add_special_tokens({"extra_special_tokens": ["<|im_start|>", "<|im_end|>"]})
     made.add_tokens([AddedToken(tag, special=special) for tag in ("<think>", "</think>")], special_tokens=special)
@@ -170,8 +170,8 @@ def thinker(*, prefilled: bool, special: bool) -> PreTrainedTokenizerBase:
         (False, "<think>so<think>no</think>it</think>4", "4"),
     ],
 )
-def test_thoughts_are_left_out(special: bool, prefilled: bool, said: str, wanted: str) -> None:
-    tokenizer = thinker(prefilled=prefilled, special=special)
+def test_decode_completions_strips_thoughts(special: bool, prefilled: bool, said: str, wanted: str) -> None:
+    tokenizer = thinking_tokenizer(prefilled=prefilled, special=special)
     before = tokenize_prompt(ASKED, tokenizer)
     ids = [*tokenizer(said, add_special_tokens=False)["input_ids"], tokenizer.convert_tokens_to_ids("<|im_end|>")]
     assert decode_completions(tokenizer, [ASKED], [before], [ids]) == [wanted]
@@ -180,8 +180,8 @@ def test_thoughts_are_left_out(special: bool, prefilled: bool, said: str, wanted
     assert closed == tokenize_for_reward(append_completion(ASKED, "4"), tokenizer, ended=True)
 
 
-def test_a_prompt_that_begins_a_thought_itself_is_refused() -> None:
-    tokenizer = thinker(prefilled=False, special=True)
+def test_prompt_with_open_thought_is_rejected() -> None:
+    tokenizer = thinking_tokenizer(prefilled=False, special=True)
     prompt = [*ASKED, {"role": "assistant", "content": "<think>so"}]
     with pytest.raises(ZooError, match="strip_thoughts"):
         tokenize_prompt(prompt, tokenizer)
@@ -189,7 +189,7 @@ def test_a_prompt_that_begins_a_thought_itself_is_refused() -> None:
         check_rows(Dataset.from_list([{"prompt": prompt}]), tokenizer, subject="the data")
     closed = [*ASKED, {"role": "assistant", "content": "<think>so</think>"}]
     assert tokenize_prompt(closed, tokenizer)
-    kept = Chat().write(thinker(prefilled=False, special=True))
+    kept = Chat().write(thinking_tokenizer(prefilled=False, special=True))
     assert plain_text(append_completion(prompt, " it is")).endswith("<think>so it is")
     assert tokenize_prompt(prompt, kept)
     mention = [{"role": "user", "content": "what is <think> for"}]
@@ -200,8 +200,8 @@ def test_a_prompt_that_begins_a_thought_itself_is_refused() -> None:
 # Prompts that begin the answer
 
 
-def test_a_prompt_that_ends_in_the_assistants_turn_goes_on() -> None:
-    tokenizer = thinker(prefilled=False, special=False)
+def test_open_assistant_turn_is_continued() -> None:
+    tokenizer = thinking_tokenizer(prefilled=False, special=False)
     prompt = [*ASKED, {"role": "assistant", "content": "so it"}]
     text = tokenizer.decode(tokenize_prompt(prompt, tokenizer))
     assert text.endswith("<|im_start|>assistant\nso it"), "neither closed nor opened again"
@@ -216,7 +216,7 @@ def test_a_prompt_that_ends_in_the_assistants_turn_goes_on() -> None:
     assert tokenize_for_reward(append_completion(prompt, " is"), tokenizer, ended=False) == [*before, *ids]
 
 
-def test_a_completion_that_repeats_the_prompts_beginning_keeps_it() -> None:
+def test_completion_repeating_open_turn_is_kept() -> None:
     """A policy that repeats the beginning is read as it wrote; a data set's whole answer is read once."""
     prompt = [*ASKED, {"role": "assistant", "content": "so"}]
     assert append_completion(prompt, "so it is")[-1]["content"] == "soso it is"
@@ -229,8 +229,8 @@ def test_a_completion_that_repeats_the_prompts_beginning_keeps_it() -> None:
     assert wrap_answer("how is it", " so") == " so"
 
 
-def test_a_thought_whose_beginning_the_template_writes_is_left_out_where_it_is_cut() -> None:
-    tokenizer = thinker(prefilled=True, special=False)
+def test_truncated_thought_begun_by_template_is_stripped() -> None:
+    tokenizer = thinking_tokenizer(prefilled=True, special=False)
     tokenizer.chat_template = tokenizer.chat_template.replace("<think>\n", "<think>\nso, ")
     before = tokenize_prompt(ASKED, tokenizer)
     ids = tokenizer("it is", add_special_tokens=False)["input_ids"]

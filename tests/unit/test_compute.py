@@ -1,4 +1,4 @@
-"""Tokens and FLOPs of each method, against sums by hand."""
+"""Tokens and FLOPs of each method, against hand counts."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from rlhf_zoo.modeling.models import matmul_parameters
 SIZES = {"policy": 10, "reference": 10, "reward": 7, "critic": 5}
 
 
-def test_ppo_reads_each_rollout_three_times_and_trains_two_models() -> None:
+def test_ppo_compute_matches_hand_count() -> None:
     """2 completions of 3 tokens after prompts of 4, two epochs: 14 tokens in all, 28 trained on."""
     found = ppo_compute(SIZES, prompt_tokens=8, completion_tokens=6, trained_tokens=28)
     assert found.models == {
@@ -33,7 +33,7 @@ def test_ppo_reads_each_rollout_three_times_and_trains_two_models() -> None:
     assert set(ppo_compute(shared, prompt_tokens=8, completion_tokens=6, trained_tokens=28).models) == set(shared)
 
 
-def test_rloo_reads_with_the_policy_once_more_and_has_no_critic() -> None:
+def test_rloo_compute_has_extra_policy_pass_and_no_critic() -> None:
     found = rloo_compute(SIZES, prompt_tokens=8, completion_tokens=6, iterations=2)
     assert found.models == {
         "policy": Passes(10, generated=6, read=8 + 14, trained=28),
@@ -42,20 +42,20 @@ def test_rloo_reads_with_the_policy_once_more_and_has_no_critic() -> None:
     }
 
 
-def test_dpo_generates_nothing() -> None:
+def test_dpo_compute_has_no_generation() -> None:
     found = dpo_compute(SIZES, pair_tokens=100, epochs=1.5)
     assert found.models == {"policy": Passes(10, trained=150), "reference": Passes(10, read=150)}
     assert found.total("generated") == 0
 
 
-def test_best_of_n_pays_for_each_completion() -> None:
+def test_best_of_n_compute_counts_every_completion() -> None:
     four = best_of_n_compute(SIZES, 4, prompt_tokens=4, completion_tokens=3)
     assert four.models == {"policy": Passes(10, generated=12, read=16), "reward": Passes(7, read=28)}
     one = best_of_n_compute(SIZES, 1, prompt_tokens=4, completion_tokens=3)
     assert one.models == {"policy": Passes(10, generated=3, read=4)}, "nothing to choose, so no reward is asked"
 
 
-def test_sums_keep_roles_apart_and_refuse_two_sizes() -> None:
+def test_compute_sum_keeps_roles_and_rejects_two_sizes() -> None:
     total = Compute({"policy": Passes(10, 1, 2, 3)}) + Compute({"policy": Passes(10, 4, 5, 6), "reward": Passes(7, 1)})
     assert total.models == {"policy": Passes(10, 5, 7, 9), "reward": Passes(7, 1)}
     assert total.times(0.5).models["policy"] == Passes(10, 2.5, 3.5, 4.5)
@@ -64,7 +64,7 @@ def test_sums_keep_roles_apart_and_refuse_two_sizes() -> None:
         total + Compute({"reward": Passes(8)})
 
 
-def test_break_even_is_where_both_have_spent_the_same() -> None:
+def test_break_even_equalizes_total_compute() -> None:
     count = break_even(1000.0, 2.0, other_training=100.0, other_per_completion=12.0)
     assert count == 90
     assert 1000 + count * 2 == 100 + count * 12
@@ -72,7 +72,7 @@ def test_break_even_is_where_both_have_spent_the_same() -> None:
     assert break_even(10.0, 2.0, other_training=100.0, other_per_completion=12.0) == 0
 
 
-def test_parameters_that_tokens_are_multiplied_by() -> None:
+def test_matmul_parameters_exclude_embedding_lookup() -> None:
     """A table of embeddings is only looked up, unless it is the matrix of logits too."""
     untied, tied = make_policy(), make_policy(tie_word_embeddings=True)
     table = untied.get_input_embeddings().weight.numel()

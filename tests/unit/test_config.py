@@ -1,4 +1,4 @@
-"""PPOConfig: a sentence for each value that cannot be right. test_limits.py has the bounds of every number."""
+"""PPOConfig rejects invalid values with readable errors. test_limits.py has the bounds of every number."""
 
 import math
 from pathlib import Path
@@ -12,7 +12,7 @@ from rlhf_zoo.ppo.config import PPOConfig
 SERVER = {"rollout_engine": "vllm", "vllm_mode": "server", "vllm_server_base_url": "http://x"}
 
 
-def config(directory: Path, **given: Any) -> PPOConfig:
+def make_config(directory: Path, **given: Any) -> PPOConfig:
     return PPOConfig(output_dir=str(directory), use_cpu=True, report_to="none", **given)
 
 
@@ -62,9 +62,9 @@ def config(directory: Path, **given: Any) -> PPOConfig:
         (SERVER | {"vllm_enable_sleep_mode": True}, "vllm_enable_sleep_mode is for a colocated vLLM"),
     ],
 )
-def test_a_value_that_cannot_be_right_is_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+def test_ppo_config_rejects_invalid_values(tmp_path: Path, given: dict[str, Any], message: str) -> None:
     with pytest.raises(ZooError, match=message) as caught:
-        config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
+        make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
@@ -76,6 +76,6 @@ def test_a_value_that_cannot_be_right_is_refused(tmp_path: Path, given: dict[str
         {"num_mini_batches": 8}, {"kl_estimator": "k3"}, {"bf16": True}, {"total_episodes": 16, "max_steps": 2},
     ],
 )  # fmt: skip
-def test_the_edge_of_what_is_right_is_accepted(tmp_path: Path, given: dict[str, Any]) -> None:
-    made = config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
+def test_ppo_config_accepts_boundary_values(tmp_path: Path, given: dict[str, Any]) -> None:
+    made = make_config(tmp_path, per_device_train_batch_size=4, gradient_accumulation_steps=2, **given)
     assert all(getattr(made, name) == value for name, value in given.items())

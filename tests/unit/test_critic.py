@@ -1,4 +1,4 @@
-"""The critic: where it begins, what it reads, that it warms up alone, and that it comes back with its run."""
+"""The critic: initialization, its input, warm-up, and resuming."""
 
 import json
 from itertools import pairwise
@@ -31,7 +31,7 @@ from rlhf_zoo.ppo.base import PPO_STATE
 from rlhf_zoo.ppo.trainer import TRAIN_STREAM
 
 
-def test_where_the_critic_begins(tmp_path: Path) -> None:
+def test_critic_initialization_follows_key(tmp_path: Path) -> None:
     """'auto' takes the reward model where there is one that reads the policy's tokens, else the policy."""
     reward_model = make_reward_model()
     policy_trunk, reward_trunk = (digests(model.model) for model in (make_policy(), reward_model))
@@ -55,8 +55,8 @@ def test_where_the_critic_begins(tmp_path: Path) -> None:
     assert sorted({group["lr"] for group in groups}) == [1e-3, 2e-3]
 
 
-def test_the_critic_begins_at_what_the_score_counts_in_the_reward(tmp_path: Path) -> None:
-    """reward_weights scale its head, so that it explains the returns as well at any weight."""
+def test_critic_initialization_scales_with_reward_weight(tmp_path: Path) -> None:
+    """reward_weights scale its head, so that it explains returns equally well at any weight."""
     make_reward_model().save_pretrained(tmp_path / "reward")
     make_tokenizer().save_pretrained(tmp_path / "reward")
     once: dict[str, Any] = {"max_steps": 1, "num_ppo_epochs": 1, "kl_coef": 0.0}
@@ -84,8 +84,8 @@ def test_the_critic_begins_at_what_the_score_counts_in_the_reward(tmp_path: Path
     assert torch.equal(other.value_model.score.weight, make_reward_model(seed=3).score.weight / 0.5)
 
 
-def with_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:
-    """A policy with a value head that says something."""
+def policy_with_value_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:
+    """A policy with a value head of random weights."""
     model = AutoModelForCausalLMWithValueHead(make_policy())
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -95,9 +95,9 @@ def with_head(seed: int = 6) -> AutoModelForCausalLMWithValueHead:
 
 
 @pytest.mark.parametrize("more", [{}, {"response_length_min": 2}, {"recompute_logprobs": True}], ids=str)
-def test_a_shared_critic_reads_the_trunk_and_its_loss_moves_it(more: dict[str, Any], tmp_path: Path) -> None:
+def test_shared_critic_reads_and_trains_trunk(more: dict[str, Any], tmp_path: Path) -> None:
     """It reads it while completions are sampled, and no pass is made but where log π is to be of one."""
-    model = with_head()
+    model = policy_with_value_head()
     trainer = make_trainer(tmp_path, model=model, **more)
     assert trainer.value_model is model.v_head and trainer.policy is model.pretrained_model
     widths: list[int] = []
@@ -117,12 +117,12 @@ def test_a_shared_critic_reads_the_trunk_and_its_loss_moves_it(more: dict[str, A
     assert all(weight.grad is not None for weight in trainer.policy.model.parameters())
 
 
-def test_a_run_with_all_that_has_a_state_resumes_exactly_and_loads_with_its_head(tmp_path: Path) -> None:
+def test_run_with_every_stateful_option_resumes_exactly(tmp_path: Path) -> None:
     """Running statistics, texts, a warm-up, several completions of a prompt, evaluation and a critic on the trunk."""
 
     def build(directory: Path) -> Spy:
         return make_trainer(
-            directory, kind=Spy, model=with_head(), reward_funcs=count, score_centering="running",
+            directory, kind=Spy, model=policy_with_value_head(), reward_funcs=count, score_centering="running",
             score_scaling="running", ptx_coef=0.5, ptx_dataset=Dataset.from_dict({"text": ["abc", "gg", "kkkkl"]}),
             critic_warmup_updates=2, num_generations=2, per_device_train_batch_size=2, eval_dataset=prompt_rows(8),
             eval_strategy="steps", eval_steps=1, **SAVED,
@@ -150,7 +150,7 @@ class Steps(TrainerCallback):
 
 
 @pytest.mark.parametrize("critic", ["policy", "shared"])
-def test_while_the_critic_warms_up_the_policy_stands_still(tmp_path: Path, critic: str) -> None:
+def test_policy_is_frozen_during_critic_warmup(tmp_path: Path, critic: str) -> None:
     """To the last bit, with weight decay and every other term of the loss on; the loss is the critic's alone."""
     steps = Steps()
     trainer = make_trainer(

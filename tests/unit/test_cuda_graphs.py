@@ -1,4 +1,4 @@
-"""Decoding over a cache of fixed size, whose steps a GPU replays: here a stand-in for its graphs replays them."""
+"""Decoding over a fixed-size cache with CUDA graphs, replaced here by a stand-in that replays steps."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +69,7 @@ def request(model: PreTrainedModel, *, seed: int = 3, max_tokens: int | None = N
     )  # fmt: skip
 
 
-def same(one: Samples, other: Samples) -> None:
+def assert_equal_samples(one: Samples, other: Samples) -> None:
     assert one.token_lists() == other.token_lists()
     assert torch.equal(one.ended, other.ended) and torch.equal(one.prompt_ids, other.prompt_ids)
     torch.testing.assert_close(one.logprobs, other.logprobs, rtol=0, atol=1e-5)
@@ -77,8 +77,8 @@ def same(one: Samples, other: Samples) -> None:
 
 
 @pytest.mark.parametrize("name", miniatures.FAMILIES)
-def test_a_fixed_cache_changes_no_token(name: str, narrow: None) -> None:
-    """Of windows, shared heads and softcaps, of rows that end and of prompts that wait."""
+def test_fixed_cache_samples_same_tokens(name: str, narrow: None) -> None:
+    """With sliding windows, shared heads, softcaps, rows that end early, and queued prompts."""
     model, _ = miniatures.load(name)
     model.eval()
     recorded = Recorded()
@@ -86,7 +86,7 @@ def test_a_fixed_cache_changes_no_token(name: str, narrow: None) -> None:
     for most in (None, 4 * 96):
         asked = request(model, max_tokens=most)
         got, plain = engine(model, asked), sample(model, **vars(asked))
-        same(got, plain)
+        assert_equal_samples(got, plain)
         passed = critic(response_states(model, plain)).masked_fill(~plain.mask, 0)
         torch.testing.assert_close(plain.values, passed, rtol=0, atol=1e-5)
         assert len(set(map(len, plain.token_lists()))) >= 3
@@ -98,7 +98,7 @@ def llama() -> PreTrainedModel:
     return miniatures.load("Llama 3")[0].eval()
 
 
-def test_the_next_rollout_has_the_graphs_of_the_last(llama: PreTrainedModel, narrow: None) -> None:
+def test_graphs_are_reused_until_weights_move(llama: PreTrainedModel, narrow: None) -> None:
     """Where the weights lie as they lay: a step in place is seen by the graphs, and moved weights are captured anew."""
     recorded = Recorded()
     engine = NativeEngine(lambda: recorded)
@@ -110,15 +110,15 @@ def test_the_next_rollout_has_the_graphs_of_the_last(llama: PreTrainedModel, nar
         for weight in llama.parameters():
             weight.mul_(1.1)
     other = engine(llama, request(llama, seed=4))
-    same(other, sample(llama, **vars(request(llama, seed=4))))
+    assert_equal_samples(other, sample(llama, **vars(request(llama, seed=4))))
     for weight in llama.parameters():
         weight.data = weight.data * 0.9
     before = recorded.captured
-    same(engine(llama, asked), sample(llama, **vars(asked)))
+    assert_equal_samples(engine(llama, asked), sample(llama, **vars(asked)))
     assert recorded.captured - before >= 5
 
 
-def test_under_autocast_keys_lie_as_attention_takes_them(
+def test_autocast_cache_holds_keys_in_attention_dtype(
     llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their rotation leaves them in float32, and each step would cast them all anew, to the same bits."""
@@ -140,15 +140,15 @@ def test_under_autocast_keys_lie_as_attention_takes_them(
     assert torch.equal(found[0].logprobs, found[1].logprobs)
 
 
-def test_few_graphs_are_held(llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graph_count_is_bounded(llama: PreTrainedModel, narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 2)
     engine = NativeEngine(Recorded)
     asked = request(llama)
-    same(engine(llama, asked), sample(llama, **vars(asked)))
+    assert_equal_samples(engine(llama, asked), sample(llama, **vars(asked)))
     assert engine._decoder is not None and len(engine._decoder._graphs) == 2
 
 
-def test_a_rollout_after_one_that_failed(llama: PreTrainedModel, narrow: None) -> None:
+def test_rollout_works_after_failed_one(llama: PreTrainedModel, narrow: None) -> None:
     engine, calls = NativeEngine(Recorded), 0
 
     def fails(*_: Any) -> None:
@@ -159,10 +159,10 @@ def test_a_rollout_after_one_that_failed(llama: PreTrainedModel, narrow: None) -
 
     with llama.register_forward_hook(fails), pytest.raises(KeyboardInterrupt):
         engine(llama, request(llama))
-    same(engine(llama, request(llama, seed=5)), sample(llama, **vars(request(llama, seed=5))))
+    assert_equal_samples(engine(llama, request(llama, seed=5)), sample(llama, **vars(request(llama, seed=5))))
 
 
-def test_what_a_graph_cannot_have_is_sampled_plainly(llama: PreTrainedModel) -> None:
+def test_unsupported_models_sample_without_graphs(llama: PreTrainedModel) -> None:
     def never() -> Any:
         raise AssertionError("nothing is captured")
 
@@ -171,10 +171,10 @@ def test_what_a_graph_cannot_have_is_sampled_plainly(llama: PreTrainedModel) -> 
     assert not supports_fixed_cache(recurrent)
     assert len(NativeEngine(never)(recurrent, few)) == 2
     bounded = request(llama, rows=2, max_tokens=max(LENGTHS[:2]) + TOKENS)  # less than 128 columns
-    same(NativeEngine(never)(llama, bounded), sample(llama, **vars(bounded)))
+    assert_equal_samples(NativeEngine(never)(llama, bounded), sample(llama, **vars(bounded)))
 
 
-def test_sizes() -> None:
+def test_bucket_and_fixed_cache_shape_sizes() -> None:
     assert [bucket(rows) for rows in (1, 2, 3, 4, 5, 7, 13, 16, 17, 25, 256)] == [1, 2, 3, 4, 6, 8, 16, 16, 24, 32, 256]
     prompts = [[1] * 100] * 200
     assert fixed_cache_shape(prompts, 512, None) == (256, 640)
@@ -182,7 +182,7 @@ def test_sizes() -> None:
     assert fixed_cache_shape(prompts, 512, 639) is None
 
 
-def test_a_capture_that_fails_is_said_once_and_sampling_goes_on(
+def test_failed_capture_warns_once_and_samples_without_graphs(
     llama: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
 
@@ -196,10 +196,10 @@ def test_a_capture_that_fails_is_said_once_and_sampling_goes_on(
     with pytest.warns(UserWarning, match=r"not permitted when stream is capturing\), .* rollout_graphs: false") as seen:
         got = NativeEngine(graphs.CudaGraphs)(llama, asked)
     assert len(seen) == 1 and torch.is_autocast_cache_enabled()
-    same(got, sample(llama, **vars(asked)))
+    assert_equal_samples(got, sample(llama, **vars(asked)))
 
 
-def test_a_run_with_graphs_is_the_run_without_and_resumes_to_the_bit(
+def test_run_with_graphs_matches_run_without_and_resumes_exactly(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = trained(tmp_path / "plain", max_steps=1)
@@ -217,6 +217,6 @@ def test_a_run_with_graphs_is_the_run_without_and_resumes_to_the_bit(
     assert len(names) > 4 and [one[n] for n in names] == pytest.approx([other[n] for n in names], rel=1e-4, abs=1e-5)
 
 
-def test_the_key_is_of_the_native_engine(tmp_path: Path) -> None:
+def test_rollout_graphs_requires_native_engine(tmp_path: Path) -> None:
     with pytest.raises(ZooError, match="rollout_graphs is for the native engine, but rollout_engine is 'transformers'"):
         make_trainer(tmp_path, rollout_engine="transformers", rollout_graphs=False)

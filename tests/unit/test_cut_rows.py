@@ -1,4 +1,4 @@
-"""Rows of SFT that max_length cuts: counted beforehand, and said in the log, run.json, summary.json and on the card."""
+"""SFT rows that max_length truncates: counted beforehand, in the log, run.json, summary.json and on the card."""
 
 import json
 from dataclasses import asdict, replace
@@ -30,7 +30,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("pictures")
-def test_rows_that_max_length_cuts_are_counted(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rows_truncated_by_max_length_are_counted_everywhere(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One row whose prompt fills it, two whose answers pass it, one that just fits with its end, and two short ones."""
     rows = [("ab" * 40, "cd"), ("ab", "cd" * 20), ("abab", "c" * 12), ("abab", "c" * 11), ("ab", "cd"), ("ab", "cd")]
     (folder / "long").mkdir()
@@ -69,7 +69,7 @@ def test_rows_that_max_length_cuts_are_counted(folder: Path, caplog: pytest.LogC
         ({"max_length": 64}, (1, 1)),
     ],
 )
-def test_cut_rows_are_those_of_the_trainer(keys: dict[str, Any], counted: tuple[int, int] | None) -> None:
+def test_count_cut_rows_matches_trainer(keys: dict[str, Any], counted: tuple[int, int] | None) -> None:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = CHAT
     asked = {"max_length": 16, "packing": False, "packing_strategy": "bfd", "truncation_mode": "keep_start"} | keys

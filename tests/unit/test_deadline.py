@@ -31,7 +31,7 @@ def wait() -> None:
 
 
 def backtrack() -> None:
-    """Keeps Python's lock, so that no other thread runs."""
+    """Holds the GIL, so that no other thread runs."""
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
@@ -42,7 +42,7 @@ def grow() -> None:
 
 
 @pytest.mark.parametrize("code", [spin, sleep, wait, backtrack])
-def test_code_that_does_not_end_is_ended(code: Callable[[], None]) -> None:
+def test_deadline_ends_endless_code(code: Callable[[], None]) -> None:
     signals = signal.SIGURG, signal.SIGVTALRM
     before, began = [signal.getsignal(number) for number in signals], time.monotonic()
     with pytest.raises(Expired), deadline(0.3):
@@ -52,7 +52,7 @@ def test_code_that_does_not_end_is_ended(code: Callable[[], None]) -> None:
     assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
 
 
-def test_in_another_thread() -> None:
+def test_deadline_works_in_other_thread() -> None:
     ended: list[float] = []
 
     def work() -> None:
@@ -69,7 +69,7 @@ def test_in_another_thread() -> None:
     assert len(ended) == 1 and ended[0] - began < 5
 
 
-def test_code_that_ends_in_time_is_left_alone() -> None:
+def test_deadline_leaves_timely_code_alone() -> None:
     for seconds in (0.001, 60) * 100:
         with deadline(seconds):
             pass
@@ -78,12 +78,12 @@ def test_code_that_ends_in_time_is_left_alone() -> None:
         time.sleep(0.2)
 
 
-def test_memory_is_bounded() -> None:
+def test_deadline_bounds_memory() -> None:
     with pytest.raises(Expired), deadline(60, memory=2**29):
         grow()
 
 
-def test_ctrl_c_shortens_deadlines_that_ask_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_shortens_deadlines_that_opted_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 0.2)
     timer = threading.Timer(0.2, shorten_deadlines)
     timer.start()
@@ -91,7 +91,7 @@ def test_ctrl_c_shortens_deadlines_that_ask_for_it(monkeypatch: pytest.MonkeyPat
         sleep()
 
 
-def test_ctrl_c_ends_a_call_that_keeps_pythons_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_call_that_holds_gil(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GRACE", 0.2)
     before = signal.signal(signal.SIGINT, lambda *_: shorten_deadlines())
     sender = subprocess.Popen(["sh", "-c", f"sleep 0.5; kill -INT {os.getpid()}"])

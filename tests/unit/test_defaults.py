@@ -1,4 +1,4 @@
-"""The default of a key of PPO stands in its dataclass alone; cards, `new`, baselines and published runs read it."""
+"""PPO defaults are defined in its dataclass only; cards, `new`, baselines and published runs read them."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def changed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     declared.declared_keys.cache_clear()
 
 
-def template() -> dict[str, Any]:
+def render_ppo_template() -> dict[str, Any]:
     sizes = dict.fromkeys(("updates", "rollout", "prompt", "episodes", "rows", "accumulated", "response", "save"), 8)
     keys = {"dataset_config": None, "dataset_train_split": "train", "columns": {}}
     data = SimpleNamespace(name="x")
@@ -59,13 +59,13 @@ def template() -> dict[str, Any]:
     return yaml.safe_load(_render("ppo", variables))
 
 
-def test_a_changed_default_reaches_all_that_name_it(changed: None, tmp_path: Path) -> None:
+def test_changed_default_reaches_card_template_and_baselines(changed: None, tmp_path: Path) -> None:
     facts: Any = SimpleNamespace(setting=lambda key, default=None: default, metrics=[])
     card = kl_settings(facts)
     assert {key: card[key] for key in ("kl_coef", "temperature", "response_length")} == {
         "kl_coef": 0.11, "temperature": 0.9, "response_length": 71,
     }  # fmt: skip
-    written = template()
+    written = render_ppo_template()
     assert {key: written[key] for key in ("kl_coef", "cliprange", "lam")} == {
         "kl_coef": 0.11, "cliprange": 0.3, "lam": 0.8,
     }  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_changed_default_reaches_all_that_name_it(changed: None, tmp_path: Pat
     assert Card({"settings": {}}).beta == 0.11 and Card({}).beta is None
 
 
-def test_a_published_run_is_sampled_as_it_was_trained() -> None:
+def test_published_run_falls_back_to_ppo_defaults() -> None:
     """Its card holds the keys that its recipe sets; the page and `eval` took temperature 1.0 for a key left out."""
     lineage = Lineage.__new__(Lineage)
     object.__setattr__(lineage, "card", {"settings": {"kl_coef": 0.1}})

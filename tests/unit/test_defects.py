@@ -1,4 +1,4 @@
-"""Defects that a corpus recognizes: those of tiny-world, their shares, and functions that are wrong."""
+"""Defects that a corpus detects: those of tiny-world, their shares, and invalid detectors."""
 
 from types import SimpleNamespace
 
@@ -28,12 +28,12 @@ FALSE = next(facts[1] for (product, aspect), facts in FACTS.items() if aspect ==
         ("", False, False),
     ],
 )
-def test_what_the_tiny_world_recognizes(completion: str, false: bool, doubled: bool) -> None:
+def test_tiny_world_detects_its_defects(completion: str, false: bool, doubled: bool) -> None:
     found = {name: find(["the radio's battery"], [completion]) for name, find in DEFECTS.items()}
     assert found == {"false statements": [false], "doubled clauses": [doubled]}
 
 
-def test_other_recipes_have_none() -> None:
+def test_other_recipes_have_no_defects() -> None:
     assert corpus_defects(recipe_config(load_recipe("tiny-sums"), {})) == {}
     assert corpus_defects(recipe_config(load_recipe("smollm2-ifeval"), {})) == {}
 
@@ -45,7 +45,7 @@ def comparison(sft: list[str], ppo: list[str]) -> SimpleNamespace:
     return SimpleNamespace(prompts=prompts, measurements=measurements, groups=groups, seed=1)
 
 
-def test_the_shares_of_both_policies_and_their_difference() -> None:
+def test_defect_figures_give_shares_and_difference() -> None:
     measured = comparison(["x"] * 20 + ["y"] * 20, ["y"] * 30 + ["x"] * 10)
     figures = defect_figures({"a y": lambda _, texts: [text == "y" for text in texts]}, measured)["a y"]  # type: ignore[arg-type]
     assert [figures[key]["value"] for key in ("sft", "ppo", "difference")] == [0.5, 0.75, 0.25]
@@ -53,6 +53,6 @@ def test_the_shares_of_both_policies_and_their_difference() -> None:
 
 
 @pytest.mark.parametrize("values", [[True], [0.5, 0.0], ["yes", "no"]])
-def test_a_function_that_is_wrong_is_named(values: list[object]) -> None:
+def test_defect_figures_reject_invalid_detector_values(values: list[object]) -> None:
     with pytest.raises(ZooError, match="The defect 'odd'"):
         defect_figures({"odd": lambda *_: values}, comparison(["x", "x"], ["x", "x"]))  # type: ignore[arg-type, return-value, dict-item]
