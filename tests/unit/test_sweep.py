@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_ablation_runs import finished
+from test_ablation_runs import write_finished_run
 
 from rlhf_zoo.cli.sweep import read_grid
 from rlhf_zoo.errors import ZooError
@@ -61,7 +61,7 @@ def test_the_overview(tmp_path: Path) -> None:
     outcomes = []
     (tmp_path / "sweep").mkdir()
     for cell, (reward, verdict) in zip(variants(grid, folder=SWEEP, seeds=2), reached, strict=True):
-        made = finished(tmp_path, 0.0, reward, verdict=verdict).directory(tmp_path)
+        made = write_finished_run(tmp_path, 0.0, reward, verdict=verdict).directory(tmp_path)
         made.rename(cell.directory(tmp_path))
         cell.record_base(tmp_path)
         assert variant_of(cell.directory(tmp_path))["variant"] == cell.name
