@@ -21,7 +21,7 @@ from pathlib import Path
 #: Seconds that code under `deadline(..., shorten_on_interrupt=True)` still gets after `shorten_deadlines`.
 GRACE = 10.0
 _TICK = 0.1  # seconds between two checks of the clock
-# Seconds before memory is checked. Allocations of other threads count too, so a short call should not pay for them.
+# Seconds before memory is checked. Short calls are not checked, because allocations of other threads count too.
 _MEMORY_GRACE = 0.5
 _STATM = Path("/proc/self/statm")
 # Interrupts a system call in the main thread. By default this signal does nothing.
@@ -37,8 +37,8 @@ class Expired(BaseException):
 
 
 @dataclass
-class _Watch:
-    """A deadline. Times are in seconds of `time.monotonic`."""
+class _Deadline:
+    """The limits of one call. Times are in seconds of `time.monotonic`."""
 
     thread_id: int  # of the thread whose code is limited
     is_main: bool
@@ -59,33 +59,33 @@ class _Watcher:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.watches: list[_Watch] = []
-        self.has_watches = threading.Event()
+        self.deadlines: list[_Deadline] = []
+        self.has_deadlines = threading.Event()
         threading.Thread(target=self._run, name="deadlines", daemon=True).start()
 
     def _run(self) -> None:
         while True:
-            self.has_watches.wait()
+            self.has_deadlines.wait()
             time.sleep(_TICK)
             with self.lock:
                 now = time.monotonic()
-                for watch in [watch for watch in self.watches if watch.fired or watch.is_over(now)]:
-                    self.watches.remove(watch)
-                    if watch.fired:  # by the timer
+                for entry in [entry for entry in self.deadlines if entry.fired or entry.is_over(now)]:
+                    self.deadlines.remove(entry)
+                    if entry.fired:  # by the timer
                         continue
-                    watch.fired = True
-                    _raise_in(watch.thread_id, Expired)
-                    if watch.is_main and _WAKE_SIGNAL is not None:
-                        signal.pthread_kill(watch.thread_id, _WAKE_SIGNAL)
-                if not self.watches:
-                    self.has_watches.clear()
+                    entry.fired = True
+                    _raise_in(entry.thread_id, Expired)
+                    if entry.is_main and _WAKE_SIGNAL is not None:
+                        signal.pthread_kill(entry.thread_id, _WAKE_SIGNAL)
+                if not self.deadlines:
+                    self.has_deadlines.clear()
 
     def on_timer(self, *_: object) -> None:
         """Raises `Expired` in the main thread. Does not take the lock, because the interrupted code may hold it."""
         now = time.monotonic()
-        for watch in list(self.watches):
-            if watch.is_main and not watch.fired and watch.is_over(now):
-                watch.fired = True
+        for entry in list(self.deadlines):
+            if entry.is_main and not entry.fired and entry.is_over(now):
+                entry.fired = True
                 raise Expired
 
 
@@ -112,19 +112,19 @@ def deadline(seconds: float | None, *, memory: int | None = None, shorten_on_int
     is_main = threading.current_thread() is threading.main_thread()
     max_resident = None if memory is None or not _STATM.exists() else _resident() + memory
     expires_at = now + seconds if seconds is not None else float("inf")
-    watch = _Watch(threading.get_ident(), is_main, now, expires_at, shorten_on_interrupt, max_resident)
+    entry = _Deadline(threading.get_ident(), is_main, now, expires_at, shorten_on_interrupt, max_resident)
     with _signals(watcher) if is_main else contextlib.nullcontext():
         try:
             with watcher.lock:
-                watcher.watches.append(watch)
-                watcher.has_watches.set()
+                watcher.deadlines.append(entry)
+                watcher.has_deadlines.set()
             yield
         finally:
             with watcher.lock:
-                if watch in watcher.watches:
-                    watcher.watches.remove(watch)
-            if watch.fired:
-                _raise_in(watch.thread_id, None)  # cancels Expired if the code ended before it was raised
+                if entry in watcher.deadlines:
+                    watcher.deadlines.remove(entry)
+            if entry.fired:
+                _raise_in(entry.thread_id, None)  # cancels Expired if the code ended before it was raised
 
 
 @contextlib.contextmanager
@@ -151,9 +151,9 @@ def shorten_deadlines() -> None:
     """Brings every deadline with `shorten_on_interrupt` forward to GRACE seconds from now. Call it on Ctrl-C."""
     watcher, expires_at = _watcher(os.getpid()), time.monotonic() + GRACE
     # Do not take the lock, because the interrupted thread may hold it. Reading a list and setting a number are atomic.
-    for watch in list(watcher.watches):
-        if watch.shorten_on_interrupt:
-            watch.expires_at = min(watch.expires_at, expires_at)
+    for entry in list(watcher.deadlines):
+        if entry.shorten_on_interrupt:
+            entry.expires_at = min(entry.expires_at, expires_at)
 
 
 def _raise_in(thread_id: int, error: type[BaseException] | None) -> None:

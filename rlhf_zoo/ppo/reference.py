@@ -52,8 +52,8 @@ class Reference:
             raise ZooError(
                 f"ref_adapter_name is {adapter!r}, but the policy has no such adapter: load it, or remove the key."
             )
-        adapted: Any = policy
-        if adapter is not None and adapter in adapted.active_adapters:
+        peft_policy: Any = policy
+        if adapter is not None and adapter in peft_policy.active_adapters:
             raise ZooError(f"ref_adapter_name is {adapter!r}, the adapter in training: choose another.")
         self._policy_as_reference: Any = None
         self._adapter = adapter
@@ -67,8 +67,8 @@ class Reference:
             # The copy is made before training starts, so the reference is the SFT policy.
             model = copy.deepcopy(policy)
             if in_bf16 and all(torch.equal(weight.bfloat16().to(weight), weight) for weight in model.parameters()):
-                half: Any = model
-                model = half.to(torch.bfloat16)
+                untyped_model: Any = model
+                model = untyped_model.to(torch.bfloat16)
         # If the policy itself is the reference, with another adapter or without one, it is in training and not frozen.
         if self._policy_as_reference is None:
             disable_dropout(model)

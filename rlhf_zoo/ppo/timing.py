@@ -14,7 +14,7 @@ class Phases:
     """Measures the seconds of each phase of an update, as means over the updates since the last `pop_means`.
 
     Args:
-        device: The device that computes. Each change of phase waits for its kernels.
+        device: The device that computes. A phase ends when its kernels have finished.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,7 +32,7 @@ class Phases:
     @contextmanager
     def whole_update(self) -> Iterator[None]:
         """Times one update. Phases are counted only while this context is open."""
-        with self._within("rest"):
+        with self._measure("rest"):
             yield
         self._updates += 1
 
@@ -42,7 +42,7 @@ class Phases:
         Args:
             name: The phase.
         """
-        return self._within(name) if self._running else nullcontext()
+        return self._measure(name) if self._running else nullcontext()
 
     def count_tokens(self, tokens: int) -> None:
         """Counts sampled tokens.
@@ -53,7 +53,7 @@ class Phases:
         self._tokens += tokens if self._running else 0
 
     def pop_means(self) -> dict[str, float]:
-        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`; resets both."""
+        """Returns `time/NAME` of each phase, in seconds per update, and `tokens_per_second`. Resets them."""
         metrics: dict[str, float] = {}
         if self._updates:
             seconds = sum(self._seconds.values())
@@ -63,7 +63,7 @@ class Phases:
         return metrics
 
     @contextmanager
-    def _within(self, name: str) -> Iterator[None]:
+    def _measure(self, name: str) -> Iterator[None]:
         self._lap()
         self._running.append(name)
         self.listener(name)
